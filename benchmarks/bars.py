@@ -1,4 +1,4 @@
-"""Rows of the tables that say what was to be reached."""
+"""Table rows that compare a measurement with its bar, the value to reach."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ HEAD = ("| measure | bar | measured | reached |", "|---|---|---|---|")
 
 
 def bar(measure: str, wanted: str, measured: str, reached: bool | None) -> str:
-    """One row; `reached` is None where nothing tells."""
+    """Returns one row; `reached` is None if the measurement is inconclusive."""
     mark = {True: "yes", False: "**no**", None: "-"}[reached]
     return f"| {measure} | {wanted} | {measured} | {mark} |"
 
 
 def at_most(measure: str, most: float, measured: float, form: str = ".3f") -> str:
-    """A row whose measure must not be above a number, as far as it is shown."""
+    """Returns a row whose printed measurement must not exceed `most`."""
     shown = format(measured, form)
     wanted = f"<= {most:.0%}" if form.endswith("%") else f"<= {most:g}"
     scale = 100 if form.endswith("%") else 1

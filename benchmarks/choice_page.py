@@ -1,4 +1,4 @@
-"""The parts of benchmarks/RESULTS.md about what is chosen, and what reproducible calls cost."""
+"""The parts of benchmarks/RESULTS.md about algorithm choice and the cost of reproducible calls."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ MEAN_REGRET, WORST_REGRET, PRICE = 1.05, 1.30, 1.10
 
 
 def render_choice(document: dict[str, Any]) -> list[str]:
-    """`document`: of `regret.py`."""
+    """Renders a document of `regret.py`."""
     cells = document["cells"]
     lines = [
-        "`python benchmarks/regret.py`: every algorithm measured in turns; the time of the default",
-        "over that of the best. Other turns judge than those that chose the best.",
+        "`python benchmarks/regret.py`: all algorithms are measured in alternation. Regret is the",
+        "time of the default over that of the best. Other rounds measure the best than those that",
+        "selected it.",
         "",
         *HEAD,
         at_most(
@@ -39,15 +40,16 @@ def render_choice(document: dict[str, Any]) -> list[str]:
 
 
 def render_reproducible(document: dict[str, Any]) -> list[str]:
-    """`document`: of `reproducible.py`."""
+    """Renders a document of `reproducible.py`."""
     rows = document["rows"]
     prices = [
-        median(map(truediv, row["reproducible_s"], row["default_s"]))  # turn by turn
+        median(map(truediv, row["reproducible_s"], row["default_s"]))  # round by round
         for row in rows
     ]
     lines = [
-        "`python benchmarks/reproducible.py`: a reproducible communicator and a usual one of the",
-        "same ranks in turns; the time of a reproducible call over that of a usual one.",
+        "`python benchmarks/reproducible.py`: a reproducible and a default communicator of the",
+        "same ranks alternate. The price is the time of a reproducible call over that of a",
+        "default call.",
         "",
         *HEAD,
         at_most(
@@ -67,8 +69,8 @@ def render_reproducible(document: dict[str, Any]) -> list[str]:
 
 
 def _grid(head: tuple[str, ...], cells: list[tuple[tuple[str, ...], int, str]]) -> list[str]:
-    """A row for each kind, a column for each place in its sizes: those of few bytes are rounded up
-    to a whole number of elements for each rank."""
+    """Returns a row for each kind and a column for each position in its sizes. Small sizes are
+    rounded up to a whole number of elements per rank."""
     by_kind: dict[tuple[str, ...], list[tuple[int, str]]] = {}
     for kind, nbytes, text in cells:
         by_kind.setdefault(kind, []).append((nbytes, text))

@@ -1,8 +1,9 @@
-"""Every fault between hosts, 50 rounds each (root, half an hour): `python benchmarks/faults.py`.
+"""Runs every fault between hosts, 50 rounds each (root, half an hour): `python
+benchmarks/faults.py`.
 
-Runs the slow test of tests/lab/test_faults.py, which asserts in every round that each survivor
-names who is lost, in time, that nothing is left behind, or that what is no loss is borne. Messages
-of all phases (tests/lab/traffic.py) are under way beside the calls.
+Runs the slow test of tests/lab/test_faults.py. In every round, each survivor must name the lost
+ranks in time, and nothing may be left behind. Events that lose no rank must have no effect.
+Messages of all phases (tests/lab/traffic.py) run concurrently with the calls.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ UNDER_WAY = "calls and messages of all phases"
 
 
 def results(report: Path) -> list[dict[str, Any]]:
-    """Of each fault: whether all rounds ended as specified, and how long they took together."""
+    """Returns for each fault whether all rounds ended as specified, and their total time."""
     return [
         {
             "fault": case.attrib["name"].partition("[")[2].rstrip("]"),
@@ -38,8 +39,8 @@ def results(report: Path) -> list[dict[str, Any]]:
 
 def main(
     *,
-    only: Annotated[str, typer.Option(help="Of the faults, as for pytest -k.")] = "",
-    jobs: Annotated[int, typer.Option(help="Faults at a time.")] = 2,
+    only: Annotated[str, typer.Option(help="Selection of faults, as for pytest -k.")] = "",
+    jobs: Annotated[int, typer.Option(help="Number of concurrent faults.")] = 2,
     path: Annotated[Path, typer.Option(help="Results.")] = HERE / "results" / "faults.json",
 ) -> None:
     wanted = f"fifty and ({only})" if only else "fifty"
@@ -54,7 +55,8 @@ def main(
 
 
 def write(path: Path, found: list[dict[str, Any]]) -> None:
-    """The faults now, and those of the file that were not tried now but amid the same."""
+    """Writes these faults, and those of the file that ran with the same traffic and did not run
+    now."""
     before = json.loads(path.read_text()) if path.exists() else {}
     kept = before["faults"] if before.get("under_way") == UNDER_WAY else []
     faults = {each["fault"]: each for each in (*kept, *found)}

@@ -8,15 +8,14 @@ ROUNDS = 50
 
 
 def render_faults(document: dict[str, Any]) -> list[str]:
-    """`document`: of `faults.py`."""
+    """Renders a document of `faults.py`."""
     amid = document.get("under_way", "calls")
     lines = [
-        f"`python benchmarks/faults.py` (root): {amid} are under way on "
-        "hosts of a lab (of 1+1+1+1,",
-        "2+2 and 3+1 ranks in turns) when it happens. As specified: every survivor names who is",
-        "lost within 3 s (a stopped rank: within its call's timeout and 1 s), no call works after",
-        "it, descriptors and threads are given back, and no host has anything left; or what is",
-        "no loss is borne.",
+        f"`python benchmarks/faults.py` (root): {amid} are under way on hosts of a lab (of",
+        "1+1+1+1, 2+2 and 3+1 ranks in rotation) when the fault occurs. As specified: every",
+        "survivor names the lost ranks within 3 s (a stopped rank: within its call's timeout plus",
+        "1 s). Later calls fail, descriptors and threads are released, and no host keeps any",
+        "resource. An event that loses no rank has no effect.",
         "",
         "| fault | rounds as specified |",
         "|---|---|",

@@ -1,7 +1,7 @@
-"""Measure what the project promises across hosts, on hosts of a lab (root); one JSON file a part.
+"""Measures the targets between hosts, on hosts of a lab (root); one JSON file per part.
 
-Parts that are in the results folder are not measured again. The page is written by
-`python benchmarks/page.py`.
+Parts with a file in the results folder are not measured again. `python benchmarks/page.py` writes
+the page.
 
     python benchmarks/hosts.py              # all parts, about 20 minutes
     python benchmarks/hosts.py --only flat  # one of them
@@ -32,8 +32,10 @@ PARTS: dict[str, tuple[str, ...]] = {
 def main(
     *,
     only: Annotated[str, typer.Option(help="Parts, separated by commas.")] = ",".join(PARTS),
-    rounds: Annotated[int, typer.Option(help="Turns of every contestant.")] = 7,
-    folder: Annotated[Path, typer.Option(help="Where the parts are kept.")] = HERE / "results",
+    rounds: Annotated[
+        int, typer.Option(help=("Measurement rounds; in each, every contestant runs once."))
+    ] = 7,
+    folder: Annotated[Path, typer.Option(help="Folder of the parts.")] = HERE / "results",
 ) -> None:
     for name in only.split(","):
         path = folder / f"hosts-{name}.json"
@@ -41,7 +43,12 @@ def main(
             continue
         command = [str(UNISONO), "bench", "all_reduce", *PARTS[name]]
         partial = path.with_suffix(".partial")
-        command += ["--rounds", str(rounds), "--json", partial.name]  # the result quotes it
+        command += [
+            "--rounds",
+            str(rounds),
+            "--json",
+            partial.name,
+        ]  # the result contains this command
         subprocess.run(command, check=True, cwd=folder)
         partial.rename(path)
 

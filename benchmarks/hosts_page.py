@@ -13,8 +13,8 @@ Document = dict[str, Any]
 
 KIB, MIB = 1 << 10, 1 << 20
 OURS, LIMIT = "unisono", "network"
-# What a row must reach, by part and size: our time over the limit at most, a peer's over ours at
-# least.
+# Bars by part and size: the maximum of our time over the limit, the minimum of a peer's time over
+# ours.
 OVER_LIMIT = {
     **{("flat", size * MIB): 1.03 for size in (1, 16, 32)},
     **{(part, size * MIB): 1.06 for part in ("pairs", "wide") for size in (1, 16)},
@@ -28,12 +28,12 @@ RAILS_BAR = 1.9
 
 
 def render_hosts(documents: Mapping[str, Document]) -> list[str]:
-    """`documents`: by the name of the part."""
+    """Renders documents of `hosts.py`, by part."""
     lines = [
-        "`python benchmarks/hosts.py`: hosts of the lab, 1 Gbit/s a link unless it says uncapped.",
-        "The limit is what any schedule must move between hosts, 2(H-1)/H of the vector out of",
-        "each of H hosts, at the payload rate that iperf3 reached just after the row; one that",
-        "iperf3 found too low makes a ratio below 1.",
+        "`python benchmarks/hosts.py`: hosts of the lab with 1 Gbit/s per link, except in",
+        "uncapped parts. The limit is the bytes that any schedule moves between hosts, 2(H-1)/H",
+        "of the vector out of each of H hosts, at the payload rate that iperf3 measured just",
+        "after the row. A ratio below 1 means that iperf3 measured too low a rate.",
         "",
         *HEAD,
         *_bars(documents),
@@ -91,7 +91,7 @@ def _table(document: Document) -> Iterator[str]:
         cells += [f"{results[peer]['time_over_ours']:.2f}" for peer in peers]
         if row["size_bytes"] >= MIB:
             cells += [f"{results[name]['time_over_limit']:.2f}" for name in (OURS, *peers)]
-        else:  # a few bytes take no time by themselves
+        else:  # a few bytes take no measurable time on the link
             cells += ["-"] * (1 + len(peers))
         cells += [f"{row['payload_Bps'] * 8e-9:.3f}"]
         cells += [str(sum(result["wrong"] for result in results.values()))]

@@ -1,10 +1,12 @@
-"""What 16- and 8-bit floats cost beside the exchange: sums of scaled contributions, and sums that
-nest reductions, each against a plain sum of the same array.
+"""Measures the cost of 16- and 8-bit floats in reductions.
+
+Sums of scaled contributions and sums that nest reductions are compared with a plain sum of the same
+array.
 
     python benchmarks/narrow.py [ranks]
 
-Prints microseconds, the median of 50 calls on the slowest rank. The kernels alone, in GB/s beside
-memcpy: `make cpp && build/cpp/csrc/tests/bench_kernels`.
+Prints microseconds, the median of 50 calls on the slowest rank. For the kernels alone, in GB/s next
+to memcpy: `make cpp && build/cpp/csrc/tests/bench_kernels`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ KINDS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, 
 
 
 def median_us(call: Callable[[], object]) -> float:
-    """The median time of a call."""
+    """Returns the median time of a call."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -33,7 +35,7 @@ def median_us(call: Callable[[], object]) -> float:
 
 
 def measure() -> list[tuple[str, float]]:
-    """Rows of name and time, the worst of all ranks."""
+    """Returns rows of name and time, the maximum over all ranks."""
     rows = []
     with unisono.init() as comm:
         for kind in KINDS:

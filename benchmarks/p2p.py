@@ -1,12 +1,12 @@
-"""Measure point-to-point: every bar that it has, one JSON file a part (root, half an hour).
+"""Measures point-to-point against its bars; one JSON file per part (root, half an hour).
 
-Messages between pairs of ranks on one host and across two of a lab, natively and through torch;
-memory for messages that nobody has asked for; steps of a pipeline. Parts that are in the results
-folder are not measured again. The page is written by `python benchmarks/page.py`.
+Parts measure messages between pairs of ranks on one host and between two lab hosts, natively and
+with torch. Other parts measure memory of unexpected messages, and steps of a pipeline. Parts with a
+file in the results folder are not measured again. `python benchmarks/page.py` writes the page.
 
     python benchmarks/p2p.py                    # all parts
     python benchmarks/p2p.py --only n2,memory   # some
-    python benchmarks/p2p.py --quick            # few sizes and turns, 5 minutes; kept nowhere
+    python benchmarks/p2p.py --quick            # few sizes and rounds, 5 minutes; not kept
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPS = ("ping_pong", "stream")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """How much is measured."""
+    """The extent of the measurements."""
 
     quick: bool
     pace: Pace
@@ -47,7 +47,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Messages between pairs of ranks, ours beside peers."""
+    """Messages between pairs of ranks, ours next to peers."""
 
     sizes: str
     quick_sizes: str
@@ -55,8 +55,8 @@ class Pairs:
     ranks: int = 2
     api: str = "native"
     hosts: Hosts | None = None
-    patience: float = 1.0
-    """How many times longer a row may take than others."""
+    budget_factor: float = 1.0
+    """Factor by which a row of this part may take longer than other rows."""
 
     def measure(self, scope: Scope) -> dict[str, Any]:
         sizes = self.quick_sizes if scope.quick else self.sizes
@@ -66,7 +66,7 @@ class Pairs:
             for nbytes in parse_sizes(sizes)
         ]
         ours = OURS[self.api]
-        pace = replace(scope.pace, row_budget_s=self.patience * scope.pace.row_budget_s)
+        pace = replace(scope.pace, row_budget_s=self.budget_factor * scope.pace.row_budget_s)
         limit = MEMORY if self.hosts is None else NETWORK
         place = nullcontext() if self.hosts is None else self.hosts.build()
         with place as cluster, progress() as observe:
@@ -82,7 +82,7 @@ class Pairs:
         return report.to_dict()
 
     def _command(self, sizes: str) -> tuple[str, ...]:
-        """What measures the same."""
+        """Returns the command that measures the same."""
         where: tuple[str, ...] = ("-n", str(self.ranks))
         if self.hosts is not None:
             where = ("--hosts", str(self.hosts.hosts), "--rate", self.hosts.rate or "")
@@ -99,11 +99,12 @@ def _calls(scope: Scope) -> dict[str, Any]:
 
 
 def _pipeline(scope: Scope) -> dict[str, Any]:
-    return p2p_pipeline.measure(rounds=scope.pace.rounds, turn_s=0.2 if scope.quick else 1.0)
+    return p2p_pipeline.measure(rounds=scope.pace.rounds, round_s=0.2 if scope.quick else 1.0)
 
 
-def _crowd(ranks: int) -> Pairs:
-    """All pairs at once; MPICH never gives its core away, and takes seconds a call there."""
+def _many_ranks(ranks: int) -> Pairs:
+    """Returns a part in which all pairs run at once. MPICH is excluded: it never yields its core,
+    and takes seconds per call."""
     sizes = "8,1K,16K,256K,1M,4M"
     return Pairs(ranks=ranks, sizes=sizes, quick_sizes="8,1M", against=("openmpi",))
 
@@ -114,8 +115,8 @@ PARTS: dict[str, Callable[[Scope], dict[str, Any]]] = {
         quick_sizes="8,4K,64K,1M,16M",
         against=("openmpi", "mpich"),
     ).measure,
-    "n4": _crowd(4).measure,
-    "n8": _crowd(8).measure,
+    "n4": _many_ranks(4).measure,
+    "n8": _many_ranks(8).measure,
     "torch": Pairs(
         api="torch", sizes="8,1K,16K,256K,1M,16M", quick_sizes="8,16M", against=("gloo",)
     ).measure,
@@ -124,7 +125,7 @@ PARTS: dict[str, Callable[[Scope], dict[str, Any]]] = {
         sizes="8,1M,4M,16M",
         quick_sizes="8,1M",
         against=("gloo", "openmpi"),
-        patience=8,  # the link is slow: a turn of a stream takes a second
+        budget_factor=8,  # the link is slow: a round of a stream takes a second
     ).measure,
     "calls": _calls,
     "memory": _memory,
@@ -135,12 +136,14 @@ PARTS: dict[str, Callable[[Scope], dict[str, Any]]] = {
 def main(
     *,
     only: Annotated[str, typer.Option(help="Parts, separated by commas.")] = ",".join(PARTS),
-    quick: Annotated[bool, typer.Option("--quick", help="Few sizes, few turns.")] = False,
-    rounds: Annotated[int | None, typer.Option(help="Turns of every contestant.")] = None,
-    row_budget: Annotated[float, typer.Option(help="About how many seconds a row takes.")] = 6.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Few sizes and few rounds.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(help=("Measurement rounds; in each, every contestant runs once."))
+    ] = None,
+    row_budget: Annotated[float, typer.Option(help="Approximate seconds of a row.")] = 6.0,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Where the parts are kept: benchmarks/results, unless --quick."),
+        typer.Option(help="Folder of the parts; by default benchmarks/results, unless --quick."),
     ] = None,
 ) -> None:
     console = Console(stderr=True)

@@ -1,9 +1,9 @@
-"""What a call costs its caller: an asynchronous send or receive of 8 bytes.
+"""Measures the cost of a call for its caller: an asynchronous send or receive of 8 bytes.
 
-Natively; by the process group that torch calls, which is what a backend can do about it; and by
-`torch.distributed`, which checks and wraps.
+The interfaces are the native one, torch's process group, which is all that a backend controls, and
+`torch.distributed`, which adds checks and wrappers.
 
-The receiver looks only when all messages of a burst have come, so neither end ever waits.
+The receiver starts only after all messages of a burst have arrived, so neither end ever waits.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch.distributed as dist
 import unisono
 
 BURST = 32
-"""Messages for which a pair has room, so that all leave at once."""
+"""Number of messages that a pair can buffer, so that all are sent at once."""
 ELEMENTS = 2
 Call = Callable[[Any], Any]
 
 
 def measure(*, rounds: int) -> dict[str, Any]:
-    """Seconds a call, of each kind."""
+    """Measures the seconds per call of each kind."""
     sent, received = unisono.run(_rank, ranks=2, args=(rounds,))
     rows = [
         {"api": api, "call": call, "times_s": times_s, "wrong": 0 if right else 1}
@@ -39,7 +39,8 @@ def measure(*, rounds: int) -> dict[str, Any]:
 
 
 def _rank(rounds: int) -> dict[str, tuple[list[float], bool]]:
-    """By interface: what a call took in each round, and whether the messages were right."""
+    """Returns by interface the time per call in each round, and whether the messages were
+    correct."""
     torch.set_num_threads(1)
     dist.init_process_group("unisono")
     with unisono.init() as comm:
@@ -72,11 +73,11 @@ def _bursts(
     comm: unisono.Communicator, call: Call, memories: list[Any], rounds: int
 ) -> tuple[list[float], bool]:
     times_s, right = [], True
-    for turn in range(rounds + 1):  # the first is for warmth
+    for round_ in range(rounds + 1):  # the first round is a warm-up
         if comm.rank == 1:
             for memory in memories:
                 memory[:] = -1
-            comm.barrier()  # all have been sent
+            comm.barrier()  # all messages have been sent
         began = time.perf_counter()
         works = [call(memory) for memory in memories]
         took_s = (time.perf_counter() - began) / BURST
@@ -84,9 +85,9 @@ def _bursts(
             comm.barrier()
         for work in works:
             work.wait()
-        del works, work  # not within the next burst
+        del works, work  # released before the next burst
         comm.barrier()
-        if turn > 0:
+        if round_ > 0:
             times_s.append(took_s)
         right &= all(bool((memory == number).all()) for number, memory in enumerate(memories))
     return times_s, right

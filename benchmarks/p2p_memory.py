@@ -1,10 +1,11 @@
-"""What messages that nobody has asked for cost the rank that they are for.
+"""Measures the memory that unexpected messages take at their receiver.
 
-Rank 0 waits for rank 1, which takes its time; meanwhile rank 2 begins to send to rank 0 all that
-it has. Then rank 0 receives that, too, and checks it. How much its resident memory grew at most is
-what the kernel counted (VmHWM), shared memory included.
+Rank 0 waits for rank 1, which is slow. Meanwhile rank 2 starts to send all its messages to rank 0.
+Then rank 0 receives and checks them. The maximum growth of its resident memory is the kernel's
+count (VmHWM), including shared memory.
 
-As a program, this file is one of these ranks: `p2p.py` starts them, on one host or on two of a lab.
+As a program, this file is one of these ranks: `p2p.py` starts them on one host or on two hosts of a
+lab.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ RANKS = 3
 HOSTS = (0, 1, 1)
 PORT = 29_450
 WAIT_S = 5.0
-"""How long rank 1 takes: more than all messages need where they are stored."""
+"""Delay of rank 1: longer than all messages need to be sent and stored."""
 END_S = 120.0
 _TAG, _STEP = 7, 1009
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What rank 2 sends."""
+    """The messages that rank 2 sends."""
 
     messages: int
     nbytes: int
 
     def message(self, number: int) -> Any:
-        """No two begin alike."""
+        """Returns a message; no two begin alike."""
         return np.arange(self.nbytes // 8, dtype=np.int64) + number * _STEP
 
 
@@ -51,7 +52,7 @@ QUICK_LOADS = (LOADS[0], Load(messages=8_192, nbytes=4 << 10))
 
 
 def measure(loads: tuple[Load, ...]) -> dict[str, Any]:
-    """All loads, on one host and on two."""
+    """Measures all loads, on one host and on two."""
     rows = []
     for load in loads:
         rows.append({"hosts": 1, **asdict(load), **_run(load, None)})
@@ -61,28 +62,35 @@ def measure(loads: tuple[Load, ...]) -> dict[str, Any]:
 
 
 def _run(load: Load, lab: Lab | None, wait_s: float = WAIT_S) -> dict[str, Any]:
-    """What rank 0 found; or what went wrong, as `error`."""
-    meeting = f"p2p-memory-{os.getpid()}" if lab is None else f"tcp://{lab.address(0)}:{PORT}"
-    words = [sys.executable, __file__, meeting, str(load.messages), str(load.nbytes), str(wait_s)]
-    with _ended() as started:
+    """Returns rank 0's results, or the reason of a failure as `error`."""
+    rendezvous = f"p2p-memory-{os.getpid()}" if lab is None else f"tcp://{lab.address(0)}:{PORT}"
+    words = [
+        sys.executable,
+        __file__,
+        rendezvous,
+        str(load.messages),
+        str(load.nbytes),
+        str(wait_s),
+    ]
+    with _killed_at_exit() as started:
         for rank in range(RANKS):
             command = [*words, str(rank)]
             placed = command if lab is None else lab.command(HOSTS[rank], command)
             pipe = subprocess.PIPE
             started.append(subprocess.Popen(placed, stdout=pipe, stderr=pipe, text=True))
         try:
-            said, wrote = started[0].communicate(timeout=END_S)
+            output, wrote = started[0].communicate(timeout=END_S)
         except subprocess.TimeoutExpired:
-            return {"error": f"it took more than {END_S:g} s"}
+            return {"error": f"timed out after {END_S:g} s"}
         if started[0].returncode:
             return {"error": wrote.strip().splitlines()[-1]}
-    found: dict[str, Any] = json.loads(said)
+    found: dict[str, Any] = json.loads(output)
     return found
 
 
 @contextmanager
-def _ended() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are over when the block is."""
+def _killed_at_exit() -> Iterator[list[subprocess.Popen[str]]]:
+    """Yields a list for processes, and kills them at the end of the block."""
     started: list[subprocess.Popen[str]] = []
     try:
         yield started
@@ -96,7 +104,7 @@ def _ended() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def _resident_bytes(field: str) -> int:
-    """Of this process: `VmRSS` now, `VmHWM` at most."""
+    """Returns this process's memory: `VmRSS` is the current value, `VmHWM` the maximum."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
@@ -107,16 +115,16 @@ def _receive(comm: unisono.Communicator, load: Load) -> dict[str, int]:
     out, go = np.ones(load.nbytes // 8, np.int64), np.zeros(1, np.int64)
     wanted, differ = np.ones_like(out), np.ones(out.size, bool)
     comm.barrier()
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = _resident_bytes("VmRSS")
     comm.recv(go, 1)
     waiting = _resident_bytes("VmHWM")
     wrong = 0
     for number in range(load.messages):
         comm.recv(out, 2, _TAG)
-        # The message begins with its number; all of one is compared now and then.
+        # Every message begins with its number; some messages are compared completely.
         if number % max(1, load.messages // 48) == 0:
-            wanted[:] = 1  # without memory of its own, which is what is measured
+            wanted[:] = 1  # uses no additional memory, which would distort the measurement
             np.cumsum(wanted, out=wanted)
             wanted += number * _STEP - 1
             wrong += int(np.count_nonzero(np.not_equal(out, wanted, out=differ)))
@@ -134,9 +142,9 @@ def _send(comm: unisono.Communicator, load: Load) -> None:
 
 
 def main() -> None:
-    meeting, messages, nbytes, wait_s, number = sys.argv[1:]
+    rendezvous, messages, nbytes, wait_s, number = sys.argv[1:]
     load, rank = Load(messages=int(messages), nbytes=int(nbytes)), int(number)
-    with unisono.init(rank=rank, size=RANKS, rendezvous=meeting, timeout_s=END_S) as comm:
+    with unisono.init(rank=rank, size=RANKS, rendezvous=rendezvous, timeout_s=END_S) as comm:
         if rank == 0:
             print(json.dumps(_receive(comm, load)))
         elif rank == 1:

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 MIB = 1 << 20
 TINY = 8
 PEER = "openmpi"
-MEAN_BAR, WORST_BAR, CROWD_BAR = 1.3, 0.9, 1.2
+MEAN_BAR, WORST_BAR, MANY_RANKS_BAR = 1.3, 0.9, 1.2
 NATIVE_S, TORCH_S, CALL_S = 0.6e-6, 5e-6, 3e-6
 OVER_LINK, OVER_GLOO_HOSTS = 1.02, 2.0
 OVER_GLOO = {TINY: 10.0, 16 * MIB: 3.0}
@@ -25,13 +25,13 @@ NAMES = {"ping_pong": "half round trip", "stream": "stream"}
 
 
 def render_p2p(documents: Mapping[str, Document]) -> list[str]:
-    """`documents`: by the name of the part."""
+    """Renders documents of `p2p.py`, by part."""
     lines = [
-        "`python benchmarks/p2p.py` (root): ranks 0 and 1, 2 and 3, ... exchange messages, all",
-        "pairs at once. Times are of one message: half a round trip (ping_pong), or one of the 64",
-        "that a stream has outstanding (of large ones 128 MiB, or 4). Every message was verified.",
-        "Ratios are the peer's time over ours: above 1, ours is faster. Where the cores were near",
-        "in some turns, bars are of those turns.",
+        "`python benchmarks/p2p.py` (root): ranks 0 and 1, 2 and 3, and so on exchange messages,",
+        "all pairs at once. Times are per message: half a round trip (ping_pong), or one of the",
+        "64 messages that a stream has outstanding (of large ones 128 MiB, or 4). Every message",
+        "was verified. Ratios are the peer's time over ours: above 1, ours is faster. If the",
+        "cores were near in some rounds, bars use only those rounds.",
         *_others(documents),
         "",
         *HEAD,
@@ -44,9 +44,9 @@ def render_p2p(documents: Mapping[str, Document]) -> list[str]:
 
 
 def _others(documents: Mapping[str, Document]) -> Iterator[str]:
-    """How busy the machine was."""
+    """Yields the load of the machine by other processes."""
     if busy := [d["machine"]["busy_cores"] for d in documents.values() if "machine" in d]:
-        yield f"Others used at most {max(busy):.1f} cores when a part began."
+        yield f"Other processes used at most {max(busy):.1f} cores at the start of a part."
 
 
 # ---- bars
@@ -55,8 +55,8 @@ def _others(documents: Mapping[str, Document]) -> Iterator[str]:
 def _bars(documents: Mapping[str, Document]) -> Iterator[str]:
     makers: dict[str, Callable[[Document], Iterator[str]]] = {
         "n2": _two_ranks,
-        "n4": _crowd,
-        "n8": _crowd,
+        "n4": _many_ranks,
+        "n8": _many_ranks,
         "torch": _through_torch,
         "hosts": _across_hosts,
         "calls": _calls,
@@ -69,7 +69,7 @@ def _bars(documents: Mapping[str, Document]) -> Iterator[str]:
 
 
 def _by_op(document: Document) -> Iterator[tuple[str, list[Sample]]]:
-    """Near turns of each row, where there were some."""
+    """Yields each operation's rows, limited to rounds with near cores if there are some."""
     samples = [sample.within("near") or sample for sample in samples_of(document)]
     for op, what in NAMES.items():
         if chosen := [sample for sample in samples if sample.op == op]:
@@ -78,20 +78,20 @@ def _by_op(document: Document) -> Iterator[tuple[str, list[Sample]]]:
 
 def _two_ranks(document: Document) -> Iterator[str]:
     for what, samples in _by_op(document):
-        yield from _beside(what, samples, MEAN_BAR, WORST_BAR)
+        yield from _against_peer(what, samples, MEAN_BAR, WORST_BAR)
         yield from _tiny(what, samples, NATIVE_S)
 
 
-def _crowd(document: Document) -> Iterator[str]:
+def _many_ranks(document: Document) -> Iterator[str]:
     for what, samples in _by_op(document):
-        yield from _beside(what, samples, CROWD_BAR, None)
+        yield from _against_peer(what, samples, MANY_RANKS_BAR, None)
         yield from _tiny(what, samples, None)
 
 
-def _beside(
+def _against_peer(
     what: str, samples: Sequence[Sample], mean_bar: float, worst_bar: float | None
 ) -> Iterator[str]:
-    """Geometric mean and worst row."""
+    """Yields the geometric mean and the worst row."""
     ratios = [(ratio, s) for s in samples if (ratio := s.ratio(PEER)) is not None]
     if not ratios:
         return
@@ -107,7 +107,7 @@ def _beside(
 
 
 def _tiny(what: str, samples: Sequence[Sample], most_s: float | None) -> Iterator[str]:
-    """Of 8 bytes: the time of a half round trip, and how many messages a stream brings."""
+    """Yields, for 8 bytes, the time of half a round trip and the message rate of a stream."""
     found = next((s for s in samples if s.size_bytes == TINY), None)
     if found is None or found.time_s is None:
         return
@@ -116,7 +116,7 @@ def _tiny(what: str, samples: Sequence[Sample], most_s: float | None) -> Iterato
             yield _under(f"{what}, 8 B", most_s, found.time_s)
     elif (ratio := found.ratio(PEER)) is not None:
         per_s = found.ranks / 2 / found.time_s
-        least = MEAN_BAR if found.ranks == 2 else CROWD_BAR
+        least = MEAN_BAR if found.ranks == 2 else MANY_RANKS_BAR
         name = f"{what}, 8 B: messages a second over {PEER}'s"
         yield _least(name, least, ratio, f" ({per_s:,.0f})")
 
@@ -150,13 +150,13 @@ def _across_hosts(document: Document) -> Iterator[str]:
 
 def _calls(document: Document) -> Iterator[str]:
     for row in document["rows"]:
-        name = f"asynchronous {row['call']} of 8 B, {row['api']}: what the call takes"
+        name = f"asynchronous {row['call']} of 8 B, {row['api']}: time of the call"
         yield _under(name, CALL_S, median(row["times_s"]))
 
 
 def _memory(document: Document) -> Iterator[str]:
     for row in document["rows"]:
-        name = f"memory for {_load(row)} that nobody asked for, {_hosts(row)}"
+        name = f"memory of {_load(row)} unexpected messages, {_hosts(row)}"
         if error := row.get("error"):
             yield bar(name, "< 16 MiB", error, False)
             continue
@@ -186,9 +186,9 @@ def _under(name: str, most_s: float, time_s: float) -> str:
 
 def _title(name: str, document: Document) -> str:
     if name == "calls":
-        return f"What a call takes, in bursts of {document['burst']}"
+        return f"Time of a call, in bursts of {document['burst']}"
     if name == "memory":
-        return "Memory for messages that nobody asked for"
+        return "Memory of unexpected messages"
     if name == "pipeline":
         return f"Pipeline of {document['stages']} stages, 1F1B"
     where = "through torch" if name == "torch" else "native"
@@ -226,7 +226,9 @@ def _calls_table(document: Document) -> Iterator[str]:
 
 
 def _memory_table(document: Document) -> Iterator[str]:
-    yield from _head(["messages", "where", "grew while it waited, MiB", "at most, MiB", "wrong"])
+    yield from _head(
+        ["messages", "where", "growth while it waited, MiB", "maximum growth, MiB", "wrong"]
+    )
     for row in document["rows"]:
         if error := row.get("error"):
             yield _line([_load(row), _hosts(row), error, "-", "-"])

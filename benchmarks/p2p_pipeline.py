@@ -1,7 +1,7 @@
-"""Steps of a pipeline, 1F1B by torch.distributed.pipelining, on our backend beside Gloo.
+"""Measures steps of a pipeline, 1F1B by torch.distributed.pipelining, on our backend and on Gloo.
 
 As a program under torchrun, this file is one rank of one stage, with a group for each backend; the
-backends take turns. Gradients are compared with those of the whole model without a pipeline.
+backends alternate. Gradients are compared with those of the whole model without a pipeline.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ END_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model of equal stages, and what a step gives it."""
+    """A model of equal stages, and the size of a step's input."""
 
     width: int
     microbatches: int
     rows: int
-    """Of a microbatch."""
+    """Rows of a microbatch."""
 
     @property
     def message_bytes(self) -> int:
         return self.rows * self.width * 4
 
     def stage(self, index: int) -> torch.nn.Module:
-        """Always the same weights."""
+        """Returns a stage; its weights are always the same."""
         torch.manual_seed(index)
         return torch.nn.Sequential(torch.nn.Linear(self.width, self.width), torch.nn.Tanh())
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets."""
+        """Returns inputs and targets."""
         torch.manual_seed(1000)
         rows = self.rows * self.microbatches
         return torch.randn(rows, self.width), torch.randn(rows, self.width)
@@ -58,14 +58,14 @@ SHAPES = (
 )
 
 
-def measure(*, rounds: int, turn_s: float) -> dict[str, Any]:
-    """All shapes. Raises RuntimeError, with what the ranks said last, where they failed."""
+def measure(*, rounds: int, round_s: float) -> dict[str, Any]:
+    """Measures all shapes. Raises RuntimeError with the ranks' last output if they fail."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
         words = ["env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", sys.executable, "-m"]
         words += ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         words += ["--nproc-per-node", str(STAGES), "--log-dir", folder]
-        words += [__file__, str(path), str(rounds), str(turn_s)]
+        words += [__file__, str(path), str(rounds), str(round_s)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=END_S, check=False)
         if done.returncode:
             raise RuntimeError(f"the pipeline failed:\n{done.stderr[-2000:]}")
@@ -81,7 +81,7 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _bind(shape: Shape, group: dist.ProcessGroup) -> tuple[torch.nn.Module, Callable[[], object]]:
-    """This rank's stage, and a step of the pipeline; its gradients add up."""
+    """Returns this rank's stage, and a step of the pipeline; gradients accumulate over steps."""
     rank = dist.get_rank()
     module = shape.stage(rank)
     stage = PipelineStage(module, rank, STAGES, torch.device("cpu"), group=group)
@@ -95,7 +95,7 @@ def _bind(shape: Shape, group: dist.ProcessGroup) -> tuple[torch.nn.Module, Call
 
 
 def _wanted(shape: Shape) -> list[torch.Tensor]:
-    """Gradients of this rank's stage in the whole model."""
+    """Returns the gradients of this rank's stage in the whole model."""
     stages = [shape.stage(index) for index in range(STAGES)]
     whole = torch.nn.Sequential(*stages)
     parts = [whole_batch.chunk(shape.microbatches) for whole_batch in shape.batch()]
@@ -109,7 +109,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.grad
 
 
-def _turn_s(step: Callable[[], object], module: torch.nn.Module, steps: int) -> float:
+def _step_s(step: Callable[[], object], module: torch.nn.Module, steps: int) -> float:
     """Seconds a step, of the slowest rank."""
     dist.barrier()
     start_s = time.perf_counter()
@@ -122,7 +122,7 @@ def _turn_s(step: Callable[[], object], module: torch.nn.Module, steps: int) -> 
 
 
 def _row(
-    shape: Shape, groups: dict[str, dist.ProcessGroup], rounds: int, turn_s: float
+    shape: Shape, groups: dict[str, dist.ProcessGroup], rounds: int, round_s: float
 ) -> dict[str, Any]:
     bound = {name: _bind(shape, group) for name, group in groups.items()}
     wrong, often = 0, {}
@@ -130,16 +130,16 @@ def _row(
         step()
         pairs = zip(module.parameters(), _wanted(shape), strict=True)
         wrong += sum(not torch.allclose(_gradient(p), w, atol=1e-5) for p, w in pairs)
-        call_s = _turn_s(step, module, 3)
-        often[name] = max(3, int(turn_s / call_s))
+        call_s = _step_s(step, module, 3)
+        often[name] = max(3, int(round_s / call_s))
     times_s: dict[str, list[float]] = {name: [] for name in bound}
-    for turn in range(rounds):
-        for name in BACKENDS if turn % 2 else BACKENDS[::-1]:
+    for round_ in range(rounds):
+        for name in BACKENDS if round_ % 2 else BACKENDS[::-1]:
             module, step = bound[name]
-            times_s[name].append(_turn_s(step, module, often[name]))
+            times_s[name].append(_step_s(step, module, often[name]))
     count = torch.tensor([wrong])
     dist.all_reduce(count)
-    medians = {name: median(turns) for name, turns in times_s.items()}
+    medians = {name: median(times) for name, times in times_s.items()}
     return {
         **asdict(shape),
         "message_bytes": shape.message_bytes,
@@ -150,11 +150,11 @@ def _row(
 
 
 def main() -> None:
-    path, rounds, turn_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    path, rounds, round_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
-    rows = [_row(shape, groups, rounds, turn_s) for shape in SHAPES]
+    rows = [_row(shape, groups, rounds, round_s) for shape in SHAPES]
     if dist.get_rank() == 0:
         path.write_text(json.dumps({"stages": STAGES, "rows": rows}))
     dist.barrier()

@@ -1,4 +1,4 @@
-"""benchmarks/RESULTS.md from everything that was measured: `python benchmarks/page.py`."""
+"""Writes benchmarks/RESULTS.md from all results: `python benchmarks/page.py`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Published algorithms": ("published", render_published),
     "Choice": ("regret", render_choice),
     "Reproducibility": ("reproducible", render_reproducible),
-    "Beside an older tree": ("trees", render_trees),
+    "Comparison with an older tree": ("trees", render_trees),
     "Faults": ("faults", render_faults),
-    "Simulator: beside hosts of a lab": ("simulator-lab", render_lab),
-    "Simulator: how long it takes": ("simulator-speed", render_speed),
+    "Simulator: comparison with hosts of a lab": ("simulator-lab", render_lab),
+    "Simulator: run time": ("simulator-speed", render_speed),
 }
-"""By title: the file of the folder, and what draws it."""
+"""By title: the name of the results file, and the function that renders it."""
 
 
 def write_page(folder: Path, page: Path) -> None:
-    """The page, of the results in the folder; what was not measured is left out."""
+    """Writes the page from the results in the folder; missing results are omitted."""
     documents = [found for api in APIS for found in _named(folder, f"{api}-").values()]
     sections: dict[str, list[str]] = {}
     if hosts := _named(folder, "hosts-"):
@@ -44,13 +44,13 @@ def write_page(folder: Path, page: Path) -> None:
         if path.exists():
             sections[title] = render(json.loads(path.read_text()))
     if runs := sorted(folder.glob("calibration-*.json")):
-        sections["Simulator: what measurements foretell"] = render_calibration(runs)
-    trainings = _named(folder, "train-")  # of unisono train TASK --json
+        sections["Simulator: prediction errors"] = render_calibration(runs)
+    trainings = _named(folder, "train-")  # from unisono train TASK --json
     page.write_text(render_page(documents, trainings, sections))
 
 
 def _named(folder: Path, prefix: str) -> dict[str, dict[str, Any]]:
-    """Documents of files `prefixNAME.json`, by name."""
+    """Returns the documents of files `prefixNAME.json`, by name."""
     return {
         path.stem.removeprefix(prefix): json.loads(path.read_text())
         for path in sorted(folder.glob(f"{prefix}*.json"))
@@ -59,8 +59,8 @@ def _named(folder: Path, prefix: str) -> dict[str, dict[str, Any]]:
 
 def main(
     *,
-    folder: Annotated[Path, typer.Option(help="Where the results are.")] = HERE / "results",
-    page: Annotated[Path, typer.Option(help="The page to write.")] = HERE / "RESULTS.md",
+    folder: Annotated[Path, typer.Option(help="Folder of the results.")] = HERE / "results",
+    page: Annotated[Path, typer.Option(help="Page to write.")] = HERE / "RESULTS.md",
 ) -> None:
     write_page(folder, page)
 

@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about algorithm files that others have published."""
+"""The part of benchmarks/RESULTS.md about published algorithm files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def render_published(document: dict[str, Any]) -> list[str]:
-    """`document`: what `unisono prove FILES --run 16 --json` writes."""
+    """Renders a document of `unisono prove FILES --run 16 --json`."""
     files = document["files"]
     lines = [
         "`unisono prove FILES --run 16 --json benchmarks/results/published.json` on the 72 MSCCL",
-        "programs of `tools/msccl-algorithms` of ROCm/rccl, in all versions that its history has.",
-        "Ten names (`allgather_*_direct_*`, `allgather_64n_rd_*`) are not in that history: theirs",
-        "are not the files themselves. Of eight, passages were read, the rest follows their",
-        "pattern; the lengths of all ten are those published.",
+        "programs of `tools/msccl-algorithms` of ROCm/rccl, in all versions in its history. Ten",
+        "names (`allgather_*_direct_*`, `allgather_64n_rd_*`) are missing from that history, so",
+        "their files are reconstructions: of eight, passages were available, and the rest follows",
+        "their pattern. The lengths of all ten are the published ones.",
         "",
         "| operation | ranks | files | proved | run, and equal to NumPy |",
         "|---|---|---|---|---|",

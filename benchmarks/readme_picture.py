@@ -24,7 +24,8 @@ COLOURS = {"unisono": "#1f6feb", "Gloo": "#d1242f", "Open MPI": "#8250df"}
 
 
 def draw(ranks: int = 4) -> Figure:
-    """Returns one panel for each API: milliseconds of an all_reduce over its size, both log."""
+    """Returns one panel for each API: milliseconds of an all_reduce over its size, both
+    logarithmic."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for panel, (api, title) in zip(panels, PANELS.items(), strict=True):
@@ -52,7 +53,7 @@ def _draw_panel(panel: Any, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    # The same results give the same bytes: text as text, no random ids, no date.
+    # Equal results give equal bytes: text stays text, without random ids or a date.
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "unisono"})
     PICTURE.parent.mkdir(exist_ok=True)
     draw().savefig(PICTURE, format="svg", metadata={"Date": None})

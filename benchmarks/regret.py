@@ -1,10 +1,10 @@
-"""How much slower the default choice is than the best algorithm: every one measured, in turns.
+"""Measures how much slower the default choice is than the best algorithm, in alternation.
 
-For each cell of the sweep all algorithms that differ run in one group of ranks. Those within half
-of the fastest get turns; the default and the best of them then run a final of more turns. Regret is
-the default's time over the best's: 1 is perfect. What chooses is never what judges, or luck would
-count twice: the final is another measurement than the one that chose who is in it, and each half of
-its turns judges whom the other half found best.
+For each cell of the sweep, all distinct algorithms run in one group of ranks. Those within half of
+the fastest get more rounds; the default and the best of them then run a final with still more
+rounds. Regret is the default's time over the best's: 1 is perfect. The selection never uses the
+times of the comparison, because luck would count twice. The final is a separate measurement, and
+each half of its rounds judges the best of the other half.
 
     python benchmarks/regret.py                 # 70 cells in about four minutes
     python benchmarks/regret.py --ops broadcast --ranks 2 --budget 20
@@ -43,31 +43,31 @@ OPS = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
 SIZES = "8,1K,16K,128K,1M,8M,64M"
 CHANNELS = ("direct:channels=2", "direct:channels=4")
 FINALISTS = 4
-FINAL_TURNS = 14
+FINAL_ROUNDS = 14
 OVERHEAD = 2.5
-"""Time of a cell over that of its turns."""
+"""Ratio of a cell's time to that of its rounds."""
 
 
 def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dict[str, Any]:
-    """One cell: both races, and the regret."""
+    """Measures one cell: both races, and the regret."""
     case = Case(op=op, ranks=world.ranks, nbytes=nbytes)
     default = default_algorithm(op, case.size_bytes, world.ranks)
     names = distinct(op, [default, *algorithms.names(op), *CHANNELS], world.ranks)
     first = medians(
-        race(world, case, names, RaceLength(turns=3, budget_s=budget_s), keep=[default])
+        race(world, case, names, RaceLength(rounds=3, budget_s=budget_s), keep=[default])
     )
     best = sorted(first, key=lambda name: first[name])[:FINALISTS]
     finalists = list(dict.fromkeys([default, *best]))
-    length = RaceLength(turns=FINAL_TURNS, budget_s=budget_s)
-    turns_s = race(world, case, finalists, length, keep=finalists)
-    final = medians(turns_s)
+    length = RaceLength(rounds=FINAL_ROUNDS, budget_s=budget_s)
+    rounds_s = race(world, case, finalists, length, keep=finalists)
+    final = medians(rounds_s)
     return {
         "op": op,
         "ranks": world.ranks,
         "size_bytes": case.size_bytes,
         "default": default,
         "best": min(final, key=lambda name: final[name]),
-        "regret": regret(turns_s, default),
+        "regret": regret(rounds_s, default),
         "predicted_s": predict(op, default, world.ranks, case.size_bytes, cores=usable_cores()),
         "core_latency_s": probe_core_latency_s(),
         "final_s": final,
@@ -76,14 +76,14 @@ def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dic
     }
 
 
-def regret(turns_s: dict[str, tuple[float, ...]], default: str) -> float:
-    """The default's time over that of the best, turn by turn: the cores' distance may change from
-    one turn to the next. One half's best that the other half finds slower is no best: 1."""
+def regret(rounds_s: dict[str, tuple[float, ...]], default: str) -> float:
+    """Returns the default's time over that of the best, round by round, because the latency between
+    cores may change. If one half's best is slower in the other half, the regret is 1."""
     ratios = []
     for chooses in (0, 1):
-        best = min(turns_s, key=lambda name: median(turns_s[name][chooses::2]))
+        best = min(rounds_s, key=lambda name: median(rounds_s[name][chooses::2]))
         judged = zip(
-            turns_s[default][1 - chooses :: 2], turns_s[best][1 - chooses :: 2], strict=True
+            rounds_s[default][1 - chooses :: 2], rounds_s[best][1 - chooses :: 2], strict=True
         )
         ratios.append(median(default_s / best_s for default_s, best_s in judged))
     return max(1.0, geometric_mean(ratios))
@@ -108,8 +108,8 @@ def render(cells: list[dict[str, Any]]) -> Table:
 
 
 def fit(cells: list[dict[str, Any]]) -> tuple[Constants, float]:
-    """The constants of least squared relative error, none of them negative, and the mean factor
-    (1 is perfect) by which predictions with them are off."""
+    """Returns the constants with the least squared relative error, none negative, and the mean
+    factor of the predictions' errors (1 is perfect)."""
     rows, times = [], []
     for cell in cells:
         for name, time_s in (cell["first_s"] | cell["final_s"]).items():
@@ -120,7 +120,7 @@ def fit(cells: list[dict[str, Any]]) -> tuple[Constants, float]:
     matrix, wanted = np.array(rows), np.array(times)
     weighted = matrix / wanted[:, None]
     free = list(range(matrix.shape[1]))
-    while True:  # leave out what would have to be negative
+    while True:  # drop constants that would be negative
         found = np.linalg.lstsq(weighted[:, free], np.ones(len(wanted)), rcond=None)[0]
         if (found >= 0).all():
             break
@@ -137,17 +137,21 @@ def fit(cells: list[dict[str, Any]]) -> tuple[Constants, float]:
 
 def main(
     *,
-    ops: Annotated[str, typer.Option(help="Operations, with commas.")] = OPS,
-    ranks: Annotated[str, typer.Option(help="Rank counts, with commas.")] = "2,4",
-    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = SIZES,
-    budget: Annotated[float, typer.Option(help="About how many seconds.")] = 210.0,
+    ops: Annotated[str, typer.Option(help="Operations, separated by commas.")] = OPS,
+    ranks: Annotated[str, typer.Option(help="Rank counts, separated by commas.")] = "2,4",
+    sizes: Annotated[str, typer.Option(help="Message sizes, as for unisono bench.")] = SIZES,
+    budget: Annotated[
+        float, typer.Option(help=("Approximate limit of the run, in seconds."))
+    ] = 210.0,
     path: Annotated[Path, typer.Option(help="Results.")] = HERE / "results" / "regret.json",
-    only_fit: Annotated[bool, typer.Option("--fit", help="Measure nothing; fit.")] = False,
+    only_fit: Annotated[
+        bool, typer.Option("--fit", help=("Only fit the constants, without measuring."))
+    ] = False,
 ) -> None:
     console = Console(width=150)
     if only_fit:
         constants, off = fit(json.loads(path.read_text())["cells"])
-        console.print(constants, f"off by a factor of {off:.2f} in the mean")
+        console.print(constants, f"mean error factor {off:.2f}")
         return
     machine = {**describe_machine(), "busy_cores": busy_cores()}
     wanted = [(Op(op), nbytes) for op in ops.split(",") for nbytes in parse_sizes(sizes)]
@@ -167,8 +171,8 @@ def main(
     regrets = [cell["regret"] for cell in cells]
     summary = {"geometric_mean": geometric_mean(regrets), "worst": max(regrets)}
     console.print(render(cells))
-    console.print(f"regret: {summary['geometric_mean']:.3f} in the geometric mean, ", end="")
-    console.print(f"{summary['worst']:.3f} at worst")
+    console.print(f"regret: geometric mean {summary['geometric_mean']:.3f}, ", end="")
+    console.print(f"worst {summary['worst']:.3f}")
     path.write_text(json.dumps({"machine": machine, **summary, "cells": cells}, indent=1) + "\n")
 
 

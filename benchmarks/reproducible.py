@@ -1,4 +1,5 @@
-"""What does reproducible=True cost on one host? Two communicators of the same ranks take turns.
+"""Measures the cost of reproducible=True on one host; two communicators of the same ranks
+alternate.
 
 python benchmarks/reproducible.py                         # 2 and 4 ranks, about four minutes
 python benchmarks/reproducible.py --ranks 2 --ops scan --sizes 64K,1M
@@ -19,7 +20,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from timing import calls_within, in_turns, microseconds, on_every, write
+from timing import alternate, calls_within, microseconds, on_every, write
 
 import unisono
 from unisono.bench.probe import describe_latency
@@ -32,7 +33,8 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Seconds a call, of the slowest rank, one entry per turn; `nbytes` of the larger buffer."""
+    """Seconds per call of the slowest rank, one entry per round; `nbytes` is the size of the larger
+    buffer."""
 
     op: str
     ranks: int
@@ -43,14 +45,14 @@ class Row:
 
     @property
     def price(self) -> float:
-        """How many times longer a reproducible call takes, turn by turn: the cores' distance may
-        change from one to the next."""
-        turns = zip(self.reproducible_s, self.default_s, strict=True)
-        return median(strict_s / usual_s for strict_s, usual_s in turns)
+        """Ratio of a reproducible call's time to a default call's, round by round, because the
+        latency between cores may change."""
+        pairs = zip(self.reproducible_s, self.default_s, strict=True)
+        return median(strict_s / usual_s for strict_s, usual_s in pairs)
 
 
 def merged(rows: Sequence[Row]) -> Row:
-    """The turns of all worlds."""
+    """Merges the rounds of all groups of ranks."""
     return replace(
         rows[0],
         default_s=tuple(chain.from_iterable(row.default_s for row in rows)),
@@ -62,12 +64,12 @@ def merged(rows: Sequence[Row]) -> Row:
 
 
 def measure(ops: list[str], sizes: list[int], rounds: int, round_s: float) -> list[Row]:
-    """All rows of one number of ranks. Runs on every rank."""
+    """Measures all rows of one rank count. Runs on every rank."""
     torch.set_num_threads(1)
     with unisono.init() as usual:
         name = np.frombuffer(secrets.token_bytes(16), np.uint8).copy()
-        meeting = usual.broadcast(name).tobytes().hex()
-        with unisono.init(usual.rank, usual.size, meeting, reproducible=True) as strict:
+        rendezvous = usual.broadcast(name).tobytes().hex()
+        with unisono.init(usual.rank, usual.size, rendezvous, reproducible=True) as strict:
             return list(_rows((usual, strict), ops, sizes, rounds, round_s))
 
 
@@ -85,7 +87,7 @@ def _rows(
                 x = torch.empty(nbytes // kind.itemsize, dtype=kind)
                 calls = [prepare(comm, op, x) for comm in comms]
                 often = calls_within(round_s, max(time_s(comms[0], call, 3) for call in calls))
-                default_s, reproducible_s = in_turns(comms[0], calls, (often, often), rounds)
+                default_s, reproducible_s = alternate(comms[0], calls, (often, often), rounds)
                 yield Row(
                     op=op, ranks=comms[0].size, dtype=dtype, nbytes=nbytes,
                     default_s=default_s, reproducible_s=reproducible_s,
@@ -93,7 +95,7 @@ def _rows(
 
 
 def prepare(comm: Communicator, op: str, x: torch.Tensor) -> Callable[[], object]:
-    """A call on zeros, so that sums stay what they are; after one whose result is right here."""
+    """Returns a call on zeros, whose sums stay zero, after checking the result of one call."""
     function = getattr(comm, op)
     x.fill_(1)
     out = function(x)
@@ -110,7 +112,7 @@ def prepare(comm: Communicator, op: str, x: torch.Tensor) -> Callable[[], object
 
 
 def render(rows: list[Row], probes_s: list[float]) -> Table:
-    """Median and quartiles over the turns."""
+    """Returns a table with medians and quartiles over the rounds."""
     table = Table(title=f"us a call; cores {describe_latency(probes_s)} ns")
     for name in ("op", "ranks", "type"):
         table.add_column(name)
@@ -127,17 +129,26 @@ def main(
     *,
     ranks: Annotated[str, typer.Option(help="Rank counts, separated by commas.")] = "2,4",
     ops: Annotated[
-        str, typer.Option(help="Operations that reduce.")
+        str, typer.Option(help="Reductions to measure, separated by commas.")
     ] = "all_reduce,reduce,reduce_scatter,scan",
-    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "64K,256K,1M,16M,64M",
+    sizes: Annotated[
+        str, typer.Option(help=("Message sizes, as for unisono bench."))
+    ] = "64K,256K,1M,16M,64M",
     worlds: Annotated[
-        int, typer.Option(min=1, help="Processes anew: memory and cores lie otherwise.")
+        int,
+        typer.Option(
+            min=1, help=("Repetitions with new processes, which differ in memory and cores.")
+        ),
     ] = 5,
-    rounds: Annotated[int, typer.Option(min=2, help="Turns of each communicator in each.")] = 11,
-    round_s: Annotated[float, typer.Option(help="About how long a turn takes.")] = 0.02,
-    json_path: Annotated[
-        Path, typer.Option("--json", help="Where to write everything measured.")
-    ] = Path(__file__).parent / "results" / "reproducible.json",
+    rounds: Annotated[
+        int, typer.Option(min=2, help=("Rounds of each communicator in each repetition."))
+    ] = 11,
+    round_s: Annotated[float, typer.Option(help="Approximate seconds of a round.")] = 0.02,
+    json_path: Annotated[Path, typer.Option("--json", help="File for all measurements.")] = Path(
+        __file__
+    ).parent
+    / "results"
+    / "reproducible.json",
 ) -> None:
     arguments = (ops.split(","), list(parse_sizes(sizes)), rounds, round_s)
     runs = [on_every(ranks, measure, arguments) for _ in range(worlds)]

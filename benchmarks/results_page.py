@@ -1,4 +1,4 @@
-"""benchmarks/RESULTS.md from the JSON documents of `sweep.py`."""
+"""Writes benchmarks/RESULTS.md from the JSON documents of `sweep.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 LARGE_BYTES = 64 << 20
 OURS = {"unisono": "native", "unisono-torch": "torch"}
-# What a trial of the executor took for 64 MiB with 2 and 4 ranks (ms); far: all_reduce only.
+# Times of an executor prototype for 64 MiB with 2 and 4 ranks (ms); far: all_reduce only.
 NEAR_MS = {
     "all_reduce": (6.0, 15.0),
     "all_gather": (3.8, 6.6),
@@ -26,44 +26,45 @@ NEAR_MS = {
     "reduce_scatter": (6.1, 12.0),
 }
 LIMIT_FACTOR = 1.3
-LEAST_TURNS = 2
+MIN_ROUNDS = 2
 FAR_MS = {"all_reduce": (6.9, 25.0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One of our times, with everything that was measured in its row."""
+    """One of our times, with all measurements of its row."""
 
     api: str
     op: str
     ranks: int
     size_bytes: int
     mode: str
-    turns_s: dict[str, tuple[float, ...]]
+    rounds_s: dict[str, tuple[float, ...]]
     probes_s: tuple[float, ...]
     ours: str
     wrong: int
 
     @property
     def times_s(self) -> dict[str, float]:
-        """Medians."""
-        return {name: median(turns) for name, turns in self.turns_s.items()}
+        """Medians of all contestants."""
+        return {name: median(rounds) for name, rounds in self.rounds_s.items()}
 
     def within(self, mode: str) -> Sample | None:
-        """Of the turns alone before and after which the cores were near, or far; some at least."""
+        """Returns the sample limited to rounds with near, or far, cores before and after; None if
+        there are too few."""
         far = [probe_s >= FAR_S for probe_s in self.probes_s]
         kept = [i for i in range(len(far) - 1) if far[i] == far[i + 1] == (mode == "far")]
-        if len(kept) < LEAST_TURNS:
+        if len(kept) < MIN_ROUNDS:
             return None
-        turns = {name: tuple(each[i] for i in kept) for name, each in self.turns_s.items()}
-        return replace(self, mode=mode, turns_s=turns)
+        rounds = {name: tuple(each[i] for i in kept) for name, each in self.rounds_s.items()}
+        return replace(self, mode=mode, rounds_s=rounds)
 
     @property
     def time_s(self) -> float | None:
         return self.times_s.get(self.ours)
 
     def ratio(self, peer: str) -> float | None:
-        """The peer's time over ours."""
+        """Returns the peer's time over ours."""
         if self.time_s is None or peer not in self.times_s:
             return None
         return self.times_s[peer] / self.time_s
@@ -74,10 +75,12 @@ def render_page(
     trainings: Mapping[str, Document],
     sections: Mapping[str, Sequence[str]],
 ) -> str:
-    """`trainings`: documents of `unisono train --json`, by the name of the task; `sections`: what
-    else was measured, by title."""
+    """Returns the page. `trainings` has documents of `unisono train --json` by task; `sections` has
+    the other parts by title."""
     samples = [sample for document in documents for sample in samples_of(document)]
-    samples.sort(key=lambda sample: list(OPERATIONS).index(sample.op))  # stable: sizes stay
+    samples.sort(
+        key=lambda sample: list(OPERATIONS).index(sample.op)
+    )  # the sort is stable, so sizes keep their order
     lines = ["# Results", "", *_preface(documents), "", "## Bars", "", *_bars(samples)]
     for api, ranks in sorted({(sample.api, sample.ranks) for sample in samples}):
         chosen = [s for s in samples if (s.api, s.ranks) == (api, ranks)]
@@ -90,9 +93,10 @@ def render_page(
 
 
 def _training(task: str, document: Document) -> Iterator[str]:
-    """One row for each measure, one column for each backend, the last over the first."""
+    """Yields one row per measure and one column per backend; the last column is the last backend
+    over the first."""
     runs, ranks = document["runs"], document["settings"]["ranks"]
-    yield f"`unisono train {task} -n {ranks}`; the backends took turns; the loss curves "
+    yield f"`unisono train {task} -n {ranks}`; the backends alternated; the loss curves "
     yield "agree to float tolerance." if document["ok"] else f"FAILED: {document['failures']}."
     yield ""
     yield "| measure | " + " | ".join(run["backend"] for run in runs) + " | ratio |"
@@ -111,7 +115,7 @@ def _training(task: str, document: Document) -> Iterator[str]:
 
 
 def samples_of(document: Document) -> Iterator[Sample]:
-    """One for each row of a document of `run_benchmark`."""
+    """Yields one sample for each row of a document of `run_benchmark`."""
     for row in document["rows"]:
         results = row["results"]
         yield Sample(
@@ -120,7 +124,7 @@ def samples_of(document: Document) -> Iterator[Sample]:
             ranks=row["ranks"],
             size_bytes=row["size_bytes"],
             mode=describe_latency(row["probes_s"]),
-            turns_s={name: tuple(r["times_s"]) for name, r in results.items() if r["times_s"]},
+            rounds_s={name: tuple(r["times_s"]) for name, r in results.items() if r["times_s"]},
             probes_s=tuple(row["probes_s"]),
             ours=document["ours"],
             wrong=sum(result["wrong"] for result in results.values()),
@@ -133,17 +137,18 @@ def _preface(documents: list[Document]) -> list[str]:
     machine = documents[0]["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     busy = max(document["machine"]["busy_cores"] for document in documents)
-    turns = sorted({document["settings"]["rounds"] for document in documents})
+    rounds = sorted({document["settings"]["rounds"] for document in documents})
     return [
         f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
         f"Python {machine['python']}; {packages}.",
         "",
-        "`python benchmarks/sweep.py`: all contestants of a row take turns in one run; times are",
-        f"medians in microseconds, of {' or '.join(map(str, turns))} turns (`--rounds`); every",
-        "element of every result was verified on every rank. Ratios are the peer's time over ours:",
-        "above 1, ours is faster. `core`: one-way latency between cores during the row in ns: near",
-        "below 100, far above, mixed if it changed; bars of a mode are medians of the turns before",
-        f"and after which it was so. Others used at most {busy:.1f} cores when a part began.",
+        "`python benchmarks/sweep.py`: all contestants of a row alternate in one run. Times are",
+        f"medians in microseconds, of {' or '.join(map(str, rounds))} rounds (`--rounds`). Every",
+        "element of every result was verified on every rank. Ratios are the peer's time over",
+        "ours: above 1, ours is faster. `core` is the one-way latency between cores during the",
+        "row in ns: near is below 100, far above, mixed if it changed. Bars of a mode are medians",
+        "of the rounds with this mode before and after them. Other processes used at most",
+        f"{busy:.1f} cores at the start of a part.",
     ]
 
 
@@ -153,7 +158,7 @@ def _bars(samples: list[Sample]) -> list[str]:
         for op, per_ranks in trial_ms.items():
             for ranks, trial in zip((2, 4), per_ranks, strict=True):
                 lines += _large_bars(samples, mode, op, ranks, trial * factor)
-    lines += _crowd_bars(samples)
+    lines += _many_ranks_bars(samples)
     return lines
 
 
@@ -188,21 +193,22 @@ def _ratio_bars(samples: list[Sample]) -> Iterator[str]:
 def _large_bars(
     samples: list[Sample], mode: str, op: str, ranks: int, most_ms: float
 ) -> Iterator[str]:
-    """Beside the trial, whose machine was another one, and (near) beside the limit of this one."""
+    """Compares with the prototype, which ran on another machine, and (near) with the limit of this
+    one."""
     row = _find(samples, op, ranks, LARGE_BYTES)
     name, wanted = f"{op} 64 MiB n={ranks}, {mode}", f"<= {most_ms:.1f} ms"
     found = row.within(mode) if row else None
     if row is None or found is None or found.time_s is None:
-        yield bar(name, wanted, f"not seen in {mode} mode", None)
+        yield bar(name, wanted, f"no rounds in {mode} mode", None)
         return
-    turns = f"{len(found.turns_s[found.ours])} of {len(row.turns_s[row.ours])} turns"
+    rounds = f"{len(found.rounds_s[found.ours])} of {len(row.rounds_s[row.ours])} rounds"
     time_ms = found.time_s * 1e3
-    yield bar(name, wanted, f"{time_ms:.1f} ms in {turns}", time_ms <= most_ms)
+    yield bar(name, wanted, f"{time_ms:.1f} ms in {rounds}", time_ms <= most_ms)
     if mode == "near" and (ratio := found.ratio("memory")) is not None:
         yield at_most(f"{name}: over the limit", LIMIT_FACTOR, 1 / ratio, ".2f")
 
 
-def _crowd_bars(samples: list[Sample]) -> Iterator[str]:
+def _many_ranks_bars(samples: list[Sample]) -> Iterator[str]:
     small = _find(samples, "all_reduce", 8, 8)
     if small is not None and small.time_s is not None:
         time_us = small.time_s * 1e6

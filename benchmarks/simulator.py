@@ -1,6 +1,6 @@
-"""How long the simulator takes, and what memory: `python benchmarks/simulator.py`, two minutes.
+"""Measures the simulator's time and memory: `python benchmarks/simulator.py`, two minutes.
 
-Each case runs in a process of its own.
+Each case runs in its own process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results" / "simulator-speed.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An all_reduce of 1 GB, and within how many seconds it must be simulated."""
+    """An all_reduce of 1 GB, and the maximum seconds of its simulation."""
 
     algorithm: str
     net: Topology
@@ -49,7 +49,7 @@ CASES = {
 
 
 def run(name: str) -> dict[str, object]:
-    """One case, here."""
+    """Runs one case in this process."""
     case = CASES[name]
     begun = time.perf_counter()
     schedule = algorithms.build(

@@ -1,15 +1,15 @@
-"""The simulator beside hosts of a lab (root): `python benchmarks/simulator_lab.py`, 15 minutes.
+"""Compares the simulator with hosts of a lab (root): `python benchmarks/simulator_lab.py`, 15
+minutes.
 
-All_reduce by several algorithms on 2 to 8 hosts, and on 4 of which the last has a slower link.
-Rates are low, so that two cores have no trouble with 8 such hosts. In the same run iperf3 says what
-a link carries, a ring of 8 bytes how long a message takes at least, and every call by how much each
-rank began after the first; the simulator is told nothing else. It runs the plans that the executor
-runs, in the blocks that the executor would choose. Each time is of one call, from a start line to
-the last rank's return: of calls in a row the next begins before the one before has ended.
+All_reduce runs with several algorithms on 2 to 8 hosts, and on 4 hosts of which the last has a
+slower link. Rates are low, so that two cores suffice for 8 such hosts. The simulator gets three
+inputs, all measured in the same run. iperf3 measures the rate of a link, and a ring of 8 bytes the
+minimum time of a message. Every call gives each rank's delay after the first. The simulator runs
+the executor's plans in the executor's block sizes. Each time is of one call, from a barrier to the
+last rank's return, because successive calls would overlap.
 
-With --json, rows that are in the file and are not measured now stay, so places and sizes may have
-runs of their own. `--no-even` measures ports with one queue each and the machine's own congestion
-control instead.
+With --json, rows of the file that are not measured now stay, so host sets and sizes can run
+separately. `--no-even` measures ports with one queue each and the machine's own congestion control.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from unisono.simulator import Blocks, Conditions, Endpoint, Job
 from unisono.topology import Topology
 
 ALGORITHMS = ("ring", "halving_doubling", "direct", "reduce_broadcast")
-"""The last is a tree: a binomial one up, and one down."""
+"""reduce_broadcast is a binomial tree up and down."""
 TINY = 8
 ONE_CALL = 1e-4
-"""Seconds of calls in a row: fewer than any call but the tiny one takes."""
+"""Seconds of successive calls: less than any call except the smallest takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Some hosts, of which the last may have a slower link: the part of the rate that it has."""
+    """Some hosts; `last` is the fraction of the rate that the last host's link has."""
 
     hosts: int
     last: float = 1.0
@@ -59,13 +59,13 @@ class Place:
         return f"{self.hosts}" if self.last == 1 else f"{self.hosts}, one at {self.last:.0%}"
 
     def lab(self, mbit: int, shaping: Shaping) -> Lab:
-        """The hosts, as namespaces."""
+        """Returns the hosts as a lab of namespaces."""
         slow = {} if self.last == 1 else {self.hosts - 1: f"{mbit * self.last:.0f}mbit"}
         return Lab(hosts=self.hosts, rate=f"{mbit}mbit", rates=slow, shaping=shaping)
 
     def network(self, payload_Bps: float, message_s: float) -> Topology:
-        """The hosts, as a network to simulate. What a message takes at least is a latency, half on
-        each of its two links, because a stream goes on in the meantime."""
+        """Returns the hosts as a network to simulate. The minimum time of a message is a latency,
+        half on each of its two links, because a stream continues meanwhile."""
         star = topology.star(self.hosts)
         ends = np.minimum(star.links.src, star.links.dst)
         rate = np.where(ends == self.hosts - 1, self.last, 1.0) * payload_Bps
@@ -78,7 +78,7 @@ PLACES = (Place(hosts=2), Place(hosts=4), Place(hosts=8), Place(hosts=4, last=0.
 def measure(
     place: Place, sizes: tuple[int, ...], mbit: int, rounds: int, shaping: Shaping
 ) -> RunReport:
-    """All algorithms at all sizes, taking turns."""
+    """Measures all algorithms at all sizes, alternating."""
     names = [f"unisono:{name}" for name in ALGORITHMS]
     cases = [Case(op="all_reduce", ranks=place.hosts, nbytes=size) for size in (TINY, *sizes)]
     with place.lab(mbit, shaping) as lab, progress() as observe:
@@ -93,8 +93,8 @@ def measure(
 
 
 def even_ports(mbit: int) -> Shaping:
-    """Tokens for 2.6 ms, so that a port loses nothing while the processor is elsewhere, and packets
-    of a quarter of that."""
+    """Returns token buckets of 2.6 ms, so that a port loses nothing while the processor is busy,
+    and packets of a quarter of that."""
     tokens = mbit * 328
     return replace(EVEN, burst=str(tokens), segment_bytes=min(EVEN.segment_bytes, tokens // 4))
 
@@ -102,7 +102,8 @@ def even_ports(mbit: int) -> Shaping:
 def predict_s(
     name: str, network: Topology, nbytes: int, late_s: Sequence[Sequence[float]]
 ) -> list[float]:
-    """The simulation of an algorithm, block by block, for each round: ranks begin as they began."""
+    """Simulates an algorithm block by block for each round; ranks start with the measured
+    delays."""
     schedule = algorithms.build("all_reduce", name, ranks=network.num_ranks)
     shape = shape_among(network.num_ranks, 1, 1, DEFAULT_STAGING_BYTES)
     block_bytes = spanning_block_bytes(schedule, nbytes, shape)
@@ -116,7 +117,7 @@ def predict_s(
 
 
 def compare(place: Place, report: RunReport, mbit: int) -> list[dict[str, Any]]:
-    """Measured and simulated times."""
+    """Returns measured and simulated times."""
     ring = report.rows[0].of("unisono:ring")
     assert ring is not None and ring.median_s, "the ring was measured"
     message_s = ring.median_s / algorithms.cost("all_reduce", "ring", ranks=place.hosts).rounds
@@ -152,7 +153,7 @@ def compare(place: Place, report: RunReport, mbit: int) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """A row for each place and algorithm, a column for each size."""
+    """Returns a table with a row per host set and algorithm, and a column per size."""
     sizes = sorted({row["nbytes"] for row in rows})
     made = Table(title="all_reduce: measured ms (error of the simulation)", title_justify="left")
     for column in ("hosts", "algorithm", *map(format_size, sizes)):
@@ -171,12 +172,14 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 def main(
     *,
-    sizes: Annotated[str, typer.Option(help="Of the vector.")] = "1M,4M,16M",
-    mbit: Annotated[int, typer.Option(help="Of the links, in Mbit/s.")] = 50,
-    rounds: Annotated[int, typer.Option(help="Turns of every algorithm.")] = 5,
-    even: Annotated[bool, typer.Option(help="Ports that hosts share evenly.")] = True,
-    places: Annotated[str, typer.Option(help="By number, from 0.")] = "0,1,2,3",
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
+    sizes: Annotated[str, typer.Option(help="Sizes of the vector.")] = "1M,4M,16M",
+    mbit: Annotated[int, typer.Option(help="Rate of the links, in Mbit/s.")] = 50,
+    rounds: Annotated[int, typer.Option(help="Rounds of every algorithm.")] = 5,
+    even: Annotated[bool, typer.Option(help="Use ports that hosts share evenly.")] = True,
+    places: Annotated[str, typer.Option(help="Host sets by number, from 0.")] = "0,1,2,3",
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help=("Write the rows to this file."))
+    ] = None,
 ) -> None:
     rows: list[dict[str, Any]] = []
     shaping = even_ports(mbit) if even else Shaping()
@@ -189,7 +192,7 @@ def main(
 
 
 def merged(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, and those of the file that are of other places, algorithms and sizes."""
+    """Returns the rows, and rows of the file for other host sets, algorithms and sizes."""
 
     def key(row: dict[str, Any]) -> tuple[int, str, int]:
         places = [str(place) for place in PLACES]

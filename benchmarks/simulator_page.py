@@ -1,4 +1,4 @@
-"""The parts of benchmarks/RESULTS.md about the simulator: beside measurements, and its speed."""
+"""The parts of benchmarks/RESULTS.md about the simulator: its errors and its run time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ HALVES: Sequence[tuple[Literal[0, 1], str]] = ((0, "first half"), (1, "second ha
 
 
 def render_lab(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """`rows`: of `simulator_lab.py`."""
+    """Renders rows of `simulator_lab.py`."""
     errors = [abs(row["error"]) for row in rows]
     lines = [
-        "`python benchmarks/simulator_lab.py` (root); options of each run, and what the errors are",
-        "made of: docs/simulator.md. All_reduce, ms measured (error of the simulation).",
+        "`python benchmarks/simulator_lab.py` (root). docs/simulator.md has the options of each",
+        "run and the sources of errors. All_reduce, measured ms (error of the simulation).",
         "",
         *HEAD,
         at_most(f"median error of {len(rows)} rows", MEDIAN_LAB, median(errors), ".1%"),
@@ -44,7 +44,7 @@ def render_lab(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def render_speed(document: dict[str, Any]) -> list[str]:
-    """`document`: of `simulator.py`."""
+    """Renders a document of `simulator.py`."""
     lines = [
         "`python benchmarks/simulator.py`: all_reduce of 1 GB, on one core.",
         "",
@@ -64,14 +64,14 @@ def render_speed(document: dict[str, Any]) -> list[str]:
 
 
 def render_calibration(runs: Sequence[Path]) -> list[str]:
-    """`runs`: of `unisono bench --json`, several of each number of ranks."""
+    """Renders files of `unisono bench --json`, several for each number of ranks."""
     lines = [
-        "Link models fitted to all sizes (calibrated), or to every other, from the least on",
-        "(first half) or from the next on (second), and judged at the sizes between. This",
-        "machine's shared memory: four runs of `unisono bench all_reduce -n 2 --sizes 8:64M:x2",
-        "--against '' --rounds 9 --json run.json`, and four with `-n 4`. NCCL: all_reduce on 2 to",
-        "8 A100, 1 MiB to 1 GiB, the table that comes with vTrain; means over the numbers of GPUs.",
-        "docs/simulator.md says why its halves differ.",
+        "Link models are fitted to all sizes (calibrated), or to alternate sizes: from the",
+        "smallest on (first half) or from the next on (second half). Errors of halves are at the",
+        "sizes in between. This machine's shared memory: four runs of `unisono bench all_reduce",
+        "-n 2 --sizes 8:64M:x2 --against '' --rounds 9 --json run.json`, and four with `-n 4`.",
+        "NCCL: all_reduce on 2 to 8 A100, 1 MiB to 1 GiB, from the table that comes with vTrain;",
+        "means over the numbers of GPUs. docs/simulator.md explains the difference of its halves.",
         "",
         *HEAD,
     ]
@@ -90,7 +90,7 @@ def render_calibration(runs: Sequence[Path]) -> list[str]:
 
 
 def _described(samples: Sequence[Sample]) -> float:
-    """The median error at the sizes that the model was fitted to."""
+    """Returns the median error at the sizes to which the model was fitted."""
     (model,) = calibrate(samples)
     times_s: dict[float, list[float]] = {}
     for sample in samples:
@@ -100,5 +100,5 @@ def _described(samples: Sequence[Sample]) -> float:
 
 def _held(samples: Sequence[Sample], half: Literal[0, 1]) -> Holdout:
     held = holdout(samples, half=half)
-    assert held is not None, "there are sizes enough"
+    assert held is not None, "the samples have at least 4 sizes"
     return held

@@ -1,8 +1,9 @@
-"""Would it pay to read a peer's memory directly (process_vm_readv) instead of staging a copy?
+"""Measures whether reading a peer's memory (process_vm_readv) can be faster than staging a copy.
 
-The floor of a single copy is measured beside our own collectives, in turns, in one run: every rank
-reads the bytes that the collective must bring it, all ranks at once, with no protocol around it. A
-real single-copy collective also has to say where the memory is and when it may be read and changed.
+Measures the minimum time of a single copy and our own collectives, alternating in one run. Every
+rank reads the bytes that the collective must deliver to it; all ranks read at once, without a
+protocol. A real single-copy collective must also exchange addresses and synchronise access to the
+memory.
 
     python benchmarks/single_copy.py                          # 2 and 4 ranks, about a minute
     python benchmarks/single_copy.py --ranks 2 --sizes 1M,16M
@@ -24,7 +25,7 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from timing import calls_within, in_turns, microseconds, on_every, write
+from timing import alternate, calls_within, microseconds, on_every, write
 
 import unisono
 from unisono.bench.probe import describe_latency
@@ -34,7 +35,7 @@ from unisono.communicator.explain import time_s
 
 OPS = ("broadcast", "all_gather", "all_to_all")
 PAGES = ("4K", "huge")
-WINS = 1.1  # a floor is worth a protocol only if it is this many times faster
+WINS = 1.1  # the single copy must be this many times faster to justify a protocol
 HUGE_PAGE = 2 << 20
 
 Bytes = NDArray[np.uint8]
@@ -42,7 +43,8 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Seconds a call, of the slowest rank, one entry per turn; `nbytes` of the larger buffer."""
+    """Seconds per call of the slowest rank, one entry per round; `nbytes` is the size of the larger
+    buffer."""
 
     op: str
     ranks: int
@@ -53,7 +55,7 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """How many times faster the floor is than we are."""
+        """Our time over the minimum of a single copy."""
         return median(self.ours_s) / median(self.read_s)
 
 
@@ -61,7 +63,7 @@ class Row:
 
 
 def memory(nbytes: int, pages: str) -> Bytes:
-    """Zeroed memory on pages of one kind."""
+    """Returns zeroed memory on pages of one kind."""
     region = mmap.mmap(-1, nbytes + 2 * HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     region.madvise(mmap.MADV_HUGEPAGE if pages == "huge" else mmap.MADV_NOHUGEPAGE)
     whole = np.frombuffer(region, np.uint8)
@@ -72,7 +74,7 @@ def memory(nbytes: int, pages: str) -> Bytes:
 
 
 def pattern(rank: int, start: int, count: int) -> Bytes:
-    """What a rank has in its buffer."""
+    """Returns the contents of a rank's buffer."""
     period = np.arange(251, dtype=np.uint8)
     shift = (start + 31 * rank) % 251
     return np.tile(period, count // 251 + 2)[shift : shift + count]
@@ -82,8 +84,8 @@ class IoVector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-class Desk:
-    """A rank's buffers for calls of one size, and the two ways to fill them."""
+class Buffers:
+    """A rank's buffers for calls of one size, and both methods to fill them."""
 
     def __init__(self, comm: Communicator, nbytes: int, pages: str) -> None:
         self.comm = comm
@@ -104,13 +106,13 @@ class Desk:
         return lambda: comm.all_to_all(x, out)
 
     def reading(self, op: str) -> Callable[[], object]:
-        """This rank's reads, and the copy of what it has itself."""
+        """Returns this rank's reads, and the copy of its own data."""
         me, piece = self.comm.rank, self.piece
         if op == "broadcast":
             return self._reads([(0, 0, self.x)] if me else [])
         sent = piece * me if op == "all_to_all" else 0
         reads = []
-        for step in range(1, self.comm.size):  # not all from one at once
+        for step in range(1, self.comm.size):  # spreads the reads over the peers
             peer = (me + step) % self.comm.size
             reads.append((peer, sent, self.out[peer * piece : (peer + 1) * piece]))
         read = self._reads(reads)
@@ -142,7 +144,7 @@ class Desk:
         return call
 
     def verify(self, op: str, call: Callable[[], object]) -> None:
-        """Raises `AssertionError` if one call brings anything else than it must."""
+        """Raises `AssertionError` if one call delivers wrong data."""
         me, size, piece = self.comm.rank, self.comm.size, self.piece
         self.x[:] = pattern(me, 0, self.nbytes)
         self.out.fill(255)
@@ -158,7 +160,7 @@ class Desk:
 
 
 def measure(sizes: list[int], rounds: int, round_s: float) -> list[Row]:
-    """All rows of one number of ranks. Runs on every rank."""
+    """Measures all rows of one rank count. Runs on every rank."""
     with unisono.init() as comm:
         return list(_rows(comm, sizes, rounds, round_s))
 
@@ -166,25 +168,25 @@ def measure(sizes: list[int], rounds: int, round_s: float) -> list[Row]:
 def _rows(comm: Communicator, sizes: list[int], rounds: int, round_s: float) -> Iterator[Row]:
     for pages in PAGES:
         for nbytes in sizes:
-            desk = Desk(comm, nbytes, pages)
+            buffers = Buffers(comm, nbytes, pages)
             for op in OPS:
-                calls = (desk.reading(op), desk.ours(op))
+                calls = (buffers.reading(op), buffers.ours(op))
                 for call in calls:
-                    desk.verify(op, call)
+                    buffers.verify(op, call)
                 often = [calls_within(round_s, time_s(comm, call, 2)) for call in calls]
-                read_s, ours_s = in_turns(comm, calls, often, rounds)
+                read_s, ours_s = alternate(comm, calls, often, rounds)
                 yield Row(
                     op=op, ranks=comm.size, nbytes=nbytes, pages=pages,
                     read_s=read_s, ours_s=ours_s,
                 )  # fmt: skip
-            comm.barrier()  # nobody reads this memory any more
+            comm.barrier()  # all ranks have finished reading this memory
 
 
 # ---- the program
 
 
 def render(rows: list[Row], probes_s: list[float]) -> Table:
-    """Median and quartiles over the turns."""
+    """Returns a table with medians and quartiles over the rounds."""
     table = Table(title=f"us a call; cores {describe_latency(probes_s)} ns")
     for name in ("op", "ranks", "pages"):
         table.add_column(name)
@@ -201,16 +203,22 @@ def render(rows: list[Row], probes_s: list[float]) -> Table:
 def main(
     *,
     ranks: Annotated[str, typer.Option(help="Rank counts, separated by commas.")] = "2,4",
-    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "64K,256K,1M,16M,64M",
-    rounds: Annotated[int, typer.Option(min=2, help="Turns of each way.")] = 7,
-    round_s: Annotated[float, typer.Option(help="About how long a turn takes.")] = 0.02,
-    json_path: Annotated[
-        Path, typer.Option("--json", help="Where to write everything measured.")
-    ] = Path(__file__).parent / "results" / "single-copy.json",
+    sizes: Annotated[
+        str, typer.Option(help=("Message sizes, as for unisono bench."))
+    ] = "64K,256K,1M,16M,64M",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each method.")] = 7,
+    round_s: Annotated[float, typer.Option(help="Approximate seconds of a round.")] = 0.02,
+    json_path: Annotated[Path, typer.Option("--json", help="File for all measurements.")] = Path(
+        __file__
+    ).parent
+    / "results"
+    / "single-copy.json",
 ) -> None:
     arguments = (list(parse_sizes(sizes)), rounds, round_s)
     rows, probes_s = on_every(ranks, measure, arguments)
-    Console(width=120).print(render(rows, probes_s), "* the floor wins by more than 10 %")
+    Console(width=120).print(
+        render(rows, probes_s), "* the single copy is faster by more than 10 %"
+    )
     write(json_path, rows, probes_s)
 
 

@@ -1,7 +1,7 @@
-"""Measure everything that the project promises on one host, and write benchmarks/RESULTS.md.
+"""Measures the targets on one host, and writes benchmarks/RESULTS.md.
 
-Every part (interface, rank count, operation) is one JSON file in the results folder; parts that are
-there already are not measured again, so an interrupted sweep goes on where it stopped.
+Every part (interface, rank count, operation) is one JSON file in the results folder. Existing parts
+are not measured again, so an interrupted sweep resumes.
 
     python benchmarks/sweep.py                       # all parts, then the page
     python benchmarks/sweep.py --ranks 2 --api torch # some parts
@@ -39,7 +39,8 @@ class Part:
 
     @property
     def against(self) -> tuple[str, ...]:
-        """The peers; MPICH never gives its core away, and takes seconds a call in a crowd."""
+        """Peers to compare with. MPICH is excluded with more ranks than cores: it never yields its
+        core, and takes seconds per call."""
         crowded = self.ranks > usable_cores()
         return tuple(peer for peer in AGAINST[self.api] if not (crowded and peer == "mpich"))
 
@@ -62,12 +63,14 @@ def main(
     *,
     ranks: Annotated[str, typer.Option(help="Rank counts, separated by commas.")] = "2,4,8",
     api: Annotated[str, typer.Option(help="Interfaces: native, torch.")] = "native,torch",
-    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = SIZES,
-    rounds: Annotated[int, typer.Option(help="Turns of every contestant.")] = 7,
-    row_budget: Annotated[float, typer.Option(help="About how many seconds a row takes.")] = 6.0,
-    bind: Annotated[bool, typer.Option("--bind", help="As for unisono bench.")] = False,
-    folder: Annotated[Path, typer.Option(help="Where the parts are kept.")] = HERE / "results",
-    page: Annotated[Path, typer.Option(help="The page to write.")] = HERE / "RESULTS.md",
+    sizes: Annotated[str, typer.Option(help="Message sizes, as for unisono bench.")] = SIZES,
+    rounds: Annotated[
+        int, typer.Option(help=("Measurement rounds; in each, every contestant runs once."))
+    ] = 7,
+    row_budget: Annotated[float, typer.Option(help="Approximate seconds of a row.")] = 6.0,
+    bind: Annotated[bool, typer.Option("--bind", help="Keep rank r on core r mod cores.")] = False,
+    folder: Annotated[Path, typer.Option(help="Folder of the parts.")] = HERE / "results",
+    page: Annotated[Path, typer.Option(help="Page to write.")] = HERE / "RESULTS.md",
 ) -> None:
     console = Console(stderr=True)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""Tables of what others measured or proved: CSV, whose first lines, after #, name their sources."""
+"""Reads tables of published measurements and formulas: CSV files whose comments (#) name their
+sources."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ SIMULATOR = Path(__file__).parents[1] / "tests" / "simulator" / "tables"
 
 
 def rows(table: Path) -> list[dict[str, str]]:
-    """Its rows, by the names of the columns."""
+    """Returns a table's rows, by column name."""
     lines = table.read_text().splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 def nccl() -> list[Sample]:
-    """NCCL's times on A100, out of place."""
+    """Returns NCCL's out-of-place times on A100."""
     return [
         Sample(
             op="all_reduce",

@@ -1,4 +1,5 @@
-"""What the small benchmarks share: calls timed in turns, on several rank counts; the JSON file."""
+"""Shared by the small benchmarks: alternating measurements on several rank counts, and the JSON
+file."""
 
 from __future__ import annotations
 
@@ -15,27 +16,27 @@ from unisono.bench.probe import probe_core_latency_s
 from unisono.communicator import Communicator
 from unisono.communicator.explain import time_s
 
-MOST_CALLS = 1000  # of a turn
+MOST_CALLS = 1000  # per round
 
 
-def calls_within(turn_s: float, call_s: float) -> int:
-    """How often a call fits into a turn: once at least."""
-    return min(MOST_CALLS, max(1, int(turn_s / call_s)))
+def calls_within(round_s: float, call_s: float) -> int:
+    """Returns the number of calls that fit into a round, at least one."""
+    return min(MOST_CALLS, max(1, int(round_s / call_s)))
 
 
-def in_turns(
+def alternate(
     comm: Communicator, calls: Sequence[Callable[[], object]], often: Sequence[int], rounds: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds a call of two calls in every round; who goes first changes from round to round."""
+    """Returns the seconds per call of two calls in every round; the order alternates."""
     times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds):
-        for which in (0, 1) if turn % 2 else (1, 0):
+    for round_ in range(rounds):
+        for which in (0, 1) if round_ % 2 else (1, 0):
             times[which].append(time_s(comm, calls[which], often[which]))
     return tuple(times[0]), tuple(times[1])
 
 
 def microseconds(times_s: tuple[float, ...]) -> str:
-    """Median and quartiles."""
+    """Returns median and quartiles as text."""
     first, _, third = quantiles(times_s, n=4, method="inclusive")
     return f"{median(times_s) * 1e6:.0f} ({first * 1e6:.0f}-{third * 1e6:.0f})"
 
@@ -43,7 +44,8 @@ def microseconds(times_s: tuple[float, ...]) -> str:
 def on_every(
     ranks: str, measure: Callable[..., list[Any]], arguments: tuple[Any, ...]
 ) -> tuple[list[Any], list[float]]:
-    """The rows that rank 0 of each world measured, and the distance of the cores before each."""
+    """Returns the rows that rank 0 measured at each rank count, and the core latency before
+    each."""
     rows: list[Any] = []
     probes_s: list[float] = []
     for count in map(int, ranks.split(",")):
@@ -54,7 +56,7 @@ def on_every(
 
 
 def write(path: Path, rows: list[Any], probes_s: list[float]) -> None:
-    """Everything measured, with the machine, as JSON."""
+    """Writes all measurements and the machine as JSON."""
     document = {
         "machine": describe_machine(),
         "probes_s": probes_s,

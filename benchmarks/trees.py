@@ -1,10 +1,11 @@
-"""Collectives of this tree beside another's, in turns: is anything slower than it was?
+"""Compares collectives of this source tree with another tree's, alternating, to find slowdowns.
 
     git worktree add ../before REVISION && make -C ../before demo   # builds it
     python benchmarks/trees.py ../before                            # 2 and 4 ranks, 8 minutes
 
-Ranks of both trees are there all the time; those whose turn it is not sleep. As a program with a
-folder, this file is what `unisono.run` starts in a tree: it does what the folder's pipes ask for.
+Ranks of both trees run all the time; the ranks of the tree that is not measured sleep. With a
+folder as argument, this file is the program that `unisono.run` starts in a tree; it runs the
+requests in the folder's pipes.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from unisono.bench.sizes import format_size, parse_sizes
 HERE = Path(__file__).parent
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 THIS, OTHER = "this", "other"
-TURN_S, MOST_CALLS = 0.06, 20_000
+ROUND_S, MOST_CALLS = 0.06, 20_000
 
 
 class Ranks:
-    """The ranks of a tree, which do what they are asked for, all at once."""
+    """The ranks of a tree, which run requests in parallel."""
 
     def __init__(self, tree: Path, folder: Path, ranks: int) -> None:
         self._ranks = range(ranks)
@@ -49,8 +50,9 @@ class Ranks:
         self._asked: list[TextIO] = [(folder / f"asked{r}").open("w", 1) for r in self._ranks]
         self._found: list[TextIO] = [(folder / f"found{r}").open() for r in self._ranks]
 
-    def turn(self, op: str, nbytes: int, calls: int) -> tuple[float, int]:
-        """Seconds a call on the slowest rank, and how many ranks got something wrong."""
+    def time_calls(self, op: str, nbytes: int, calls: int) -> tuple[float, int]:
+        """Returns the seconds per call on the slowest rank, and the number of ranks with a wrong
+        result."""
         for asked in self._asked:
             asked.write(f"{op} {nbytes} {calls}\n")
         said = [found.readline().split() for found in self._found]
@@ -79,16 +81,16 @@ def _both(other: Path, ranks: int) -> Iterator[dict[str, Ranks]]:
 
 
 def _row(both: dict[str, Ranks], op: str, nbytes: int, rounds: int) -> dict[str, Any]:
-    """Medians of turns, each tree first in every other round."""
-    call_s = min(each.turn(op, nbytes, 10)[0] for each in both.values())
-    calls = max(5, min(MOST_CALLS, int(TURN_S / call_s)))
+    """Measures rounds in which the first tree alternates."""
+    call_s = min(each.time_calls(op, nbytes, 10)[0] for each in both.values())
+    calls = max(5, min(MOST_CALLS, int(ROUND_S / call_s)))
     times: dict[str, list[float]] = {name: [] for name in both}
     wrong = 0
-    for turn in range(rounds + 1):  # the first is for warmth
-        for name in both if turn % 2 else reversed(both):
-            call_s, mistakes = both[name].turn(op, nbytes, calls)
+    for round_ in range(rounds + 1):  # the first round is a warm-up
+        for name in both if round_ % 2 else reversed(both):
+            call_s, mistakes = both[name].time_calls(op, nbytes, calls)
             wrong += mistakes
-            if turn > 0:
+            if round_ > 0:
                 times[name].append(call_s)
     return {"op": op, "size_bytes": nbytes, "times_s": times, "wrong": wrong}
 
@@ -97,9 +99,11 @@ def main(
     other: Annotated[Path, typer.Argument(help="The other tree, built, with its .venv.")],
     *,
     ranks: Annotated[str, typer.Option(help="Rank counts, separated by commas.")] = "2,4",
-    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "8,1K,16K,128K,1M,8M,64M",
+    sizes: Annotated[
+        str, typer.Option(help=("Message sizes, as for unisono bench."))
+    ] = "8,1K,16K,128K,1M,8M,64M",
     ops: Annotated[str, typer.Option(help="Operations, separated by commas.")] = ",".join(OPS),
-    rounds: Annotated[int, typer.Option(help="Turns of each tree.")] = 11,
+    rounds: Annotated[int, typer.Option(help="Rounds of each tree.")] = 11,
     path: Annotated[Path, typer.Option(help="Results.")] = HERE / "results" / "trees.json",
 ) -> None:
     console = Console(stderr=True)
@@ -123,11 +127,11 @@ def main(
 
 
 def _call(comm: Any, op: str, nbytes: int) -> tuple[Any, Any]:
-    """A call without arguments, and a check of what it left."""
+    """Returns a call without arguments, and a check of its result."""
     n = comm.size
     size = max(nbytes // 4, n) // n * n
     full, share = np.zeros(size, np.float32), np.zeros(size // n, np.float32)
-    if op == "all_reduce":  # in place: sums of anything but zeros would grow from call to call
+    if op == "all_reduce":  # in place: sums of values other than zero would grow with each call
         full[:] = 1
         right = bool((comm.all_reduce(full) == n).all())
         full[:] = 0
@@ -148,7 +152,7 @@ def _call(comm: Any, op: str, nbytes: int) -> tuple[Any, Any]:
 
 
 def serve(folder: str, ranks: int) -> None:
-    """What each rank does."""
+    """Runs the requests on each rank."""
     comm = unisono.init()
     place, known = Path(folder), None
     with (place / f"asked{comm.rank}").open() as asked:

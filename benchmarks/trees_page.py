@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about this tree beside an older one."""
+"""The part of benchmarks/RESULTS.md that compares this source tree with an older one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ UNCHANGED = 0.98
 
 
 def render_trees(document: dict[str, Any]) -> list[str]:
-    """`document`: of `trees.py`."""
+    """Renders a document of `trees.py`."""
     rows, ops = document["rows"], list(dict.fromkeys(row["op"] for row in document["rows"]))
     lines = [
-        f"`python benchmarks/trees.py TREE`, of the tree at {document['other']}: collectives of",
-        f"both trees in turns, {document['rounds']} of each, its median time over that of this",
-        "tree: above 1, this one is faster. Every result was verified.",
+        f"`python benchmarks/trees.py TREE` with the tree at {document['other']}: collectives of",
+        f"both trees alternate, with {document['rounds']} rounds each. Ratios are the other",
+        "tree's median time over this tree's: above 1, this tree is faster. Every result was",
+        "verified.",
         "",
         *HEAD,
     ]
@@ -27,7 +28,8 @@ def render_trees(document: dict[str, Any]) -> list[str]:
         chosen = [row for row in rows if row["ranks"] == count]
         mean = round(geometric_mean(map(_ratio, chosen)), 3)
         name = (
-            f"n = {count}: that tree's time over this one's, geometric mean of {len(chosen)} rows"
+            f"n = {count}: the other tree's time over this one's, geometric mean of "
+            f"{len(chosen)} rows"
         )
         reached = mean >= UNCHANGED and not any(row["wrong"] for row in chosen)
         lines.append(bar(name, f">= {UNCHANGED:g}", f"{mean:.3f}", reached))

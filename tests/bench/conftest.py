@@ -8,7 +8,8 @@ from unisono.bench.results import Measurement, Row, RunReport
 
 @pytest.fixture
 def report() -> RunReport:
-    """Known numbers: our times 2 and 100 us, Gloo's 20 and 4000 us, the limit 1 and 50 us."""
+    """A report with known numbers: our times are 2 and 100 us, Gloo's 20 and 4000 us, the limits 1
+    and 50 us."""
     small = Case(op="all_reduce", ranks=4, nbytes=8)
     large = Case(op="all_reduce", ranks=4, nbytes=1 << 20)
     return RunReport(
@@ -33,7 +34,7 @@ def report() -> RunReport:
                 ),
             ),
         ),
-        skipped={"mpich": "Traceback\nneeds: pip install 'unisono[peers]'"},
+        skipped={"mpich": "Traceback\nrequires: pip install 'unisono[peers]'"},
         machine={
             "cpu": "Some CPU",
             "cores": 2,

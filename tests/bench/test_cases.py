@@ -33,12 +33,12 @@ def test_size_is_rounded_to_whole_pieces() -> None:
     assert Case(op="all_to_all", ranks=3, nbytes=1000).size_bytes == 996
 
 
-def test_every_rank_has_an_element_even_of_tiny_messages() -> None:
+def test_every_rank_has_an_element_in_tiny_messages() -> None:
     assert Case(op="reduce_scatter", ranks=8, nbytes=8).size_bytes == 32
     assert Case(op="reduce_scatter", ranks=8, nbytes=0).size_bytes == 0
 
 
-def test_pieces_of_the_v_forms_grow_from_rank_to_rank() -> None:
+def test_pieces_of_the_v_forms_grow_by_rank() -> None:
     case = Case(op="reduce_scatter_v", ranks=4, nbytes=403)
     assert (case.shares, case.size_bytes) == ((10, 20, 30, 40), 400)
     assert [case.piece(rank) for rank in range(4)] == [10, 20, 30, 40]
@@ -46,7 +46,7 @@ def test_pieces_of_the_v_forms_grow_from_rank_to_rank() -> None:
     assert Case(op="scatter_v", ranks=4, nbytes=0).shares == (0, 0, 0, 0)
 
 
-def test_what_a_rank_sends_in_an_all_to_all_v_the_other_expects() -> None:
+def test_all_to_all_v_lengths_agree_between_ranks() -> None:
     case = Case(op="all_to_all_v", ranks=5, nbytes=404)
     for rank in range(5):
         assert sum(case.lengths(rank)) == case.count == 101

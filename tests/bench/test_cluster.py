@@ -1,4 +1,4 @@
-"""Runs over hosts of a lab: the limit, and contestants that reach each other."""
+"""Tests of runs over lab hosts: the limit, and contestants that connect between hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from unisono import algorithms
 from unisono.bench.cases import Case
-from unisono.bench.cluster import Cluster, probe_payload_Bps, wire_bytes
+from unisono.bench.cluster import Cluster, network_bytes, probe_payload_Bps
 from unisono.bench.contestants import Contestant, reason_missing
 from unisono.bench.lab import Lab
 from unisono.bench.runner import Pace, run_benchmark
@@ -21,11 +21,13 @@ OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", 
 
 
 def busiest_host_bytes(schedule: Schedule, case: Case, hosts: int) -> float:
-    """What the busiest host sends or receives of it."""
+    """Returns the bytes that the busiest host sends or receives in a schedule."""
     per_host = case.ranks // hosts
     whole = schedule.collective.num_chunks
     if case.op == "all_to_all":
-        whole //= case.ranks  # its chunks are pairs of ranks: a rank's vector is one row
+        whole //= (
+            case.ranks
+        )  # chunks of an all_to_all are pairs of ranks; a rank's vector is one row
     sent, received = [0] * hosts, [0] * hosts
     columns = schedule.columns
     for src, dst, count in zip(columns.src, columns.dst, columns.count, strict=True):
@@ -47,39 +49,41 @@ def test_no_schedule_moves_less_than_the_limit(op: str, hosts: int, per_host: in
         except UnsupportedError:
             continue
         least.append(busiest_host_bytes(schedule, case, hosts))
-    assert min(least) >= wire_bytes(case, hosts) - 1e-6
+    assert min(least) >= network_bytes(case, hosts) - 1e-6
     if per_host == 1:
-        assert min(least) == pytest.approx(wire_bytes(case, hosts))  # and one reaches it
+        assert min(least) == pytest.approx(
+            network_bytes(case, hosts)
+        )  # some schedule reaches the limit
 
 
-def test_bytes_between_hosts_where_pieces_differ() -> None:
+def test_bytes_between_hosts_for_different_pieces() -> None:
     def least(op: str, root: int = 0) -> float:
-        return wire_bytes(Case(op=op, ranks=4, nbytes=400, root=root), hosts=2)
+        return network_bytes(Case(op=op, ranks=4, nbytes=400, root=root), hosts=2)
 
     # The shares are 40, 80, 120 and 160 bytes.
     assert least("all_gather_v") == least("reduce_scatter_v") == 400 - 120
     assert (least("gather_v"), least("scatter_v", root=3)) == (280, 120)
-    # Host 0 keeps 40 + 80 of rank 0 and 80 + 120 of rank 1; host 1 as much, in another order.
+    # Host 0 keeps 40 + 80 of rank 0 and 80 + 120 of rank 1; host 1 keeps as much, in another order.
     assert least("all_to_all_v") == 800 - 320
 
 
 @pytest.mark.lab
-@pytest.mark.skipif(shutil.which("iperf3") is None, reason="needs iperf3")
-def test_the_payload_of_two_rails_is_that_of_both() -> None:
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="requires iperf3")
+def test_the_payload_rate_adds_both_rails() -> None:
     with Lab(hosts=2, rate="100mbit", rails=2) as lab:
         assert 180 <= probe_payload_Bps(lab) / MEGABIT_Bps <= 200
 
 
-def test_ranks_stand_in_blocks() -> None:
+def test_ranks_are_placed_in_blocks() -> None:
     cluster = Cluster(lab=Lab(hosts=3, rails=2), per_host=2, port=7)
     assert [cluster.host(rank) for rank in range(cluster.ranks)] == [0, 0, 1, 1, 2, 2]
-    assert (cluster.meeting, cluster.interfaces) == ("tcp://10.77.0.1:7", "eth0,eth1")
+    assert (cluster.rendezvous, cluster.interfaces) == ("tcp://10.77.0.1:7", "eth0,eth1")
 
 
 @pytest.mark.lab
 @pytest.mark.torch
-@pytest.mark.skipif(shutil.which("iperf3") is None, reason="needs iperf3")
-def test_contestants_over_hosts_beside_the_limit() -> None:
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="requires iperf3")
+def test_contestants_run_over_hosts_next_to_the_limit() -> None:
     names = [n for n in ("gloo", "openmpi", "mpich") if not reason_missing(Contestant(name=n))]
     if not names:
         pytest.skip("no peer is installed")
@@ -105,10 +109,10 @@ def test_contestants_over_hosts_beside_the_limit() -> None:
 
 @pytest.mark.lab
 @pytest.mark.torch
-@pytest.mark.skipif(shutil.which("iperf3") is None, reason="needs iperf3")
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="requires iperf3")
 @pytest.mark.parametrize("name", ["unisono", "gloo", "openmpi", "mpich"])
-def test_nobody_goes_past_the_links(name: str) -> None:
-    """All hosts have one kernel and one memory, which a library may find out and use."""
+def test_no_contestant_bypasses_the_links(name: str) -> None:
+    """All hosts share one kernel and one memory, which a library might detect and use."""
     if reason := reason_missing(Contestant(name=name)):
         pytest.skip(reason)
     case = Case(op="all_reduce", ranks=2, nbytes=1 << 20)
@@ -120,5 +124,6 @@ def test_nobody_goes_past_the_links(name: str) -> None:
             pace=Pace(rounds=1, round_s=0.001, min_iterations=1),
             cluster=Cluster(lab=lab),
         )
-    # A link lets a quarter of it pass at once; memory would take a hundredth of the time.
+    # The token bucket passes a quarter of the message at once; memory would take a hundredth of the
+    # time.
     assert report.to_dict()["rows"][0]["results"][name]["time_over_limit"] > 0.5

@@ -21,7 +21,7 @@ def test_unknown_contestants_are_refused(name: str) -> None:
         Contestant(name=name)
 
 
-def test_one_process_a_rank() -> None:
+def test_gloo_has_one_process_per_rank() -> None:
     commands = plan_launch(Contestant(name="gloo"), ranks=3, folder=Path("/folder"), bind=False)
     assert len(commands) == 3
     assert commands[2][-2:] == ("--rank", "2")
@@ -35,9 +35,7 @@ def test_one_process_a_rank() -> None:
         ("mpich", "mpiexec.hydra", "libmpi.so.12"),
     ],
 )
-def test_each_mpi_is_started_by_files_that_only_it_has(
-    name: str, launcher: str, library: str
-) -> None:
+def test_each_mpi_starts_with_its_own_files(name: str, launcher: str, library: str) -> None:
     contestant = Contestant(name=name)
     if reason_missing(contestant) is not None:
         pytest.skip(f"{name} is not installed")
@@ -47,7 +45,7 @@ def test_each_mpi_is_started_by_files_that_only_it_has(
     assert setting.endswith(library)
 
 
-def test_a_missing_package_is_a_reason_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_a_reason_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         raise importlib.metadata.PackageNotFoundError(name)
 

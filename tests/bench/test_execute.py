@@ -12,7 +12,7 @@ from unisono.commands import bench_run
 from unisono.commands.main import app
 
 
-def test_json_goes_to_standard_output_alone(
+def test_only_json_goes_to_standard_output(
     monkeypatch: pytest.MonkeyPatch, report: RunReport
 ) -> None:
     monkeypatch.setattr(bench_run, "run_benchmark", lambda *cases, **options: report)
@@ -21,7 +21,7 @@ def test_json_goes_to_standard_output_alone(
     assert json.loads(result.stdout)["ours"] == "unisono"
 
 
-def test_files_are_written_and_a_wrong_result_is_the_exit_code(
+def test_a_wrong_result_sets_the_exit_code_after_files_are_written(
     monkeypatch: pytest.MonkeyPatch, report: RunReport, tmp_path: Path
 ) -> None:
     row = report.rows[0]
@@ -35,7 +35,7 @@ def test_files_are_written_and_a_wrong_result_is_the_exit_code(
     assert json.loads(path.read_text())["wrong"] == 1
 
 
-def test_ours_comes_first_and_the_limit_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_contestant_comes_first_and_the_limit_last(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, ...]] = []
     monkeypatch.setattr(bench_run, "execute", lambda request: seen.append(request.contestants) or 0)
     arguments = ["bench", "broadcast,barrier", "--api", "torch", "--against", "gloo,unisono:ring"]

@@ -1,4 +1,4 @@
-"""What `benchmarks/p2p.py` measures beside times: real ranks, small."""
+"""Tests what `benchmarks/p2p.py` measures besides times, with real ranks and small sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_ranks_on_two_hosts() -> None:
 
 
 class Rank0:
-    """A communicator that brings messages in this order, and takes memory while it waits."""
+    """A communicator that delivers messages in this order, and allocates memory while it waits."""
 
     def __init__(self, order: Sequence[int], kept_bytes: int = 0) -> None:
         self._messages = iter([LOAD.message(number) for number in order])
@@ -48,13 +48,13 @@ def received(comm: Rank0) -> dict[str, int]:
     return p2p_memory._receive(comm, LOAD)  # type: ignore[arg-type]
 
 
-def test_messages_that_changed_places_are_found() -> None:
+def test_reordered_messages_are_found() -> None:
     assert received(Rank0([0, 1, 2]))["wrong"] == 0
     assert received(Rank0([1, 0, 2]))["wrong"] == 2 * 512
 
 
-def test_memory_is_seen_though_it_was_given_back() -> None:
-    gc.collect()  # else what earlier tests have left may go in the midst of it
+def test_freed_memory_counts_as_growth() -> None:
+    gc.collect()  # otherwise earlier garbage may be freed during the measurement
     found = received(Rank0([0, 1, 2], kept_bytes=64 << 20))
     # The kernel counts pages in batches.
     assert 60 << 20 <= found["waiting_bytes"] <= found["growth_bytes"]

@@ -1,4 +1,4 @@
-"""Results computed here by NumPy, whole array at a time, against the tiled comparison."""
+"""Tests the tiled comparison against results that NumPy computes on whole arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUMPY_FOLDS = {
 
 
 def inputs(case: Case) -> list[Any]:
-    """Every rank's x, as the benchmark fills it."""
+    """Returns every rank's x, as the benchmark fills it."""
     filled = []
     for rank in range(case.ranks):
         x, out = allocate(case, rank)
@@ -38,7 +38,7 @@ def inputs(case: Case) -> list[Any]:
 
 
 def result(case: Case, rank: int, xs: list[Any]) -> Any:
-    """What the operation must leave on this rank."""
+    """Returns the expected result of the operation on this rank."""
     if case.operation.reduces:
         xs = {"scan": xs[: rank + 1], "exscan": xs[: max(1, rank)]}.get(case.op, xs)
         total = best(case, xs) if case.dtype in PAIRS else xs[0].copy()
@@ -67,7 +67,7 @@ def cut(x: Any, lengths: Sequence[int]) -> list[Any]:
 
 
 def best(case: Case, xs: list[Any]) -> Any:
-    """The pair with the best value, of equal ones with the lowest index, element by element."""
+    """Returns the best pair of each element; of equal values, the one with the lowest index."""
     best_first = 1 if case.redop == "minloc" else -1
     columns = zip(*(x.tolist() for x in xs), strict=True)
     found = [min(pairs, key=lambda p: (best_first * p[0], p[1])) for pairs in columns]
@@ -75,7 +75,7 @@ def best(case: Case, xs: list[Any]) -> Any:
 
 
 def performed(case: Case, rank: int, spoil: int | None = None, shift: int = 0) -> int:
-    """Wrong elements that are found when the operation is done right, spoilt or shifted."""
+    """Returns the wrong elements found after a correct, spoilt or shifted operation."""
     xs = inputs(case)
     x, out = allocate(case, rank)
     target = x if case.operation.in_place else out
@@ -129,7 +129,7 @@ def test_a_result_that_was_never_written_is_found() -> None:
     assert count_wrong(case, 0, x, out, lambda: None) == case.count
 
 
-def test_ranks_that_owe_nothing_are_not_judged() -> None:
+def test_ranks_without_a_result_are_not_verified() -> None:
     case = Case(op="reduce", ranks=RANKS, nbytes=1200, root=2)
     x, out = allocate(case, 0)
     assert count_wrong(case, 0, x, out, lambda: None) == 0
@@ -155,10 +155,10 @@ def test_narrow_floats_are_exact_on_any_number_of_ranks(dtype: str, ranks: int) 
 @pytest.mark.parametrize("redop", ["sum", "avg", "prod", "land", "lor", "lxor"])
 def test_the_data_of_every_rank_counts(redop: str) -> None:
     case = Case(op="all_reduce", ranks=RANKS, nbytes=4000, dtype="int32", redop=redop)
-    for left_out in range(RANKS):
+    for omitted in range(RANKS):
         xs = inputs(case)
         x, out = allocate(case, 0)
-        total = result(case, 0, [x for rank, x in enumerate(xs) if rank != left_out])
+        total = result(case, 0, [x for rank, x in enumerate(xs) if rank != omitted])
         assert count_wrong(case, 0, x, out, lambda x=x, t=total: x.__setitem__(..., t)) > 0
 
 

@@ -28,7 +28,7 @@ def test_right_files_are_proved_and_run(tmp_path: Path) -> None:
     ]
 
 
-def test_files_that_stage_much_run_and_those_that_stage_too_much_say_so(tmp_path: Path) -> None:
+def test_files_that_stage_much_run_and_too_much_is_reported(tmp_path: Path) -> None:
     much, more, last = (tmp_path / f"{name}.json" for name in ("much", "more", "last"))
     much.write_text(to_json(build("all_reduce", "ring:channels=300", ranks=3)))
     more.write_text(to_json(build("all_reduce", "ring:channels=3000", ranks=3)))
@@ -41,7 +41,7 @@ def test_files_that_stage_much_run_and_those_that_stage_too_much_say_so(tmp_path
     assert "raise UNISONO_STAGING_BYTES" in refused["reason"]
 
 
-def test_wrong_files_are_told_with_their_reason(tmp_path: Path) -> None:
+def test_wrong_files_are_refused_with_a_reason(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.xml"
     text = to_msccl_xml(build("all_reduce", "one_shot", ranks=2))
     wrong.write_text(text.replace('type="rrc"', 'type="r"'))

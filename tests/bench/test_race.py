@@ -1,4 +1,5 @@
-"""Races between algorithms in a real group of ranks; what is too alike does not take part."""
+"""Tests of races between algorithms in a real group of ranks, and of the removal of equal
+algorithms."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from unisono.bench.contestants import Contestant
 from unisono.bench.race import RaceLength, distinct, race
 from unisono.types import Op
 
-QUICK = RaceLength(turns=2, budget_s=0.01, drop=1000)
+QUICK = RaceLength(rounds=2, budget_s=0.01, drop=1000)
 
 
 @pytest.mark.parametrize("op", [op for op in Op if op is not Op.BARRIER])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_no_two_of_the_distinct_are_alike_and_none_is_missing(op: Op, ranks: int) -> None:
+def test_distinct_returns_each_set_of_transfers_once(op: Op, ranks: int) -> None:
     def transfers(name: str) -> tuple[int, frozenset[tuple[int, ...]]]:
         schedule = algorithms.build(op, name, ranks=ranks)
         c = schedule.columns
@@ -32,7 +33,7 @@ def test_no_two_of_the_distinct_are_alike_and_none_is_missing(op: Op, ranks: int
     assert distinct(op, [*found, *names], ranks) == found
 
 
-def test_a_race_has_times_of_all_that_can_serve() -> None:
+def test_a_race_has_times_of_all_supported_algorithms() -> None:
     case = Case(op="all_reduce", ranks=2, nbytes=4096)
     seen: list[str] = []
     with ContestantRanks(Contestant(name="unisono"), 2) as world:
@@ -48,7 +49,7 @@ def test_a_race_has_times_of_all_that_can_serve() -> None:
         assert "chain" in kept
 
 
-@pytest.mark.parametrize("wrong", [{"turns": 0}, {"budget_s": 0.0}, {"drop": 0.5}])
-def test_a_length_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"budget_s": 0.0}, {"drop": 0.5}])
+def test_an_invalid_race_length_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="positive"):
         RaceLength(**wrong)  # type: ignore[arg-type]

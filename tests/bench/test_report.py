@@ -31,20 +31,20 @@ def test_a_row_in_the_terms_of_nccl_tests(report: RunReport) -> None:
     assert line_of(text, "gloo")[9] == "10.00"
 
 
-def test_means_and_skipped_are_named(report: RunReport) -> None:
+def test_a_report_has_means_and_skipped_contestants(report: RunReport) -> None:
     text = rendered(report)
     assert "gloo takes 20.00 x the time of unisono" in text
-    assert "skipped mpich: needs: pip install 'unisono[peers]'" in text
+    assert "skipped mpich: requires: pip install 'unisono[peers]'" in text
     assert "WRONG" not in text
 
 
-def test_wrong_results_are_loud(report: RunReport) -> None:
+def test_a_report_has_the_number_of_wrong_elements(report: RunReport) -> None:
     row = report.rows[0]
     spoilt = replace(row, measurements=(replace(row.measurements[0], wrong=3),))
     assert "WRONG RESULTS: 3 elements" in rendered(replace(report, rows=(spoilt,)))
 
 
-def test_an_unsupported_case_says_why(report: RunReport) -> None:
+def test_an_unsupported_case_has_its_reason(report: RunReport) -> None:
     row = report.rows[0]
     refused = replace(row.measurements[1], error="MPI has no avg of float32", times_s=())
     text = rendered(replace(report, rows=(replace(row, measurements=(refused,)),)))
@@ -52,19 +52,19 @@ def test_an_unsupported_case_says_why(report: RunReport) -> None:
     assert "failed gloo, all_reduce 8: MPI has no avg of float32" in text
 
 
-def test_a_picture(report: RunReport, tmp_path: Path) -> None:
+def test_a_report_is_drawn(report: RunReport, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     save_plot(report, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_busy_machine_is_warned_about(report: RunReport) -> None:
+def test_a_report_warns_about_a_busy_machine(report: RunReport) -> None:
     assert "not reliable" not in rendered(report)
     busy = replace(report, machine={**report.machine, "busy_cores": 1.7})
-    assert "using 1.7 cores: these times are not reliable" in rendered(busy)
+    assert "using 1.7 cores; these times are not reliable" in rendered(busy)
 
 
-def test_a_run_over_hosts_says_where_and_how_fast_the_links_were(report: RunReport) -> None:
+def test_a_run_over_hosts_has_the_rate_of_its_links(report: RunReport) -> None:
     row = replace(report.rows[0], payload_Bps=0.95e9 / 8)
     cluster = {"hosts": 2, "per_host": 2, "rails": 2, "rate": "1gbit", "delay": None}
     text = rendered(replace(report, rows=(row,), settings={"cluster": cluster}))

@@ -50,7 +50,7 @@ def test_a_peer_that_cannot_do_a_case_does_not_fail_the_run(report: RunReport) -
     assert not replace(report, rows=(replace(row, measurements=(refused,)),)).failed
 
 
-def test_json_holds_every_round_and_what_follows_from_it(report: RunReport) -> None:
+def test_json_has_every_round_and_derived_numbers(report: RunReport) -> None:
     document = json.loads(json.dumps(report.to_dict()))
     assert document["schema"] == SCHEMA
     assert set(document) == {

@@ -25,33 +25,33 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 def test_rows_and_means(report: RunReport) -> None:
     report = replace(report, settings={"rounds": 7})
     page = render_page([report.to_dict()], {}, {})
-    assert "of 7 turns" in page
+    assert "of 7 rounds" in page
     assert "## native, 4 ranks" in page
     row = "| all_reduce | 8 | 2.00 | 20.00 | 1.00 | 10.00 | 2.00 | 48 near | 0 |"
     assert row in page
     assert "Geometric mean: gloo / ours 20.00." in page
 
 
-def test_a_mode_is_of_the_turns_that_it_lasted(report: RunReport) -> None:
+def test_bars_of_a_mode_use_only_its_rounds(report: RunReport) -> None:
     near, far = 48e-9, 200e-9
     large = replace(report.rows[0].case, ranks=2, nbytes=64 << 20)
-    turns_s = {"unisono": (9e-3, 9e-3, 20e-3, 5e-3, 7e-3), "memory": (5e-3,) * 5}
+    rounds_s = {"unisono": (9e-3, 9e-3, 20e-3, 5e-3, 7e-3), "memory": (5e-3,) * 5}
     row = replace(
         report.rows[0],
         case=large,
-        measurements=tuple(Measurement(contestant=c, times_s=t) for c, t in turns_s.items()),
+        measurements=tuple(Measurement(contestant=c, times_s=t) for c, t in rounds_s.items()),
         probes_s=(far, near, far, near, near),
     )
     settings = {"rounds": 5}
     page = render_page([replace(report, rows=(row,), settings=settings).to_dict()], {}, {})
-    assert "| all_reduce 64 MiB n=2, near | <= 6.9 ms | not seen in near mode | - |" in page
+    assert "| all_reduce 64 MiB n=2, near | <= 6.9 ms | no rounds in near mode | - |" in page
     row = replace(row, probes_s=(near, near, near, far, near))
     page = render_page([replace(report, rows=(row,), settings=settings).to_dict()], {}, {})
-    assert "| all_reduce 64 MiB n=2, near | <= 6.9 ms | 9.0 ms in 2 of 5 turns | **no** |" in page
+    assert "| all_reduce 64 MiB n=2, near | <= 6.9 ms | 9.0 ms in 2 of 5 rounds | **no** |" in page
     assert "| all_reduce 64 MiB n=2, near: over the limit | <= 1.3 | 1.80 | **no** |" in page
 
 
-def test_many_ranks_beside_few_with_and_without_the_limit(report: RunReport) -> None:
+def test_many_ranks_are_compared_with_few_and_the_limit(report: RunReport) -> None:
     def page(*, limit: bool) -> str:
         rows = []
         for ranks, ours_s, memory_s in ((4, 10e-3, 8e-3), (8, 15e-3, 16e-3)):
@@ -66,12 +66,12 @@ def test_many_ranks_beside_few_with_and_without_the_limit(report: RunReport) -> 
     assert "| <= 2 | 1.50 | yes |" in page(limit=False)
 
 
-def test_nothing_measured_yet() -> None:
+def test_a_page_without_measurements() -> None:
     assert "Nothing was measured yet" in render_page([], {}, {})
 
 
 def part(rails: int, ours_s: float, gloo_s: float) -> dict[str, Any]:
-    """A document of one row: 16 MiB between two hosts, where the limit is 0.14 s."""
+    """Returns a document with one row: 16 MiB between two hosts, with a limit of 0.14 s."""
     times_s = {"unisono": ours_s, "gloo": gloo_s, "network": 0.14}
     results = {
         name: {
@@ -107,7 +107,7 @@ def test_several_hosts() -> None:
 def messages(
     report: RunReport, ranks: int, rows: dict[tuple[str, int], tuple[float, float]]
 ) -> Any:
-    """A document of messages: our time and Open MPI's, by operation and size."""
+    """Returns a document of messages: our time and Open MPI's, by operation and size."""
     made = tuple(
         Row(
             case=Case(op=op, ranks=ranks, nbytes=nbytes),
@@ -131,7 +131,7 @@ def test_messages_and_their_bars(report: RunReport) -> None:
     }
     eight = {("stream", small): (1e-6, 1.1e-6)}
     page = render_p2p({"n2": messages(report, 2, two), "n8": messages(report, 8, eight)})
-    assert "Others used at most 0.1 cores when a part began." in page
+    assert "Other processes used at most 0.1 cores at the start of a part." in page
     name = "half round trip, n = 2"
     mean = f"| {name}: openmpi's time over ours, geometric mean of 2 sizes | >= 1.3 | 1.79 | yes |"
     assert mean in page
@@ -156,7 +156,7 @@ def test_memory_and_pipelines() -> None:
     step = {"microbatches": 8, "message_bytes": 1024, "wrong": 0}
     pipeline = {"stages": 4, "rows": [{**step, "time_s": {"unisono": 2e-3, "gloo": 1.9e-3}}]}
     page = render_p2p({"memory": memory, "pipeline": pipeline})
-    name = "memory for 48 x 8M that nobody asked for, 2 hosts"
+    name = "memory of 48 x 8M unexpected messages, 2 hosts"
     assert f"| {name} | < 16 MiB | 9.0 MiB | yes |" in page
     assert f"| {name} | < 16 MiB | 9.0 MiB | **no** |" in page  # three elements were wrong
     assert f"| {name} | < 16 MiB | it hung | **no** |" in page
@@ -165,19 +165,19 @@ def test_memory_and_pipelines() -> None:
     assert f"| {name} | >= 1 | 0.95 | **no** |" in page
 
 
-def test_what_calls_take() -> None:
+def test_times_of_calls() -> None:
     rows = [
         {"api": "torch", "call": call, "times_s": times_s, "wrong": 0}
         for call, times_s in (("send", [2e-6, 2.5e-6, 9e-6]), ("receive", [3.1e-6]))
     ]
     page = render_p2p({"calls": {"burst": 32, "rows": rows}})
-    name = "of 8 B, torch: what the call takes | < 3 us"
+    name = "of 8 B, torch: time of the call | < 3 us"
     assert f"| asynchronous send {name} | 2.50 us | yes |" in page
     assert f"| asynchronous receive {name} | 3.10 us | **no** |" in page
     assert "| torch | receive | 3.10 | 0 |" in page
 
 
-def test_trees_beside_each_other() -> None:
+def test_trees_are_compared() -> None:
     def row(ranks: int, nbytes: int, this_s: float, other_s: float, wrong: int = 0) -> Any:
         times = {"this": [this_s], "other": [other_s]}
         case = {"op": "scan", "ranks": ranks, "size_bytes": nbytes}
@@ -186,9 +186,9 @@ def test_trees_beside_each_other() -> None:
     rows = [row(2, 8, 1.0, 1.1), row(2, 1024, 1.0, 1.0), row(4, 8, 1.0, 1.2)]
     rows.append(row(4, 1024, 1.0, 1.0, wrong=1))
     page = render_trees({"other": "abc1234", "rounds": 1, "rows": rows})
-    name = "that tree's time over this one's, geometric mean of 2 rows | >= 0.98"
+    name = "the other tree's time over this one's, geometric mean of 2 rows | >= 0.98"
     assert f"| n = 2: {name} | 1.049 | yes |" in page
-    assert f"| n = 4: {name} | 1.095 | **no** |" in page  # for it was wrong
+    assert f"| n = 4: {name} | 1.095 | **no** |" in page  # fails because of a wrong element
     assert page[-2:] == ["| 8 | 1.10 | 1.20 |", "| 1K | 1.00 | **wrong** |"]
 
 
@@ -201,7 +201,7 @@ def test_regret_and_its_bars() -> None:
     assert page[-3:] == ["| operation | ranks | 1K |", "|---|---|---|", "| reduce | 2 | 1.24 |"]
 
 
-def test_a_price_is_a_median_over_turns() -> None:
+def test_a_price_is_a_median_over_rounds() -> None:
     row = {"op": "scan", "ranks": 2, "dtype": "float32", "nbytes": 1 << 20}
     times_s = {"default_s": [1.0, 2.0, 9.0], "reproducible_s": [1.1, 3.0, 9.0]}
     page = render_reproducible({"rows": [{**row, **times_s}]})
@@ -209,7 +209,7 @@ def test_a_price_is_a_median_over_turns() -> None:
     assert page[-1] == "| scan | 2 | float32 | 1.10 |"
 
 
-def test_a_fault_that_did_not_end_as_specified(tmp_path: Path) -> None:
+def test_a_fault_that_violates_its_specification_is_marked(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     name = "test_fifty_of_fifty"
     report.write_text(
@@ -220,7 +220,7 @@ def test_a_fault_that_did_not_end_as_specified(tmp_path: Path) -> None:
     assert page[-2:] == ["| cut | 50 of 50 |", "| zeros | **not all of 50** |"]
 
 
-def test_faults_amid_other_things_are_not_kept(tmp_path: Path) -> None:
+def test_faults_under_other_traffic_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "faults.json"
     path.write_text('{"faults": [{"fault": "cut", "as_specified": true}]}')
     write_faults(path, [{"fault": "zeros", "as_specified": True}])
@@ -241,7 +241,7 @@ def test_errors_of_the_simulator() -> None:
     assert page[-1] == "| 2 | ring | 100 (-2.0%) | 100 (+16.0%) |"
 
 
-def test_the_page_tells_the_results(tmp_path: Path) -> None:
-    """Of what lies in the folder: `python benchmarks/page.py` writes it anew."""
+def test_the_page_equals_the_results(tmp_path: Path) -> None:
+    """RESULTS.md equals the page of the results folder; `python benchmarks/page.py` writes it."""
     write_page(FOLDER / "results", tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_text() == (FOLDER / "RESULTS.md").read_text()

@@ -1,4 +1,4 @@
-"""Real worlds of real processes, small."""
+"""Tests with real ranks in real processes, and small sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = [
     Case(op="ping_pong", ranks=2, nbytes=8),
     Case(op="stream", ranks=2, nbytes=3000),
 ]
-# What not everybody has.
+# Cases that some contestants lack.
 SPECIAL = [
     *(Case(op=op, ranks=2, nbytes=1000, root=1) for op in OPERATIONS if op.endswith("_v")),
     Case(op="all_reduce", ranks=2, nbytes=1000, dtype="int32", redop="lor"),
@@ -33,18 +33,18 @@ SPECIAL = [
     Case(op="all_reduce", ranks=2, nbytes=1000, dtype="float32_int32", redop="maxloc"),
     Case(op="broadcast", ranks=2, nbytes=1000, dtype="float8_e4m3fn"),
 ]
-# A rank whose library gets one element wrong.
-LIAR = """
+# A rank whose library returns a wrong element.
+WRONG_RANK = """
 from unisono.bench import contestant_rank
 from unisono.bench.peers.base import Peer
 
-class Liar(Peer):
+class WrongPeer(Peer):
     def __init__(self, rank):
         self.rank = rank
     def bind(self, case, x, out):
         return lambda: x.__setitem__(0, 5)
 
-contestant_rank.connect_peer = lambda contestant, rank, ranks, meeting: Liar(rank)
+contestant_rank.connect_peer = lambda contestant, rank, ranks, rendezvous: WrongPeer(rank)
 contestant_rank.main()
 """
 
@@ -67,7 +67,7 @@ def test_gloo_beside_the_memory_limit() -> None:
 
 @pytest.mark.parametrize("name", ["unisono", "unisono:ring"])
 def test_our_communicator(name: str) -> None:
-    cases = [case for case in CASES if case.op != "all_to_all"]  # for which there is no ring
+    cases = [case for case in CASES if case.op != "all_to_all"]  # all_to_all has no ring
     report = run_benchmark(cases, [name, "memory"], ours=name, pace=QUICK, bind=True)
     assert report.skipped == {}
     assert not report.failed
@@ -92,54 +92,54 @@ def test_mpi(name: str) -> None:
 
 
 @pytest.mark.torch
-def test_peers_are_left_out_where_they_have_no_such_thing() -> None:
+def test_peers_are_skipped_for_operations_they_lack() -> None:
     pytest.importorskip("torch")
     report = run_benchmark(SPECIAL, ["unisono", "gloo"], ours="unisono", pace=QUICK)
     assert not report.failed
-    left_out = {}
+    errors = {}
     for row in report.rows:
         found = row.of("gloo")
         assert found is not None
-        left_out[row.case.op, row.case.redop] = found.error
-    assert left_out.pop(("all_to_all_v", "sum")) is None
-    assert left_out["gather_v", "sum"] == "gather of gloo moves pieces of one length"
-    assert left_out["all_reduce", "lor"] == "torch.distributed has no lor"
-    assert left_out["all_reduce", "maxloc"] == "torch has no float32_int32"
-    assert all(left_out.values())
+        errors[row.case.op, row.case.redop] = found.error
+    assert errors.pop(("all_to_all_v", "sum")) is None
+    assert errors["gather_v", "sum"] == "gather of gloo needs pieces of equal length"
+    assert errors["all_reduce", "lor"] == "torch.distributed has no lor"
+    assert errors["all_reduce", "maxloc"] == "torch has no float32_int32"
+    assert all(errors.values())
 
 
 def test_a_wrong_result_is_found_and_fails_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    script = tmp_path / "liar.py"
-    script.write_text(LIAR)
+    script = tmp_path / "wrong_rank.py"
+    script.write_text(WRONG_RANK)
 
-    def plan_liar(
+    def plan_wrong_ranks(
         contestant: Contestant, *, ranks: int, folder: Path, bind: bool, cluster: object
     ) -> list[tuple[str, ...]]:
         command = [sys.executable, str(script), contestant.name, str(folder), "--ranks", str(ranks)]
         return [(*command, "--rank", str(rank)) for rank in range(ranks)]
 
-    monkeypatch.setattr(world_module, "plan_launch", plan_liar)
+    monkeypatch.setattr(world_module, "plan_launch", plan_wrong_ranks)
     report = run_benchmark(CASES[:1], ["unisono"], ours="unisono", pace=QUICK)
     assert report.wrong >= 2 * 2 * 15  # nearly all of 16 elements, on 2 ranks, twice
     assert report.failed
 
 
-def test_ranks_that_end_are_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan_end(
+def test_ended_ranks_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan_ending_ranks(
         contestant: Contestant, *, ranks: int, folder: Path, bind: bool, cluster: object
     ) -> list[tuple[str, ...]]:
         command = (sys.executable, "-c", "print('no such library'); raise SystemExit(3)")
         return [command] * ranks
 
-    monkeypatch.setattr(world_module, "plan_launch", plan_end)
+    monkeypatch.setattr(world_module, "plan_launch", plan_ending_ranks)
     report = run("unisono", ours="unisono")
     assert "no such library" in report.skipped["unisono"]
     assert report.failed
 
 
-def test_more_ranks_than_a_host_has_are_refused_before_any_process(
+def test_too_many_ranks_are_refused_before_any_process_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(world_module.subprocess, "Popen", None)
@@ -148,7 +148,7 @@ def test_more_ranks_than_a_host_has_are_refused_before_any_process(
         run_benchmark([case], ["unisono"], ours="unisono", pace=QUICK)
 
 
-def test_how_many_ranks_are_too_many() -> None:
+def test_the_limit_of_ranks() -> None:
     most = min(64 * usable_cores(), MOST_RANKS)
     assert reason_against(most) == ""
     assert f"{most + 1} ranks are too many: at most {most}, " in reason_against(most + 1)
@@ -156,12 +156,12 @@ def test_how_many_ranks_are_too_many() -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (3, limits[1]))
     try:
         assert reason_against(3) == ""
-        assert "at most 3, the limit of processes here (ulimit -u)" in reason_against(4)
+        assert "at most 3, the limit of processes (ulimit -u)" in reason_against(4)
     finally:
         resource.setrlimit(resource.RLIMIT_NPROC, limits)
 
 
-def test_pace_is_the_same_rule_for_all() -> None:
+def test_pace_has_one_rule_for_all_contestants() -> None:
     pace = Pace(rounds=5, round_s=0.03)
     assert pace.iterations(1e-6, contestants=3) == 30_000
     assert pace.iterations(0.1, contestants=3) == 3
@@ -173,7 +173,7 @@ def test_a_budget_shortens_rounds_and_then_allows_single_calls() -> None:
     assert pace.iterations(0.1, contestants=3) == 1
 
 
-def test_who_is_too_slow_for_the_budget_is_left_out_of_the_row() -> None:
+def test_a_contestant_too_slow_for_the_budget_is_skipped() -> None:
     pace = Pace(rounds=2, row_budget_s=1e-9)
     report = run_benchmark(CASES[:1], ["memory"], ours="memory", pace=pace)
     (measurement,) = report.rows[0].measurements

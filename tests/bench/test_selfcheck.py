@@ -37,7 +37,7 @@ def test_failures_of_any_rank_count() -> None:
     assert selfcheck._merge((good, bad)).failures == bad.failures
 
 
-def test_ranks_that_do_not_run_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_start_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise RuntimeError("no memory")
 

@@ -16,7 +16,7 @@ def test_units_are_powers_of_two(text: str, size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "K", "-8", "8T", "1.3", "0.0001K", "8 8"])
-def test_nonsense_is_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a"):
         parse_size(text)
 
@@ -28,11 +28,11 @@ def test_lists_and_ranges() -> None:
 
 
 @pytest.mark.parametrize("text", ["8:4", "8:16:x1", "8:16:fast", "0:8", "1:2:3:4"])
-def test_ranges_that_do_not_go_up_are_refused(text: str) -> None:
+def test_invalid_ranges_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="range"):
         parse_sizes(text)
 
 
 @given(st.integers(min_value=0, max_value=1 << 40))
-def test_formatting_loses_nothing(size_bytes: int) -> None:
+def test_formatted_sizes_parse_to_the_same_value(size_bytes: int) -> None:
     assert parse_size(format_size(size_bytes)) == size_bytes

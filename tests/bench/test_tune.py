@@ -1,4 +1,4 @@
-"""Tuning: what is measured, what follows from it, and that an interrupted run goes on."""
+"""Tests of tuning: the candidates, the resulting selection, and resuming an interrupted run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_default_is_always_a_candidate(op: Op, ranks: int) -> None:
         max_size=6,
     )
 )
-def test_at_every_measured_size_the_choice_is_within_five_per_cent(
+def test_the_choice_is_within_five_per_cent_at_every_measured_size(
     sizes: dict[int, dict[str, float]],
 ) -> None:
     cells = {
@@ -54,18 +54,18 @@ def test_at_every_measured_size_the_choice_is_within_five_per_cent(
         assert rule is not None
         assert times_s[rule.algorithm] <= min(times_s.values()) * 1.05
         assert times_s.items() <= selection.times_s(Op.ALL_REDUCE, size, 2).items()
-    for size in (0, 1 << 40):  # outside of what was measured, too
+    for size in (0, 1 << 40):  # also outside of the measured sizes
         assert selection.choose(Op.ALL_REDUCE, size, ranks=2) is not None
     assert selection.choose(Op.ALL_REDUCE, 64, ranks=3) is None
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     whole = Journal(path, MACHINE, resume=False)
     first = tune(REQUEST, whole)
     assert [cell for cell in REQUEST.cells if cell not in whole.cells] == []
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:3], lines[3][:20]]))  # stopped while writing
+    path.write_text("\n".join([*lines[:3], lines[3][:20]]))  # interrupted while writing
     again = Journal(path, MACHINE, resume=True)
     assert list(again.cells) == REQUEST.cells[:2]
     steps: list[str] = []
@@ -79,10 +79,10 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert Journal(path, MACHINE, resume=False).cells == {}
 
 
-def test_a_journal_of_another_machine_or_with_a_hole_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_or_damaged_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     Journal(path, MACHINE, resume=False).add(CELL, {"direct": 1e-6})
-    with pytest.raises(ValueError, match="no journal of this machine"):
+    with pytest.raises(ValueError, match="not a journal of this machine"):
         Journal(path, {"cpu": "y"}, resume=True)
     head, line = path.read_text().splitlines()
     path.write_text("\n".join([head, "{", line]))
@@ -93,15 +93,15 @@ def test_a_journal_of_another_machine_or_with_a_hole_is_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (("--ops", "barrier"), "barrier has nothing to tune"),
+        (("--ops", "barrier"), "barrier has only one algorithm"),
         (("--ops", "all"), "unknown operation 'all'; known: all_reduce"),
-        (("-n", "1"), "2 or more ranks"),
+        (("-n", "1"), "at least 2 ranks"),
         (("-n", "2,5000"), "5000 ranks are too many: at most "),
-        (("-n", "2,x"), "'x' is no number of ranks"),
+        (("-n", "2,x"), "got 'x'"),
         (("--sizes", "0"), "sizes above 0"),
     ],
 )
-def test_the_command_refuses_mistakes(wrong: tuple[str, str], says: str, tmp_path: Path) -> None:
+def test_tune_refuses_invalid_options(wrong: tuple[str, str], says: str, tmp_path: Path) -> None:
     words = ["tune", "--out", str(tmp_path / "s.json"), *wrong]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "150"})
     assert result.exit_code == 2
@@ -109,7 +109,7 @@ def test_the_command_refuses_mistakes(wrong: tuple[str, str], says: str, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_writes_a_selection_that_explain_uses(
+def test_tune_writes_a_selection_that_explain_uses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -121,7 +121,7 @@ def test_the_command_writes_a_selection_that_explain_uses(
     assert {m.nbytes for m in selection.measured} == {64}
     result = CliRunner().invoke(app, ["explain", "scatter", "64", "-n", "2", "--json", "-"])
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout)
-    assert said["algorithm"] == selection.rules[0].algorithm
-    assert said["source"] == f"tuned file, {path}"
-    assert said["time"]["measured_s"] > 0
+    explanation = json.loads(result.stdout)
+    assert explanation["algorithm"] == selection.rules[0].algorithm
+    assert explanation["source"] == f"tuned file, {path}"
+    assert explanation["time"]["measured_s"] > 0

@@ -29,7 +29,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bench.json").write_text(json.dumps({"rows": rows}))
 
 
-def test_from_a_measurement_to_a_prediction() -> None:
+def test_calibrate_and_simulate_predict_measured_times() -> None:
     code, output = unisono(
         *(
             "calibrate",
@@ -52,11 +52,11 @@ def test_from_a_measurement_to_a_prediction() -> None:
     assert code == 0 and "messages as measured: all_reduce on 4 ranks (bench.json)" in output
     found = json.loads(Path("s.json").read_text())
     assert found["algorithms"][0]["time_s"] == pytest.approx(12e-6 + (1 << 20) * 1.5e-9)
-    # The bound is that of the links that were measured.
+    # The bound is that of the measured links.
     assert found["bound_s"] == pytest.approx((1 << 20) * 1.5e-9)
 
 
-def test_runs_make_one_model() -> None:
+def test_several_runs_give_one_model() -> None:
     Path("again.json").write_text(Path("bench.json").read_text())
     code, output = unisono("calibrate", "bench.json", "again.json", "--json", "c.json")
     assert code == 0, output
@@ -64,31 +64,31 @@ def test_runs_make_one_model() -> None:
     assert model["source"] == "bench.json, again.json"
 
 
-def test_bench_shows_what_was_foretold() -> None:
+def test_bench_prints_predicted_times() -> None:
     code, output = unisono(
         *("bench", "all_reduce", "-n", "2", "--sizes", "1K", "--against", "", "--rounds", "1"),
         *("--round-s", "0.001", "--predict", "bench.json", "--json", "out.json"),
     )
     assert code == 0 and "predicted us" in output
     (row,) = json.loads(Path("out.json").read_text())["rows"]
-    # `direct`: two rounds; a rank sends 3/4 of the bytes on 4 ranks, half of them on 2.
+    # `direct` has two rounds; a rank sends 3/4 of the bytes on 4 ranks, half of them on 2.
     assert row["predicted_s"] == pytest.approx(2 * (6e-6 + 512 * 1e-9))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "error"),
     [
         (["calibrate", "none.json"], "No such file"),
-        (["calibrate", "bench.json", "--contestant", "gloo"], "gloo was not measured"),
+        (["calibrate", "bench.json", "--contestant", "gloo"], "'gloo' was not measured"),
         (["calibrate", "bench.json", "--algorithm", "rign"], "has no algorithm"),
         (["bench", "broadcast", "--predict", "bench.json"], "no model of broadcast, only of"),
         (["simulate", "all_reduce", "-t", "star:4", "--model", "none"], "No such file"),
         (
             ["simulate", "all_reduce", "-t", "star:4", "--model", "bench.json", "--in-network"],
-            "does not tell what switches add up",
+            "does not describe switches that reduce",
         ),
     ],
 )
-def test_refusals(arguments: list[str], told: str) -> None:
+def test_refusals(arguments: list[str], error: str) -> None:
     code, output = unisono(*arguments)
-    assert code == 2 and told in output
+    assert code == 2 and error in output

@@ -21,7 +21,7 @@ def test_a_command_runs_on_every_host_and_ends_the_lab() -> None:
     assert done.returncode == 1
 
 
-def test_the_hosts_as_json() -> None:
+def test_lab_prints_its_hosts_as_json() -> None:
     done = unisono_lab("--rails", "2", "--json", "-", "--", "true")
     hosts = json.loads(done.stdout)["hosts"]
     assert [host["name"] for host in hosts] == ["host0", "host1"]

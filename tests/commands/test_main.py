@@ -47,19 +47,19 @@ def test_all_commands_are_listed() -> None:
     assert all(command in output for command in COMMANDS)
 
 
-def test_help_of_bench_lists_all_that_can_be_measured() -> None:
+def test_help_of_bench_lists_all_operations_types_and_reductions() -> None:
     _, output = run("bench", "--help")
     words = set(re.findall(r"\w+", output))
     assert {*OPERATIONS, *STORAGE, *REDUCTIONS} <= words
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     code, output = run("--version")
     assert code == 0 and output.split() == ["unisono", unisono.__version__]
 
 
 @pytest.mark.parametrize("options", [(), ("--json", "-")])
-def test_a_full_disk_is_told_in_a_line(options: tuple[str, ...]) -> None:
+def test_a_full_disk_is_reported_in_one_line(options: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(
             [sys.executable, "-m", "unisono", "show", "barrier", *options],
@@ -72,7 +72,7 @@ def test_a_full_disk_is_told_in_a_line(options: tuple[str, ...]) -> None:
     assert "Traceback" not in answer.stderr
 
 
-def test_a_locale_without_the_signs_of_tables_gets_others() -> None:
+def test_a_locale_without_table_characters_gets_replacements() -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "unisono", "topo", "ring:4"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
@@ -82,7 +82,7 @@ def test_a_locale_without_the_signs_of_tables_gets_others() -> None:
     assert b"ranks" in answer.stdout and answer.stdout.isascii()
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_imports_no_slow_modules() -> None:
     script = (
         "import sys, unisono.commands.main; "
         "heavy = 'numpy', 'torch', 'matplotlib', 'mpi4py', 'unisono.train'; "
@@ -109,14 +109,14 @@ def test_help_loads_nothing_heavy() -> None:
         ("all_reduce", "--hosts", "2", "-n", "4"),
     ],
 )
-def test_mistakes_are_refused_before_anything_starts(wrong: tuple[str, ...]) -> None:
+def test_invalid_options_of_bench_are_refused_at_once(wrong: tuple[str, ...]) -> None:
     code, output = run("bench", *wrong)
     assert code == 2
     assert "Error" in output
 
 
 @pytest.mark.parametrize("wrong", [("allreduce", "8"), ("all_reduce", "8Q")])
-def test_explain_refuses_what_does_not_exist(wrong: tuple[str, str]) -> None:
+def test_explain_refuses_unknown_operations_and_sizes(wrong: tuple[str, str]) -> None:
     code, output = run("explain", *wrong)
     assert code == 2
     assert "Error" in output
@@ -128,7 +128,7 @@ def test_explain_names_the_algorithm() -> None:
     assert "all_reduce of 65536 bytes on 2 ranks" in output
 
 
-def test_train_is_handed_on() -> None:
+def test_train_has_its_own_help() -> None:
     answer = subprocess.run(
         [sys.executable, "-c", "from unisono.commands.main import main; main()", "train", "--help"],
         capture_output=True,

@@ -10,7 +10,7 @@ from unisono.commands.main import app
 from unisono.commands.outputs import writable
 
 
-def test_missing_folders_are_made(tmp_path: Path) -> None:
+def test_missing_folders_are_created(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "out.json"
     assert writable(path) == path
     assert path.parent.is_dir()
@@ -18,7 +18,7 @@ def test_missing_folders_are_made(tmp_path: Path) -> None:
     assert writable(None) is None
 
 
-def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match=f"cannot write {tmp_path}: Is a directory"):
         writable(str(tmp_path))
     (tmp_path / "file").touch()
@@ -39,7 +39,9 @@ def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> No
     ],
     ids=lambda words: words[0],
 )
-def test_a_command_refuses_before_it_works(words: list[str], tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, [*words, str(tmp_path)])
-    assert told.exit_code == 2
-    assert "Is a directory" in " ".join(told.output.replace("│", " ").split())
+def test_a_command_refuses_an_unwritable_path_before_it_works(
+    words: list[str], tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(app, [*words, str(tmp_path)])
+    assert result.exit_code == 2
+    assert "Is a directory" in " ".join(result.output.replace("│", " ").split())

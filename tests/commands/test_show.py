@@ -22,7 +22,7 @@ def show(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_it_prints_a_table_and_writes_both_drawings() -> None:
+def test_show_prints_a_table_and_writes_both_drawings() -> None:
     code, output = show("all_reduce", "ring", "-n", "8", "--size", "64M")
     assert code == 0
     assert "0→1: 7+" in output and "a rank sends 112 MiB" in output
@@ -44,12 +44,12 @@ def test_it_prints_a_table_and_writes_both_drawings() -> None:
         (("-n", "200"), set()),
     ],
 )
-def test_only_what_is_asked_for_is_written(options: tuple[str, ...], files: set[str]) -> None:
+def test_only_requested_files_are_written(options: tuple[str, ...], files: set[str]) -> None:
     assert show("broadcast", "direct", *options)[0] == 0
     assert {path.name for path in Path.cwd().iterdir()} == files
 
 
-def test_a_schedule_from_a_file_is_shown_as_the_algorithm_is() -> None:
+def test_a_schedule_from_a_file_is_drawn_like_its_algorithm() -> None:
     schedule = build("gather", "binomial_tree", ranks=5, root=2)
     Path("mine.json").write_text(to_json(schedule))
     code, output = show("mine.json", "--json", "again.json")
@@ -69,7 +69,7 @@ def test_json_on_standard_output_is_only_json() -> None:
     assert "all_gather by ring" in result.stderr
 
 
-def test_a_wrong_schedule_is_shown_with_its_mistake() -> None:
+def test_a_wrong_schedule_is_drawn_with_its_error() -> None:
     b = Builder(Collective(op=Op.BROADCAST, ranks=3, root=0), "mine")
     b.copy(0, 0, 1)
     Path("wrong.json").write_text(to_json(b.build()))
@@ -92,7 +92,7 @@ def test_an_operation_alone_lists_its_algorithms_with_their_costs(op: Op) -> Non
     assert {path.name for path in Path.cwd().iterdir()} == {"list.json"}
 
 
-def test_the_costs_listed_are_of_these_ranks_and_this_size() -> None:
+def test_listed_costs_are_for_these_ranks_and_this_size() -> None:
     output = show("all_reduce", "-n", "8", "--size", "64M")[1]
     ring = next(line for line in output.splitlines() if line.startswith("ring"))
     assert ring.split("│")[1].strip() == "14" and "112 MiB" in ring
@@ -101,22 +101,22 @@ def test_the_costs_listed_are_of_these_ranks_and_this_size() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (("allreduce", "ring"), "no file and none of the operations"),
+        (("allreduce", "ring"), "neither a file nor one of the operations"),
         (("all_reduce", "rings"), "has no algorithm"),
-        (("all_reduce", "ring", "-n", "400"), "take fewer ranks"),
+        (("all_reduce", "ring", "-n", "400"), "use fewer ranks"),
         (("broadcast", "direct", "--root", "8"), "root 8"),
         (("all_reduce", "ring", "--size", "8Q"), "not a size"),
         (("all_reduce", "ring", "--svg", "x.png"), "must end in .svg"),
         (("all_reduce", "ring", "--layout", "star"), "auto, circle, grid, line"),
-        (("all_reduce", "ring", "-n", "129", "--html", "x.html"), "up to 128 ranks"),
+        (("all_reduce", "ring", "-n", "129", "--html", "x.html"), "at most 128 ranks"),
         (("all_reduce", "ring", "--svg", "."), "Is a directory"),
         (("all_reduce", "ring", "--root", "1"), "all_reduce has no root"),
-        (("all_reduce", "--all"), "name an algorithm"),
-        (("all_reduce", "ring", "--no-files", "--open"), "nothing is drawn"),
+        (("all_reduce", "--all"), "needs an algorithm"),
+        (("all_reduce", "ring", "--no-files", "--open"), "needs a drawing"),
         ((".",), "cannot be read: Is a directory"),
     ],
 )
-def test_mistakes_are_refused_and_nothing_is_written(wrong: tuple[str, ...], says: str) -> None:
+def test_invalid_options_are_refused_and_write_no_files(wrong: tuple[str, ...], says: str) -> None:
     code, output = show(*wrong)
     assert code == 2
     assert says in " ".join(output.replace("│", " ").split())

@@ -28,8 +28,8 @@ def topo(*arguments: str) -> tuple[int, str]:
 def test_facts_and_files() -> None:
     code, output = topo("torus:4x4", "--svg", "t.svg", "--html", "t.html", "--save", "t.json")
     assert code == 0
-    for told in ("2.133 links", "400 GB/s", "64 directed links", "written: t.svg"):
-        assert told in output
+    for text in ("2.133 links", "400 GB/s", "64 directed links", "written: t.svg"):
+        assert text in output
     assert topology.load("t.json") == topology.torus([4, 4])
     assert {path.name for path in Path.cwd().iterdir()} == {"t.svg", "t.html", "t.json"}
 
@@ -56,11 +56,11 @@ def test_this_machine_and_files_of_others() -> None:
         (("ring:8", "--svg", "x.png"), "must end in .svg"),
         (("ring:8", "--save", "x.xm"), "must end in .json or .xml"),
         (("none.json",), "No such file"),
-        (("ring:5000", "--svg", "x.svg"), "up to 4,096 nodes"),
+        (("ring:5000", "--svg", "x.svg"), "at most 4,096 nodes"),
         (("fat_tree:k=4", "--save", "x.xml"), "no network switches"),
     ],
 )
-def test_mistakes_are_refused_and_nothing_is_written(wrong: tuple[str, ...], says: str) -> None:
+def test_invalid_options_are_refused_and_write_no_files(wrong: tuple[str, ...], says: str) -> None:
     code, output = topo(*wrong)
     assert code == 2
     assert says in " ".join(output.replace("│", " ").split())
@@ -68,7 +68,7 @@ def test_mistakes_are_refused_and_nothing_is_written(wrong: tuple[str, ...], say
 
 
 @pytest.mark.parametrize("spec", [*EXAMPLES, "torus:3x3x3x3", "ring:1", "dgx:8/torus:4x4"])
-def test_drawings_show_every_node_and_cable_apart(spec: str) -> None:
+def test_drawings_have_every_node_and_cable_apart(spec: str) -> None:
     drawn = topology.parse(spec)
     root = ElementTree.fromstring(network.network_svg(drawn))
     found = [element.get("class") for element in root.iter()]
@@ -86,7 +86,7 @@ def test_a_ring_is_a_circle_and_a_tree_has_levels() -> None:
     assert len({y for _, y in network.places(tree).points.tolist()}) == 4
 
 
-def test_the_page_knows_the_ways() -> None:
+def test_the_page_has_the_routes() -> None:
     page = network.network_html(topology.line(4))
     data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
     assert "{{" not in page and page.count("line:4") >= 3
@@ -95,5 +95,5 @@ def test_the_page_knows_the_ways() -> None:
 
 
 def test_too_many_nodes_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="up to 4,096 nodes"):
+    with pytest.raises(UnsupportedError, match="at most 4,096 nodes"):
         network.network_svg(topology.fat_tree(32))

@@ -14,7 +14,7 @@ from unisono.train.settings import Run
 
 
 def fake_launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Finished]:
-    """Trains nothing; the losses of the backend named `bad` are off."""
+    """Trains nothing; the losses of the backend named `bad` are wrong."""
     steps = run.periods * (run.steps_per_period or 22)
     listen(events.Started(total_steps=steps, parameters=1024))
     for backend in run.backends:
@@ -57,15 +57,15 @@ def call(*arguments: str) -> tuple[int, str, str]:
 
 def test_digits_compares_backends(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    status, shown, _ = call("digits", "--backends", "unisono,gloo", "--json", str(path))
+    status, printed, _ = call("digits", "--backends", "unisono,gloo", "--json", str(path))
     assert status == 0
-    assert "550 steps" in shown and "unisono" in shown and "gloo" in shown
-    assert "the loss curves of unisono and gloo agree" in " ".join(shown.split())
+    assert "550 steps" in printed and "unisono" in printed and "gloo" in printed
+    assert "the loss curves of unisono and gloo agree" in " ".join(printed.split())
     runs = json.loads(path.read_text())["runs"]
     assert [run["backend"] for run in runs] == ["unisono", "gloo"]
 
 
-def test_json_has_stdout_for_itself() -> None:
+def test_json_is_alone_on_stdout() -> None:
     status, stdout, stderr = call("text", "--backends", "gloo", "--steps", "50", "--json", "-")
     assert status == 0
     assert json.loads(stdout)["settings"]["task"] == "text"
@@ -73,12 +73,12 @@ def test_json_has_stdout_for_itself() -> None:
 
 
 def test_disagreement_fails() -> None:
-    status, shown, _ = call("digits", "--backends", "gloo,bad")
+    status, printed, _ = call("digits", "--backends", "gloo,bad")
     assert status == 1
-    assert "FAILED" in shown and "DISAGREE" in shown
+    assert "FAILED" in printed and "DISAGREE" in printed
 
 
-def test_a_failed_run_shows_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_prints_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(run: Run, listen: object) -> list[events.Finished]:
         raise UnisonoError("rank 1 [died]")
 
@@ -88,7 +88,7 @@ def test_a_failed_run_shows_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rank 1 [died]" in stderr
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
     status, _, stderr = call("digits")
     assert status == 2
@@ -103,6 +103,6 @@ def test_backends_must_differ(backends: str) -> None:
 
 @pytest.mark.parametrize("name", ["digits", "text"])
 def test_help_has_an_example(name: str) -> None:
-    status, shown, _ = call(name, "--help")
+    status, printed, _ = call(name, "--help")
     assert status == 0
-    assert f"Example: unisono train {name}" in shown
+    assert f"Example: unisono train {name}" in printed

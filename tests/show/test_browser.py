@@ -1,5 +1,5 @@
-"""The page in headless Chromium: every round is stepped through, and what it shows is compared
-with what the algorithms are known to do (closed forms, not our replay)."""
+"""Tests of the page in headless Chromium. The test steps through every round and compares the page
+with closed forms of the algorithms, not with our replay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unisono.algorithms import build
 from unisono.show import html, view
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="requires Debian's package chromium")
 
 Json = Any
 
@@ -92,7 +92,7 @@ WIDTHS = {"ring": 360, "direct": 1024, "doubling": 390, "tree": 1024, "pairwise"
 
 
 def page(case: tuple[str, str, int], script: str) -> str:
-    """A page with a script after its own."""
+    """Returns a page with an additional script at its end."""
     op, name, ranks = case
     text = html(view(build(op, name, ranks=ranks), nbytes=ranks << 20))
     text = text.replace("<script>", f"<script>{SEEN}</script><script>", 1)
@@ -100,7 +100,7 @@ def page(case: tuple[str, str, int], script: str) -> str:
 
 
 def visit(folder: Path) -> Json:
-    """Open harness.html of a folder in the browser; what it sends back."""
+    """Opens harness.html of a folder in the browser and returns the page's report."""
     reports: Queue[bytes] = Queue()
 
     class Handler(SimpleHTTPRequestHandler):
@@ -134,7 +134,7 @@ def visit(folder: Path) -> Json:
 
 @pytest.fixture(scope="module")
 def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
-    """All cases, walked through side by side in one browser, each in a frame of its width."""
+    """Reports of all cases, run side by side in one browser, each in a frame of its width."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "play.html").write_text(page(("all_reduce", "ring", 3), named(PLAY, "play")))
     frames = '<iframe src="play.html#round=0" width="1024" height="600"></iframe>'
@@ -207,13 +207,13 @@ def test_pairwise_all_to_all(walks: dict[str, Json], name: str, n: int) -> None:
             assert seen["held"][rank] == [str(s) if s in sources else "" for s in range(n)]
 
 
-def test_stepping_back_and_home_shows_what_was_there(walks: dict[str, Json]) -> None:
+def test_stepping_back_restores_the_earlier_round(walks: dict[str, Json]) -> None:
     for walked in (walks[name] for name in CASES):
         assert walked["back"] == walked["walk"][-2]
         assert walked["home"] == walked["walk"][0]
 
 
-def test_every_page_works_at_its_width_without_errors(walks: dict[str, Json]) -> None:
+def test_every_page_fits_its_width_without_errors(walks: dict[str, Json]) -> None:
     for name in CASES:
         walked = walks[name]
         assert walked["errors"] == [], name
@@ -222,11 +222,11 @@ def test_every_page_works_at_its_width_without_errors(walks: dict[str, Json]) ->
             assert seen["unnamed"] == 0
 
 
-def test_play_moves_the_chunks_and_ends_at_the_last_round(walks: dict[str, Json]) -> None:
-    played = walks["play"]
-    assert played["errors"] == []
-    assert played["opened"]["round"] == "0", "the address opens a round"
-    assert played["opened"]["held"] == [["0", "0 2", "0"], ["1", "1", "0 1"], ["1 2", "2", "2"]]
-    assert played["end"]["round"] == "3"
-    assert played["end"]["finished"] == 9
-    assert played["places"] > 3 * 4, "more places than where chunks rest"
+def test_play_moves_chunks_and_stops_after_the_last_round(walks: dict[str, Json]) -> None:
+    replayed = walks["play"]
+    assert replayed["errors"] == []
+    assert replayed["opened"]["round"] == "0", "the address selects a round"
+    assert replayed["opened"]["held"] == [["0", "0 2", "0"], ["1", "1", "0 1"], ["1 2", "2", "2"]]
+    assert replayed["end"]["round"] == "3"
+    assert replayed["end"]["finished"] == 9
+    assert replayed["places"] > 3 * 4, "packets also have positions on the path"

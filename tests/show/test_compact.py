@@ -1,4 +1,4 @@
-"""What the text says is what the schedule does: it is read back and compared."""
+"""Tests that compact text describes a schedule exactly: the text is parsed and compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.show.compact import entries, lines, pattern
 from unisono.types import Op
 
 Sent = set[tuple[int, int, int, int, bool]]
-"""(source, destination, chunk at the source, at the destination, whether it reduces)"""
+"""(source, destination, source chunk, destination chunk, reduce)"""
 
 EVERY = [(op, name) for op in Op for name in names(op)]
 
@@ -29,8 +29,9 @@ def numbers(text: str, others: set[int]) -> set[int]:
     return found
 
 
-def chunk_called(name: str, schedule: Schedule) -> int:
-    """The location that a label names: `2`, `s1`, `owner.part`, `source:destination.part`."""
+def location_of(name: str, schedule: Schedule) -> int:
+    """Returns the location that a label names: `2`, `s1`, `owner.part`,
+    `source:destination.part`."""
     collective = schedule.collective
     if name.startswith("s"):
         return collective.num_chunks + int(name[1:])
@@ -41,13 +42,13 @@ def chunk_called(name: str, schedule: Schedule) -> int:
     return int(piece) * collective.parts + int(part) if dot else int(piece)
 
 
-def chunks_called(text: str, schedule: Schedule) -> range:
+def locations_of(text: str, schedule: Schedule) -> range:
     first, _, last = text.partition("-")
-    return range(chunk_called(first, schedule), chunk_called(last or first, schedule) + 1)
+    return range(location_of(first, schedule), location_of(last or first, schedule) + 1)
 
 
 def read(text: str, schedule: Schedule) -> Sent:
-    """The transfers that one entry names."""
+    """Returns the transfers that one entry names."""
     hops, _, carried = text.partition(": ")
     sent: Sent = set()
     everyone = set(range(schedule.collective.ranks))
@@ -58,14 +59,14 @@ def read(text: str, schedule: Schedule) -> Sent:
         if arrow == "↔":
             links |= {(dst, src) for src, dst in links}
         for part in carried.split(","):
-            here, _, there = part.rstrip("+").partition("→")
-            places = chunks_called(here, schedule), chunks_called(there or here, schedule)
+            source, _, destination = part.rstrip("+").partition("→")
+            places = locations_of(source, schedule), locations_of(destination or source, schedule)
             for chunk, to in zip(*places, strict=True):
                 sent |= {(src, dst, chunk, to, part.endswith("+")) for src, dst in links}
     return sent
 
 
-def really(transfers: Sequence[Transfer]) -> Sent:
+def actual_transfers(transfers: Sequence[Transfer]) -> Sent:
     return {
         (t.src, t.dst, t.src_chunk + i, t.dst_chunk + i, t.reduce)
         for t in transfers
@@ -75,44 +76,44 @@ def really(transfers: Sequence[Transfer]) -> Sent:
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_entries_say_exactly_what_is_sent(data: st.DataObject) -> None:
+def test_entries_describe_all_transfers_exactly(data: st.DataObject) -> None:
     op, name = data.draw(st.sampled_from(EVERY))
     ranks = data.draw(st.integers(2, 12))
     schedule = build(op, name, ranks=ranks, root=data.draw(st.integers(0, ranks - 1)))
     for _, transfers in schedule.rounds():
-        said = [read(str(entry), schedule) for entry in entries(schedule, transfers)]
-        assert set().union(*said) == really(transfers)
-        assert sum(map(len, said)) == len(really(transfers)), "said twice"
+        described = [read(str(entry), schedule) for entry in entries(schedule, transfers)]
+        assert set().union(*described) == actual_transfers(transfers)
+        assert sum(map(len, described)) == len(actual_transfers(transfers)), "described twice"
 
 
-def meant(text: str, rank: int, ranks: int) -> int:
-    """The value of `r`, `r+3`, `r xor 2` or `5` at one rank."""
+def value_at(text: str, rank: int, ranks: int) -> int:
+    """Returns the value of `r`, `r+3`, `r xor 2` or `5` at one rank."""
     if "xor" in text:
         return rank ^ int(text.rsplit(maxsplit=1)[-1])
     return (rank + int(text[1:] or 0)) % ranks if text.startswith("r") else int(text)
 
 
-def said_by_pattern(schedule: Schedule, hops: str, chunks: str) -> Sent:
+def transfers_of_pattern(schedule: Schedule, hops: str, chunks: str) -> Sent:
     n, reduce = schedule.collective.ranks, chunks.endswith("+")
     chunks = chunks.rstrip("+")
-    said: list[tuple[int, int, range]] = []
+    described: list[tuple[int, int, range]] = []
     left, right = hops.split("→")
     for rank in range(n):
         everyone = [s for s in range(n) if s != rank]
         if chunks == "r:s, all s":
-            said += [(rank, s, one(rank * n + s)) for s in everyone]
+            described += [(rank, s, one(rank * n + s)) for s in everyone]
         elif left == "all":
-            said += [(s, rank, one(meant(chunks, rank, n))) for s in everyone]
+            described += [(s, rank, one(value_at(chunks, rank, n))) for s in everyone]
         elif right == "all":
-            said += [(rank, s, one(meant(chunks, rank, n))) for s in everyone]
+            described += [(rank, s, one(value_at(chunks, rank, n))) for s in everyone]
         elif "r" not in chunks:
-            said.append((rank, meant(right, rank, n), chunks_called(chunks, schedule)))
+            described.append((rank, value_at(right, rank, n), locations_of(chunks, schedule)))
         elif ":" in chunks:
-            owner, receiver = (meant(end, rank, n) for end in chunks.split(":"))
-            said.append((rank, meant(right, rank, n), one(owner * n + receiver)))
+            owner, receiver = (value_at(end, rank, n) for end in chunks.split(":"))
+            described.append((rank, value_at(right, rank, n), one(owner * n + receiver)))
         else:
-            said.append((rank, meant(right, rank, n), one(meant(chunks, rank, n))))
-    return {(src, dst, chunk, chunk, reduce) for src, dst, found in said for chunk in found}
+            described.append((rank, value_at(right, rank, n), one(value_at(chunks, rank, n))))
+    return {(src, dst, chunk, chunk, reduce) for src, dst, found in described for chunk in found}
 
 
 def one(chunk: int) -> range:
@@ -120,14 +121,16 @@ def one(chunk: int) -> range:
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_a_pattern_says_exactly_what_is_sent(op: Op, name: str) -> None:
+def test_a_pattern_describes_all_transfers_exactly(op: Op, name: str) -> None:
     for ranks in (3, 4, 7, 16):
         schedule = build(op, name, ranks=ranks)
         for number, transfers in schedule.rounds():
             found = pattern(schedule, transfers)
             if found is not None:
                 with turn(ranks=ranks, round=number):
-                    assert said_by_pattern(schedule, found.hops, found.chunks) == really(transfers)
+                    assert transfers_of_pattern(
+                        schedule, found.hops, found.chunks
+                    ) == actual_transfers(transfers)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +144,14 @@ def test_a_pattern_says_exactly_what_is_sent(op: Op, name: str) -> None:
         ("all_gather", "recursive_doubling", "r→r xor 1: r"),
     ],
 )
-def test_patterns_of_our_algorithms(op: str, name: str, text: str) -> None:
+def test_patterns_of_builtin_algorithms(op: str, name: str, text: str) -> None:
     schedule = build(op, name, ranks=16)
     _, transfers = next(schedule.rounds())
     assert lines(schedule, transfers, limit=4) == [f"{text}  for every rank r, mod 16"]
 
 
-def test_long_rounds_are_cut_and_say_so() -> None:
+def test_long_rounds_are_cut_with_a_count() -> None:
     schedule = build("all_to_all", "direct", ranks=9)
-    first = schedule.transfers[:40]  # no pattern: a part of it
+    first = schedule.transfers[:40]  # a part of a round has no pattern
     assert lines(schedule, first, limit=10)[-1] == "and 30 more"
     assert len(lines(schedule, first, limit=None)) == 40

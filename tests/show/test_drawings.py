@@ -1,4 +1,4 @@
-"""The SVG and the page as text; what a browser makes of them is in test_browser.py."""
+"""Tests of the SVG and the page as text; test_browser.py tests the page in a browser."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ HOSTILE = "</script><img src=x onerror=alert(1)>&"
 
 
 def titles(text: str) -> list[str]:
-    """The first words of the panels."""
+    """Returns the first words of the panels."""
     spans = [t[0].text or "" for t in ET.fromstring(text).iter(f"{SVG}text") if len(t)]
     return [span for span in spans if span == "start" or span.startswith("round")]
 
 
 @pytest.mark.parametrize("op", list(Op))
 @pytest.mark.parametrize("ranks", [1, 2, 7, 16])
-def test_every_algorithm_is_drawn_with_a_panel_a_round(op: Op, ranks: int) -> None:
+def test_every_algorithm_is_drawn_with_one_panel_per_round(op: Op, ranks: int) -> None:
     for name in names(op):
-        story = view(build(op, name, ranks=ranks, root=ranks - 1))
-        expected = ["start", *(f"round {scene.number}" for scene in story.scenes)]
-        found = titles(svg(story))
+        schedule_view = view(build(op, name, ranks=ranks, root=ranks - 1))
+        expected = ["start", *(f"round {round_.number}" for round_ in schedule_view.rounds)]
+        found = titles(svg(schedule_view))
         assert found == expected if len(expected) <= PANELS else set(found) < set(expected)
 
 
@@ -45,22 +45,22 @@ def test_copies_are_dashed_and_reductions_are_not() -> None:
     assert all(panel.count("stroke-dasharray") >= 4 for panel in panels[0][3:] + panels[1])
 
 
-def test_a_picture_of_many_ranks_stays_small_and_more_are_refused() -> None:
+def test_a_picture_of_many_ranks_is_small_and_too_many_are_refused() -> None:
     for op, name in (("all_reduce", "direct"), ("all_reduce", "ring"), ("all_to_all", "pairwise")):
         assert len(svg(view(build(op, name, ranks=64)))) < 2_000_000
     many = view(build("broadcast", "direct", ranks=MAX_RANKS + 1))
     for draw in (svg, html):
-        with pytest.raises(UnsupportedError, match="up to 128 ranks; this has 129"):
+        with pytest.raises(UnsupportedError, match="at most 128 ranks, got 129"):
             draw(many)
 
 
-def test_the_rounds_picked_are_those_around_the_changes() -> None:
+def test_pick_prefers_rounds_around_a_change_of_kind() -> None:
     assert pick(["reduce"] * 63 + ["copy"] * 63, 8) == [0, 1, 61, 62, 63, 64, 124, 125]
     assert pick(["copy"] * 5, 9) == [0, 1, 2, 3, 4]
 
 
 def data_of(page: str) -> dict[str, object]:
-    found = re.search(r'<script type="application/json" id="story">(.*?)</script>', page, re.DOTALL)
+    found = re.search(r'<script type="application/json" id="view">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return json.loads(found[1])
 
@@ -74,15 +74,15 @@ def test_a_page_needs_no_network() -> None:
 
 def test_names_from_a_file_cannot_become_markup() -> None:
     schedule = dataclasses.replace(build("all_reduce", "ring", ranks=2), algorithm=HOSTILE)
-    story = view(schedule)
-    page, picture = html(story), svg(story)
+    schedule_view = view(schedule)
+    page, picture = html(schedule_view), svg(schedule_view)
     assert HOSTILE not in page and "<img" not in page
     assert HOSTILE in str(data_of(page)["title"])
     assert HOSTILE in "".join(ET.fromstring(picture).itertext())
 
 
-def test_the_page_knows_what_the_ranks_hold() -> None:
-    """Replays the page's data as the page does: later writes replace earlier ones."""
+def test_the_page_data_describe_what_the_ranks_hold() -> None:
+    """The test replays the page's data as the page does: later writes replace earlier ones."""
     found = data_of(html(view(build("all_reduce", "recursive_doubling", ranks=8))))
     state = {(rank, location): mask for rank, location, _, mask, _ in found["start"]}  # type: ignore[attr-defined]
     for k, round_ in enumerate(found["rounds"], start=1):  # type: ignore[arg-type,var-annotated]

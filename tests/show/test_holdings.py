@@ -16,13 +16,13 @@ EVERY = [(op, name) for op in Op for name in names(op)]
 @pytest.mark.parametrize(("op", "name"), EVERY)
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
-def test_in_the_end_every_rank_holds_what_the_collective_demands(
+def test_after_the_last_round_every_rank_holds_the_result(
     op: Op, name: str, data: st.DataObject
 ) -> None:
     ranks = data.draw(st.integers(1, 12))
     schedule = build(op, name, ranks=ranks, root=data.draw(st.integers(0, ranks - 1)))
-    played = holdings(schedule)
-    end = played.after(len(played.rounds))
+    replayed = holdings(schedule)
+    end = replayed.after(len(replayed.rounds))
     for rank in range(ranks):
         for chunk, contributors in schedule.collective.expected(rank).items():
             held = end[rank, chunk]
@@ -31,17 +31,17 @@ def test_in_the_end_every_rank_holds_what_the_collective_demands(
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
-def test_a_ring_collects_one_contribution_a_round(n: int) -> None:
-    played = holdings(build("all_reduce", "ring", ranks=n))
+def test_a_ring_adds_one_contribution_per_round(n: int) -> None:
+    replayed = holdings(build("all_reduce", "ring", ranks=n))
     for k in range(n):
-        state = played.after(k)
+        state = replayed.after(k)
         for rank in range(n):
-            chunk = (rank - 1 - k) % n  # what arrived in the last of k rounds
+            chunk = (rank - 1 - k) % n  # the chunk that arrived in the last of k rounds
             behind = {(rank - i) % n for i in range(k + 1)}
             assert {r for r in range(n) if state[rank, chunk].mask >> r & 1} == behind
 
 
-def test_all_of_a_round_read_what_was_there_before() -> None:
+def test_transfers_of_a_round_read_the_state_before_it() -> None:
     collective = Collective(op=Op.ALL_REDUCE, ranks=2)
     swap = tuple(
         Transfer(round=0, src=src, src_chunk=0, dst=1 - src, dst_chunk=0) for src in (0, 1)
@@ -51,7 +51,7 @@ def test_all_of_a_round_read_what_was_there_before() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"dst": 2}, {"src_chunk": 1}, {"count": 2}])
-def test_what_does_not_exist_is_refused_by_name(wrong: dict[str, int]) -> None:
+def test_a_transfer_of_missing_chunks_or_ranks_is_refused(wrong: dict[str, int]) -> None:
     fields = {"round": 3, "src": 0, "src_chunk": 0, "dst": 1, "dst_chunk": 0} | wrong
     schedule = Schedule(
         collective=Collective(op=Op.BROADCAST, ranks=2, root=0),

@@ -1,4 +1,4 @@
-"""The page of a network in headless Chromium: what clicks light up is the way of the messages."""
+"""Tests the page of a network in headless Chromium: clicks highlight the route of messages."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from unisono import topology
 from unisono.show import network
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="requires Debian's package chromium")
 
 CLICKS = """<script>
 const errors = [];
 addEventListener("securitypolicyviolation", (event) => errors.push(event.blockedURI));
 const at = (node) => document.querySelector(`.node[data-node="${node}"]`);
 const lit = () => [...document.querySelectorAll(".cable.lit")].map((c) => c.dataset.ends).join(",");
-const told = [];
+const seen = [];
 at(1).dispatchEvent(new PointerEvent("pointerenter"));
-told.push(lit());
+seen.push(lit());
 at(1).dispatchEvent(new PointerEvent("pointerleave"));
-told.push(lit());
+seen.push(lit());
 for (const node of [0, 2]) at(node).dispatchEvent(new MouseEvent("click", { bubbles: true }));
-told.push(lit(), document.getElementById("says").textContent);
+seen.push(lit(), document.getElementById("says").textContent);
 document.querySelector("#network svg").dispatchEvent(new MouseEvent("click"));
-told.push(lit(), errors.length);
-document.body.dataset.told = told.join("|");
+seen.push(lit(), errors.length);
+document.body.dataset.seen = seen.join("|");
 </script></body>"""
 
 
-def test_clicks_show_the_way(tmp_path: Path) -> None:
+def test_clicks_highlight_the_route(tmp_path: Path) -> None:
     page = tmp_path / "ring.html"
     page.write_text(network.network_html(topology.ring(5)).replace("</body>", CLICKS))
     assert CHROMIUM is not None
@@ -41,6 +41,6 @@ def test_clicks_show_the_way(tmp_path: Path) -> None:
     done = subprocess.run(
         [CHROMIUM, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=60
     )
-    found = re.search(r'data-told="([^"]*)"', done.stdout)
+    found = re.search(r'data-seen="([^"]*)"', done.stdout)
     assert found is not None
     assert found[1] == "0 1,1 2||0 1,1 2|From rank 0 to rank 2: 2 links.||0"

@@ -16,7 +16,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 16, 24, 128])
-def test_colours_are_seen_on_white_and_on_black(count: int) -> None:
+def test_colours_contrast_with_white_and_black(count: int) -> None:
     for color in palette(count):
         assert contrast(color, "#ffffff") >= 3
         assert contrast(color, DARK) >= 2.6
@@ -29,7 +29,7 @@ def test_colours_differ(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
-def test_neighbours_differ_in_lightness_too(count: int) -> None:
+def test_neighbouring_colours_differ_in_lightness(count: int) -> None:
     colors = palette(count)
     for one, other in pairwise(colors):
         assert contrast(one, other) > 1.4

@@ -20,22 +20,24 @@ def ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
     shape=st.sampled_from([Arrangement.CIRCLE, Arrangement.GRID, Arrangement.LINE]),
     data=st.data(),
 )
-def test_arrows_go_from_disc_to_disc(ranks: int, shape: Arrangement, data: st.DataObject) -> None:
+def test_arrows_connect_the_discs_of_ranks(
+    ranks: int, shape: Arrangement, data: st.DataObject
+) -> None:
     stage = Stage.of(ranks, [], size=500, shape=shape)
     src, dst = data.draw(st.lists(st.integers(0, ranks - 1), min_size=2, max_size=2, unique=True))
-    there, back = stage.arrow(src, dst), stage.arrow(dst, src)
-    start, end = ends(there.path)
+    forward, backward = stage.arrow(src, dst), stage.arrow(dst, src)
+    start, end = ends(forward.path)
     length = math.dist(stage.points[src], stage.points[dst])
     gap = min(stage.radius, 0.4 * length) - 0.2
     assert gap <= math.dist(start, stage.points[src]) <= stage.radius + 3
     assert gap <= math.dist(end, stage.points[dst]) <= stage.radius + 3
-    assert there.path != back.path
-    assert math.dist(there.tip[:2], end) < 0.2
+    assert forward.path != backward.path
+    assert math.dist(forward.tip[:2], end) < 0.2
 
 
 @pytest.mark.parametrize("shape", list(Arrangement))
 @pytest.mark.parametrize("ranks", [1, 2, 5, 16, 128])
-def test_discs_stay_inside_and_apart(ranks: int, shape: Arrangement) -> None:
+def test_discs_are_inside_the_square_and_do_not_touch(ranks: int, shape: Arrangement) -> None:
     stage = Stage.of(ranks, [], size=300, shape=shape)
     assert len(stage.points) == ranks
     for x, y in stage.points:

@@ -15,7 +15,7 @@ from unisono.types import Op
 
 
 def broken(schedule: Schedule) -> Schedule:
-    """The same without its last transfer."""
+    """Returns the schedule without its last transfer."""
     return dataclasses.replace(schedule, transfers=schedule.transfers[:-1])
 
 
@@ -35,48 +35,48 @@ def test_facts_of_a_ring(n: int) -> None:
 
 
 @pytest.mark.parametrize("op", list(Op))
-def test_everything_is_done_in_the_end_and_has_a_summary(op: Op) -> None:
+def test_every_view_ends_with_all_chunks_done_and_has_a_summary(op: Op) -> None:
     for name in names(op):
-        story = view(build(op, name, ranks=6, root=5))
-        assert story.problem is None
-        assert story.summary.endswith(".")
-        assert story.source or op is Op.BARRIER
-        if story.scenes:
-            assert story.scenes[-1].done == story.wanted
-            assert [scene.done for scene in story.scenes] == sorted(
-                scene.done for scene in story.scenes
+        schedule_view = view(build(op, name, ranks=6, root=5))
+        assert schedule_view.problem is None
+        assert schedule_view.summary.endswith(".")
+        assert schedule_view.source or op is Op.BARRIER
+        if schedule_view.rounds:
+            assert schedule_view.rounds[-1].done == schedule_view.wanted
+            assert [round_.done for round_ in schedule_view.rounds] == sorted(
+                round_.done for round_ in schedule_view.rounds
             )
 
 
-def test_a_wrong_schedule_is_told_with_its_problem() -> None:
-    story = view(broken(build("all_reduce", "ring", ranks=4)))
-    assert story.problem is not None and "rank 0, chunk 1, round 5" in story.problem
-    assert story.scenes[-1].done == story.wanted - 1
-    assert story.summary == "", "what the docstring says is not about this schedule"
-    assert "WRONG" in text_of(story.schedule)
+def test_a_wrong_schedule_has_a_problem_in_its_view() -> None:
+    schedule_view = view(broken(build("all_reduce", "ring", ranks=4)))
+    assert schedule_view.problem is not None and "rank 0, chunk 1, round 5" in schedule_view.problem
+    assert schedule_view.rounds[-1].done == schedule_view.wanted - 1
+    assert schedule_view.summary == "", "the built-in summary does not describe this schedule"
+    assert "WRONG" in text_of(schedule_view.schedule)
 
 
 def test_transfers_out_of_order_are_refused() -> None:
     schedule = build("all_reduce", "ring", ranks=3)
-    with pytest.raises(ScheduleError, match="not ordered by round"):
+    with pytest.raises(ScheduleError, match="must be ordered by round"):
         view(dataclasses.replace(schedule, transfers=schedule.transfers[::-1]))
 
 
-def test_the_table_has_a_row_a_round_and_all_shows_what_was_cut() -> None:
+def test_the_table_has_one_row_per_round_and_all_omits_none() -> None:
     short = text_of(build("all_reduce", "ring", ranks=4), nbytes=4 << 20)
     rows = [line for line in short.splitlines() if "0→1" in line and "│" in line]
     assert len(rows) == 6 and "1 MiB" in rows[0] and "16/16" in rows[-1]
     long = build("all_reduce", "ring", ranks=32)
-    assert "34 rounds more; --all shows them" in text_of(long)
+    assert "34 more rounds; --all shows them" in text_of(long)
     whole = text_of(long, every=True)
     assert "--all" not in whole and "31→0: 30+" in whole
 
 
-def test_nothing_moves_in_a_barrier() -> None:
-    assert "It moves nothing." in text_of(build("barrier", "direct", ranks=4))
+def test_a_barrier_has_no_transfers() -> None:
+    assert "It has no transfers." in text_of(build("barrier", "direct", ranks=4))
 
 
-def test_the_document_adds_up_and_contains_the_schedule() -> None:
+def test_the_document_is_consistent_and_contains_the_schedule() -> None:
     schedule = build("reduce_scatter", "pairwise", ranks=5)
     found = json.loads(json.dumps(document(view(schedule, nbytes=1000))))
     assert from_json(json.dumps(found["schedule"])) == schedule

@@ -1,4 +1,4 @@
-"""What no algorithm can beat is beaten by none."""
+"""Tests that no algorithm is faster than the lower bound."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_no_algorithm_is_faster(spec: str) -> None:
             assert bound_s(op, net, 1e9) <= least_s * (1 + 1e-9), op
 
 
-def test_measured_messages_may_be_faster_when_small() -> None:
+def test_small_measured_messages_may_be_faster() -> None:
     model = LinkModel(
         regimes=(
             Regime(least=0, alpha_s=0, byte_s=1e-10),
@@ -37,9 +37,9 @@ def test_measured_messages_may_be_faster_when_small() -> None:
     assert model.lightest(1e9) == pytest.approx(0.5)
     assert model.lightest(1e5) == pytest.approx(0.5)
     net = topology.star(8)
-    told = Conditions(messages=model)
+    conditions = Conditions(messages=model)
     for nbytes in (1e5, 2e6, 1e8):
-        found = compare("all_reduce", net, nbytes, conditions=told)
+        found = compare("all_reduce", net, nbytes, conditions=conditions)
         least_s = min(e.result.time_s for e in found if e.result is not None)
         whole_s = bound_s("all_reduce", model.network(net), nbytes)
         assert model.lightest(nbytes) * whole_s <= least_s * (1 + 1e-9)

@@ -1,4 +1,4 @@
-"""Link models: fits that find what made the data, and foretell what they were not fitted to."""
+"""Tests of link models: fits recover the parameters of the data and predict other sizes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NCCL_TESTS = """
 
 
 def held_out(half: Literal[0, 1]) -> list[float]:
-    """Mean errors of the half that was not fitted, for each number of ranks."""
+    """Returns the mean error of the sizes that were not fitted, for each number of ranks."""
     samples, errors = nccl(), []
     for ranks in range(2, 9):
         held = holdout([sample for sample in samples if sample.ranks == ranks], half=half)
@@ -56,17 +56,17 @@ def held_out(half: Literal[0, 1]) -> list[float]:
     return errors
 
 
-def test_half_of_the_sizes_of_nccl_foretells_the_other_half() -> None:
+def test_half_of_the_nccl_sizes_predicts_the_other_half() -> None:
     assert np.mean(held_out(0)) <= 0.03
 
 
-def test_the_other_half_of_nccl_foretells_as_much_as_is_said() -> None:
-    """docs/simulator.md says why it is not 3 %."""
+def test_the_other_half_of_the_nccl_sizes_predicts_as_documented() -> None:
+    """The error exceeds 3 % for the reason that docs/simulator.md gives."""
     assert np.mean(held_out(1)) <= 0.05
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_shared_memory_is_described_to_a_tenth(ranks: int) -> None:
+def test_a_model_of_shared_memory_is_within_ten_per_cent(ranks: int) -> None:
     files = sorted(RESULTS.glob(f"calibration-n{ranks}-*.json"))
     runs = [s for file in files for s in of_contestant(read(file.read_text()), None)]
     assert len(files) == 4
@@ -92,15 +92,15 @@ def test_a_straight_line_is_one_regime_whatever_the_noise() -> None:
     assert regime.byte_s == pytest.approx(1e-10, rel=0.05)
 
 
-def test_an_outlier_moves_nothing() -> None:
+def test_an_outlier_does_not_change_the_fit() -> None:
     x = 2.0 ** np.arange(10, 27)
     y = line(x, 5e-6, 1e-10)
-    y[8] *= 1.5  # one is allowed to be off by much, at the noise that this machine has
+    y[8] *= 1.5  # this noise allows one sample to be far off
     (regime,) = fit(x, y, 0.1)
     assert regime.byte_s == pytest.approx(1e-10, rel=0.03)
 
 
-def test_switches_are_found_where_they_are() -> None:
+def test_a_fit_finds_the_switch_between_regimes() -> None:
     x = 2.0 ** np.arange(6, 27)
     y = 2e-6 + np.minimum(x, 2**15) * 1e-9 + np.maximum(x - 2**15, 0) * 1e-10
     low, high = fit(x, y)
@@ -109,14 +109,14 @@ def test_switches_are_found_where_they_are() -> None:
     assert low.alpha_s == pytest.approx(2e-6)
 
 
-def test_what_cannot_be_fitted_says_why() -> None:
-    with pytest.raises(ValueError, match="2 sizes or more"):
+def test_a_failed_fit_names_the_reason() -> None:
+    with pytest.raises(ValueError, match="at least 2 sizes"):
         fit(np.array([8.0, 8.0]), np.array([1e-6, 2e-6]))
     with pytest.raises(ValueError, match="do not grow"):
         fit(np.array([8.0, 16.0, 32.0]), np.array([3e-6, 2e-6, 1e-6]))
     with pytest.raises(ValueError, match="times above 0"):
         fit(np.array([8.0, 16.0]), np.array([0.0, 1e-6]))
-    with pytest.raises(ValueError, match="regimes begin at 0"):
+    with pytest.raises(ValueError, match="regimes must begin at 0"):
         LinkModel(
             regimes=(Regime(least=8, alpha_s=0, byte_s=1),), op="x", ranks=2, algorithm="ring"
         )
@@ -136,7 +136,7 @@ MODEL = LinkModel(
 
 @pytest.mark.parametrize("net", [topology.star(4), topology.ring(4), topology.mesh(4)])
 @pytest.mark.parametrize("nbytes", [1e3, 1e5, 1e8])
-def test_simulated_messages_take_what_the_model_says(net: Any, nbytes: float) -> None:
+def test_simulated_messages_take_the_time_of_the_model(net: Any, nbytes: float) -> None:
     ring = algorithms.build("all_reduce", "ring", ranks=4)
     result = simulate(ring, net, nbytes, conditions=Conditions(messages=MODEL))
     assert result.time_s == pytest.approx(6 * float(MODEL.at(nbytes / 4)), rel=1e-9)
@@ -145,15 +145,15 @@ def test_simulated_messages_take_what_the_model_says(net: Any, nbytes: float) ->
 
 def test_messages_share_measured_links() -> None:
     direct = algorithms.build("all_gather", "direct", ranks=4)
-    told = Conditions(messages=MODEL)
-    result = simulate(direct, topology.star(4), 4e8, conditions=told)
+    conditions = Conditions(messages=MODEL)
+    result = simulate(direct, topology.star(4), 4e8, conditions=conditions)
     assert result.time_s == pytest.approx(1e-5 + 3 * 1e8 * 2e-10)
-    thin = topology.star(4).with_links(bandwidth_Bps=np.repeat([2e9, 1e9], 4))
-    half = simulate(direct, thin, 4e8, conditions=told)
+    slower = topology.star(4).with_links(bandwidth_Bps=np.repeat([2e9, 1e9], 4))
+    half = simulate(direct, slower, 4e8, conditions=conditions)
     assert half.time_s == pytest.approx(1e-5 + 2 * 3 * 1e8 * 2e-10)
 
 
-def test_files_keep_models() -> None:
+def test_models_survive_a_file() -> None:
     assert from_json(to_json([MODEL])) == [MODEL]
     assert models_of(to_json([MODEL])) == [MODEL]
     assert nearest([MODEL], "broadcast", 8) is MODEL
@@ -162,7 +162,7 @@ def test_files_keep_models() -> None:
             from_json(text)
 
 
-def test_what_nccl_tests_prints() -> None:
+def test_nccl_tests_output_is_read() -> None:
     samples = read(NCCL_TESTS, op="all_reduce")
     assert [(s.ranks, s.nbytes, round(s.seconds * 1e6, 1)) for s in samples] == [
         (4, 8388608, 116.8),
@@ -172,15 +172,15 @@ def test_what_nccl_tests_prints() -> None:
     (model,) = calibrate(samples)
     assert model.algorithm == "ring"
     assert model.predict(2**24) == pytest.approx(179.6e-6, rel=0.05)
-    with pytest.raises(ValueError, match="of which operation"):
+    with pytest.raises(ValueError, match="recognise the operation"):
         read(NCCL_TESTS)
-    with pytest.raises(ValueError, match="names 0 ranks"):
+    with pytest.raises(ValueError, match="found 0 lines"):
         read(NCCL_TESTS.replace("#  Rank", "#"), op="all_reduce")
-    with pytest.raises(ValueError, match="neither JSON"):
+    with pytest.raises(ValueError, match="or output of nccl-tests"):
         read("a\nb\n")
 
 
-def test_what_tune_writes() -> None:
+def test_tune_output_is_read() -> None:
     measured = [
         {"op": "all_reduce", "ranks": 4, "nbytes": n, "algorithm": name, "time_s": time_s}
         for n in (1024, 65536, 1 << 20)
@@ -195,11 +195,11 @@ def test_what_tune_writes() -> None:
     (model,) = calibrate(samples)
     assert model.algorithm == "ring"
     assert model.predict(65536) == pytest.approx(6e-6 + 65536 * 1.5e-9)
-    with pytest.raises(ValueError, match="bruck was not measured; there are ring, direct"):
+    with pytest.raises(ValueError, match="'bruck' was not measured; measured: ring, direct"):
         calibrate(samples, algorithm="bruck")
 
 
-def test_runs_are_held_against_their_median() -> None:
+def test_holdout_compares_with_the_median_of_runs() -> None:
     samples = [
         Sample(op="all_reduce", ranks=4, nbytes=n, seconds=(6e-6 + 1.5e-9 * n) * off)
         for n in (1e3, 1e4, 1e5, 1e6, 1e7)
@@ -211,7 +211,7 @@ def test_runs_are_held_against_their_median() -> None:
     assert held.worst < 0.02
 
 
-def test_the_worse_half_counts() -> None:
+def test_worse_holdout_returns_the_worse_half() -> None:
     samples = [sample for sample in nccl() if sample.ranks == 8]
     first, second, worse = holdout(samples), holdout(samples, half=1), worse_holdout(samples)
     assert first is not None and second is not None and first.mean < second.mean
@@ -219,7 +219,7 @@ def test_the_worse_half_counts() -> None:
     assert worse_holdout(samples[:3]) is None
 
 
-def test_what_our_bench_writes() -> None:
+def test_bench_output_is_read() -> None:
     rows = [
         {
             "op": "all_reduce",
@@ -239,9 +239,9 @@ def test_what_our_bench_writes() -> None:
     assert ours[0].noise == pytest.approx(0.1, rel=0.01)
     (model,) = calibrate(gloo)
     assert model.predict(65536) == pytest.approx(1e-4 + 65536e-9)
-    with pytest.raises(ValueError, match="mpich was not measured"):
+    with pytest.raises(ValueError, match="'mpich' was not measured"):
         of_contestant(samples, "mpich")
-    with pytest.raises(ValueError, match="has no rows"):
+    with pytest.raises(ValueError, match="has neither `rows` nor `measured`"):
         read("{}")
     for text in ('{"rows": [{"op": "all_reduce"}]}', '{"measured": [1]}', '{"rows": [[]]}'):
         with pytest.raises(ValueError, match="damaged"):

@@ -1,4 +1,4 @@
-"""Times against the closed forms of the literature: startup, bytes and reductions of a rank."""
+"""Tests times against closed forms of the literature: startups, bytes and reductions of a rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N = 1 << 20
 
 
 def full_mesh(ranks: int, latency_s: float = ALPHA_S) -> Topology:
-    """Where only the ports of the ranks, and the latency, cost anything."""
+    """A network in which only the ranks' ports and the latency cost time."""
     cable = Cable(bandwidth_Bps=1e18, latency_s=latency_s, kind=LinkKind.OTHER)
     return topology.mesh(ranks, cable=cable)
 
@@ -34,8 +34,8 @@ def on_mesh(
 ) -> float:
     ports = Endpoint(send_Bps=RATE_BPS, receive_Bps=RATE_BPS, reduce_Bps=REDUCE_BPS)
     schedule = algorithms.build(op, name, ranks=p) if isinstance(name, str) else name
-    told = Conditions(endpoint=ports, order=order)
-    return simulate(schedule, full_mesh(p), nbytes, conditions=told).time_s
+    conditions = Conditions(endpoint=ports, order=order)
+    return simulate(schedule, full_mesh(p), nbytes, conditions=conditions).time_s
 
 
 def lg(p: int) -> int:
@@ -46,8 +46,8 @@ def a_b(rounds: float, share: float, reduced: float = 0.0) -> float:
     return rounds * ALPHA_S + share * N * BETA + reduced * N * GAMMA
 
 
-# (collective, algorithm as the table has them): our operation and algorithm, the table's formula,
-# and for which rank counts it holds.
+# Maps (collective, algorithm) of the table to our operation and algorithm, the table's formula, and
+# the rank counts for which it holds.
 POWERS, ANY = (2, 4, 8, 16), (2, 3, 5, 8, 13)
 Form = tuple[str, str, Callable[[int], float], tuple[int, ...]]
 FORMS: dict[tuple[str, str], Form] = {
@@ -109,7 +109,7 @@ def test_alpha_beta_gamma(form: Form) -> None:
     ("Allreduce", "2D-torus (Sony) X x Y"),
 )
 def test_hierarchical_forms() -> None:
-    """Stage by stage, each with its share."""
+    """The times of the stages add up, each with its share of the bytes."""
     g, k = 4, 3
     form = 2 * a_b(g - 1, (g - 1) / g, (g - 1) / g / 2)
     form += 2 * a_b(k - 1, (k - 1) / k / g, (k - 1) / k / g / 2)
@@ -123,7 +123,7 @@ def test_hierarchical_forms() -> None:
     ("Reduce", "Rabenseifner: rec. halving RS + binomial gather"),
 )
 @pytest.mark.parametrize("p", POWERS)
-def test_forms_of_two_operations_one_after_the_other(p: int) -> None:
+def test_two_operations_in_sequence_have_the_closed_form(p: int) -> None:
     share = (p - 1) / p
     scatter = algorithms.build("scatter", "binomial_tree", ranks=p)
     for name, rounds in (("ring", p - 1), ("recursive_doubling", lg(p))):
@@ -138,7 +138,7 @@ def test_forms_of_two_operations_one_after_the_other(p: int) -> None:
 
 
 @TABLE.has(("Alltoall", "hierarchical (intra then inter, PXN-like)"))
-def test_all_to_all_in_servers_then_between_them() -> None:
+def test_all_to_all_within_hosts_then_between_hosts() -> None:
     form = a_b(3 + 2, 3 / 4 + 2 / 3)
     name = "level0:pairwise@4;level1:pairwise@3"
     assert on_mesh("all_to_all", name, 12) == pytest.approx(form, rel=1e-3)
@@ -146,7 +146,7 @@ def test_all_to_all_in_servers_then_between_them() -> None:
 
 @TABLE.has(("Broadcast", "pipelined chain, S segments"))
 def test_pipelined_chain() -> None:
-    """(p - 2 + S)(a + n b / S), S the segments."""
+    """Checks (p - 2 + S)(a + n b / S), where S is the number of segments."""
     for p in (3, 5, 8):
         segments = algorithms.build("broadcast", "chain", ranks=p).collective.parts
         form = (p - 2 + segments) * a_b(1, 1 / segments)
@@ -155,8 +155,8 @@ def test_pipelined_chain() -> None:
 
 @TABLE.has(("Allreduce", "NVLS / in-switch (SHARP)"))
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
-def test_in_switch(ranks: int) -> None:
-    """NVLS / SHARP: 2a + n b: every rank sends n once and receives n once."""
+def test_in_switch_all_reduce(ranks: int) -> None:
+    """NVLS / SHARP take 2a + n b: every rank sends n bytes once and receives n bytes once."""
     cable = Cable(bandwidth_Bps=RATE_BPS, latency_s=ALPHA_S, kind=LinkKind.NVLINK)
     node = topology.star(ranks, cable=cable, reduces=True)
     one_shot = algorithms.build("all_reduce", "one_shot", ranks=ranks)
@@ -168,34 +168,36 @@ def test_in_switch(ranks: int) -> None:
 
 @TABLE.has(("Scatter / Gather", "linear"))
 @pytest.mark.parametrize("p", ANY)
-def test_one_after_the_other_from_the_root(p: int) -> None:
-    """Startup that keeps the sender busy; as a latency, all of it would pass at once."""
+def test_direct_scatter_sends_one_message_after_another(p: int) -> None:
+    """The startup keeps the sender busy; as a latency, all startups would overlap."""
     ports = Endpoint(send_Bps=RATE_BPS, busy_s=ALPHA_S)
     schedule = algorithms.build("scatter", "direct", ranks=p)
-    told = Conditions(endpoint=ports, order=Order.PROGRAM)
-    time_s = simulate(schedule, full_mesh(p, 0.0), N, conditions=told).time_s
+    conditions = Conditions(endpoint=ports, order=Order.PROGRAM)
+    time_s = simulate(schedule, full_mesh(p, 0.0), N, conditions=conditions).time_s
     assert time_s == pytest.approx(a_b(p - 1, (p - 1) / p), rel=1e-3)
 
 
 @TABLE.has(("Broadcast", "two-tree / double binary tree pipelined"))
 @pytest.mark.parametrize("p", [8, 13, 16])
 def test_two_trees(p: int) -> None:
-    """2 (D + K - 1) rounds of N / 2K, D the depth and K the parts that go down each tree. With the
-    best K that is the table's form, its lg p being D - 1. A rank need not end a round to begin the
-    next, so of the startups only those of one way down are left."""
+    """The broadcast takes 2 (D + K - 1) rounds of N / 2K. D is the depth, K the number of parts
+    sent down each tree. The best K gives the table's formula, whose lg p is D - 1. A rank can start
+    the next round before it ends one, so only the startups along one path from the root remain."""
     depth = lg(p)
 
     def form(parts: float, startup_s: float) -> float:
         return 2 * (depth + parts - 1) * (startup_s + N * BETA / (2 * parts))
 
     ports = Endpoint(send_Bps=RATE_BPS, receive_Bps=RATE_BPS)
-    told = Conditions(endpoint=ports, order=Order.STREAMS)
+    conditions = Conditions(endpoint=ports, order=Order.STREAMS)
     for parts in (1, 4, 16):
         schedule = algorithms.build("broadcast", f"double_binary_tree:parts={parts}", ranks=p)
-        without = simulate(schedule, full_mesh(p, 0.0), N, conditions=told).time_s
+        without = simulate(schedule, full_mesh(p, 0.0), N, conditions=conditions).time_s
         assert without == pytest.approx(form(parts, 0.0), rel=1e-3)
-        assert simulate(schedule, full_mesh(p), N, conditions=told).time_s <= form(parts, ALPHA_S)
-        startups = simulate(schedule, full_mesh(p), 1e-6, conditions=told).time_s
+        assert simulate(schedule, full_mesh(p), N, conditions=conditions).time_s <= form(
+            parts, ALPHA_S
+        )
+        startups = simulate(schedule, full_mesh(p), 1e-6, conditions=conditions).time_s
         assert startups == pytest.approx(depth * ALPHA_S, rel=1e-3)
     best = sqrt((depth - 1) * N * BETA / (2 * ALPHA_S))
     steps, whole = 2 * (depth - 1) * ALPHA_S, N * BETA
@@ -204,23 +206,26 @@ def test_two_trees(p: int) -> None:
 
 @TABLE.has(("Allreduce", "double binary tree, S segments (NCCL tree)"))
 @pytest.mark.parametrize("p", [5, 8, 16])
-def test_two_trees_up_and_down(p: int) -> None:
-    """2 lg p startups where bytes cost nothing, 2 n b in the limit where startups do not."""
+def test_two_trees_all_reduce(p: int) -> None:
+    """Without byte costs the time is 2 lg p startups; without startups its limit is 2 n b."""
     short = algorithms.build("all_reduce", "double_binary_tree:parts=1", ranks=p)
     startups = on_mesh("all_reduce", short, p, order=Order.NONE, nbytes=1e-6)
     assert startups == pytest.approx(2 * lg(p) * ALPHA_S, rel=1e-3)
     long = algorithms.build("all_reduce", "double_binary_tree:parts=512", ranks=p)
     ports = Endpoint(send_Bps=RATE_BPS, receive_Bps=RATE_BPS)
-    told = Conditions(endpoint=ports, order=Order.ROUNDS)
-    whole = simulate(long, full_mesh(p, 0.0), N, conditions=told).time_s
+    conditions = Conditions(endpoint=ports, order=Order.ROUNDS)
+    whole = simulate(long, full_mesh(p, 0.0), N, conditions=conditions).time_s
     assert whole == pytest.approx(2 * N * BETA, rel=0.02)
 
 
 @TABLE.has(("Reduce-scatter", "recursive doubling"))
 @pytest.mark.parametrize("p", POWERS)
-def test_reduce_scatter_for_what_does_not_commute(p: int) -> None:
-    """The registry has none, for halving is never slower: in step k a rank sends the partner at
-    distance 2^k its sums of all pieces but those of the 2^k ranks that it has heard of."""
+def test_reduce_scatter_for_reductions_that_do_not_commute(p: int) -> None:
+    """The registry lacks this algorithm, because recursive halving is never slower.
+
+    In step k a rank sends its partner at distance 2^k its partial sums. It sends all pieces except
+    those of the 2^k ranks whose data it has.
+    """
     b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=p), "recursive_doubling")
     for k in range(lg(p)):
         for rank in range(p):
@@ -244,7 +249,7 @@ def test_one_message() -> None:
 
 @TABLE.has(("Barrier", "dissemination"))
 def test_a_barrier_moves_nothing() -> None:
-    """The executors count arrivals themselves, so a simulation of it is of other things."""
+    """The executors count arrivals themselves, so the simulation has nothing to send."""
     for p in ANY:
         assert on_mesh("barrier", "direct", p) == 0.0
 
@@ -257,7 +262,8 @@ def test_a_barrier_moves_nothing() -> None:
 )
 @pytest.mark.parametrize("p", ANY)
 def test_bounds(p: int) -> None:
-    """Bytes of ranks at one switch, and reductions; the startups are of ranks with one port."""
+    """The bounds count the bytes of ranks at one switch and the reductions. The table's startups
+    are for ranks with one port."""
     star = topology.star(p, cable=Cable(bandwidth_Bps=RATE_BPS, latency_s=0.0, kind=LinkKind.OTHER))
     others = (p - 1) / p
     bounds = {"broadcast": 1.0, "all_gather": others, "scatter": others, "gather": others}
@@ -270,5 +276,5 @@ def test_bounds(p: int) -> None:
                 assert algorithms.cost(op, name, ranks=p).reductions >= others - 1e-9
 
 
-def test_every_row_is_tested() -> None:
+def test_every_table_row_is_tested() -> None:
     assert TABLE.tested == TABLE.known

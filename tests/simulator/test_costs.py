@@ -1,4 +1,4 @@
-"""The stated cost of every algorithm against its simulation on a network without congestion."""
+"""Tests the stated cost of every algorithm against a simulation without congestion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def time_s(schedule: Schedule, order: Order, reduce_Bps: float) -> float:
 
 
 def most_by_round(schedule: Schedule, reductions: bool) -> float:
-    """The sum over the rounds of what the busiest rank of each sends, or reduces, in N."""
+    """Sums over all rounds the most that any rank sends, or reduces, in units of N."""
     c = schedule.columns
     rows = (c.src != c.dst) & (c.reduce if reductions else True)
     ranks = schedule.collective.ranks
@@ -39,9 +39,9 @@ def most_by_round(schedule: Schedule, reductions: bool) -> float:
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_cost_is_simulated(op: Op, name: str) -> None:
-    """Rank by rank in rounds: the closed form itself where one rank is the busiest in every round;
-    else between the busiest rank's own part and the sum over the rounds."""
+def test_the_stated_cost_equals_the_simulated_cost(op: Op, name: str) -> None:
+    """The simulation runs in rounds. It equals the closed form if one rank is the busiest in every
+    round. Otherwise it lies between the busiest rank's own part and the sum over the rounds."""
     for ranks in RANKS:
         try:
             schedule = algorithms.build(op, name, ranks=ranks)
@@ -50,17 +50,17 @@ def test_cost_is_simulated(op: Op, name: str) -> None:
         cost = algorithms.cost(op, name, ranks=ranks)
         sent, reduced = most_by_round(schedule, False), most_by_round(schedule, True)
         found = algorithms.find(op, name)
-        lean = time_s(schedule, Order.ROUNDS, inf)
+        without_reductions = time_s(schedule, Order.ROUNDS, inf)
         whole = time_s(schedule, Order.ROUNDS, REDUCE_BPS)
         form = cost.rounds * ALPHA_S + float(cost.bytes_sent) * N / RATE_BPS
         full = form + float(cost.reductions) * N / REDUCE_BPS
         if sent == pytest.approx(float(cost.bytes_sent)) and found.exact and is_even(schedule):
-            assert lean == pytest.approx(form, rel=1e-9)
-            one_lane = int(schedule.columns.channel.max(initial=0)) == 0
-            if reduced == pytest.approx(float(cost.reductions)) and one_lane:
+            assert without_reductions == pytest.approx(form, rel=1e-9)
+            one_channel = int(schedule.columns.channel.max(initial=0)) == 0
+            if reduced == pytest.approx(float(cost.reductions)) and one_channel:
                 assert whole == pytest.approx(full, rel=1e-9)
         most = cost.rounds * ALPHA_S + sent * N / RATE_BPS
-        assert lean <= most * (1 + 1e-9)
+        assert without_reductions <= most * (1 + 1e-9)
         assert whole <= (most + reduced * N / REDUCE_BPS) * (1 + 1e-9)
         busiest = schedule.chunks_sent_by_rank().max() / whole_chunks(schedule.collective)
         for order in Order:
@@ -68,15 +68,15 @@ def test_cost_is_simulated(op: Op, name: str) -> None:
 
 
 def is_even(schedule: Schedule) -> bool:
-    """Whether every rank sends, and as much as the others, in every round."""
+    """Returns whether every rank sends the same amount in every round."""
     c = schedule.columns
     total = np.zeros((schedule.num_rounds, schedule.collective.ranks))
     np.add.at(total, (c.round, c.src), c.count * (c.src != c.dst))
     return bool((total == total[:, :1]).all())
 
 
-def test_most_algorithms_of_all_ranks_have_their_closed_form() -> None:
-    """That the condition above is not an empty one."""
+def test_most_algorithms_load_all_ranks_evenly() -> None:
+    """Most algorithms satisfy the condition of the test above."""
     even = set()
     for op, name in EVERY:
         schedule = algorithms.build(op, name, ranks=8)

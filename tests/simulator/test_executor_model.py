@@ -1,4 +1,4 @@
-"""Jobs in blocks: what the executor would do, in times that can be counted by hand."""
+"""Tests of jobs in blocks against times that are derived by hand."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from unisono.algorithms.cost import whole_chunks
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.simulator import Blocks, Compute, Conditions, Endpoint, Job, Order, Result
-from unisono.simulator.executor_model import HEAD_BYTES
+from unisono.simulator.executor_model import HEADER_BYTES
 from unisono.topology import Cable, LinkKind
 
 RATE_BPS, LATENCY_S, UNIT = 1e9, 1e-3, 1e6
-"""A block takes a millisecond, and half a millisecond on each of the two links of its way."""
-UNIT_S = (UNIT + HEAD_BYTES) / RATE_BPS
-HEAD_S = HEAD_BYTES / RATE_BPS
+"""A block takes a millisecond, and half a millisecond on each of the two links of its path."""
+UNIT_S = (UNIT + HEADER_BYTES) / RATE_BPS
+HEAD_S = HEADER_BYTES / RATE_BPS
 
 
 def run(schedule: Schedule, nbytes: float, blocks: Blocks, latency_s: float = LATENCY_S) -> Result:
@@ -32,8 +32,8 @@ def two(op: str, name: str = "direct") -> Schedule:
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
-def test_an_area_is_written_again_when_its_readers_have_answered(depth: int) -> None:
-    """All areas leave at once, then nothing until an answer is back."""
+def test_a_staging_buffer_is_reused_after_its_readers_acknowledge(depth: int) -> None:
+    """All staging buffers are sent at once; the next send waits for an acknowledgement."""
     blocks = Blocks(block_bytes=UNIT, lead=0, depth=depth)
     one = run(two("broadcast"), UNIT, blocks).time_s
     assert one == pytest.approx(UNIT_S + LATENCY_S)
@@ -44,9 +44,9 @@ def test_an_area_is_written_again_when_its_readers_have_answered(depth: int) -> 
     assert more == pytest.approx(max(depth * UNIT_S, answered_s) + UNIT_S + LATENCY_S, rel=1e-3)
 
 
-def test_a_rank_that_waits_sends_nothing() -> None:
-    """Two rounds, each as long as the other: without a lead the network idles for two latencies in
-    every block; with one it has the next block to carry."""
+def test_a_waiting_rank_sends_nothing() -> None:
+    """Both rounds take the same time. Without a lead, the network is idle for two latencies in
+    every block. With a lead of 1 it carries the next block meanwhile."""
     count = 8
     times = [
         run(two("all_reduce", "ring"), 2 * count * UNIT, Blocks(block_bytes=UNIT, lead=lead)).time_s
@@ -56,14 +56,14 @@ def test_a_rank_that_waits_sends_nothing() -> None:
     assert times[1] < times[0] - (count - 2) * LATENCY_S
 
 
-def test_trees_need_a_lead_as_long_as_they_are_high() -> None:
-    """Rank 2 passes on in the same step what rank 3 has sent it, unless that is a step earlier."""
+def test_trees_need_a_lead_of_their_height() -> None:
+    """Without a lead, rank 2 forwards rank 3's data in the step in which it receives them."""
     tree = algorithms.build("all_reduce", "reduce_broadcast", ranks=4)
     times = [
         run(tree, 16 * UNIT, Blocks(block_bytes=UNIT, lead=lead, depth=8), 0.0).time_s / UNIT_S
         for lead in (0, 3)
     ]
-    # Up 1 and 1; then the root's two readers share its link; then down 1: nothing overlaps.
+    # Up 1 and 1; then the root's two readers share its link; then down 1. Nothing overlaps.
     assert times[0] == pytest.approx(16 * 5, rel=1e-3)
     assert 16 * 2 <= times[1] < 16 * 3
 
@@ -71,9 +71,11 @@ def test_trees_need_a_lead_as_long_as_they_are_high() -> None:
 @pytest.mark.parametrize(
     ("name", "least", "most"), [("halving_doubling", 1.05, 1.5), ("ring", 1.0, 1.01)]
 )
-def test_exchanges_lose_by_ranks_out_of_step(name: str, least: float, most: float) -> None:
-    """A ring goes on as late as its last rank; halving and doubling packs its rounds into each
-    other only where all ranks begin at once, and never finds back."""
+def test_exchanges_are_slower_if_ranks_start_at_different_times(
+    name: str, least: float, most: float
+) -> None:
+    """A ring is as late as its last rank. Halving-doubling overlaps its rounds only if all ranks
+    start together, and does not recover from different starts."""
     job = Job(
         schedule=algorithms.build("all_reduce", name, ranks=8),
         nbytes=4 << 20,
@@ -99,7 +101,7 @@ def test_exchanges_lose_by_ranks_out_of_step(name: str, least: float, most: floa
     lead=st.integers(0, 4),
     depth=st.integers(1, 5),
 )  # fmt: skip
-def test_any_plan_ends_and_carries_what_its_schedule_moves(
+def test_every_plan_ends_and_sends_the_bytes_of_its_schedule(
     case: tuple[str, str], ranks: int, count: int, lead: int, depth: int
 ) -> None:
     try:
@@ -117,14 +119,14 @@ def test_any_plan_ends_and_carries_what_its_schedule_moves(
     rows = steps.messages()
     carried, heads = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
     np.add.at(carried, (steps.src[rows], steps.dst[rows]), steps.bytes[rows])
-    np.add.at(heads, (steps.src[rows], steps.dst[rows]), HEAD_BYTES)
+    np.add.at(heads, (steps.src[rows], steps.dst[rows]), HEADER_BYTES)
     assert np.isfinite(steps.arrived_s).all()
-    # A slot that two rounds read goes over once.
+    # A slot that two rounds read is sent once.
     assert (carried - heads <= chunks * per_chunk * (1 + 1e-9)).all()
     assert ((carried - heads > 0) == (chunks > 0)).all()
 
 
-def test_blocks_among_other_jobs() -> None:
+def test_a_job_in_blocks_runs_among_other_jobs() -> None:
     ring = algorithms.build("all_reduce", "ring", ranks=2)
     cable = Cable(bandwidth_Bps=RATE_BPS, latency_s=0.0, kind=LinkKind.OTHER)
     jobs = [
@@ -143,11 +145,11 @@ def test_blocks_among_other_jobs() -> None:
     _, first, second = simulate(jobs, net).jobs
     assert first.ended_s == pytest.approx(0.5 + UNIT_S, rel=1e-3)
     assert second.ended_s == pytest.approx(0.5 + 2 * UNIT_S, rel=1e-3)
-    with pytest.raises(ValueError, match="order of its own"):
+    with pytest.raises(ValueError, match="has its own order"):
         simulate(jobs, net, conditions=Conditions(order=Order.STREAMS))
 
 
-def test_blocks_that_make_no_sense() -> None:
+def test_invalid_blocks_are_refused() -> None:
     for wrong in ({"block_bytes": 0.0}, {"block_bytes": 1.0, "depth": 0}):
         with pytest.raises(ValueError, match="blocks"):
             Blocks(**wrong)  # type: ignore[arg-type]

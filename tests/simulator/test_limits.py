@@ -1,4 +1,4 @@
-"""What a comparison of all algorithms waits for, and what it keeps."""
+"""Tests of the limits of a comparison of all algorithms, and of the results that it keeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from unisono import topology
 from unisono.simulator import compare
-from unisono.simulator.limits import Limits, expected_transfers, quick_first
+from unisono.simulator.limits import Limits, expected_transfers, fastest_first
 
 _PEAK = """
 import resource
@@ -21,33 +21,33 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
 """
 
 
-def test_within_limits_the_times_are_the_same_and_only_the_fastest_is_whole() -> None:
+def test_limits_keep_the_times_but_only_the_fastest_steps() -> None:
     net = topology.torus([4, 4])
     whole = compare("all_reduce", net, 1e6)
     some = compare("all_reduce", net, 1e6, limits=Limits())
-    told = [[(e.algorithm, e.time_s, e.messages) for e in found] for found in (whole, some)]
-    assert told[0] == told[1]
+    summaries = [[(e.algorithm, e.time_s, e.messages) for e in found] for found in (whole, some)]
+    assert summaries[0] == summaries[1]
     kept = [e.algorithm for e in some if e.schedule is not None]
     assert kept == [some[0].algorithm]
     assert some[0].result is not None and len(some[0].result.steps) > 0
     assert all(e.result is None or not len(e.result.steps) for e in some[1:])
 
 
-def test_what_is_too_large_is_said() -> None:
+def test_an_algorithm_that_is_too_large_is_skipped_with_a_reason() -> None:
     found = compare("all_reduce", topology.star(256), 1e6, limits=Limits(transfers=100_000))
     reasons = {entry.algorithm: entry.reason for entry in found if entry.too_large}
-    assert reasons["ring"].startswith("too large: about 126,976 transfers")
+    assert reasons["ring"].startswith("skipped: about 126,976 transfers")
     assert next(e for e in found if e.algorithm == "leaders").result is not None
 
 
-def test_what_takes_too_long_is_given_up() -> None:
+def test_a_simulation_that_takes_too_long_is_aborted() -> None:
     limits = Limits(budget_s=600, part=0)
     found = compare("all_reduce", topology.star(64), 1e6, names=["ring"], limits=limits)
-    assert found[0].too_large and found[0].reason == "not done after 0 s"
+    assert found[0].too_large and found[0].reason == "aborted after 0 s"
 
 
 @pytest.mark.parametrize("name", ["ring", "direct", "chain", "bucket", "one_shot"])
-def test_transfers_are_foretold(name: str) -> None:
+def test_the_number_of_transfers_is_estimated(name: str) -> None:
     from unisono.algorithms import build
 
     ranks = 256
@@ -55,11 +55,11 @@ def test_transfers_are_foretold(name: str) -> None:
     assert expected_transfers("all_reduce", name, ranks) == pytest.approx(real, rel=0.1)
 
 
-def test_few_transfers_at_once_come_first() -> None:
-    order = list(quick_first("all_reduce", ["direct", "ring", "leaders"], 256))
+def test_algorithms_with_few_concurrent_transfers_come_first() -> None:
+    order = list(fastest_first("all_reduce", ["direct", "ring", "leaders"], 256))
     assert order == ["leaders", "ring", "direct"]
 
 
-def test_a_sum_of_many_takes_no_memory_for_each_that_came_before() -> None:
+def test_memory_of_a_large_reduction_does_not_grow_with_each_contribution() -> None:
     done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, check=True, text=True)
     assert int(done.stdout) < 220 << 20

@@ -1,4 +1,4 @@
-"""How far flows are from packets: the numbers of docs/simulator.md."""
+"""Tests the difference between flows and packets; docs/simulator.md has the numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASES = {
     ),
     "in-cast at a star": ("gather", "direct", topology.star(16, cable=CABLE)),
 }
-# The largest error of each, for messages of a rank of 64 KiB, 1 MiB and 8 MiB.
+# The largest error of each case, for messages of 64 KiB, 1 MiB and 8 MiB per rank.
 WITHIN = {
     "ring on a ring": (0.001, 0.001, 0.001),
     "swing on a torus": (0.001, 0.001, 0.001),
@@ -38,12 +38,12 @@ def error(op: str, name: str, net: Topology, nbytes: int) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_flows_are_near_packets(case: str) -> None:
+def test_flows_are_close_to_packets(case: str) -> None:
     for nbytes, most in zip((1 << 16, 1 << 20), WITHIN[case], strict=False):
         assert error(*CASES[case], nbytes) <= most
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_flows_are_near_packets_of_large_messages(case: str) -> None:
+def test_flows_are_close_to_packets_for_large_messages(case: str) -> None:
     assert error(*CASES[case], 1 << 23) <= WITHIN[case][2]

@@ -1,4 +1,4 @@
-"""What the engine does: sharing, order, several jobs, faults, and what it refuses."""
+"""Tests of the engine: sharing, order, several jobs, faults, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build(name: str, ranks: int, op: str = "all_reduce") -> Schedule:
 
 
 def fair_rates(capacity: list[float], paths: list[list[int]]) -> list[float]:
-    """Progressive filling as in the textbook, from nothing."""
+    """Computes max-min fair rates by progressive filling, as textbooks describe it."""
     room, rates = dict(enumerate(capacity)), [0.0] * len(paths)
     left = set(range(len(paths)))
     while left:
@@ -45,8 +45,10 @@ def fair_rates(capacity: list[float], paths: list[list[int]]) -> list[float]:
     return rates
 
 
-def plain_times(capacity: list[float], paths: list[list[int]], sizes: list[float]) -> list[float]:
-    """When flows that all start at 0 end, rates worked out anew after each end."""
+def reference_times(
+    capacity: list[float], paths: list[list[int]], sizes: list[float]
+) -> list[float]:
+    """Returns the end of each flow if all start at 0; rates are computed anew after each end."""
     now, rest, ends = 0.0, dict(enumerate(sizes)), [0.0] * len(paths)
     while rest:
         fair = fair_rates(capacity, [paths[p] for p in rest])
@@ -62,7 +64,7 @@ def plain_times(capacity: list[float], paths: list[list[int]], sizes: list[float
 
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_rates_are_max_min_fair_at_every_moment(data: st.DataObject) -> None:
+def test_rates_are_always_max_min_fair(data: st.DataObject) -> None:
     resources = data.draw(st.integers(1, 6))
     capacity = data.draw(st.lists(st.integers(1, 9), min_size=resources, max_size=resources))
     one = st.lists(st.integers(0, resources - 1), min_size=1, max_size=resources, unique=True)
@@ -89,11 +91,11 @@ def test_rates_are_max_min_fair_at_every_moment(data: st.DataObject) -> None:
     while engine.advance(1):
         pass
     found = engine.take()[1]
-    expected = plain_times([float(c) for c in capacity], paths, [float(s) for s in sizes])
+    expected = reference_times([float(c) for c in capacity], paths, [float(s) for s in sizes])
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_messages_share_a_link_and_speed_up_when_one_is_through() -> None:
+def test_a_message_speeds_up_when_another_on_its_link_ends() -> None:
     net = topology.line(3, cable=CABLE)
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=3, parts=4), "by hand")
     b.copy(0, 0, 2, count=4)
@@ -105,8 +107,9 @@ def test_messages_share_a_link_and_speed_up_when_one_is_through() -> None:
     assert result.link_bytes.sum() == pytest.approx(4e6 + 6e6)
 
 
-def test_values_not_rounds_are_waited_for() -> None:
-    """Rank 2's message of round 1 carries its own value, so it does not wait for round 0."""
+def test_messages_wait_for_values_not_for_rounds() -> None:
+    """Rank 2's message of round 1 carries its own value, so the message does not wait for round
+    0."""
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=3), "by hand")
     b.copy(0, 0, 1)
     b.next_round()
@@ -124,7 +127,7 @@ def test_values_not_rounds_are_waited_for() -> None:
     assert simulate(b.build(), net, 3e6, conditions=ordered).time_s == pytest.approx(2e-3)
 
 
-def test_program_order_sends_one_message_after_the_other() -> None:
+def test_program_order_sends_one_message_at_a_time() -> None:
     net = topology.mesh(4, cable=CABLE)
     direct = build("direct", 4, "all_gather")
     assert simulate(direct, net, 4e6).time_s == pytest.approx(1e-3)
@@ -132,7 +135,7 @@ def test_program_order_sends_one_message_after_the_other() -> None:
     assert found.time_s == pytest.approx(3e-3)
 
 
-def test_the_same_every_time() -> None:
+def test_simulations_are_deterministic() -> None:
     net = topology.fat_tree(4)
     one, two = (simulate(build("swing", 16), net, 1e7) for _ in range(2))
     assert one.time_s == two.time_s
@@ -140,8 +143,8 @@ def test_the_same_every_time() -> None:
     assert np.array_equal(one.link_bytes, two.link_bytes)
 
 
-def test_bytes_are_those_of_the_paths() -> None:
-    """Whatever happens when, links carry what the routes of all messages say."""
+def test_link_bytes_equal_the_bytes_of_all_routes() -> None:
+    """Links carry the bytes that the routes of all messages imply, in any order of events."""
     net = topology.dragonfly(a=4, p=2, h=2)
     schedule = build("halving_doubling", net.num_ranks)
     result = simulate(schedule, net, 1e6, bins=50)
@@ -154,7 +157,7 @@ def test_bytes_are_those_of_the_paths() -> None:
     assert result.usage.link_bytes.sum(axis=1) == pytest.approx(expected, rel=1e-4)
 
 
-# ---- what else happens
+# ---- several jobs and conditions
 
 
 def test_jobs_share_the_network_and_wait_by_rank() -> None:
@@ -175,27 +178,29 @@ def test_jobs_share_the_network_and_wait_by_rank() -> None:
     assert simulate(both, net).time_s == pytest.approx(2e-3)
 
 
-def test_a_straggler_holds_up_those_that_need_it() -> None:
+def test_a_straggler_delays_only_ranks_that_need_its_data() -> None:
     net = topology.ring(4, cable=CABLE)
     late = Conditions(endpoints={2: Endpoint(enters_s=1.0, slowdown=3.0)})
     result = simulate(build("ring", 4), net, 4e6, conditions=late)
     assert result.time_s > 1.0
-    # What rank 2 has to give waits for it: the others' first messages do not.
+    # Only messages with rank 2's data wait for rank 2; the first messages of others do not.
     assert result.steps.begun_s[result.steps.messages()].min() == 0.0
     slow = simulate([Compute(seconds=1.0, ranks=(0, 2), name="step")], net, conditions=late)
     assert slow.time_s == pytest.approx(4.0)
 
 
-def test_degraded_and_failed_links() -> None:
+def test_degraded_and_failed_links_slow_a_ring() -> None:
     net = topology.ring(4, cable=CABLE)
     link = net.route(0, 1)[0]
     whole = simulate(build("ring", 4), net, 4e6).time_s
     slow = simulate(build("ring", 4), net, 4e6, conditions=Conditions(degraded={link: 0.5}))
     assert slow.time_s == pytest.approx(2 * whole)
     assert slow.busiest_link == link
-    gone = simulate(build("ring", 4), net, 4e6, conditions=Conditions(failed=(link,)))
-    assert gone.link_bytes[link] == 0
-    assert gone.link_bytes.sum() == pytest.approx((3 + 3) * 6e6)  # rank 0's go the long way
+    failed = simulate(build("ring", 4), net, 4e6, conditions=Conditions(failed=(link,)))
+    assert failed.link_bytes[link] == 0
+    assert failed.link_bytes.sum() == pytest.approx(
+        (3 + 3) * 6e6
+    )  # messages of rank 0 take the longer path
     line = topology.line(3, cable=CABLE)
     cut = Conditions(failed=(line.route(0, 1)[0],))
     with pytest.raises(UnsupportedError, match="no path from node 0 to node 1"):
@@ -218,8 +223,8 @@ def test_endpoints_take_time() -> None:
     net = topology.mesh(4, cable=Cable(bandwidth_Bps=1e15, latency_s=0.0, kind=LinkKind.OTHER))
 
     def time_s(endpoint: Endpoint) -> float:
-        told = Conditions(endpoint=endpoint)
-        return simulate(build("direct", 4, "all_gather"), net, 4e6, conditions=told).time_s
+        conditions = Conditions(endpoint=endpoint)
+        return simulate(build("direct", 4, "all_gather"), net, 4e6, conditions=conditions).time_s
 
     assert time_s(Endpoint(overhead_s=1e-3)) == pytest.approx(1e-3, rel=1e-5)
     assert time_s(Endpoint(busy_s=1e-3)) == pytest.approx(3e-3, rel=1e-5)
@@ -227,7 +232,7 @@ def test_endpoints_take_time() -> None:
     assert time_s(Endpoint(receive_Bps=1e9)) == pytest.approx(3e-3, rel=1e-5)
 
 
-def test_spreading_over_paths_ends_collisions() -> None:
+def test_spreading_over_paths_avoids_collisions() -> None:
     net = topology.fat_tree(4, cable=CABLE)
     exchange = build("pairwise", 16, "all_to_all")
     flows = simulate(exchange, net, 16e6).time_s
@@ -237,10 +242,10 @@ def test_spreading_over_paths_ends_collisions() -> None:
 
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "broadcast", "reduce"])
-def test_switches_that_copy_and_add(op: str) -> None:
+def test_switches_copy_and_reduce(op: str) -> None:
     node = topology.star(8, cable=CABLE, reduces=True)
-    told = Conditions(in_network=True, endpoint=Endpoint(reduce_Bps=1e3))
-    result = simulate(build("direct", 8, op), node, 8e6, conditions=told)
+    conditions = Conditions(in_network=True, endpoint=Endpoint(reduce_Bps=1e3))
+    result = simulate(build("direct", 8, op), node, 8e6, conditions=conditions)
     expected = {"all_gather": 7e-3, "reduce_scatter": 7e-3, "broadcast": 8e-3, "reduce": 8e-3}
     assert result.time_s == pytest.approx(expected[op])
 
@@ -260,32 +265,41 @@ def refuse(what: object, net: Topology, match: str, **options: object) -> None:
 
 def test_refusals() -> None:
     net, ring = topology.ring(4), build("ring", 8)
-    refuse(ring, net, "ranks 0 to 7, and ring:4 has 4", nbytes=1e6)
+    refuse(ring, net, "ranks 0 to 7, but ring:4 has 4", nbytes=1e6)
     refuse(ring, net, "needs nbytes")
     refuse([Job(schedule=ring, nbytes=1)], net, "jobs have their own", nbytes=1)
-    refuse([], net, "no jobs")
-    for what, where, told in ((ring, "ring:8", "no topology"), ("ring", net, "no schedule")):
-        with pytest.raises(TypeError, match=told):
+    refuse([], net, "at least one job")
+    for what, where, message in (
+        (ring, "ring:8", "expected a topology"),
+        ("ring", net, "expected a schedule"),
+    ):
+        with pytest.raises(TypeError, match=message):
             simulate(what, where, 1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a number of bytes, not '64M'"):
+    with pytest.raises(TypeError, match="a number of bytes, got '64M'"):
         simulate(build("ring", 4), net, "64M")  # type: ignore[arg-type]
     a, b = (Compute(name=x, seconds=1, ranks=(0,), after=(y,)) for x, y in ("ab", "ba"))
     refuse([a, b], net, "wait for each other")
-    refuse([a], net, "no such job")
+    refuse([a], net, "no job has this name")
     refuse([Compute(name="a", seconds=1, ranks=(0,))] * 2, net, "two jobs")
-    refuse(build("ring", 4), net, "no link 99", nbytes=1, conditions=Conditions(failed=(99,)))
-    with pytest.raises(ValueError, match="send_Bps is positive"):
+    refuse(
+        build("ring", 4),
+        net,
+        "link 99 does not exist",
+        nbytes=1,
+        conditions=Conditions(failed=(99,)),
+    )
+    with pytest.raises(ValueError, match="send_Bps must be positive"):
         Endpoint(send_Bps=0)
-    with pytest.raises(ValueError, match="a link without any is one that failed"):
+    with pytest.raises(ValueError, match="list a link without bandwidth in failed"):
         Conditions(degraded={0: 0.0})
 
 
-def test_nothing_to_do() -> None:
+def test_empty_operations_take_no_time() -> None:
     assert simulate(build("ring", 1), topology.ring(2), 1e6).time_s == 0
     assert simulate(build("ring", 4), topology.ring(4, cable=CABLE), 0).time_s == 0
 
 
-def test_streams_keep_the_order_of_messages() -> None:
+def test_streams_deliver_messages_in_order() -> None:
     net = topology.star(2).with_links(bandwidth_Bps=1e9, latency_s=0.0)
     send = algorithms.build("broadcast", "direct", ranks=2)
     jobs = [Job(name=f"{i}", schedule=send, nbytes=1e6, first_round=i) for i in range(3)]

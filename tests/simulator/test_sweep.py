@@ -1,4 +1,4 @@
-"""What if, and searches: against times that follow from the formulas."""
+"""Tests of sweeps and searches against times that follow from formulas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from unisono import topology
 from unisono.simulator import compare
-from unisono.simulator.search import AS_THEY_ARE, search
+from unisono.simulator.search import AS_NUMBERED, search
 from unisono.simulator.sweep import changed, scale_factor, sweep
 
 
@@ -16,17 +16,17 @@ def times(spec: str, name: str, *values: str, op: str = "all_reduce") -> list[fl
     return [p.best.result.time_s for p in points if p.best and p.best.result]
 
 
-def test_a_ring_on_more_and_more_ranks() -> None:
+def test_ring_time_grows_with_the_number_of_hosts() -> None:
     found = times("star:16,bandwidth=10GB,latency=0ns", "hosts", "2", "4", "16")
     assert found == pytest.approx([2 * (n - 1) / n * 0.1 for n in (2, 4, 16)])
 
 
-def test_bandwidth_is_what_a_ring_waits_for() -> None:
+def test_ring_time_is_inverse_to_bandwidth() -> None:
     found = times("ring:4,latency=0ns", "bandwidth", "10GB", "40GB", "80Gbit")
     assert found == pytest.approx([0.15, 0.15 / 4, 0.15])
 
 
-def test_oversubscription_is_what_an_all_to_all_waits_for() -> None:
+def test_all_to_all_time_grows_with_oversubscription() -> None:
     points = sweep(
         "all_to_all",
         "leaf_spine:leaves=2,spines=4,hosts=4,latency=0ns",
@@ -52,64 +52,59 @@ def test_oversubscription_is_what_an_all_to_all_waits_for() -> None:
         ("star:4", "ranks", "9", 9),
     ],
 )
-def test_what_can_be_changed(spec: str, name: str, value: str, ranks: int) -> None:
+def test_parameters_of_a_spec_can_be_varied(spec: str, name: str, value: str, ranks: int) -> None:
     assert changed(spec, name, value)[1] == ranks
 
 
 @pytest.mark.parametrize(
-    ("spec", "name", "value", "told"),
+    ("spec", "name", "value", "match"),
     [
-        (
-            "ring:8",
-            "oversubscription",
-            "2",
-            "unknown option oversubscription; expected one of bandwidth",
-        ),
-        ("fat_tree:4", "hosts", "17", "has 16 hosts"),
-        ("fat_tree:4", "hosts", "two", "has 16 hosts"),
-        ("net.json", "bandwidth", "1GB", "of a file only ranks or hosts"),
-        ("star:8", "bandwidth", "fast", "expected a rate"),
+        ("ring:8", "oversubscription", "2", "no oversubscription to vary, only bandwidth"),
+        ("fat_tree:4", "hosts", "17", "has 1 to 16 hosts"),
+        ("fat_tree:4", "hosts", "two", "has 1 to 16 hosts"),
+        ("net.json", "bandwidth", "1GB", "only ranks or hosts of a file"),
+        ("star:8", "bandwidth", "fast", "not a rate"),
     ],
 )
-def test_what_cannot(spec: str, name: str, value: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_variations_are_refused(spec: str, name: str, value: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
         changed(spec, name, value)
 
 
-def test_scale_factor_is_throughput_over_ideal_throughput() -> None:
-    # Eight ranks: 8 batches in 40 ms; one rank: 1 batch in 30 ms.
+def test_scale_factor_equals_throughput_over_ideal_throughput() -> None:
+    # Eight ranks process 8 batches in 40 ms; one rank processes 1 batch in 30 ms.
     assert scale_factor(30e-3, 10e-3) == pytest.approx((8 / 40e-3) / (8 * (1 / 30e-3)))
 
 
-def test_a_search_finds_no_less_than_the_league() -> None:
+def test_a_search_is_at_least_as_good_as_a_comparison() -> None:
     net = topology.torus([4, 2])
-    league = compare("all_reduce", net, 1e6)
+    comparison = compare("all_reduce", net, 1e6)
     done = search("all_reduce", net, 1e6)
-    assert league[0].result is not None
-    assert done.found[0].time_s <= league[0].result.time_s
+    assert comparison[0].result is not None
+    assert done.found[0].time_s <= comparison[0].result.time_s
     assert done.pruned > 0
     assert done.simulated > len(done.found)
     names = {found.base for found in done.found}
-    fitting = {entry.algorithm for entry in league if entry.result is not None}
+    fitting = {entry.algorithm for entry in comparison if entry.result is not None}
     assert names <= fitting
-    # What was left out takes longer than the best, as the league knows.
-    slow = [e.result.time_s for e in league if e.result and e.algorithm not in names]
+    # The excluded algorithms take longer than the best, according to the comparison.
+    slow = [e.result.time_s for e in comparison if e.result and e.algorithm not in names]
     assert all(time_s > done.found[0].time_s for time_s in slow)
 
 
-def test_a_search_undoes_a_bad_order() -> None:
+def test_a_search_improves_a_bad_rank_order() -> None:
     grid = topology.grid([8, 2])
     done = search("all_reduce", grid, 8e3, names=["ring"], channels=[1])
     best = done.found[0]
     plain = compare("all_reduce", grid, 8e3, names=["ring"])[0]
     assert plain.result is not None
-    assert best.order != AS_THEY_ARE
+    assert best.order != AS_NUMBERED
     assert best.placement is not None
     assert sorted(best.placement) == list(range(16))
     assert best.time_s < plain.result.time_s
 
 
-def test_a_search_ends_in_time_with_something() -> None:
+def test_a_search_without_budget_still_has_a_result() -> None:
     done = search("all_reduce", topology.ring(8), 1e6, budget_s=0.0)
     assert done.simulated == 1
     assert done.late > 0

@@ -1,9 +1,9 @@
-"""The benchmark: every contestant in one run, alternating, verified on every rank.
+"""The benchmark: all contestants alternate in one run, and every rank verifies its results.
 
-A contestant is a world of rank processes. They live for the whole run and sleep in the kernel
-while the others are measured (`contestant_ranks`, `contestant_rank`). `runner` alternates between
-contestants, `results` holds the measurements, `report` and `plot` show them. Ranks run on this
-machine, or on the hosts of a `lab` (`cluster`).
+A contestant is a group of rank processes. They live for the whole run and sleep in the kernel while
+others are measured (`contestant_ranks`, `contestant_rank`). `runner` alternates between
+contestants. `results` has the measurements; `report` and `plot` print and draw them. Ranks run on
+this machine, or on the hosts of a `lab` (`cluster`).
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""A start line for the ranks of one world that owes nothing to the library being measured."""
+"""A barrier for the ranks of one contestant that does not use the measured library."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _STRIDE = 64 // 8  # one cache line per rank, in int64
 
 
 class StartLine:
-    """Barrier over a small file that all ranks map: each rank counts in its own line.
+    """Barrier over a small file that all ranks map; each rank counts in its own cache line.
 
-    All contestants start from it, so none is favoured by how its own barrier releases.
+    All contestants start from this barrier, so the release order of their own barriers has no
+    influence.
     """
 
     def __init__(self, path: Path, *, rank: int, ranks: int) -> None:
@@ -26,15 +27,15 @@ class StartLine:
 
     @staticmethod
     def create(path: Path, ranks: int) -> None:
-        """Make the file, before the ranks start."""
+        """Creates the file before the ranks start."""
         path.write_bytes(bytes(ranks * _STRIDE * 8))
 
     def wait(self, timeout_s: float = 60.0) -> None:
-        """Return when all ranks are here. Raises TimeoutError."""
+        """Returns when all ranks have arrived. Raises TimeoutError."""
         self._round += 1
         self._counts[self._rank] = self._round
         deadline_s = time.monotonic() + timeout_s
         while int(self._counts.min()) < self._round:
             os.sched_yield()
             if time.monotonic() > deadline_s:
-                raise TimeoutError("a rank of this world did not reach the start line")
+                raise TimeoutError(f"a rank did not reach the barrier within {timeout_s:g} s")

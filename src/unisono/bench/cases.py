@@ -1,4 +1,4 @@
-"""What one measurement is: an operation on a number of ranks, with size, type and reduction."""
+"""Cases to measure: an operation on a number of ranks, with size, type and reduction."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Shape of one operation's buffers, and its bus factor in nccl-tests' terms."""
+    """Shape of an operation's buffers, and its bus factor as in nccl-tests."""
 
     x_split: bool = False
-    """x consists of one piece per rank (otherwise of a single piece)."""
+    """x has one piece per rank; otherwise x is a single piece."""
     out_split: bool = False
     in_place: bool = False
-    """The result lands in x; there is no out."""
+    """The result is written to x; there is no out."""
     reduces: bool = False
     rooted: bool = False
     scans: bool = False
-    """A rank's result is of the ranks below it."""
+    """A rank's result depends on the ranks before it."""
     uneven: bool = False
-    """The pieces differ in length."""
+    """The pieces have different lengths."""
     paired: bool = False
-    """Messages between ranks 0 and 1, 2 and 3, ...: all pairs at once."""
+    """Messages between ranks 0 and 1, 2 and 3, and so on; all pairs at once."""
     bus_numerator: int = 1
-    """Bus factor: numerator x (n-1)/n where `bus_scales`, otherwise 1."""
+    """Bus factor: numerator x (n-1)/n if `bus_scales`, otherwise 1."""
     bus_scales: bool = True
 
     def bus_factor(self, ranks: int) -> float:
-        """What algorithm bandwidth is multiplied by to compare with the hardware's; of messages
-        between pairs, what all pairs move together."""
+        """Returns the factor from algorithm bandwidth to hardware bandwidth. For messages between
+        pairs, this is the number of pairs."""
         if self.paired:
             return ranks / 2
         return self.bus_numerator * (ranks - 1) / ranks if self.bus_scales else 1.0
@@ -64,16 +64,16 @@ PLACES = ("minloc", "maxloc")
 REDUCTIONS = (*ARITHMETIC, *BITWISE, *LOGICAL, *PLACES)
 
 BIT_PATTERNS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-"""NumPy lacks these types: their buffers hold the bits."""
+"""Types that NumPy lacks; their buffers have the bits."""
 PAIRS = {
     "float32_int32": ("float32", "int32"),
     "float64_int64": ("float64", "int64"),
     "int32_int32": ("int32", "int32"),
     "int64_int64": ("int64", "int64"),
 }
-"""Values with an index, of which the least or largest is looked for."""
+"""Types of a value with an index, for minloc and maxloc."""
 MOST_OUTSTANDING, LEAST_OUTSTANDING = 64, 4
-"""Messages of a stream that are under way at once: fewer of those that are large."""
+"""Range of the number of outstanding messages of a stream; large messages get fewer."""
 OUTSTANDING_BYTES = 128 << 20
 STORAGE: dict[str, np.dtype[Any]] = {
     name: np.dtype(BIT_PATTERNS.get(name, name))
@@ -86,7 +86,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 
 def reductions_of(dtype: str, op: str) -> tuple[str, ...]:
-    """Reductions of this operation whose result is beyond doubt for this element type.
+    """Returns the reductions of an operation that have an exact result for this element type.
 
     >>> reductions_of("complex64", "all_reduce"), reductions_of("complex64", "scan")
     (('sum', 'avg'), ('sum',))
@@ -105,13 +105,14 @@ def reductions_of(dtype: str, op: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One measurement. `nbytes` is what was asked for; `size_bytes` is what fits the pieces.
+    """One case to measure. `nbytes` is the requested size; `size_bytes` is the size that fits the
+    pieces.
 
-    The size is that of the larger buffer of a rank, as in nccl-tests: all_gather's out,
-    reduce_scatter's x, both buffers of all_to_all.
+    The size is that of a rank's larger buffer, as in nccl-tests: all_gather's out, reduce_scatter's
+    x, both buffers of all_to_all.
 
-    The pieces of the v forms grow from rank to rank as 1, 2, 3, ...: the first ranks have nothing
-    where there is little.
+    Pieces of the v forms grow from rank to rank as 1, 2, 3, ... With small sizes, the first ranks
+    have empty pieces.
 
     >>> Case(op="all_gather", ranks=4, nbytes=1024).shares
     (64, 64, 64, 64)
@@ -136,12 +137,12 @@ class Case:
         if not 0 <= self.root < self.ranks:
             raise ValueError(f"root {self.root} is not one of {self.ranks} ranks")
         if self.operation.paired and self.ranks % 2:
-            raise ValueError(f"{self.op} is between pairs of ranks: {self.ranks} ranks are odd")
+            raise ValueError(f"{self.op} needs an even number of ranks, got {self.ranks}")
         defined = reductions_of(self.dtype, self.op)
         if self.operation.reduces and self.redop not in defined:
             raise ValueError(
-                f"{self.op}: {self.redop} is not defined here for {self.dtype}, "
-                f"but {', '.join(defined)}"
+                f"{self.op}: {self.redop} is not supported for {self.dtype}; supported: "
+                f"{', '.join(defined)}"
             )
 
     @property
@@ -154,21 +155,21 @@ class Case:
 
     @property
     def pieces(self) -> int:
-        """Pieces of the larger buffer."""
+        """Number of pieces of the larger buffer."""
         return self.ranks if self.operation.x_split or self.operation.out_split else 1
 
     @property
     def count(self) -> int:
-        """Elements of the larger buffer. Pieces of one length have at least one each, so that tiny
-        sizes still move something; so have the v forms in all."""
+        """Elements of the larger buffer. Pieces of equal length have at least one element, so that
+        tiny sizes still move data. The v forms have at least one element in total."""
         if self.op == "barrier" or self.nbytes == 0:
             return 0
-        alike = 1 if self.operation.uneven else self.pieces
-        return max(1, self.nbytes // self.storage.itemsize // alike) * alike
+        equal_pieces = 1 if self.operation.uneven else self.pieces
+        return max(1, self.nbytes // self.storage.itemsize // equal_pieces) * equal_pieces
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Elements of each piece of the larger buffer; by rank, where each has one."""
+        """Elements of each piece of the larger buffer, by rank if there is one piece per rank."""
         count, n = self.count, self.pieces
         if not self.operation.uneven:
             return (count // n,) * n
@@ -176,16 +177,16 @@ class Case:
         return tuple(end - start for start, end in pairwise(ends))
 
     def lengths(self, rank: int) -> tuple[int, ...]:
-        """Elements of what this rank has for each other, or gets from each, where that is split.
+        """Returns the lengths of this rank's split buffer: of the pieces for, or from, each rank.
 
-        In an all_to_all_v these are the shares, turned by the rank: so both are the same, and all
-        ranks have as much.
+        In an all_to_all_v these are the shares, rotated by the rank. Send and receive lengths are
+        therefore equal, and all ranks have the same total.
         """
-        turned = rank if self.op == "all_to_all_v" else 0
-        return self.shares[turned:] + self.shares[:turned]
+        rotation = rank if self.op == "all_to_all_v" else 0
+        return self.shares[rotation:] + self.shares[:rotation]
 
     def piece(self, rank: int) -> int:
-        """Elements of this rank's buffer where it is not split."""
+        """Returns the elements of this rank's buffer that is not split."""
         return self.shares[rank % self.pieces]
 
     @property
@@ -194,7 +195,7 @@ class Case:
 
     @property
     def outstanding(self) -> int:
-        """Messages of a rank that are under way at once.
+        """Number of a rank's outstanding messages.
 
         >>> [Case(op="stream", ranks=2, nbytes=n << 20).outstanding for n in (1, 4, 64)]
         [64, 32, 4]
@@ -206,21 +207,23 @@ class Case:
 
     @property
     def messages(self) -> int:
-        """Messages of a call, one after another: a call's time over this is shown. Those of a
-        ping_pong go to and fro."""
+        """Number of successive messages in a call; a call's time is divided by it. A ping_pong has
+        one in each direction."""
         return 2 if self.op == "ping_pong" else self.outstanding
 
     def sends(self, rank: int) -> tuple[int, int]:
-        """Of messages between pairs: how many a rank sends in a call, and elements of each.
+        """Returns the number of messages that a rank sends to its partner in a call, and the
+        elements of each.
 
-        In a stream even ranks send, and odd ones answer with an element when all is there.
+        In a stream even ranks send; odd ranks answer with one element after all messages have
+        arrived.
         """
         if self.op == "stream" and rank % 2:
             return 1, min(1, self.count)
         return self.outstanding, self.count
 
     def receives(self, rank: int) -> tuple[int, int]:
-        """The same of what it receives."""
+        """Returns the number and elements of the messages that a rank receives."""
         return self.sends(rank ^ 1)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`unisono explain`: what new ranks say about their choice of algorithm."""
+"""Runs `unisono explain`: new ranks explain their choice of algorithm."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from unisono.communicator import Explanation
 
 
 def explain_choice(op: str, nbytes: int, ranks: int) -> Explanation:
-    """What the communicator says, with times measured now. Raises `UnsupportedError` for what is
-    no operation."""
-    algorithms.names(op)  # refused before any process starts
+    """Returns the communicator's explanation, with times measured now. Raises `UnsupportedError`
+    for an unknown operation."""
+    algorithms.names(op)  # refuses an unknown operation before any process starts
     answers: list[Explanation] = unisono.run(_explain_rank, ranks=ranks, args=(op, nbytes))
     return answers[0]
 

@@ -1,4 +1,4 @@
-"""Hosts of a lab as the place of a run, and what their links let through at best."""
+"""Runs on hosts of a lab, and the limit that their links impose."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ _LISTEN_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The same number of ranks on every host of a lab, in blocks: 0 and 1 on host 0, ..."""
+    """The same number of ranks on every host of a lab, in blocks: ranks 0, 1, ... on host 0."""
 
     lab: Lab
     per_host: int = 1
     port: int = PORT
-    """Where on host 0 the ranks of one contestant meet."""
+    """Port on host 0 for the rendezvous of one contestant."""
 
     @property
     def ranks(self) -> int:
         return self.lab.hosts * self.per_host
 
     @property
-    def meeting(self) -> str:
-        """As an address that torch and Unisono understand."""
+    def rendezvous(self) -> str:
+        """The rendezvous as an address that torch and Unisono accept."""
         return f"tcp://{self.lab.address(0)}:{self.port}"
 
     @property
     def interfaces(self) -> str:
-        """All rails, as Gloo and Open MPI want them."""
+        """All rails, in the form of Gloo and Open MPI."""
         return ",".join(f"eth{rail}" for rail in range(self.lab.rails))
 
     def host(self, rank: int) -> int:
-        """Where a rank runs."""
+        """Returns the host of a rank."""
         return rank // self.per_host
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns data for JSON."""
         lab = self.lab
         shape = {"hosts": lab.hosts, "per_host": self.per_host, "rails": lab.rails}
         return {**shape, "rate": lab.rate, "delay": lab.delay}
 
 
-def wire_bytes(case: Case, hosts: int) -> float:
-    """Bytes that the busiest host must send or receive, whatever the schedule; hosts are equal.
+def network_bytes(case: Case, hosts: int) -> float:
+    """Returns the bytes that the busiest of equal hosts must send or receive under any schedule.
 
-    A host counts as one rank: what its ranks have for others it can reduce or copy before it
-    sends, except in an all_to_all, where no two ranks want the same. Between pairs of
-    ranks it is one message of each pair that is not on one host.
+    A host counts as one rank, because it can reduce or copy its ranks' data before it sends. An
+    all_to_all is an exception, because no two ranks need the same data. Between pairs of ranks,
+    each pair on different hosts counts with one message.
 
-    >>> wire_bytes(Case(op="all_reduce", ranks=4, nbytes=1000), hosts=2)
+    >>> network_bytes(Case(op="all_reduce", ranks=4, nbytes=1000), hosts=2)
     1000.0
     """
     if case.operation.paired:
         return float(case.size_bytes * (case.ranks // hosts % 2))
     if case.operation.uneven:
         return float(_uneven_count(case, hosts) * case.storage.itemsize)
-    alike = case.ranks / hosts if case.op == "all_to_all" else 1
-    return case.operation.bus_factor(hosts) * case.size_bytes * alike
+    factor = case.ranks / hosts if case.op == "all_to_all" else 1
+    return case.operation.bus_factor(hosts) * case.size_bytes * factor
 
 
 def _uneven_count(case: Case, hosts: int) -> int:
-    """The same for the v forms, in elements: what is not of the host itself, at the host of the
-    root, or at that to which the least belongs."""
+    """Returns the same bytes for the v forms, in elements: everything outside a host, for the
+    root's host or for the host with the smallest share."""
     per_host = case.ranks // hosts
     groups = [range(host * per_host, (host + 1) * per_host) for host in range(hosts)]
     if case.op == "all_to_all_v":
@@ -84,19 +84,22 @@ def _uneven_count(case: Case, hosts: int) -> int:
 
 
 def probe_payload_Bps(lab: Lab) -> float:
-    """Bytes a second that iperf3 carries from host 0 to host 1: one TCP stream a rail, all at once.
+    """Returns the bytes per second that iperf3 carries from host 0 to host 1, with one TCP stream
+    per rail.
 
-    Takes two seconds, of which the first is not counted. Raises LabError.
+    Takes two seconds; the first is a warm-up. Raises LabError.
     """
     if lab.hosts < 2:
-        raise LabError("the rate of a link needs two hosts")
+        raise LabError("measuring the rate of a link needs two hosts")
     with ExitStack() as stack:
         for rail in range(lab.rails):
             server = ["iperf3", "--server", "--one-off", "--bind", lab.address(1, rail)]
-            stack.enter_context(_ended(lab.start(1, server, stdout=subprocess.DEVNULL)))
+            stack.enter_context(_killed_at_exit(lab.start(1, server, stdout=subprocess.DEVNULL)))
         _await_listeners(lab, 1, lab.rails)
         clients = [
-            stack.enter_context(_ended(lab.start(0, _client(lab, rail), stdout=subprocess.PIPE)))
+            stack.enter_context(
+                _killed_at_exit(lab.start(0, _client(lab, rail), stdout=subprocess.PIPE))
+            )
             for rail in range(lab.rails)
         ]
         answers = [client.communicate(timeout=30)[0] for client in clients]
@@ -115,8 +118,8 @@ def _received_Bps(answer: bytes) -> float:
     return float(found["end"]["sum_received"]["bits_per_second"]) / 8
 
 
-class _ended:
-    """A process that is over when the block is."""
+class _killed_at_exit:
+    """Kills a process at the end of a block."""
 
     def __init__(self, process: subprocess.Popen[Any]) -> None:
         self._process = process
@@ -132,9 +135,9 @@ class _ended:
 
 
 def _await_listeners(lab: Lab, host: int, count: int) -> None:
-    """Wait until so many sockets listen on the host."""
+    """Waits until `count` sockets listen on the host."""
     deadline_s = time.monotonic() + _LISTEN_S
     while len(lab.run(host, ["ss", "-Hltn", "sport = :5201"]).splitlines()) < count:
         if time.monotonic() > deadline_s:
-            raise LabError("iperf3 did not start: is it installed? (Debian: apt install iperf3)")
+            raise LabError("iperf3 did not start; install it (Debian: apt install iperf3)")
         time.sleep(0.01)

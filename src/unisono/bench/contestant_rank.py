@@ -1,4 +1,4 @@
-"""One rank of one contestant: started by `world`, does what it is told over its channel."""
+"""One rank of one contestant: started by `contestant_ranks`, runs commands from its channel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono.errors import UnsupportedError
 
 
 class Worker:
-    """The rank's state between commands: the peer, and the case being measured."""
+    """The rank's state between commands: its peer and the current case."""
 
     def __init__(self, peer: Peer, start_line: StartLine) -> None:
         self._peer = peer
@@ -55,11 +55,12 @@ class Worker:
 
     def _choose(self, algorithm: str) -> Message:
         self._repeat = self._peer.choose(algorithm).repeat(self._case, self._x, self._out)
-        self._repeat(1)  # what cannot be served says so now
+        self._repeat(1)  # reports an unsupported algorithm at once
         return {}
 
     def _verify(self) -> Message:
-        """Leaves zeros behind: their sums stay finite however often timing repeats them."""
+        """Verifies one call. Leaves zeros in x, because their sums stay finite however often timing
+        repeats them."""
         if not self._peer.moves_data:
             self._repeat(1)
             return {"wrong": 0}
@@ -77,21 +78,21 @@ class Worker:
         return {"elapsed_s": time.perf_counter() - start_s, "began_s": start_s}
 
 
-def connect_peer(contestant: Contestant, *, rank: int, ranks: int, meeting: str) -> Peer:
-    """The contestant's driver; its ranks find each other at `meeting`, a URL.
+def connect_peer(contestant: Contestant, *, rank: int, ranks: int, rendezvous: str) -> Peer:
+    """Returns the contestant's driver; its ranks find each other at `rendezvous`, a URL.
 
-    Imports its library, and no other.
+    Imports only the contestant's library.
     """
     options: dict[str, Any] = {"rank": rank, "ranks": ranks}
     if contestant.base == MEMORY:
         module, name, options = "memory", "MemoryPeer", {"rank": rank}
     elif contestant.is_native:
         module, name = "native", "NativePeer"
-        options |= {"rendezvous": meeting, "algorithm": contestant.algorithm}
+        options |= {"rendezvous": rendezvous, "algorithm": contestant.algorithm}
     elif contestant.base in ("gloo", OURS["torch"]):
         module, name = "torch_distributed", "TorchPeer"
         backend = "gloo" if contestant.base == "gloo" else "unisono"
-        options |= {"backend": backend, "meeting": meeting}
+        options |= {"backend": backend, "rendezvous": rendezvous}
     else:
         module, name, options = "mpi", "MpiPeer", {}
     driver = importlib.import_module(f"unisono.bench.peers.{module}")
@@ -100,19 +101,20 @@ def connect_peer(contestant: Contestant, *, rank: int, ranks: int, meeting: str)
 
 
 def bind_to_core(rank: int) -> None:
-    """Keep this thread on one core. After the library started: it shall see all cores."""
+    """Keeps this thread on one core. Call it after the library has started, so that the library
+    sees all cores."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
 def serve(channel: Channel, worker: Worker) -> None:
-    """Answer until told to quit, or until the benchmark is gone (EOFError)."""
+    """Answers commands until "quit", or until the benchmark has ended (EOFError)."""
     while (message := channel.receive())["do"] != "quit":
         try:
             reply = worker.answer(message)
         except UnsupportedError as error:
             reply = {"error": str(error)}
-        except Exception as error:  # whatever a library raises is this contestant's result
+        except Exception as error:  # any error of a library is this contestant's result
             reply = {"error": f"{type(error).__name__}: {error}"}
         channel.send(reply)
 
@@ -122,15 +124,15 @@ def main() -> None:
     parser.add_argument("contestant")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--rank", type=int, default=-1, help="by default, the library's own")
-    parser.add_argument("--meeting", help="where ranks find each other; by default, a file")
+    parser.add_argument("--rank", type=int, default=-1, help="rank; by default the library's own")
+    parser.add_argument("--rendezvous", help="rendezvous of the ranks; by default a file")
     parser.add_argument("--bind", action="store_true", help="stay on core rank mod cores")
     arguments = parser.parse_args()
     folder, ranks = arguments.folder, arguments.ranks
     channel = Channel.connect(folder / "socket")
-    meeting = arguments.meeting or f"file://{folder / 'store'}"
+    rendezvous = arguments.rendezvous or f"file://{folder / 'store'}"
     contestant = Contestant(name=arguments.contestant)
-    peer = connect_peer(contestant, rank=arguments.rank, ranks=ranks, meeting=meeting)
+    peer = connect_peer(contestant, rank=arguments.rank, ranks=ranks, rendezvous=rendezvous)
     if arguments.bind:
         bind_to_core(peer.rank)
     start_line = StartLine(folder / "start_line", rank=peer.rank, ranks=ranks)

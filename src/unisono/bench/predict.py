@@ -1,4 +1,4 @@
-"""A prediction beside each measurement of ours, from the link models of a file."""
+"""Adds predictions from link models to our measurements."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from unisono.simulator import LinkModel, models_of, nearest
 
 
 def read_models(path: Path, ops: Sequence[str]) -> tuple[LinkModel, ...]:
-    """The models of a file: of `unisono calibrate --out`, or measurements.
+    """Reads the models of a file: of `unisono calibrate --out`, or of measurements.
 
-    Raises `ValueError` if nobody has measured one of the operations there.
+    Raises `ValueError` if the file lacks one of the operations.
     """
     models = models_of(path.read_text(encoding="utf-8"), source=path.name)
-    there = sorted({model.op for model in models})
+    known = sorted({model.op for model in models})
     for op in ops:
-        if op not in there:
-            raise ValueError(f"{path}: no model of {op}, only of {', '.join(there)}")
+        if op not in known:
+            raise ValueError(f"{path}: no model of {op}, only of {', '.join(known)}")
     return tuple(models)
 
 
 def with_predictions(report: RunReport, models: Sequence[LinkModel]) -> RunReport:
-    """The report with what the models foretell for each of its rows."""
+    """Returns the report with predictions for each of its rows."""
     rows = []
     for row in report.rows:
         case = row.case

@@ -1,4 +1,5 @@
-"""How far apart the cores are right now: a virtual machine moves, and results with it."""
+"""Current latency between cores: it changes when a virtual machine moves, and results change with
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _SAMPLES = 2000
 
 
 def probe_core_latency_s() -> float | None:
-    """One-way latency of a cache line between two threads; None without the native core."""
+    """Returns the one-way latency of a cache line between two threads; None without the native
+    core."""
     try:
         native = importlib.import_module("unisono.native")
     except ImportError:
@@ -21,7 +23,7 @@ def probe_core_latency_s() -> float | None:
 
 
 def describe_latency(probes_s: Sequence[float]) -> str:
-    """Median and mode of a row's probes: `45 near`, `190 far`, `120 mixed` (ns), or `-`.
+    """Returns median and mode of a row's probes: `45 near`, `190 far`, `120 mixed` (ns), or `-`.
 
     >>> describe_latency([45e-9, 51e-9])
     '48 near'

@@ -1,4 +1,4 @@
-"""Algorithm files read, proved, and run against NumPy."""
+"""Reads algorithm files, proves them, and runs them against NumPy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DTYPES = ("int64", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofResult:
-    """What came of one file. `ran` says whether its results were NumPy's; None: not run."""
+    """Result of one file. `ran` is whether its results equalled NumPy's; None: not run."""
 
     file: str
     op: str = ""
@@ -39,12 +39,12 @@ class ProofResult:
 
     @property
     def good(self) -> bool:
-        """Whether nothing was wrong."""
+        """Whether the file is proved and did not fail when run."""
         return self.proved and self.ran is not False
 
 
 def read_schedule(text: str) -> Schedule:
-    """The schedule in a file of MSCCL or MSCCL++, or in our own JSON, told apart by what is there.
+    """Reads a schedule of MSCCL, MSCCL++, or our own JSON; the contents determine which.
 
     Raises `ScheduleError` or `UnsupportedError`.
     """
@@ -56,7 +56,7 @@ def read_schedule(text: str) -> Schedule:
 
 
 def judge(path: Path) -> ProofResult:
-    """Read and prove one file; its reason where it is refused."""
+    """Reads and proves one file; a refused file has a reason."""
     try:
         schedule = read_schedule(path.read_text())
         check(schedule)
@@ -74,7 +74,7 @@ def judge(path: Path) -> ProofResult:
 
 
 def run_proved(verdicts: Sequence[ProofResult], most_ranks: int) -> list[ProofResult]:
-    """Run what was proved for so few ranks between as many processes, against NumPy."""
+    """Runs proved files of up to `most_ranks` ranks on as many processes, against NumPy."""
     answers = dict.fromkeys((v.file for v in verdicts), "")
     ran = set()
     for ranks in sorted({v.ranks for v in verdicts if v.proved and v.ranks <= most_ranks}):
@@ -90,9 +90,9 @@ def run_proved(verdicts: Sequence[ProofResult], most_ranks: int) -> list[ProofRe
 
 
 def _run_rank(files: Sequence[str]) -> list[str]:
-    """For each file, what was wrong on this rank; all ranks go on together."""
+    """Returns each file's error on this rank, or an empty string; all ranks continue together."""
     settings = config.override(config.settings(), timeout_s=_TIMEOUT_S)
-    # Files made for GPUs may stage hundreds of small pieces; only pages that are used exist.
+    # Files made for GPUs may stage hundreds of small pieces; only used pages take memory.
     staging_bytes = max(settings.staging_bytes, _STAGING_BYTES)
     with join(config.launched_rank(), replace(settings, staging_bytes=staging_bytes)) as comm:
         return [_run_file(comm, file) for file in files]
@@ -114,7 +114,7 @@ def _run_file(comm: Communicator, file: str) -> str:
             call = bind(comm, case, x, out, algorithm=schedule)
             try:
                 wrong = count_wrong(case, comm.rank, x, out, call)
-            except UnsupportedError as error:  # on all ranks alike
+            except UnsupportedError as error:  # raised on all ranks
                 return f"{dtype}, {nbytes} bytes: {error}"
             if wrong:
                 return f"{dtype}, {nbytes} bytes: {wrong} wrong elements on rank {comm.rank}"
@@ -122,7 +122,7 @@ def _run_file(comm: Communicator, file: str) -> str:
 
 
 def render_verdicts(verdicts: Sequence[ProofResult]) -> Table:
-    """One row a file."""
+    """Returns a table with one row per file."""
     table = Table()
     for name in ("file", "operation", "ranks", "parts", "rounds", "proof", "run"):
         right = name in ("ranks", "parts", "rounds")

@@ -1,4 +1,4 @@
-"""Algorithms of one operation against each other, in one group of ranks, taking turns."""
+"""Measures algorithms of one operation against each other, alternating in one group of ranks."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 _CALIBRATION_S = 1e-3
-_LEAST_TURN_S = 1e-3
+_MIN_ROUND_S = 1e-3
 _MOST_ITERATIONS = 20_000
 _VERIFIED_BYTES = 1 << 20
-"""Results of larger messages are not verified again: filling and comparing takes longer than all
-measurements, and `unisono check` does it."""
+"""Results of larger messages are not verified again, because filling and comparing takes longer
+than all measurements. `unisono check` verifies them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceLength:
-    """How long a race takes: turns of everybody, about `budget_s` in all. Who takes more than
-    `drop` times as long as the fastest when first tried gets no further turns."""
+    """Length of a race: `rounds` of all algorithms, about `budget_s` in total. An algorithm that
+    takes over `drop` times as long as the fastest in its first trial is dropped."""
 
-    turns: int = 5
+    rounds: int = 5
     budget_s: float = 0.5
     drop: float = 1.5
 
     def __post_init__(self) -> None:
-        if self.turns < 1 or not self.budget_s > 0 or not self.drop >= 1:
-            raise ValueError("turns and budget_s are positive, drop is 1 or more")
+        if self.rounds < 1 or not self.budget_s > 0 or not self.drop >= 1:
+            raise ValueError("rounds and budget_s must be positive, and drop at least 1")
 
 
 _FIELDS = ("round", "src", "src_chunk", "dst", "dst_chunk", "count", "reduce", "channel")
 
 
 class WrongResultError(CaseError):
-    """An algorithm left wrong elements behind."""
+    """An algorithm returned wrong elements."""
 
 
 def distinct(op: Op, names: Sequence[str], ranks: int) -> list[str]:
-    """Those that can serve so many ranks, less those whose transfers another has before them.
+    """Returns the algorithms for `ranks` ranks, without those that repeat an earlier one's
+    transfers.
 
-    On two ranks almost all are the same.
+    On two ranks almost all algorithms are equal.
 
     >>> distinct(Op.ALL_GATHER, ["direct", "ring", "pairwise"], ranks=2)
     ['direct']
@@ -73,10 +74,10 @@ def race(
     keep: Sequence[str] = (),
     observe: Callable[[str], None] = lambda name: None,
 ) -> dict[str, tuple[float, ...]]:
-    """Seconds of a call, a turn each, of the algorithms that were not dropped, in one world.
+    """Returns the seconds of a call in each round, for algorithms that were not dropped.
 
-    Those of `keep` are never dropped. An algorithm that cannot serve the case is left out. Raises
-    `WrongResultError`, and `WorldError` when the world is lost.
+    Algorithms in `keep` are never dropped. An algorithm that does not support the case is skipped.
+    Raises `WrongResultError`, and `ContestantError` if the ranks are lost.
     """
     world.bind(case)
     first_s: dict[str, float] = {}
@@ -91,18 +92,18 @@ def race(
         first_s[name] = estimate_call_s(world.time_s, least_s=_CALIBRATION_S, most=_MOST_ITERATIONS)
     least_s = min(first_s.values(), default=0.0)
     running = [n for n in first_s if n in keep or first_s[n] <= least_s * length.drop]
-    share_s = length.budget_s / (length.turns * max(1, len(running)))
+    share_s = length.budget_s / (length.rounds * max(1, len(running)))
     times_s: dict[str, list[float]] = {name: [] for name in running}
-    for turn in range(length.turns):
-        first = turn % max(1, len(running))
+    for round_ in range(length.rounds):
+        first = round_ % max(1, len(running))
         for name in running[first:] + running[:first]:
             observe(name)
             world.choose(name)
-            wanted = ceil(max(share_s, _LEAST_TURN_S) / first_s[name])
+            wanted = ceil(max(share_s, _MIN_ROUND_S) / first_s[name])
             times_s[name].append(world.time_s(min(_MOST_ITERATIONS, wanted)))
     return {name: tuple(times) for name, times in times_s.items()}
 
 
 def medians(times_s: dict[str, tuple[float, ...]]) -> dict[str, float]:
-    """The median turn of each."""
+    """Returns each algorithm's median time."""
     return {name: median(times) for name, times in times_s.items()}

@@ -1,4 +1,4 @@
-"""How many ranks a benchmark starts on this machine at most."""
+"""Maximum number of ranks that a benchmark starts on this machine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import resource
 from unisono.bench.machine_facts import usable_cores
 from unisono.config import MOST_RANKS
 
-_A_CORE = 64
-"""More would not be there within the minute that a world has to start: that is a new interpreter
-each, with NumPy."""
+_RANKS_PER_CORE = 64
+"""More ranks would not start within the minute that a contestant has, because each is a new
+interpreter with NumPy."""
 
 
 def reason_against(ranks: int) -> str:
-    """Why so many ranks are not started, with the number that would be; empty if they are."""
+    """Returns the reason why `ranks` ranks are too many, with the limit; empty if they are not."""
     cores = usable_cores()
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     bounds = [
-        (MOST_RANKS, "ranks of a host"),
-        (cores * _A_CORE, f"{_A_CORE} for each of the {cores} cores that are usable here"),
+        (MOST_RANKS, "the maximum of a host"),
+        (cores * _RANKS_PER_CORE, f"{_RANKS_PER_CORE} for each of the {cores} usable cores"),
     ]
     if processes != resource.RLIM_INFINITY:
-        bounds.append((processes, "the limit of processes here (ulimit -u)"))
+        bounds.append((processes, "the limit of processes (ulimit -u)"))
     most, because = min(bounds)
     return f"{ranks} ranks are too many: at most {most}, {because}" if ranks > most else ""

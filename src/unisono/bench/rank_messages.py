@@ -1,7 +1,7 @@
 """Messages between the benchmark and its ranks: JSON lines over a Unix socket.
 
-A rank that waits for a command is blocked in the kernel: it costs the contestant that is being
-measured nothing. Standard input would not do, since `mpiexec` gives it to rank 0 only.
+A rank that waits for a command is blocked in the kernel, so it does not slow down the measured
+contestant. Standard input is unsuitable, because `mpiexec` passes it only to rank 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Channel:
         self._connection.sendall((json.dumps(message) + "\n").encode())
 
     def receive(self, timeout_s: float | None = None) -> Message:
-        """Raises TimeoutError, and EOFError when the other end is gone."""
+        """Returns the next message. Raises TimeoutError, and EOFError if the other end is
+        closed."""
         self._connection.settimeout(timeout_s)
         try:
             line = self._reader.readline()

@@ -1,4 +1,4 @@
-"""A run as a table, in the terms of nccl-tests."""
+"""A run as a table, with the terms of nccl-tests."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from unisono.bench.results import Measurement, Row, RunReport
 from unisono.bench.sizes import format_size
 
 BUSY_CORES = 0.3
-"""More than this at work before a run begins is worth a warning."""
+"""Number of busy cores before a run that causes a warning."""
 
 _GIGA = 1e9
 _MICRO = 1e-6
 _NONE = "-"
 _FOOTNOTE = (
-    "size: larger buffer of a rank. time: median over rounds of the slowest rank's mean call "
-    "(ping_pong, stream: of a message). algbw: size / time; busbw: algbw x nccl-tests' factor "
-    "(ping_pong, stream: of all pairs). x ours: its time over ours (above 1: "
-    "ours is faster). x limit: its time over {limit}. core ns: one-way "
-    "latency between cores during the row."
+    "size: larger buffer of a rank. time: median over rounds of the slowest rank's mean "
+    "call (ping_pong, stream: per message). algbw: size / time; busbw: algbw x "
+    "nccl-tests' factor (ping_pong, stream: all pairs). x ours: its time over ours "
+    "(above 1: ours is faster). x limit: its time over {limit}. core ns: one-way latency "
+    "between cores during the row."
 )
 _MEMORY_PASS = "one memory pass of all ranks"
-_WIRE_TIME = (
-    "that in which the links, at the rate that iperf3 reached just after the row, carry what any "
-    "schedule has to move between hosts"
+_NETWORK_TIME = (
+    "the time in which the links carry the bytes that any schedule moves between hosts, "
+    "at the rate that iperf3 measured after the row"
 )
 
 
 def render_report(report: RunReport) -> RenderableType:
-    """Tables (one per operation), what was skipped, and geometric means."""
+    """Returns tables (one per operation), notes on skipped contestants, and geometric means."""
     parts: list[RenderableType] = []
     for op, rows in groupby(report.rows, key=lambda row: row.case.op):
         parts.append(_render_operation(report, op, list(rows)))
-    limit = _WIRE_TIME if report.limit == NETWORK else _MEMORY_PASS
+    limit = _NETWORK_TIME if report.limit == NETWORK else _MEMORY_PASS
     parts.append(Text(_FOOTNOTE.format(limit=limit), style="dim"))
     if (busy := report.machine.get("busy_cores", 0.0)) > BUSY_CORES:
-        warning = f"other processes were using {busy:.1f} cores: these times are not reliable"
+        warning = f"other processes were using {busy:.1f} cores; these times are not reliable"
         parts.append(Text(warning, style="yellow"))
     parts += (Text(note, style="yellow") for note in _notes(report))
     parts += _render_means(report)
@@ -66,7 +66,7 @@ def _render_operation(report: RunReport, op: str, rows: list[Row]) -> Table:
         *("time us", "p25-p75", "algbw GB/s", "busbw GB/s"),
         *("x ours", "x limit", "core ns", "wrong"),
         *(("messages/s",) if paired else ()),
-        *(("predicted us",) if _foretold(report) else ()),
+        *(("predicted us",) if _has_predictions(report) else ()),
     ):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -79,7 +79,7 @@ def _render_operation(report: RunReport, op: str, rows: list[Row]) -> Table:
                 probe,
                 _wrong_cell(measurement),
                 *((_messages(row, measurement),) if paired else ()),
-                *((_prediction(report, row, measurement),) if _foretold(report) else ()),
+                *((_prediction(report, row, measurement),) if _has_predictions(report) else ()),
                 style="bold" if measurement.contestant == report.ours else None,
                 end_section=index == len(row.measurements) - 1,
             )
@@ -87,7 +87,7 @@ def _render_operation(report: RunReport, op: str, rows: list[Row]) -> Table:
 
 
 def _hosts(report: RunReport) -> str:
-    """Where the ranks of a run over hosts are, and what their links carried."""
+    """Returns the hosts and links of a run over hosts, as text."""
     cluster = report.settings.get("cluster")
     if cluster is None:
         return ""
@@ -126,12 +126,12 @@ def _messages(row: Row, measurement: Measurement) -> str:
     return _NONE if per_s is None else f"{per_s:,.0f}"
 
 
-def _foretold(report: RunReport) -> bool:
+def _has_predictions(report: RunReport) -> bool:
     return any(row.predicted_s is not None for row in report.rows)
 
 
 def _prediction(report: RunReport, row: Row, measurement: Measurement) -> str:
-    """Of ours: the time that was foretold, and how much more or less that is than it took."""
+    """Returns our predicted time, and its deviation from the measured time."""
     if measurement.contestant != report.ours or row.predicted_s is None:
         return ""
     took_s = measurement.median_s
@@ -154,7 +154,7 @@ def _render_means(report: RunReport) -> list[RenderableType]:
 
 
 def _notes(report: RunReport) -> Iterator[str]:
-    """What did not run, and why: the last line is where errors say it."""
+    """Yields notes on contestants that did not run; the last line of an error has its reason."""
     for name, reason in report.skipped.items():
         yield f"skipped {name}: {_last_line(reason)}"
     for row in report.rows:
@@ -165,7 +165,7 @@ def _notes(report: RunReport) -> Iterator[str]:
 
 
 def _last_line(text: str) -> str:
-    return text.splitlines()[-1] if text else "for no reason that it gave"
+    return text.splitlines()[-1] if text else "no reason given"
 
 
 def _wrong_cell(measurement: Measurement) -> str:

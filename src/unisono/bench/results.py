@@ -1,4 +1,4 @@
-"""What a run measured, and the numbers that follow from it."""
+"""Measurements of a run, and numbers derived from them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Measurement:
     times_s: tuple[float, ...] = ()
     iterations: int = 0
     wrong: int = 0
-    """Elements that were not as they must be, over all ranks."""
+    """Number of wrong elements on all ranks."""
     error: str | None = None
     late_s: tuple[tuple[float, ...], ...] = ()
-    """Of each round: by how much each rank began after the first."""
+    """By round: each rank's delay after the first rank at the start."""
 
     @property
     def median_s(self) -> float | None:
@@ -41,40 +41,40 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """All contestants on one case, measured in turns."""
+    """All contestants on one case, measured in alternation."""
 
     case: Case
     measurements: tuple[Measurement, ...]
     probes_s: tuple[float, ...] = ()
     payload_Bps: float | None = None
-    """Across hosts: what a link carried when it was measured, just after."""
+    """Rate that a link carried just after the row; only between hosts."""
     predicted_s: float | None = None
-    """What a link model foretold of ours."""
+    """Our time as predicted by a link model."""
 
     def of(self, contestant: str) -> Measurement | None:
         return next((m for m in self.measurements if m.contestant == contestant), None)
 
     def algbw_Bps(self, measurement: Measurement) -> float | None:
-        """Bytes of the larger buffer over time."""
+        """Returns the bytes of the larger buffer divided by the time."""
         time_s = measurement.median_s
         return self.case.size_bytes / time_s if time_s else None
 
     def busbw_Bps(self, measurement: Measurement) -> float | None:
-        """Algorithm bandwidth times nccl-tests' factor of the operation; of messages between pairs,
-        of all pairs together."""
+        """Returns the algorithm bandwidth times nccl-tests' factor; for messages between pairs, the
+        total of all pairs."""
         algbw = self.algbw_Bps(measurement)
         factor = self.case.operation.bus_factor(self.case.ranks)
         return None if algbw is None else algbw * factor
 
     def messages_per_s(self, measurement: Measurement) -> float | None:
-        """Messages between pairs: of all pairs together."""
+        """Returns the messages per second of all pairs."""
         time_s = measurement.median_s
         if not time_s or not self.case.operation.paired:
             return None
         return self.case.ranks / 2 / time_s
 
     def ratio(self, contestant: str, reference: str) -> float | None:
-        """Time of one contestant over that of another: above 1, the other is faster."""
+        """Returns the time of one contestant over that of another; above 1, the other is faster."""
         times_s = [m.median_s for m in (self.of(contestant), self.of(reference)) if m is not None]
         if len(times_s) != 2 or times_s[0] is None or not times_s[1]:
             return None
@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """A whole run. `ours` is the contestant that the others are compared with."""
+    """A whole run. The others are compared with the contestant `ours`."""
 
     ours: str
     contestants: tuple[str, ...]
@@ -95,7 +95,7 @@ class RunReport:
 
     @property
     def limit(self) -> str:
-        """Which limit the contestants are compared with."""
+        """The limit with which contestants are compared."""
         return next((name for name in self.contestants if name in LIMITS), MEMORY)
 
     @property
@@ -104,21 +104,21 @@ class RunReport:
 
     @property
     def failed(self) -> bool:
-        """Whether anything was wrong, or our own contestant did not finish a case."""
+        """Whether a result was wrong, or our own contestant did not finish a case."""
         ours = (row.of(self.ours) for row in self.rows)
         unfinished = any(m is not None and m.error is not None for m in ours)
         return self.wrong > 0 or unfinished or self.ours in self.skipped
 
     def mean_ratio(self, contestant: str) -> float | None:
-        """Geometric mean over all rows of the contestant's time over ours."""
+        """Returns the geometric mean of the contestant's time over ours."""
         return mean_of_ratios(row.ratio(contestant, self.ours) for row in self.rows)
 
     def mean_limit_ratio(self, contestant: str) -> float | None:
-        """Geometric mean over all rows of the contestant's time over the limit's."""
+        """Returns the geometric mean of the contestant's time over the limit's."""
         return mean_of_ratios(row.ratio(contestant, self.limit) for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: everything, raw rounds included; seconds and bytes throughout."""
+        """Returns all data for JSON, including each round; in seconds and bytes."""
         return {
             "schema": SCHEMA,
             "command": list(self.command),
@@ -140,7 +140,7 @@ class RunReport:
 
 
 def mean_of_ratios(ratios: Iterable[float | None]) -> float | None:
-    """Geometric mean of those that exist."""
+    """Returns the geometric mean of the ratios that are not None."""
     known = [ratio for ratio in ratios if ratio is not None]
     return geometric_mean(known) if known else None
 

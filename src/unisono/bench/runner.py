@@ -1,4 +1,4 @@
-"""The run itself: start every contestant, then measure case by case, taking turns."""
+"""Runs a benchmark: starts every contestant, then measures case by case, alternating."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from math import ceil, inf
 
 from unisono.bench.cases import Case
-from unisono.bench.cluster import Cluster, probe_payload_Bps, wire_bytes
+from unisono.bench.cluster import Cluster, network_bytes, probe_payload_Bps
 from unisono.bench.contestant_ranks import CaseError, ContestantError, ContestantRanks
 from unisono.bench.contestants import NETWORK, Contestant, reason_missing
 from unisono.bench.machine_facts import busy_cores, describe_machine
@@ -21,30 +21,30 @@ from unisono.communicator import estimate_call_s
 _MAX_ITERATIONS = 200_000
 _CALIBRATION_S = 2e-3
 _OVERHEAD = 1.4
-"""Time of a row over that of its timed calls: warm-up, calibration, verification."""
+"""Ratio of a row's time to that of its timed calls: warm-up, calibration, verification."""
 
 Observer = Callable[[str, float], None]
-"""Called with what is being done, and the share of the run (0..1) that is behind."""
+"""Called with the current step, and the fraction of the run that is done (0..1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long to measure. The same rules for every contestant."""
+    """Duration of measurements. The same rules apply to every contestant."""
 
     rounds: int = 7
     round_s: float = 0.03
     min_iterations: int = 3
     row_budget_s: float | None = None
-    """About how long one row may take: shortens rounds, and then allows single calls."""
+    """Approximate limit of one row: shortens rounds, and then allows single calls."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 < self.round_s < inf or self.min_iterations < 1:
-            raise ValueError("rounds, round_s and min_iterations are positive")
+            raise ValueError("rounds, round_s and min_iterations must be positive")
         if self.row_budget_s is not None and not self.row_budget_s > 0:
-            raise ValueError("a time budget is positive")
+            raise ValueError("the time budget must be positive")
 
     def iterations(self, call_s: float, contestants: int) -> int:
-        """Calls per round for a contestant whose call takes call_s."""
+        """Returns the calls per round for a contestant whose call takes call_s."""
         round_s, least = self.round_s, self.min_iterations
         if self.row_budget_s is not None:
             share_s = self.row_budget_s / (self.rounds * contestants * _OVERHEAD)
@@ -64,10 +64,11 @@ def run_benchmark(
     command: Sequence[str] = (),
     observe: Observer = lambda step, share: None,
 ) -> RunReport:
-    """Measure all cases (of one rank count). What cannot run is skipped with its reason.
+    """Measures all cases (of one rank count). Contestants that cannot run are skipped with a
+    reason.
 
     With `bind`, rank r of every contestant stays on core r mod cores. With a `cluster`, ranks run
-    on its hosts, and what its links carry is measured after every case.
+    on its hosts, and the rate of its links is measured after every case.
     """
     pace = pace or Pace()
     skipped: dict[str, str] = {}
@@ -76,10 +77,12 @@ def run_benchmark(
         worlds: list[ContestantRanks] = []
         for number, name in enumerate(dict.fromkeys(contestants)):
             if name == NETWORK:
-                continue  # it needs no processes
+                continue  # needs no processes
             observe(f"starting {name}", 0.0)
-            place = None if cluster is None else replace(cluster, port=cluster.port + number)
-            world = ContestantRanks(Contestant(name=name), cases[0].ranks, bind=bind, cluster=place)
+            own_cluster = None if cluster is None else replace(cluster, port=cluster.port + number)
+            world = ContestantRanks(
+                Contestant(name=name), cases[0].ranks, bind=bind, cluster=own_cluster
+            )
             stack.enter_context(world)
             if reason := _start(world):
                 skipped[name] = reason
@@ -88,11 +91,11 @@ def run_benchmark(
         rows = []
         for index, case in enumerate(cases):
 
-            def observe_turn(turn: int, case: Case = case, index: int = index) -> None:
-                share = (index + turn / (pace.rounds + 1)) / len(cases)
+            def observe_round(round_: int, case: Case = case, index: int = index) -> None:
+                share = (index + round_ / (pace.rounds + 1)) / len(cases)
                 observe(f"{case.op} {format_size(case.size_bytes)}", share)
 
-            row = _measure(case, worlds, skipped, pace, observe_turn)
+            row = _measure(case, worlds, skipped, pace, observe_round)
             rows.append(row if cluster is None else _with_limit(row, cluster))
     return RunReport(
         ours=ours,
@@ -110,15 +113,15 @@ def run_benchmark(
 
 
 def _with_limit(row: Row, cluster: Cluster) -> Row:
-    """The row with what the links allow at the rate that they have now; all ranks are asleep."""
+    """Adds the limit of the links at their current rate; all ranks are asleep."""
     payload_Bps = probe_payload_Bps(cluster.lab)
-    limit_s = wire_bytes(row.case, cluster.lab.hosts) / payload_Bps
+    limit_s = network_bytes(row.case, cluster.lab.hosts) / payload_Bps
     limit = Measurement(contestant=NETWORK, times_s=(limit_s,))
     return replace(row, measurements=(*row.measurements, limit), payload_Bps=payload_Bps)
 
 
 def _start(world: ContestantRanks) -> str | None:
-    """Reason why the world did not start, or None."""
+    """Starts a contestant; returns the reason for a failure, or None."""
     if reason := reason_missing(world.contestant):
         return reason
     try:
@@ -130,7 +133,7 @@ def _start(world: ContestantRanks) -> str | None:
 
 
 class _Entry:
-    """One contestant's part in one row."""
+    """State of one contestant in one row."""
 
     def __init__(self, world: ContestantRanks) -> None:
         self.world = world
@@ -142,14 +145,14 @@ class _Entry:
         self.error: str | None = None
 
     def attempt(self, step: Callable[[], None]) -> None:
-        """Do one step unless an earlier one failed. A failure concerns this row only..."""
+        """Runs a step unless an earlier step failed. A CaseError affects only this row."""
         if self.error is not None:
             return
         try:
             step()
         except CaseError as error:
             self.error = str(error)
-        except ContestantError as error:  # ... or, if the world is lost, all that follow
+        except ContestantError as error:  # the ranks are lost, so all later rows fail, too
             self.error = str(error)
             self.world.close()
 
@@ -159,7 +162,7 @@ class _Entry:
         self.verify()
         call_s = estimate_call_s(self.world.time_s, least_s=_CALIBRATION_S, most=_MAX_ITERATIONS)
         if pace.row_budget_s is not None and call_s * pace.rounds > pace.row_budget_s:
-            raise CaseError(f"too slow for the time budget: {call_s:.2g} s a call")
+            raise CaseError(f"too slow for the time budget: {call_s:.2g} s per call")
         self.iterations = pace.iterations(call_s, contestants)
 
     def verify(self) -> None:
@@ -185,18 +188,18 @@ def _measure(
     worlds: list[ContestantRanks],
     skipped: dict[str, str],
     pace: Pace,
-    observe_turn: Callable[[int], None],
+    observe_round: Callable[[int], None],
 ) -> Row:
     entries = [_Entry(world) for world in worlds]
-    observe_turn(0)
+    observe_round(0)
     for entry in entries:
         entry.attempt(partial(entry.prepare, case, pace, len(entries)))
     probes_s = []
-    for turn in range(pace.rounds):
-        observe_turn(turn + 1)
+    for round_ in range(pace.rounds):
+        observe_round(round_ + 1)
         if (probe_s := probe_core_latency_s()) is not None:
             probes_s.append(probe_s)
-        first = turn % len(entries) if entries else 0
+        first = round_ % len(entries) if entries else 0
         for entry in entries[first:] + entries[:first]:
             entry.attempt(entry.time)
     for entry in entries:

@@ -1,4 +1,4 @@
-"""`unisono check`: every operation against NumPy, and the facts that explain failures."""
+"""Runs `unisono check`: every operation against NumPy, and facts that explain failures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from unisono.communicator import Communicator
 from unisono.errors import UnsupportedError
 
 SIZES = (0, 8, 1000, 65_536, 3_000_000)
-"""Nothing, less than an element per rank, odd, one block, many blocks."""
+"""Empty, less than one element per rank, odd, one block, many blocks."""
 
 _TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What came of one operation: cases tried, and what failed."""
+    """Result of one operation: number of cases, and failures."""
 
     op: str
     cases: int
@@ -50,7 +50,7 @@ class Checks:
 
 
 def check_cases(op: str, ranks: int) -> Iterator[Case]:
-    """The cases of one operation: every type and reduction, a few sizes, two roots."""
+    """Yields the cases of one operation: every type and reduction, a few sizes, two roots."""
     operation = OPERATIONS[op]
     if op == "barrier":
         yield Case(op=op, ranks=ranks, nbytes=0)
@@ -60,7 +60,8 @@ def check_cases(op: str, ranks: int) -> Iterator[Case]:
     roots = (0, ranks - 1) if operation.rooted and ranks > 1 else (0,)
     for dtype in STORAGE:
         for redop in reductions_of(dtype, op) if operation.reduces else ("sum",):
-            # All sizes with one reduction, one size with each of the others: seconds, not minutes.
+            # One reduction gets all sizes, the others get one size: this takes seconds, not
+            # minutes.
             many = redop in ("sum", "max") and dtype == "float32" and op != "stream"
             sizes = SIZES if many else SIZES[2:4]
             for nbytes in sizes:
@@ -71,10 +72,10 @@ def check_cases(op: str, ranks: int) -> Iterator[Case]:
 
 
 def run_checks(ranks: int) -> Checks:
-    """Check all operations between `ranks` new processes."""
+    """Checks all operations on `ranks` new processes."""
     try:
         answers: list[_RankAnswer] = unisono.run(_check_rank, ranks=ranks, args=(ranks,))
-    except Exception as error:  # whatever goes wrong there is what was asked for here
+    except Exception as error:  # any error of the ranks is a result of the check
         return Checks(ranks=ranks, facts=gather_facts(None), verdicts=(), error=str(error))
     verdicts = tuple(_merge(parts) for parts in zip(*(a.verdicts for a in answers), strict=True))
     readable = all(answer.reads_neighbour for answer in answers)
@@ -138,7 +139,7 @@ def _check_operation(comm: Communicator, op: str, ranks: int) -> CheckResult:
 
 
 def _merge(parts: tuple[CheckResult, ...]) -> CheckResult:
-    """One operation's verdicts of all ranks as one."""
+    """Merges the results of all ranks for one operation."""
     first = parts[0]
     failures = tuple(failure for part in parts for failure in part.failures)
     return CheckResult(

@@ -1,4 +1,4 @@
-"""Message sizes as people write them: `8`, `64K`, `1.5M`, `8:64M:x8`."""
+"""Message sizes in human notation: `8`, `64K`, `1.5M`, `8:64M:x8`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of one size; the units are powers of two.
+    """Returns the bytes of one size; units are powers of two.
 
     >>> parse_size("1.5M")
     1572864
@@ -25,7 +25,8 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Sizes of a comma-separated list of sizes and ranges `first:last[:xFACTOR]` (factor 2).
+    """Returns the sizes of a comma-separated list of sizes and ranges `first:last[:xFACTOR]`
+    (factor 2).
 
     >>> parse_sizes("8,1K:16K:x4")
     (8, 1024, 4096, 16384)
@@ -43,7 +44,7 @@ def _parse_range(text: str) -> list[int]:
     first, last = parse_size(bounds[0]), parse_size(bounds[1])
     factor = _parse_factor(bounds[2]) if len(bounds) == 3 else 2.0
     if first <= 0 or last < first:
-        raise ValueError(f"a range goes up, and starts above 0: {text!r}")
+        raise ValueError(f"a range must increase and start above 0: {text!r}")
     sizes, size = [], float(first)
     while size <= last:
         sizes.append(round(size))
@@ -57,12 +58,12 @@ def _parse_factor(text: str) -> float:
     except ValueError:
         factor = 0.0
     if factor <= 1.0:
-        raise ValueError(f"a range's factor is a number above 1: {text!r} (example: x8)")
+        raise ValueError(f"the factor of a range must be a number above 1: {text!r} (example: x8)")
     return factor
 
 
 def format_size(size_bytes: int) -> str:
-    """Shortest exact form.
+    """Returns the shortest exact form.
 
     >>> format_size(65536), format_size(1000)
     ('64K', '1000')

@@ -1,4 +1,4 @@
-"""What the environment allows, as `unisono check` lists it."""
+"""Facts about the environment, as `unisono check` lists them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.communicator import Communicator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """`good` is None where a fact is neither."""
+    """One fact; `good` is None if it is neither good nor bad."""
 
     name: str
     value: str
@@ -24,7 +24,7 @@ class Fact:
 
 
 def gather_facts(reads_neighbour: bool | None) -> tuple[Fact, ...]:
-    """Facts of this machine; `reads_neighbour` comes from the ranks, where they ran."""
+    """Returns facts of this machine; `reads_neighbour` comes from the ranks if they ran."""
     machine = describe_machine()
     probe_s = probe_core_latency_s()
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
@@ -41,7 +41,7 @@ def gather_facts(reads_neighbour: bool | None) -> tuple[Fact, ...]:
         _memfd_fact(),
     ]
     if reads_neighbour is not None:
-        value = "allowed" if reads_neighbour else "forbidden here: copies go through staging"
+        value = "allowed" if reads_neighbour else "forbidden here; copies use staging buffers"
         facts.append(Fact(name="process_vm_readv", value=value, good=reads_neighbour))
     return tuple(facts)
 
@@ -51,7 +51,7 @@ class _IoVector(ctypes.Structure):
 
 
 def read_neighbour(comm: Communicator) -> bool:
-    """Whether this rank may read the next rank's memory (process_vm_readv). Collective."""
+    """Returns whether this rank can read the next rank's memory (process_vm_readv). Collective."""
     secret = np.full(8, 1 + comm.rank, dtype=np.int64)
     addresses = np.zeros((comm.size, 2), dtype=np.int64)
     own = np.array([os.getpid(), secret.ctypes.data], dtype=np.int64)
@@ -63,7 +63,7 @@ def read_neighbour(comm: Communicator) -> bool:
     source = _IoVector(address, read.nbytes)
     libc = ctypes.CDLL(None, use_errno=True)
     count = libc.process_vm_readv(pid, ctypes.byref(target), 1, ctypes.byref(source), 1, 0)
-    comm.barrier()  # the neighbour's array lives until it was read
+    comm.barrier()  # keeps the neighbour's array alive until it was read
     return bool(count == read.nbytes and (read == 1 + peer).all())
 
 

@@ -1,4 +1,4 @@
-"""`unisono tune`: measures which algorithm is the fastest here, and writes it as a selection."""
+"""Runs `unisono tune`: measures which algorithms are fastest here, and returns a selection."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from unisono.selection import SelectionTable, predict
 from unisono.types import Op
 
 TUNABLE = tuple(op for op in Op if op in OPERATIONS and len(algorithms.names(op)) > 1)
-"""Operations that are measured here and have a choice."""
+"""Operations that can be measured here and have several algorithms."""
 
-_PROMISING = 3.0
+_CANDIDATE_FACTOR = 3.0
 _MOST_CANDIDATES = 5
 _GAIN = 1.05
-"""What another algorithm must be faster by than the one that would be chosen without a file: less
-is as much noise as gain."""
+"""Minimum speedup over the algorithm that is chosen without a file; less is mostly noise."""
 _BLOCKS = (64 << 10, 256 << 10)
 _LEAST_VARIED_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """What is to be measured. Raises `ValueError` for what cannot be."""
+    """Cells to measure. Raises `ValueError` for invalid requests."""
 
     ops: tuple[Op, ...]
     ranks: tuple[int, ...]
@@ -45,16 +44,16 @@ class TuneRequest:
 
     def __post_init__(self) -> None:
         if unknown := [op for op in self.ops if op not in TUNABLE]:
-            raise ValueError(f"{unknown[0]} has nothing to tune; {', '.join(TUNABLE)} have")
+            raise ValueError(f"{unknown[0]} has only one algorithm; tunable: {', '.join(TUNABLE)}")
         if not self.cells or min(self.ranks) < 2 or min(self.sizes) < 1:
-            raise ValueError("give operations, 2 or more ranks, and sizes above 0")
-        # Here, else it would be known only when the smaller worlds were measured.
+            raise ValueError("expected operations, at least 2 ranks, and sizes above 0")
+        # Checked here, because later the smaller groups would already be measured.
         if reason := reason_against(max(self.ranks)):
             raise ValueError(reason)
 
     @property
     def cells(self) -> list[MeasuredCell]:
-        """All that is measured; the group of ranks changes least often."""
+        """All cells, ordered so that the group of ranks changes least often."""
         return [
             MeasuredCell(op=op, ranks=ranks, nbytes=nbytes)
             for ranks in dict.fromkeys(self.ranks)
@@ -64,12 +63,13 @@ class TuneRequest:
 
 
 def default_algorithm(op: Op, nbytes: int, ranks: int) -> str:
-    """What is chosen without any file."""
+    """Returns the algorithm that is chosen without a file."""
     return SelectionTable(cores=usable_cores()).choose(op, nbytes, ranks=ranks).rule.algorithm
 
 
 def candidates(op: Op, nbytes: int, ranks: int) -> list[str]:
-    """The default, and those that the cost model does not rule out, the most promising first."""
+    """Returns the default, then algorithms that the cost model does not exclude, most promising
+    first."""
     default = default_algorithm(op, nbytes, ranks)
     names = [name for name in algorithms.names(op) if name != default]
     cores = usable_cores()
@@ -79,13 +79,14 @@ def candidates(op: Op, nbytes: int, ranks: int) -> list[str]:
             times_s[name] = predict(op, name, ranks, nbytes, cores=cores)
         except UnsupportedError:
             continue
-    most_s = min(times_s.values()) * _PROMISING
+    most_s = min(times_s.values()) * _CANDIDATE_FACTOR
     ordered = sorted(times_s, key=lambda name: (name != default, times_s[name]))
     return [n for n in ordered if n == default or times_s[n] <= most_s][:_MOST_CANDIDATES]
 
 
 def variants(name: str, nbytes: int) -> list[str]:
-    """The same algorithm in two channels, and with other blocks, where it has several blocks."""
+    """Returns the same algorithm with two channels, and with other block sizes, for messages of
+    several blocks."""
     if nbytes < _LEAST_VARIED_BYTES:
         return []
     return [f"{name}:channels=2", *(f"{name}:block_bytes={block}" for block in _BLOCKS)]
@@ -94,7 +95,7 @@ def variants(name: str, nbytes: int) -> list[str]:
 def tune(
     request: TuneRequest, journal: Journal, observe: Observer = lambda step, share: None
 ) -> Selection:
-    """Measures what the journal lacks, cell by cell, and says what is to be chosen."""
+    """Measures cells that the journal lacks, one by one, and returns the selection."""
     cells = request.cells
     todo = [cell for cell in cells if cell not in journal.cells]
     length = RaceLength(budget_s=request.budget_s / len(cells) / 2)
@@ -107,36 +108,37 @@ def tune(
                 where = f"{cell.op} {format_size(cell.nbytes)}, {ranks} ranks"
                 share = done / len(cells)
 
-                def tell(name: str, where: str = where, share: float = share) -> None:
+                def report(name: str, where: str = where, share: float = share) -> None:
                     observe(f"{where}: {name}", share)
 
-                journal.add(cell, _measure(world, cell, length, tell))
+                journal.add(cell, _measure(world, cell, length, report))
                 done += 1
     observe("done", 1.0)
     return select({cell: journal.cells[cell] for cell in cells})
 
 
 def _measure(
-    world: ContestantRanks, cell: MeasuredCell, length: RaceLength, tell: Callable[[str], None]
+    world: ContestantRanks, cell: MeasuredCell, length: RaceLength, report: Callable[[str], None]
 ) -> dict[str, float]:
-    """Two races: of the algorithms, then of the default, the fastest, and other ways to run it.
+    """Runs two races: of all algorithms, then of the default, the fastest, and its variants.
 
-    Where there was a second, its times count: the first chose who is in it, also by luck.
+    Times of the second race override the first, because the first selects its participants partly
+    by luck.
     """
     op, case = Op(cell.op), Case(op=cell.op, ranks=cell.ranks, nbytes=cell.nbytes)
     default = default_algorithm(op, cell.nbytes, cell.ranks)
     names = candidates(op, cell.nbytes, cell.ranks)
-    times_s = medians(race(world, case, names, length, keep=[default], observe=tell))
+    times_s = medians(race(world, case, names, length, keep=[default], observe=report))
     best = min(times_s, key=lambda name: times_s[name])
     finalists = list(dict.fromkeys([default, best, *variants(best, cell.nbytes)]))
     if len(finalists) > 1:
-        final = medians(race(world, case, finalists, length, keep=[best, default], observe=tell))
+        final = medians(race(world, case, finalists, length, keep=[best, default], observe=report))
         times_s |= final
     return times_s
 
 
 def select(cells: Mapping[MeasuredCell, Mapping[str, float]]) -> Selection:
-    """Rules from measurements: borders lie between measured sizes, at their geometric mean.
+    """Returns rules for measurements; borders are geometric means of adjacent measured sizes.
 
     >>> cell = MeasuredCell(op="scatter", ranks=2, nbytes=64)
     >>> print(select({cell: {"direct": 2e-6, "chain": 1e-6}}).rules[0])
@@ -178,7 +180,7 @@ def _rule(op: Op, ranks: int, algorithm: str, nbytes: IntRange) -> Rule:
 
 
 def _winner(op: Op, nbytes: int, ranks: int, times_s: Mapping[str, float]) -> str:
-    """The fastest; the default unless another is faster by more than noise."""
+    """Returns the fastest algorithm, or the default unless another is faster by more than noise."""
     best = min(times_s, key=lambda name: times_s[name])
     default = default_algorithm(op, nbytes, ranks)
     kept = times_s.get(default)

@@ -1,4 +1,5 @@
-"""The command `unisono`: one module a subcommand. Heavy imports wait until a command runs."""
+"""The command `unisono`: one module per subcommand. Slow imports happen only when a command
+runs."""
 
 from unisono.commands.main import main
 

@@ -1,4 +1,4 @@
-"""The command line of `unisono bench`, `check`, `explain`, `prove`: options, fast to import."""
+"""Options of `unisono bench`, `check`, `explain` and `prove`; fast to import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.types import DType, Op, ReduceOp
 
 
 class Api(StrEnum):
-    """Which of our interfaces is measured."""
+    """The interface of unisono that is measured."""
 
     NATIVE = "native"
     TORCH = "torch"
@@ -23,17 +23,19 @@ class Api(StrEnum):
 
 LabHosts = Annotated[
     int | None,
-    typer.Option("--hosts", min=2, max=250, help="Hosts of a lab on this machine (root)."),
+    typer.Option("--hosts", min=2, max=250, help="Hosts of a lab on this machine (needs root)."),
 ]
 PerHostOption = Annotated[int, typer.Option(min=1, help="Ranks on each of these hosts.")]
 RateOption = Annotated[
-    str | None, typer.Option(help="Limit of each link, such as 1gbit; by default none.")
+    str | None, typer.Option(help="Rate of each link, such as 1gbit; by default unlimited.")
 ]
 RailsOption = Annotated[int, typer.Option(min=1, help="Links of each host.")]
 DelayOption = Annotated[
-    str | None, typer.Option(help="Added on the way from host to host, such as 1ms.")
+    str | None, typer.Option(help="Delay added between hosts in each direction, such as 1ms.")
 ]
-RanksOption = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks (processes).")]
+RanksOption = Annotated[
+    int, typer.Option("--ranks", "-n", min=1, help=("Number of ranks (processes)."))
+]
 
 
 def _names(members: Iterable[IntEnum]) -> str:
@@ -47,7 +49,8 @@ def bench(
         str,
         typer.Argument(
             help=f"Operation, or several separated by commas: {', '.join(Op)}, send_recv, "
-            "ping_pong, stream, reduce_scatter_v, all_gather_v, all_to_all_v, gather_v, scatter_v."
+            "ping_pong, stream, reduce_scatter_v, all_gather_v, all_to_all_v, gather_v, "
+            "scatter_v."
         ),
     ],
     ranks: RanksOption = 4,
@@ -56,22 +59,31 @@ def bench(
     rate: RateOption = None,
     rails: RailsOption = 1,
     delay: DelayOption = None,
-    sizes: Annotated[str, typer.Option(help="8,64K,1.5M, or a range: 8:64M:x8.")] = "8:64M:x8",
+    sizes: Annotated[
+        str, typer.Option(help=("Message sizes: 8,64K,1.5M, or a range: 8:64M:x8."))
+    ] = "8:64M:x8",
     dtype: Annotated[str, typer.Option(help=f"Element type: {_names(DType)}.")] = "float32",
     redop: Annotated[
         str, typer.Option(help=f"Reduction: {_names(set(ReduceOp) - {ReduceOp.PREMUL_SUM})}.")
     ] = "sum",
     root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
     against: Annotated[
-        str, typer.Option(help="Peers: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls.")
+        str,
+        typer.Option(
+            help=("Peers to compare with: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls.")
+        ),
     ] = "gloo,openmpi,mpich",
     api: Annotated[
-        Api, typer.Option(help="Ours: the communicator, or torch.distributed.")
+        Api, typer.Option(help="Interface of unisono: the communicator, or torch.distributed.")
     ] = Api.NATIVE,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of every contestant.")] = 7,
-    round_s: Annotated[float, typer.Option(help="About how long one turn takes.")] = 0.03,
+    rounds: Annotated[
+        int, typer.Option(min=1, help=("Measurement rounds; in each, every contestant runs once."))
+    ] = 7,
+    round_s: Annotated[
+        float, typer.Option(help=("Approximate seconds of one contestant in one round."))
+    ] = 0.03,
     time_budget: Annotated[
-        float | None, typer.Option(help="About how many seconds the run may take.")
+        float | None, typer.Option(help="Approximate limit of the whole run, in seconds.")
     ] = None,
     bind: Annotated[
         bool, typer.Option("--bind", help="Keep rank r of every contestant on core r mod cores.")
@@ -83,18 +95,22 @@ def bench(
     ] = None,
     predict_path: Annotated[
         Path | None,
-        typer.Option("--predict", metavar="FILE", help="Show what link models foretell, too."),
+        typer.Option(
+            "--predict",
+            metavar="FILE",
+            help=("Also print times predicted by the link models of this file."),
+        ),
     ] = None,
 ) -> None:
-    """Measure operations beside other libraries and the limit of the memory or the network.
+    """Measure operations next to other libraries and the limit of the memory or the network.
 
-    ping_pong and stream are messages between ranks 0 and 1, 2 and 3, ...: half a round trip; one
-    way, with 64 outstanding (of large ones, 128 MiB). The time shown is that of one message.
-    Of the v forms (such as all_gather_v), pieces grow from rank to rank as 1, 2, 3, ... What a peer
-    does not have, it is left out of.
-    All contestants take turns in one run, and every rank checks every element of every result: a
-    wrong one ends with exit code 1. With --hosts, ranks run on hosts of a lab: network namespaces
-    of this machine, with links as fast as --rate says.
+    ping_pong and stream send messages between ranks 0 and 1, 2 and 3, and so on. ping_pong measures
+    half a round trip. stream sends one way, with up to 64 messages or 128 MiB outstanding. Times
+    are per message. In the v forms (such as all_gather_v), pieces grow from rank to rank as 1, 2,
+    3, ... A peer is skipped for operations that it lacks.
+    All contestants alternate in one run. Every rank checks every element of every result; a wrong
+    element ends with exit code 1. With --hosts, ranks run on hosts of a lab: network namespaces of
+    this machine, with links as fast as --rate allows.
     """
     from unisono.bench import OURS, Pace, parse_sizes, read_models
     from unisono.commands.bench_run import BenchRequest, Hosts, execute, split_names
@@ -107,10 +123,12 @@ def bench(
         if hosts is not None:
             source = context.get_parameter_source("ranks")
             if source is not None and source.name == "COMMANDLINE":
-                raise ValueError("-n goes without --hosts, which has --per-host ranks on each")
+                raise ValueError(
+                    "-n cannot be combined with --hosts; --per-host sets the ranks on each host"
+                )
             lab = Hosts(hosts=hosts, per_host=per_host, rate=rate, rails=rails, delay=delay)
         elif rate is not None or delay is not None or (per_host, rails) != (1, 1):
-            raise ValueError("--per-host, --rate, --rails and --delay go with --hosts")
+            raise ValueError("--per-host, --rate, --rails and --delay need --hosts")
         budget_s = None if time_budget is None else time_budget / rows
         request = BenchRequest(
             ops=ops,
@@ -134,7 +152,7 @@ def bench(
 
 
 def check(*, ranks: RanksOption = 4, json_path: JsonOption = None) -> None:
-    """Show whether this machine works: every operation, several types and sizes, against NumPy."""
+    """Check that this machine works: every operation, several types and sizes, against NumPy."""
     from unisono.bench import render_checks, run_checks
 
     checks = run_checks(ranks)
@@ -146,14 +164,15 @@ def check(*, ranks: RanksOption = 4, json_path: JsonOption = None) -> None:
 def explain(
     *,
     op: Annotated[str, typer.Argument(help="Operation, such as all_reduce.")],
-    nbytes: Annotated[str, typer.Argument(help="Size, such as 8, 64K, 16M.")],
+    nbytes: Annotated[str, typer.Argument(help="Message size, such as 8, 64K, 16M.")],
     ranks: RanksOption = 4,
     json_path: JsonOption = None,
 ) -> None:
-    """Say which algorithm an operation of this size uses, and why.
+    """Explain which algorithm an operation of this size uses.
 
-    The rule, whether it comes from the environment, a file, what is built in or the cost model;
-    predicted time, and the time that it takes now; the runner-up.
+    Prints the selection rule and its origin: the environment, a file, the built-in rules or the
+    cost model. Also prints the predicted time, the time measured now, and the second-best
+    algorithm.
     """
     from unisono.bench import explain_choice, parse_size
 
@@ -176,14 +195,14 @@ def prove(
             "--run",
             min=0,
             metavar="RANKS",
-            help="Run what is proved for up to so many ranks, too, against NumPy.",
+            help="Also run proved algorithms for up to this many ranks, against NumPy.",
         ),
     ] = 0,
     json_path: JsonOption = None,
 ) -> None:
-    """Say whether algorithm files do what they claim, and if not, why.
+    """Prove that algorithm files are correct, or explain why they are not.
 
-    Exit code 1 if one is refused, or gives results other than NumPy's.
+    The exit code is 1 if a file is refused or its results differ from NumPy's.
     """
     from unisono.bench import judge, render_verdicts, run_proved
 

@@ -1,4 +1,4 @@
-"""One `unisono bench` from its options to its table, files and exit code."""
+"""Runs `unisono bench`: from its options to its table, files and exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from unisono.simulator import LinkModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """A lab for one run, and how many ranks each of its hosts has."""
+    """The size of a lab for one run, and the number of ranks on each of its hosts."""
 
     hosts: int
     per_host: int = 1
@@ -42,14 +42,14 @@ class Hosts:
 
     @contextmanager
     def build(self) -> Iterator[Cluster]:
-        """The lab, as long as the block runs. Raises LabError."""
+        """Runs the lab as long as the block runs. Raises LabError."""
         with Lab(hosts=self.hosts, rate=self.rate, rails=self.rails, delay=self.delay) as lab:
             yield Cluster(lab=lab, per_host=self.per_host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """What the command line asked for. Raises ValueError or UnsupportedError where it cannot be."""
+    """The parsed command line. Raises ValueError or UnsupportedError if it is not possible."""
 
     ops: tuple[str, ...]
     ranks: int
@@ -65,10 +65,10 @@ class BenchRequest:
     json_path: str | None = None
     plot_path: Path | None = None
     models: tuple[LinkModel, ...] = ()
-    """What to predict from."""
+    """Link models for predictions."""
 
     def __post_init__(self) -> None:
-        assert self.cases  # each of them is valid
+        assert self.cases  # building the cases validates them
         for name in self.contestants:
             Contestant(name=name)
         if self.plot_path is not None:
@@ -91,15 +91,15 @@ class BenchRequest:
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """Ours first, the limit last."""
+        """Names of contestants: ours first, the limit last."""
         limit = MEMORY if self.hosts is None else NETWORK
         return tuple(dict.fromkeys((self.ours, *self.against, limit)))
 
 
 def execute(request: BenchRequest) -> int:
-    """Run, print, write; the exit code."""
-    place = nullcontext() if request.hosts is None else request.hosts.build()
-    with place as cluster, progress() as observe:
+    """Runs the benchmark, prints and writes the results, and returns the exit code."""
+    lab = nullcontext() if request.hosts is None else request.hosts.build()
+    with lab as cluster, progress() as observe:
         report = run_benchmark(
             request.cases,
             request.contestants,
@@ -120,5 +120,5 @@ def execute(request: BenchRequest) -> int:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Names of a comma-separated list."""
+    """Splits a comma-separated list of names."""
     return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -1,4 +1,4 @@
-"""`unisono lab`: try a cluster on one machine."""
+"""The command `unisono lab`: several hosts on one machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lab(
     *,
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="What to run on every host; {I} becomes the host's number."),
+        typer.Argument(help="Command to run on every host; {I} becomes the host's number."),
     ] = None,
     hosts: Annotated[int, typer.Option(min=1, max=250, help="Hosts.")] = 2,
     rate: RateOption = None,
@@ -30,10 +30,11 @@ def lab(
     delay: DelayOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Make hosts out of network namespaces of this machine, and run a command on each (root).
+    """Create hosts out of network namespaces of this machine, and run a command on each (needs
+    root).
 
-    Without a command the hosts stay until Ctrl-C, and how to enter them is printed. The exit code
-    is the first that is not 0. When the command is over, so is the lab, with all its processes.
+    Without a command, the hosts stay until Ctrl-C, and the lab prints how to enter them. The exit
+    code is the first one that is not 0. When the command ends, the lab ends with all its processes.
     """
     from unisono.bench import Lab
 
@@ -62,7 +63,8 @@ def _describe(made: Lab) -> list[dict[str, list[str] | str]]:
 
 
 def _run_everywhere(made: Lab, command: list[str]) -> int:
-    """The first exit code that is not 0, in the order of the hosts."""
+    """Runs a command on every host; returns the first exit code that is not 0, in the order of
+    hosts."""
     processes, readers = [], []
     for host in range(made.hosts):
         words = [word.replace("{I}", str(host)) for word in command]
@@ -70,20 +72,20 @@ def _run_everywhere(made: Lab, command: list[str]) -> int:
             host, words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         assert process.stdout is not None
-        reader = threading.Thread(target=_pass_on, args=(process.stdout, f"[host{host}] "))
+        reader = threading.Thread(target=_forward_output, args=(process.stdout, f"[host{host}] "))
         reader.start()
         processes.append(process)
         readers.append(reader)
     codes = [process.wait() for process in processes]
     for host in range(made.hosts):
-        made.kill(host)  # what a command left in the background holds its output open
+        made.kill(host)  # background processes of the command keep its output open
     for reader in readers:
         reader.join()
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
-def _pass_on(stream: IO[str], prefix: str) -> None:
-    with stream, suppress(BrokenPipeError):  # nobody reads any more: nor do we
+def _forward_output(stream: IO[str], prefix: str) -> None:
+    with stream, suppress(BrokenPipeError):  # stop when our reader is gone
         for line in stream:
             sys.stdout.write(prefix + line)
             sys.stdout.flush()

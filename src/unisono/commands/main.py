@@ -1,4 +1,4 @@
-"""The command `unisono`. Commands import what they need when they run, so `--help` is fast."""
+"""The command `unisono`. Commands import their dependencies when they run, so `--help` is fast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"unisono {__version__}")
         raise typer.Exit
@@ -38,7 +38,7 @@ def everything(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_tell_version, is_eager=True, help="Say which version this is."
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
 ) -> None:
@@ -75,17 +75,17 @@ app.command(epilog="Example: unisono topo torus:4x4 --svg torus.svg --html torus
     },
 )
 def train(context: typer.Context) -> None:
-    """Train a small real model on several ranks (`unisono train --help`)."""
+    """Train a small real model on several ranks (see `unisono train --help`)."""
     from unisono.commands.train import app as train_app
 
     train_app(args=context.args, prog_name="unisono train")
 
 
 def main() -> None:
-    """Run the command line; our own errors, and the system's, are told in one line, without a
-    trace."""
+    """Runs the command line. Errors of unisono and of the system are printed in one line, without a
+    traceback."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # lines and arrows that a locale has not
+        if isinstance(stream, io.TextIOWrapper):  # for characters that the locale lacks
             stream.reconfigure(errors="replace")
     try:
         app()

@@ -1,4 +1,4 @@
-"""What commands write: tables, and files, refused before the work that fills them, not after it."""
+"""Output of commands: tables and files. Paths are checked before the work, not after it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _Output = TypeVar("_Output", Path, str, None)
 
 
 def writable(path: _Output) -> _Output:
-    """The callback of an option for a file to write. Makes missing folders; a file that cannot be
-    written is a usage error that says why.
+    """Checks the path of a file to write, as an option's callback. Creates missing folders. Raises
+    a usage error with the reason if the file cannot be written.
 
     >>> writable("-")
     '-'
@@ -44,19 +44,21 @@ def writable(path: _Output) -> _Output:
 
 
 def given(context: typer.Context, name: str) -> bool:
-    """Whether this option stands on the command line, as its default or not."""
+    """Returns whether the command line has this option, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 JsonOption = Annotated[
     str | None,
-    typer.Option("--json", callback=writable, metavar="PATH", help="Write JSON here; - is stdout."),
+    typer.Option(
+        "--json", callback=writable, metavar="PATH", help=("Write JSON to this file; - is stdout.")
+    ),
 ]
 
 
 def write_json(document: dict[str, object], json_path: str | None) -> None:
-    """Write a document to a file, to standard output (`-`), or nowhere (None)."""
+    """Writes a document to a file, to standard output (`-`), or nowhere (None)."""
     if json_path is None:
         return
     text = json.dumps(document, indent=2) + "\n"
@@ -67,7 +69,7 @@ def write_json(document: dict[str, object], json_path: str | None) -> None:
 
 
 def result_console(json_path: str | None) -> Console:
-    """Where tables go: standard output, unless JSON goes there."""
+    """Returns the console for tables: standard output, unless JSON goes there."""
     from rich.console import Console
 
     console = Console(stderr=json_path == STDOUT)
@@ -76,7 +78,8 @@ def result_console(json_path: str | None) -> Console:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on standard error, gone when done; told what is being done, and the share done."""
+    """Shows a progress bar on standard error and removes it at the end. Yields a function that
+    takes the current step and the fraction done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

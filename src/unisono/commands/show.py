@@ -1,4 +1,4 @@
-"""The command `unisono show`: options only, fast to import."""
+"""The command `unisono show`; fast to import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from unisono.show import ScheduleView
 
 _MOST_TRANSFERS = 1 << 18
-"""Half a minute of work; nobody looks at more."""
+"""Limit for drawing; more take over half a minute and are unreadable."""
 
 
 def show(
@@ -31,40 +31,48 @@ def show(
     *,
     what: Annotated[
         str,
-        typer.Argument(metavar="OPERATION|FILE", help="Such as all_reduce; or a schedule's JSON."),
+        typer.Argument(
+            metavar="OPERATION|FILE",
+            help=("An operation such as all_reduce, or a schedule's JSON file."),
+        ),
     ],
     algorithm: Annotated[
-        str | None, typer.Argument(help="Such as ring; left out, they are listed.")
+        str | None, typer.Argument(help="Such as ring; without it, all algorithms are listed.")
     ] = None,
     ranks: Annotated[
         int,
-        typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help="Ranks of the schedule."),
+        typer.Option(
+            "--ranks", "-n", min=1, max=MOST_RANKS, help=("Number of ranks of the schedule.")
+        ),
     ] = 8,
     root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
     size: Annotated[
-        str | None, typer.Option(help="Larger buffer of a rank, such as 64M: amounts in bytes.")
+        str | None,
+        typer.Option(
+            help=("Size of a rank's larger buffer, such as 64M; amounts are then in bytes.")
+        ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Cut nothing out of the table.")] = False,
-    layout: Annotated[str, typer.Option(help="Ranks on a circle, grid or line.")] = "auto",
+    every: Annotated[bool, typer.Option("--all", help="Print all rounds and transfers.")] = False,
+    layout: Annotated[str, typer.Option(help="Place ranks on a circle, grid or line.")] = "auto",
     svg_path: Annotated[
         Path | None,
-        typer.Option("--svg", callback=writable, metavar="FILE", help="Write this picture only."),
+        typer.Option("--svg", callback=writable, metavar="FILE", help="Write only this picture."),
     ] = None,
     html_path: Annotated[
         Path | None,
-        typer.Option("--html", callback=writable, metavar="FILE", help="Write this page only."),
+        typer.Option("--html", callback=writable, metavar="FILE", help="Write only this page."),
     ] = None,
     files: Annotated[
-        bool, typer.Option("--files/--no-files", help="Write a picture and a page at all.")
+        bool, typer.Option("--files/--no-files", help="Write a picture and a page, or no files.")
     ] = True,
     launch: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     json_path: JsonOption = None,
 ) -> None:
-    """Show an algorithm: its rounds as a table, a picture (SVG), and a page that plays it (HTML).
+    """Draw an algorithm: its rounds as a table, a picture (SVG), and a page that plays it (HTML).
 
-    Who sends which chunk to whom, what each rank holds, bytes per link. Drawings are called
-    OPERATION-ALGORITHM-RANKS.svg and .html unless you name them. A schedule from a file is checked
-    too: a wrong one is shown with its mistake and ends with exit code 1. An operation alone lists
+    Drawings have the transfers of each round, the contents of each rank, and the bytes per link.
+    Their default names are OPERATION-ALGORITHM-RANKS.svg and .html. A schedule from a file is also
+    checked: a wrong one is drawn with its error, and the exit code is 1. An operation alone lists
     its algorithms.
     """
     from unisono.bench import parse_size
@@ -79,33 +87,34 @@ def show(
         schedule, name = _find(what, algorithm, ranks, root)
         if len(schedule.transfers) > _MOST_TRANSFERS:
             raise ValueError(
-                f"{name} has {len(schedule.transfers):,} transfers; to look at are "
-                f"{_MOST_TRANSFERS:,} at most: take fewer ranks (-n), or `unisono simulate`"
+                f"{name} has {len(schedule.transfers):,} transfers; at most "
+                f"{_MOST_TRANSFERS:,} can be drawn: use fewer ranks (-n), or `unisono "
+                "simulate`"
             )
         nbytes = None if size is None else parse_size(size)
         with progress() as step:
             step(f"{name}: {len(schedule.transfers):,} transfers, round by round", 0.0)
-            story = view(schedule, nbytes=nbytes)
-            paths = _paths(story, name, svg_path, html_path, files)
+            schedule_view = view(schedule, nbytes=nbytes)
+            paths = _paths(schedule_view, name, svg_path, html_path, files)
             drawings = []
             for number, path in enumerate(paths, 1):
                 step(f"{path}", number / (len(paths) + 1))
-                drawings.append((path, _draw(story, path, layout)))
+                drawings.append((path, _draw(schedule_view, path, layout)))
         for path, text in drawings:
             path.write_text(text, encoding="utf-8")
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     console = result_console(json_path)
-    console.print(table(story, every=every))
+    console.print(table(schedule_view, every=every))
     for path in paths:
         console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
-    write_json(document(story), json_path)
+    write_json(document(schedule_view), json_path)
     for page in (path for path in paths if launch and path.suffix == ".html"):
         typer.launch(str(page.resolve()))
-    raise typer.Exit(0 if story.problem is None else 1)
+    raise typer.Exit(0 if schedule_view.problem is None else 1)
 
 
-_OF_ONE = {
+_DRAWING_OPTIONS = {
     "root": "--root",
     "every": "--all",
     "layout": "--layout",
@@ -114,23 +123,28 @@ _OF_ONE = {
     "files": "--files",
     "launch": "--open",
 }
-"""Options that a list of algorithms does not read."""
+"""Options that do not apply to a list of algorithms."""
 
 
 def _check_given(context: typer.Context) -> None:
-    """Refuses options that what is asked for would leave unread."""
+    """Refuses options that the request would ignore."""
     from unisono.types import Op
 
     what, params = context.params["what"], context.params
     unread: list[tuple[dict[str, str], str]] = []
     if what not in list(Op):
-        unread.append(({"ranks": "-n", "root": "--root"}, "the schedule of a file has its own"))
+        unread.append(({"ranks": "-n", "root": "--root"}, "the schedule in a file defines its own"))
     elif params["algorithm"] is None:
-        unread.append((_OF_ONE, f"name an algorithm, as in unisono show {what} ring"))
+        unread.append((_DRAWING_OPTIONS, f"needs an algorithm, as in unisono show {what} ring"))
     elif not Op(what).rooted:
         unread.append(({"root": "--root"}, f"{what} has no root"))
     if not (params["files"] or params["svg_path"] or params["html_path"]):
-        unread.append(({"layout": "--layout", "launch": "--open"}, "nothing is drawn"))
+        unread.append(
+            (
+                {"layout": "--layout", "launch": "--open"},
+                "needs a drawing, but --no-files disables them",
+            )
+        )
     for names, why in unread:
         for name, option in names.items():
             if given(context, name):
@@ -151,22 +165,22 @@ def _list_algorithms(what: str, ranks: int, size: str | None, json_path: str | N
 
 
 def _find(what: str, algorithm: str | None, ranks: int, root: int) -> tuple[Schedule, str]:
-    """The schedule that is asked for, and what to call its files."""
+    """Returns the requested schedule, and the name of its files."""
     from unisono.algorithms import build
     from unisono.types import Op
 
     if what not in list(Op):
         if not Path(what).exists():
-            raise ValueError(f"{what} is no file and none of the operations {', '.join(Op)}")
+            raise ValueError(f"{what} is neither a file nor one of the operations {', '.join(Op)}")
         if algorithm is not None:
-            raise ValueError(f"{what} is a schedule; there is no choice of algorithm {algorithm}")
+            raise ValueError(f"{what} is a schedule, so algorithm {algorithm} cannot be chosen")
         return _read(Path(what)), Path(what).stem
     assert algorithm is not None, "an operation alone lists its algorithms"
     return build(what, algorithm, ranks=ranks, root=root), f"{what}-{algorithm}-{ranks}"
 
 
 def _read(path: Path) -> Schedule:
-    """A schedule of a file: as `schedule.to_json` writes it, or inside what `--json` wrote."""
+    """Reads a schedule from a file that `schedule.to_json` or `--json` wrote."""
     from unisono.schedule import from_json
     from unisono.show import FORMAT
     from unisono.text_files import reading
@@ -175,30 +189,34 @@ def _read(path: Path) -> Schedule:
         try:
             found = json.loads(text)
         except ValueError:
-            found = None  # `from_json` says what is wrong
+            found = None  # `from_json` reports the error
         if isinstance(found, dict) and found.get("format") == FORMAT:
             return from_json(json.dumps(found.get("schedule")))
         return from_json(text)
 
 
 def _paths(
-    story: ScheduleView, name: str, svg_path: Path | None, html_path: Path | None, files: bool
+    schedule_view: ScheduleView,
+    name: str,
+    svg_path: Path | None,
+    html_path: Path | None,
+    files: bool,
 ) -> list[Path]:
-    """Where drawings go: to the files asked for, else to both default names."""
+    """Returns the files to write: those of the options, else both default names."""
     from unisono.show import MAX_RANKS
 
     asked = [path for path in (svg_path, html_path) if path is not None]
     for path, suffix in ((svg_path, ".svg"), (html_path, ".html")):
         if path is not None and path.suffix != suffix:
-            raise ValueError(f"{path}: the name of this file must end in {suffix}")
-    if asked or not files or story.schedule.collective.ranks > MAX_RANKS:
+            raise ValueError(f"{path}: the file name must end in {suffix}")
+    if asked or not files or schedule_view.schedule.collective.ranks > MAX_RANKS:
         return asked
     return [Path(f"{name}.svg"), Path(f"{name}.html")]
 
 
-def _draw(story: ScheduleView, path: Path, layout: str) -> str:
+def _draw(schedule_view: ScheduleView, path: Path, layout: str) -> str:
     from unisono.show import Arrangement, html, svg
 
     if layout not in list(Arrangement):
-        raise ValueError(f"layout {layout} is none of {', '.join(Arrangement)}")
-    return (svg if path.suffix == ".svg" else html)(story, shape=Arrangement(layout))
+        raise ValueError(f"layout {layout} is not one of {', '.join(Arrangement)}")
+    return (svg if path.suffix == ".svg" else html)(schedule_view, shape=Arrangement(layout))

@@ -1,4 +1,4 @@
-"""The command `unisono topo`: options only, fast to import."""
+"""The command `unisono topo`; fast to import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def topo(
         str | None,
         typer.Argument(
             metavar="[SPEC|FILE]",
-            help="Such as torus:4x4; a .json or NCCL's .xml; none: this machine.",
+            help="Such as torus:4x4; a .json file, or NCCL's .xml; by default this machine.",
         ),
     ] = None,
     svg_path: Annotated[
@@ -28,7 +28,9 @@ def topo(
     ] = None,
     html_path: Annotated[
         Path | None,
-        typer.Option("--html", callback=writable, metavar="FILE", help="Write a page to explore."),
+        typer.Option(
+            "--html", callback=writable, metavar="FILE", help=("Write an interactive page.")
+        ),
     ] = None,
     save_path: Annotated[
         Path | None,
@@ -41,12 +43,12 @@ def topo(
     ] = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Show a network: ranks, links, distances, bisection; draw it; write it to a file.
+    """Print a network: ranks, links, distances, bisection; draw it; write it to a file.
 
     Specs: ring:8, line:8, mesh:8, star:8, torus:4x4x4, grid:4x4, hypercube:4, fat_tree:k=4,
     leaf_spine:leaves=4,spines=2,hosts=4, rail_optimised:hosts=4,gpus=8, dragonfly:a=4,p=2,h=2,
     dragonfly_plus:k=4, nvswitch:8, pcie_server, dgx:8, and a server at each endpoint of a network:
-    dgx:8/fat_tree:k=8. Links: bandwidth=400Gbit, latency=500ns, kind=ethernet.
+    dgx:8/fat_tree:k=8. Options of links: bandwidth=400Gbit, latency=500ns, kind=ethernet.
     """
     from unisono.show import network_table
     from unisono.topology import discover, load
@@ -82,7 +84,7 @@ def _text(topology: Topology, path: Path, suffixes: tuple[str, ...]) -> str:
 
     writers = {".svg": network_svg, ".html": network_html, ".json": to_json, ".xml": to_nccl_xml}
     if path.suffix not in suffixes:
-        raise ValueError(f"{path}: the name of this file must end in {' or '.join(suffixes)}")
+        raise ValueError(f"{path}: the file name must end in {' or '.join(suffixes)}")
     return writers[path.suffix](topology)
 
 

@@ -1,4 +1,4 @@
-"""`unisono train`: train a real model on several backends in turns and compare them."""
+"""The command `unisono train`: trains a real model on alternating backends and compares them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.errors import UnisonoError
 from unisono.train import Outcome, Report, Run, TaskName, launch, shown
 
 app = typer.Typer(
-    help="Train a small real model on local ranks, on several backends in turns, and compare.",
+    help="Train a small real model on local ranks, on alternating backends, and compare.",
     no_args_is_help=True,
 )
 
@@ -26,12 +26,17 @@ _TEXT_STEPS = 600
 _TEXT_STEPS_PER_PERIOD = 50
 
 Ranks = Annotated[
-    int, typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help="Ranks on this machine.")
+    int,
+    typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help=("Number of ranks on this machine.")),
 ]
 Backends = Annotated[str, typer.Option(help="Backends of torch.distributed, separated by commas.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the model, the order and the augmentation.")]
-Batch = Annotated[int, typer.Option(min=1, help="Samples a rank takes for one step.")]
-LearningRate = Annotated[float, typer.Option(min=0.0, help="The highest of the schedule.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help=("Seed of the model, the order and the augmentation."))
+]
+Batch = Annotated[int, typer.Option(min=1, help="Samples per rank and step.")]
+LearningRate = Annotated[
+    float, typer.Option(min=0.0, help=("The highest learning rate of the schedule."))
+]
 
 
 @app.command(epilog="Example: unisono train digits -n 4 --backends unisono,gloo --json out.json")
@@ -47,8 +52,8 @@ def digits(
 ) -> None:
     """A convolutional network on scikit-learn's digits, with DistributedDataParallel.
 
-    Fails when the backends' loss curves differ by more than rounding, when the ranks end with
-    different parameters, or when a run of the default length stays below 97 % on unseen images.
+    Fails if the backends' loss curves differ by more than rounding, or if the ranks end with
+    different parameters. A run of the default length also fails below 97 % on unseen images.
     """
     run = Run(
         task="digits",
@@ -68,7 +73,7 @@ def text(
     ranks: Ranks = 4,
     backends: Backends = "unisono,gloo",
     steps: Annotated[
-        int, typer.Option(min=1, help="Above 50: rounded up to a multiple of it.")
+        int, typer.Option(min=1, help="Above 50: rounded up to a multiple of 50.")
     ] = _TEXT_STEPS,
     batch: Batch = 2,
     learning_rate: LearningRate = 2e-3,
@@ -77,7 +82,7 @@ def text(
 ) -> None:
     """A byte-level transformer on the source of Python's own library, with the same loop.
 
-    The loss is in bits per byte. At the end the model writes a piece of Python.
+    The loss is in bits per byte. At the end the model writes a piece of Python code.
     """
     steps_per_period = min(steps, _TEXT_STEPS_PER_PERIOD)
     run = Run(
@@ -96,7 +101,7 @@ def text(
 def _names(backends: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in backends.split(",") if name.strip())
     if not names or len(set(names)) < len(names):
-        raise typer.BadParameter(f"need different backends, not {backends!r}")
+        raise typer.BadParameter(f"expected different backends, got {backends!r}")
     return names
 
 
@@ -122,7 +127,7 @@ def _compare(run: Run, json_path: str | None, *, is_default_length: bool) -> Non
 
 
 def _train(run: Run, console: Console) -> tuple[Outcome, ...]:
-    # A plain SIGTERM would end this process and leave the ranks and their folder behind.
+    # A plain SIGTERM would end this process without its ranks and their folder.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with shown(run, console) as listen:
         return tuple(Outcome(run=run, finished=finished) for finished in launch(run, listen))

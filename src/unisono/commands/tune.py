@@ -1,4 +1,4 @@
-"""The command-line side of `unisono tune`: options only, fast to import."""
+"""Options of `unisono tune`; fast to import."""
 
 from __future__ import annotations
 
@@ -15,22 +15,32 @@ if TYPE_CHECKING:
 
 def tune(
     *,
-    ranks: Annotated[str, typer.Option("--ranks", "-n", help="Rank counts, with commas.")] = "2,4",
-    ops: Annotated[str, typer.Option(help="Operations, with commas; left out: all.")] = "",
-    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "8,1K:64M:x4",
-    time_budget: Annotated[float, typer.Option(min=1, help="About how many seconds.")] = 150.0,
+    ranks: Annotated[
+        str, typer.Option("--ranks", "-n", help=("Numbers of ranks, separated by commas."))
+    ] = "2,4",
+    ops: Annotated[str, typer.Option(help="Operations, separated by commas; by default all.")] = "",
+    sizes: Annotated[
+        str, typer.Option(help=("Message sizes, as for unisono bench."))
+    ] = "8,1K:64M:x4",
+    time_budget: Annotated[
+        float, typer.Option(min=1, help=("Approximate limit of the run, in seconds."))
+    ] = 150.0,
     out: Annotated[
         Path | None,
-        typer.Option(callback=writable, metavar="FILE", help="Left out: this machine's own file."),
+        typer.Option(
+            callback=writable,
+            metavar="FILE",
+            help=("File to write; by default this machine's own file."),
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     json_path: JsonOption = None,
 ) -> None:
-    """Measure which algorithm is the fastest on this machine, and let all programs use it.
+    """Measure which algorithms are fastest on this machine, and let all programs use them.
 
-    Candidates take turns in one group of ranks. Writes a selection: a JSON file to read and edit,
-    found by itself where --out is left out, else by UNISONO_SELECTION. Every measurement is kept
-    beside it in FILE.journal, for --resume.
+    Candidates alternate in one group of ranks. The result is a selection: a JSON file to read and
+    edit. Programs find the default file by themselves, any other with UNISONO_SELECTION.
+    FILE.journal keeps every measurement, for --resume.
     """
     from unisono import config
     from unisono.bench import Journal, describe_machine
@@ -41,7 +51,7 @@ def tune(
         request = _request(ranks, ops, sizes, time_budget)
         path = out or Path(config.tuned_path())
         if path == Path():
-            raise ValueError("there is no home to write to: give --out FILE")
+            raise ValueError("there is no home directory to write to; pass --out FILE")
         facts = describe_machine()
         journal = Journal(path.with_name(path.name + ".journal"), facts, resume=resume)
     except (ValueError, OSError) as error:
@@ -50,7 +60,7 @@ def tune(
         with progress() as observe:
             selection = run(request, journal, observe)
     except KeyboardInterrupt:
-        typer.secho(f"interrupted; --resume goes on from {journal.path}", err=True)
+        typer.secho(f"interrupted; --resume continues from {journal.path}", err=True)
         raise typer.Exit(130) from None
     save(selection, path, facts)
     console = result_console(json_path)
@@ -73,7 +83,7 @@ def _request(ranks: str, ops: str, sizes: str, budget_s: float) -> TuneRequest:
 
     words = split_names(ranks)
     if wrong := [word for word in words if not word.isdecimal()]:
-        raise ValueError(f"ranks: {wrong[0]!r} is no number of ranks")
+        raise ValueError(f"ranks: expected a number of ranks, got {wrong[0]!r}")
     counts = tuple(int(word) for word in words)
     if unknown := [name for name in split_names(ops) if name not in list(Op)]:
         raise ValueError(f"unknown operation {unknown[0]!r}; known: {', '.join(TUNABLE)}")

@@ -1,7 +1,7 @@
-"""Drawings of a schedule: a table, one picture, and a page that plays it.
+"""Drawings of a schedule: a table, a picture, and an HTML page that plays it.
 
-`view` works out what a schedule does, round by round; `table`, `picture` and `page` draw it.
-Nothing here opens a socket or writes a file.
+`view` computes the effect of a schedule round by round; `table`, `svg` and `html` draw it. Nothing
+here opens a socket or writes a file.
 
 >>> from unisono import algorithms, show
 >>> view = show.view(algorithms.build("all_reduce", "ring", ranks=8), nbytes=64 << 20)

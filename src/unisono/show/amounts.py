@@ -1,10 +1,10 @@
-"""Amounts as people read them."""
+"""Human-readable times, sizes and rates."""
 
 from __future__ import annotations
 
 
 def time_text(seconds: float) -> str:
-    """A time.
+    """Returns a time with a unit.
 
     >>> time_text(0.00125), time_text(3.2e-6), time_text(12)
     ('1.25 ms', '3.2 us', '12 s')
@@ -16,7 +16,7 @@ def time_text(seconds: float) -> str:
 
 
 def bytes_text(nbytes: float) -> str:
-    """An amount of bytes, in powers of 1024.
+    """Returns a number of bytes with a unit, in powers of 1024.
 
     >>> bytes_text(64 << 20), bytes_text(1000)
     ('64 MiB', '1000 B')
@@ -28,7 +28,7 @@ def bytes_text(nbytes: float) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """A rate as people read it.
+    """Returns a rate with a unit.
 
     >>> rate_text(50e9), rate_text(1.25e6)
     ('50 GB/s', '1.25 MB/s')

@@ -1,7 +1,8 @@
-"""Which location is which cell of a picture, and what cells and chunks are called.
+"""Maps locations of a schedule to cells of a picture, and names cells and chunks.
 
-A rank is a row of cells. Usually these are all its chunks; in an all-to-all, where a rank has to
-do with few of the n x n chunks, the pieces that it must receive, by source. Scratch comes last.
+A rank is a row of cells, usually one for each of its chunks. In an all-to-all a rank uses few of
+the n x n chunks, so the cells are the pieces that it must receive, by source. Scratch cells come
+last.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _COLOR_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
-    """The grid of a schedule: column names, and for each rank the location in each column."""
+    """The cells of a schedule: column names, and each rank's location in each column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, schedule: Schedule) -> Cells:
-        """The grid of a schedule."""
+        """Returns the cells of a schedule."""
         collective = schedule.collective
         chunks = collective.num_chunks
         scratch = tuple(range(chunks, schedule.num_locations))
@@ -49,7 +50,7 @@ class Cells:
 
 
 def label(schedule: Schedule, location: int) -> str:
-    """What a location is called: a part, an owner, `source:destination`, or scratch.
+    """Returns the label of a location: a part, an owner, `source:destination`, or scratch.
 
     >>> from unisono.algorithms import build
     >>> label(build("all_to_all", "direct", ranks=4), 6)
@@ -68,19 +69,19 @@ def label(schedule: Schedule, location: int) -> str:
 
 
 def num_colors(collective: Collective) -> int:
-    """How many colours tell the chunks apart: one a part, or one a piece."""
+    """Returns the number of colours that distinguish the chunks: one per part, or one per piece."""
     if collective.op in _COLOR_NAMES:
         return collective.ranks
     return max(1, collective.num_chunks)
 
 
 def color_of(collective: Collective, chunk: int) -> int:
-    """The colour of a chunk, as an index."""
+    """Returns the colour of a chunk, as an index."""
     if collective.op is Op.ALL_TO_ALL:
         return chunk // (collective.ranks * collective.parts)
     return chunk // collective.parts if collective.op in _COLOR_NAMES else chunk
 
 
 def color_name(collective: Collective, color: int) -> str:
-    """What the chunks of a colour have in common, for the legend."""
+    """Returns the common property of the chunks of a colour, for the legend."""
     return _COLOR_NAMES.get(collective.op, "chunk {}").format(color)

@@ -1,4 +1,4 @@
-"""The algorithms of an operation: what there is to choose from, and what each costs."""
+"""Lists the algorithms of an operation with their costs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmCost:
-    """One algorithm; `cost` is None, and `problem` says why, if it cannot serve these ranks.
+    """One algorithm with its cost. If it cannot serve these ranks, `cost` is None and `problem` has
+    the reason.
 
-    The bytes of a cost that is not `exact` are an upper bound.
+    If `exact` is false, the bytes of the cost are an upper bound.
     """
 
     name: str
@@ -28,7 +29,7 @@ class AlgorithmCost:
     problem: str = ""
 
     def as_dict(self) -> dict[str, object]:
-        """The choice as plain data; bytes as a share of N."""
+        """Returns plain data; bytes are fractions of N."""
         known = self.cost
         return {
             "name": self.name,
@@ -41,7 +42,7 @@ class AlgorithmCost:
 
 
 def choices(op: Op | str, *, ranks: int) -> tuple[AlgorithmCost, ...]:
-    """All algorithms of an operation, by name.
+    """Returns all algorithms of an operation, by name.
 
     >>> [choice.name for choice in choices("barrier", ranks=4)]
     ['direct']
@@ -50,7 +51,8 @@ def choices(op: Op | str, *, ranks: int) -> tuple[AlgorithmCost, ...]:
 
 
 def table_of(found: tuple[AlgorithmCost, ...], *, nbytes: int | None = None) -> Table:
-    """A row for each algorithm; with `nbytes`, the larger buffer of a rank, amounts are bytes.
+    """Returns a table with a row for each algorithm. Amounts are in bytes if `nbytes` is given, the
+    size of a rank's larger buffer.
 
     >>> table_of(choices("all_reduce", ranks=4)).columns[0].header
     'algorithm'
@@ -59,7 +61,7 @@ def table_of(found: tuple[AlgorithmCost, ...], *, nbytes: int | None = None) -> 
     grid.add_column("algorithm", no_wrap=True)
     grid.add_column("rounds", justify="right", no_wrap=True)
     grid.add_column("a rank sends", justify="right", no_wrap=True)
-    grid.add_column("what it does", ratio=1)
+    grid.add_column("description", ratio=1)
     for choice in found:
         known = choice.cost
         if known is None:

@@ -1,4 +1,5 @@
-"""The transfers of a round in few words: ranges, groups of ranks, and patterns over all ranks."""
+"""Describes the transfers of a round briefly: ranges, groups of ranks, and patterns over all
+ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from unisono.show.cells import label
 from unisono.types import Op
 
 FEW = 8
-"""So many hops are listed even if a pattern would say the same."""
+"""Up to this number, hops are listed even if a pattern describes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactLine:
-    """Transfers that differ in their ranks alone: `hops` such as `0→1`, and what they carry."""
+    """Transfers that differ only in their ranks: `hops` such as `0→1`, and the chunks that they
+    carry."""
 
     hops: str
     chunks: str
@@ -26,7 +28,8 @@ class CompactLine:
 
 
 def entries(schedule: Schedule, transfers: Sequence[Transfer]) -> list[CompactLine]:
-    """Every transfer of a round, those that carry the same together; `+` marks a reduction.
+    """Returns all transfers of a round, grouped by the chunks that they carry; `+` marks a
+    reduction.
 
     >>> from unisono.algorithms import build
     >>> ring, tree = build("all_reduce", "ring", ranks=3), build("broadcast", "direct", ranks=5)
@@ -36,7 +39,7 @@ def entries(schedule: Schedule, transfers: Sequence[Transfer]) -> list[CompactLi
     ['0→all: 0']
     """
     ranks = schedule.collective.ranks
-    carried = cargo(schedule, transfers)
+    carried = chunks_by_link(schedule, transfers)
     by_source: dict[tuple[int, str], list[int]] = defaultdict(list)
     by_destination: dict[tuple[int, str], list[int]] = defaultdict(list)
     for (src, dst), chunks in carried.items():
@@ -55,7 +58,7 @@ def entries(schedule: Schedule, transfers: Sequence[Transfer]) -> list[CompactLi
 
 
 def pattern(schedule: Schedule, transfers: Sequence[Transfer]) -> CompactLine | None:
-    """What every rank r does, if one sentence says it for all of them.
+    """Returns one line that describes the transfers of every rank r, if such a line exists.
 
     >>> from unisono.algorithms import build
     >>> ring = build("all_reduce", "ring", ranks=64)
@@ -65,11 +68,11 @@ def pattern(schedule: Schedule, transfers: Sequence[Transfer]) -> CompactLine | 
     ranks = schedule.collective.ranks
     first = transfers[0]
     links = {(t.src, t.dst) for t in transfers}
-    alike = all(
+    uniform = all(
         (t.src_chunk, t.count, t.reduce) == (t.dst_chunk, first.count, first.reduce)
         for t in transfers
     )
-    if ranks < 3 or not alike or len(links) < len(transfers):
+    if ranks < 3 or not uniform or len(links) < len(transfers):
         return None
     mark = "+" if first.reduce else ""
     if len(links) == ranks * (ranks - 1):
@@ -85,7 +88,8 @@ def pattern(schedule: Schedule, transfers: Sequence[Transfer]) -> CompactLine | 
 
 
 def lines(schedule: Schedule, transfers: Sequence[Transfer], *, limit: int | None) -> list[str]:
-    """A round in at most about `limit` entries; all of them, with no pattern, if it is None."""
+    """Returns a round in about `limit` entries at most. None lists all entries and uses no
+    pattern."""
     every = entries(schedule, transfers)
     if limit is None or sum(len(entry.hops.split()) for entry in every) <= FEW:
         return [str(entry) for entry in every]
@@ -97,7 +101,7 @@ def lines(schedule: Schedule, transfers: Sequence[Transfer], *, limit: int | Non
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as ranges.
+    """Returns numbers as ranges.
 
     >>> ranges([0, 2, 3, 4, 7, 8])
     '0,2-4,7,8'
@@ -110,18 +114,18 @@ def ranges(numbers: Iterable[int]) -> str:
             runs.append([value, value])
     texts = []
     for start, end in runs:
-        joint = "-" if end > start + 1 else ","
-        texts.append(str(start) if start == end else f"{start}{joint}{end}")
+        separator = "-" if end > start + 1 else ","
+        texts.append(str(start) if start == end else f"{start}{separator}{end}")
     return ",".join(texts)
 
 
 def _peers(found: list[int], ranks: int) -> str:
-    """The ranks at the other end; `all` when there are some and they are all."""
+    """Returns the ranks at the other end; `all` if they are all other ranks and more than one."""
     return "all" if len(found) == ranks - 1 > 1 else ranges(found)
 
 
-def cargo(schedule: Schedule, transfers: Sequence[Transfer]) -> dict[tuple[int, int], str]:
-    """What each link carries, as text."""
+def chunks_by_link(schedule: Schedule, transfers: Sequence[Transfer]) -> dict[tuple[int, int], str]:
+    """Returns the chunks that each link carries, as text."""
     spans: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
     for t in transfers:
         spans[t.src, t.dst].append(t)
@@ -129,7 +133,7 @@ def cargo(schedule: Schedule, transfers: Sequence[Transfer]) -> dict[tuple[int, 
 
 
 def _span_text(schedule: Schedule, transfers: list[Transfer]) -> str:
-    """Chunk ranges of one link; ranges that follow each other are joined."""
+    """Returns the chunk ranges of one link; adjacent ranges are merged."""
     joined: list[tuple[int, int, int, bool]] = []
     for t in sorted(transfers, key=lambda t: (t.reduce, t.src_chunk)):
         if joined:
@@ -153,7 +157,7 @@ def _range_text(schedule: Schedule, start: int, count: int) -> str:
 
 
 def _exchanges(carried: dict[tuple[int, int], str]) -> list[tuple[str, str]]:
-    """Both ways of a link that carries the same both ways are one hop `a↔b`."""
+    """Merges both directions of a link into one hop `a↔b` if they carry the same chunks."""
     found = []
     for (src, dst), chunks in carried.items():
         both = src != dst and carried.get((dst, src)) == chunks
@@ -167,7 +171,8 @@ def _exchanges(carried: dict[tuple[int, int], str]) -> list[tuple[str, str]]:
 def _pattern_of_all(
     schedule: Schedule, transfers: Sequence[Transfer], mark: str
 ) -> CompactLine | None:
-    """Everyone sends to everyone, each its own chunk, or each the chunk of the receiver."""
+    """Returns the pattern of an exchange between all ranks. Each rank sends its own chunk, or the
+    chunk of the receiver."""
     collective = schedule.collective
     if any(t.src == t.dst or t.count > 1 for t in transfers):
         return None
@@ -208,7 +213,7 @@ def _pattern_of_chunks(schedule: Schedule, transfers: Sequence[Transfer]) -> str
 
 
 def _offset(differences: Iterable[int], modulus: int) -> str | None:
-    """`r`, `r+k` or `r-k` if all differences agree modulo the number of ranks."""
+    """Returns `r`, `r+k` or `r-k` if all differences are equal modulo the number of ranks."""
     found = {difference % modulus for difference in differences}
     if len(found) != 1:
         return None

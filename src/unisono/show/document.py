@@ -1,4 +1,4 @@
-"""A schedule with what its rounds do, as plain data for other programs."""
+"""Returns a schedule and the effect of its rounds as plain data for other programs."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from unisono.show.schedule_view import RoundView, ScheduleView
 FORMAT = "unisono-show"
 
 
-def document(story: ScheduleView) -> dict[str, object]:
-    """The schedule, in the form of `schedule.to_json`, and each round that has transfers.
+def document(view: ScheduleView) -> dict[str, object]:
+    """Returns the schedule, in the form of `schedule.to_json`, and each round that has transfers.
 
-    Counts are chunks, ranks and chunks are numbers; `chunk_bytes` is null unless a size was given.
-    A round's `writes` say what places hold from then on, with the ranks that have contributed.
+    Counts are in chunks; ranks and chunks are numbers. `chunk_bytes` is null unless a size was
+    given. A round's `writes` list the new contents of locations, with the ranks that contributed.
 
     >>> from unisono.algorithms import build
     >>> from unisono.show import view
     >>> document(view(build("broadcast", "chain", ranks=2)))["rounds"][0]["links"]
     [{'src': 0, 'dst': 1, 'chunks': 1}]
     """
-    nbytes = story.scale.nbytes
+    nbytes = view.scale.nbytes
     return {
         "format": FORMAT,
-        "title": story.title,
-        "summary": story.summary,
-        "source": story.source,
-        "problem": story.problem,
-        "facts": dict(story.facts),
-        "chunk_bytes": None if nbytes is None else nbytes / story.scale.chunks,
-        "rounds": [_round(story, scene) for scene in story.scenes],
-        "schedule": json.loads(to_json(story.schedule)),
+        "title": view.title,
+        "summary": view.summary,
+        "source": view.source,
+        "problem": view.problem,
+        "facts": dict(view.facts),
+        "chunk_bytes": None if nbytes is None else nbytes / view.scale.chunks,
+        "rounds": [_round(view, round_) for round_ in view.rounds],
+        "schedule": json.loads(to_json(view.schedule)),
     }
 
 
-def _round(story: ScheduleView, scene: RoundView) -> dict[str, object]:
-    ranks = range(story.schedule.collective.ranks)
+def _round(view: ScheduleView, round_: RoundView) -> dict[str, object]:
+    ranks = range(view.schedule.collective.ranks)
     return {
-        "round": scene.number,
-        "kind": scene.kind,
-        "sent": [scene.sent[rank] for rank in ranks],
+        "round": round_.number,
+        "kind": round_.kind,
+        "sent": [round_.sent[rank] for rank in ranks],
         "links": [
-            {"src": src, "dst": dst, "chunks": count} for (src, dst), count in scene.links.items()
+            {"src": src, "dst": dst, "chunks": count} for (src, dst), count in round_.links.items()
         ],
         "writes": [
             {
@@ -51,7 +51,7 @@ def _round(story: ScheduleView, scene: RoundView) -> dict[str, object]:
                 "chunk": held.chunk,
                 "contributors": [r for r in ranks if held.mask >> r & 1],
             }
-            for (rank, location), held in scene.played.writes.items()
+            for (rank, location), held in round_.replayed.writes.items()
         ],
-        "done": scene.done,
+        "done": round_.done,
     }

@@ -1,13 +1,13 @@
 "use strict";
-// Draws one moment of a schedule. What happens in a round was worked out in Python; here it is only
-// shown: `writes` says what places hold from then on, `arrows` what travelled, `amounts` how to say it.
+// Draws one moment of a schedule. Python has computed the rounds: `writes` are the new contents of
+// locations, `arrows` the transfers, `amounts` the texts of sizes.
 
-const story = JSON.parse(document.getElementById("story").textContent);
+const view = JSON.parse(document.getElementById("view").textContent);
 const $ = (id) => document.getElementById(id);
 const MANY_PACKETS = 400;
-const dense = story.ranks > 24 || story.columns.length > 24;
+const dense = view.ranks > 24 || view.columns.length > 24;
 
-const view = { at: 0, state: new Map(), total: true };
+const current = { at: 0, state: new Map(), total: true };
 
 const element = (name, attributes = {}, ...children) => {
   const svg = ["svg", "g", "path", "circle", "rect", "text"].includes(name);
@@ -17,11 +17,11 @@ const element = (name, attributes = {}, ...children) => {
   return made;
 };
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
-const amount = (chunks) => story.amounts[chunks] ?? `${chunks} chunks`;
-const color = (chunk) => story.colors[story.chunkColors[chunk]];
+const amount = (chunks) => view.amounts[chunks] ?? `${chunks} chunks`;
+const color = (chunk) => view.colors[view.chunkColors[chunk]];
 const bits = (mask) => {
   const found = [];
-  [...story.masks[mask]].reverse().forEach((digit, i) => {
+  [...view.masks[mask]].reverse().forEach((digit, i) => {
     const value = parseInt(digit, 16);
     for (let bit = 0; bit < 4; bit++) if (value >> bit & 1) found.push(4 * i + bit);
   });
@@ -33,18 +33,18 @@ const runs = (numbers) => numbers.reduce((found, n) => {
 }, []);
 const spell = (numbers) => runs(numbers).map(([a, b]) => a === b ? `${a}` : `${a}-${b}`).join(", ");
 
-// What the ranks hold
+// Contents of the ranks
 
 const cells = new Map(); // "rank,location" -> cell
-const looks = new Map(); // "chunk,mask" -> background
+const backgrounds = new Map(); // "chunk,mask" -> background
 
 function buildHoldings() {
   const table = $("holdings");
   table.classList.toggle("dense", dense);
-  table.style.setProperty("--row", `${Math.max(4, Math.min(30, 460 / story.ranks))}px`);
-  table.append(headRow(story.columns, "rank"));
+  table.style.setProperty("--row", `${Math.max(4, Math.min(30, 460 / view.ranks))}px`);
+  table.append(headRow(view.columns, "rank"));
   const body = element("tbody");
-  story.cells.forEach((row, rank) => {
+  view.cells.forEach((row, rank) => {
     const line = element("tr", { "data-rank": rank }, rowHead(rank));
     for (const location of row) {
       const cell = element("td", { "data-place": `${rank},${location}` });
@@ -66,21 +66,21 @@ function rowHead(rank) {
   return element("th", { scope: "row" }, dense && rank % 8 ? "" : `${rank}`);
 }
 
-function look(chunk, mask) {
+function backgroundOf(chunk, mask) {
   const key = `${chunk},${mask}`;
-  if (!looks.has(key)) looks.set(key, story.slots > 1 ? slots(chunk, bits(mask)) : color(chunk));
-  return looks.get(key);
+  if (!backgrounds.has(key)) backgrounds.set(key, view.slots > 1 ? slots(chunk, bits(mask)) : color(chunk));
+  return backgrounds.get(key);
 }
 
 function slots(chunk, ranks) {
-  if (ranks.length === story.slots) return color(chunk);
-  if (story.thin) { // too thin to be seen: as strong as there are contributions
-    const share = Math.round(8 + 92 * ranks.length / story.slots);
+  if (ranks.length === view.slots) return color(chunk);
+  if (view.thin) { // too thin to see: the opacity shows the number of contributions
+    const share = Math.round(8 + 92 * ranks.length / view.slots);
     return `color-mix(in srgb, ${color(chunk)} ${share}%, transparent)`;
   }
   const stops = ["transparent 0%"];
   for (const [first, last] of runs(ranks)) {
-    const [from, to] = [100 * first / story.slots, 100 * (last + 1) / story.slots];
+    const [from, to] = [100 * first / view.slots, 100 * (last + 1) / view.slots];
     stops.push(`transparent ${from}%`, `${color(chunk)} ${from}%`, `${color(chunk)} ${to}%`, `transparent ${to}%`);
   }
   return `linear-gradient(to right, ${stops.join(", ")})`;
@@ -89,7 +89,7 @@ function slots(chunk, ranks) {
 function paintCell(place) {
   const cell = cells.get(place);
   if (!cell) return;
-  const held = view.state.get(place);
+  const held = current.state.get(place);
   if (!held) {
     cell.removeAttribute("style");
     delete cell.dataset.chunk;
@@ -98,35 +98,35 @@ function paintCell(place) {
     return;
   }
   const [chunk, mask, finished] = held;
-  const background = look(chunk, mask);
+  const background = backgroundOf(chunk, mask);
   const isImage = background.startsWith("linear");
   cell.style.backgroundImage = isImage ? background : "";
   cell.style.backgroundColor = isImage ? "" : background;
-  cell.style.setProperty("--tick", story.inks[story.chunkColors[chunk]]);
+  cell.style.setProperty("--tick", view.inks[view.chunkColors[chunk]]);
   cell.dataset.chunk = chunk;
-  cell.dataset.color = story.chunkColors[chunk];
+  cell.dataset.color = view.chunkColors[chunk];
   cell.dataset.ranks = bits(mask).join(" ");
   cell.classList.toggle("finished", finished === 1);
 }
 
-function holdAfter(step) {
-  if (view.state.size && step === view.at + 1) write(story.rounds[view.at].writes, true);
+function setState(step) {
+  if (current.state.size && step === current.at + 1) write(view.rounds[current.at].writes, true);
   else {
-    view.state.clear();
-    write(story.start, false);
-    for (let i = 0; i < step; i++) write(story.rounds[i].writes, false);
+    current.state.clear();
+    write(view.start, false);
+    for (let i = 0; i < step; i++) write(view.rounds[i].writes, false);
     for (const place of cells.keys()) paintCell(place);
   }
-  view.at = step;
+  current.at = step;
   for (const cell of document.querySelectorAll("#holdings td.written")) cell.classList.remove("written");
-  for (const [rank, location] of step ? story.rounds[step - 1].writes : []) {
+  for (const [rank, location] of step ? view.rounds[step - 1].writes : []) {
     cells.get(`${rank},${location}`)?.classList.add("written");
   }
 }
 
 function write(writes, paint) {
   for (const [rank, location, chunk, mask, finished] of writes) {
-    view.state.set(`${rank},${location}`, [chunk, mask, finished]);
+    current.state.set(`${rank},${location}`, [chunk, mask, finished]);
     if (paint) paintCell(`${rank},${location}`);
   }
 }
@@ -134,12 +134,12 @@ function write(writes, paint) {
 // Ranks and arrows
 
 function buildStage() {
-  const { size, radius, points, inside } = story.stage;
+  const { size, radius, points, inside } = view.stage;
   const stage = $("stage");
   stage.setAttribute("viewBox", `0 0 ${size} ${size}`);
   stage.append(element("g", { id: "arrows" }), element("g", { id: "ranks" }), element("g", { id: "packets" }));
   points.forEach(([x, y], rank) => {
-    const kind = `rank${rank === story.root ? " root" : ""}${inside ? "" : " out"}`;
+    const kind = `rank${rank === view.root ? " root" : ""}${inside ? "" : " out"}`;
     const group = element("g", { class: kind, "data-rank": rank });
     if (inside) {
       for (const part of ["goal", "done"]) group.append(element("circle", {
@@ -160,18 +160,18 @@ function buildStage() {
 function drawArrows(step) {
   $("arrows").replaceChildren();
   if (!step) return;
-  const arrows = story.rounds[step - 1].arrows;
+  const arrows = view.rounds[step - 1].arrows;
   const many = arrows.length > 100;
   const width = arrows.length <= 40 ? 3 : Math.max(.6, 1.8 - arrows.length / 250);
   $("arrows").setAttribute("opacity", many ? .6 : 1);
   for (const [link, reduce, chunks] of arrows) {
-    const { src, dst, path, tip: [x, y, angle] } = story.links[link];
+    const { src, dst, path, tip: [x, y, angle] } = view.links[link];
     const size = 3.5 + 2 * width;
     const head = reduce ? `M0 0L${-size} ${size / 2}L${-size} ${-size / 2}Z` : `M${-size} ${size / 2}L0 0L${-size} ${-size / 2}`;
     const group = element("g", {
       class: `arrow ${reduce ? "reduce" : "copy"}`, "stroke-width": width,
       "data-chunks": chunks.join(" "), "data-ranks": `${src} ${dst}`, "data-link": link,
-      "data-colors": [...new Set(chunks.map((c) => story.chunkColors[c]))].join(" "),
+      "data-colors": [...new Set(chunks.map((c) => view.chunkColors[c]))].join(" "),
     }, element("path", { d: path, ...(reduce ? {} : { "stroke-dasharray": `${2.6 * width} ${1.8 * width}` }) }),
       element("path", { d: head, class: "head", transform: `translate(${x} ${y}) rotate(${angle})` }));
     if (new Set(chunks.map(color)).size === 1) group.style.setProperty("--mark", color(chunks[0]));
@@ -185,42 +185,42 @@ function packets(arrows) {
   group.replaceChildren();
   const small = arrows.length > 40;
   return arrows.map(([link, reduce, chunks], i) => {
-    const label = small ? "" : (story.columns.length > 1 ? chunkText(chunks) : "") + (reduce ? "+" : "");
+    const label = small ? "" : (view.columns.length > 1 ? chunkText(chunks) : "") + (reduce ? "+" : "");
     const wide = small ? 8 : Math.max(20, 8.2 * label.length + 10);
     const high = small ? 8 : 20;
     const mark = chunks.length === 1 ? color(chunks[0]) : null;
-    const packet = element("g", { class: "packet", "data-chunks": chunks.join(" "), "data-ranks": `${story.links[link].src} ${story.links[link].dst}`,
-      "data-colors": [...new Set(chunks.map((c) => story.chunkColors[c]))].join(" ") },
+    const packet = element("g", { class: "packet", "data-chunks": chunks.join(" "), "data-ranks": `${view.links[link].src} ${view.links[link].dst}`,
+      "data-colors": [...new Set(chunks.map((c) => view.chunkColors[c]))].join(" ") },
       element("rect", { x: -wide / 2, y: -high / 2, width: wide, height: high, rx: high / 2, fill: mark ?? "var(--soft)" }),
-      element("text", { fill: mark ? story.inks[story.chunkColors[chunks[0]]] : "var(--paper)" }, label));
+      element("text", { fill: mark ? view.inks[view.chunkColors[chunks[0]]] : "var(--paper)" }, label));
     group.append(packet);
     return { packet, path: $("arrows").children[i].firstChild };
   });
 }
 
 function chunkText(chunks) {
-  if (chunks.length === 1) return story.chunkLabels[chunks[0]];
+  if (chunks.length === 1) return view.chunkLabels[chunks[0]];
   const numbers = runs([...chunks].sort((a, b) => a - b));
   return numbers.length > 2 ? `${chunks.length} chunks` : numbers.map(([a, b]) =>
-    a === b ? story.chunkLabels[a] : `${story.chunkLabels[a]}-${story.chunkLabels[b]}`).join(",");
+    a === b ? view.chunkLabels[a] : `${view.chunkLabels[a]}-${view.chunkLabels[b]}`).join(",");
 }
 
 function placePackets(moving, share) {
   for (const { packet, path } of moving) {
     packet.style.display = share > 1 ? "none" : "";
     if (share > 1) continue;
-    const length = path.getTotalLength(); // long arrows cross in the middle: rest before it
-    const way = share === "rest" ? (length > .4 * story.stage.size ? .33 : .5) : share;
-    const { x, y } = path.getPointAtLength(way * length);
+    const length = path.getTotalLength(); // long arrows cross in the middle, so packets rest before it
+    const position = share === "rest" ? (length > .4 * view.stage.size ? .33 : .5) : share;
+    const { x, y } = path.getPointAtLength(position * length);
     packet.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
   }
 }
 
 function drawProgress() {
-  const done = new Array(story.ranks).fill(0);
-  for (const [place, [, , finished]] of view.state) if (finished) done[parseInt(place, 10)] += 1;
+  const done = new Array(view.ranks).fill(0);
+  for (const [place, [, , finished]] of current.state) if (finished) done[parseInt(place, 10)] += 1;
   document.querySelectorAll("#ranks .rank").forEach((group, rank) => {
-    const share = story.wanted[rank] ? 100 * done[rank] / story.wanted[rank] : 100;
+    const share = view.wanted[rank] ? 100 * done[rank] / view.wanted[rank] : 100;
     group.dataset.done = done[rank];
     const ring = group.querySelector(".done");
     ring?.setAttribute("stroke-dasharray", `${share} ${100 - share}`);
@@ -233,12 +233,12 @@ function drawProgress() {
 function buildTraffic() {
   const table = $("traffic");
   table.classList.toggle("dense", dense);
-  table.style.setProperty("--row", `${Math.max(4, Math.min(26, 400 / story.ranks))}px`);
-  table.append(headRow(story.cells.map((_, rank) => `${rank}`), "from"));
+  table.style.setProperty("--row", `${Math.max(4, Math.min(26, 400 / view.ranks))}px`);
+  table.append(headRow(view.cells.map((_, rank) => `${rank}`), "from"));
   const body = element("tbody");
-  for (let src = 0; src < story.ranks; src++) {
+  for (let src = 0; src < view.ranks; src++) {
     const line = element("tr", { "data-rank": src }, rowHead(src));
-    for (let dst = 0; dst < story.ranks; dst++) {
+    for (let dst = 0; dst < view.ranks; dst++) {
       line.append(element("td", { "data-link": `${src},${dst}`, ...(src === dst ? { class: "self" } : {}) }));
     }
     body.append(line);
@@ -248,10 +248,10 @@ function buildTraffic() {
 
 function drawTraffic() {
   const carried = new Map();
-  const sent = new Array(story.ranks).fill(0);
-  for (let i = view.total ? 0 : Math.max(0, view.at - 1); i < view.at; i++) {
-    for (const [link, , chunks] of story.rounds[i].arrows) {
-      const { src, dst } = story.links[link];
+  const sent = new Array(view.ranks).fill(0);
+  for (let i = current.total ? 0 : Math.max(0, current.at - 1); i < current.at; i++) {
+    for (const [link, , chunks] of view.rounds[i].arrows) {
+      const { src, dst } = view.links[link];
       if (src === dst) continue;
       carried.set(`${src},${dst}`, (carried.get(`${src},${dst}`) ?? 0) + chunks.length);
       sent[src] += chunks.length;
@@ -262,11 +262,11 @@ function drawTraffic() {
     const count = carried.get(cell.dataset.link) ?? 0;
     cell.style.setProperty("--share", `${count ? 12 + 88 * count / most : 0}%`);
     cell.classList.toggle("strong", count > .5 * most);
-    cell.textContent = count && story.ranks <= 10 ? amount(count) : "";
+    cell.textContent = count && view.ranks <= 10 ? amount(count) : "";
     cell.dataset.amount = amount(count);
   }
   const range = sent.length ? [Math.min(...sent), Math.max(...sent)] : [0, 0];
   $("load").textContent = range[0] === range[1]
-    ? `Each rank sends ${amount(range[0])} ${view.total ? "so far" : "in this round"}.`
-    : `A rank sends ${amount(range[0])} to ${amount(range[1])} ${view.total ? "so far" : "in this round"}.`;
+    ? `Each rank sends ${amount(range[0])} ${current.total ? "so far" : "in this round"}.`
+    : `A rank sends ${amount(range[0])} to ${amount(range[1])} ${current.total ? "so far" : "in this round"}.`;
 }

@@ -1,8 +1,7 @@
-"""What every rank holds after every round: a plain replay, for drawing.
+"""Replays a schedule: the contents of every rank after every round, for drawing.
 
-It belongs beside `schedule.trace` and uses only the public side of a schedule, so it can move
-there. It judges nothing: what a wrong transfer does to the state is drawn, and `check` says why
-it is wrong.
+The replay uses only the public interface of a schedule, so it can move next to `schedule.trace`. It
+does not validate: the effect of a wrong transfer is drawn, and `check` reports the error.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Contributions to one chunk: bit r of `mask` is set when rank r's is in."""
+    """Contributions to one chunk: bit r of `mask` is set if rank r has contributed."""
 
     chunk: int
     mask: int
@@ -27,7 +26,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One chunk on its way; a transfer of several chunks is several moves."""
+    """The transfer of one chunk; a transfer of several chunks becomes several moves."""
 
     src: int
     dst: int
@@ -36,8 +35,8 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """One round: what moved, and what the places written hold from then on."""
+class ReplayedRound:
+    """One round: its moves, and the new contents of the written locations."""
 
     number: int
     moves: tuple[Move, ...]
@@ -46,21 +45,23 @@ class Played:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """What the ranks hold before the first round, and what each round with transfers changes."""
+    """The contents of the ranks before the first round, and the changes of each round with
+    transfers."""
 
     start: dict[Place, Held]
-    rounds: tuple[Played, ...]
+    rounds: tuple[ReplayedRound, ...]
 
     def after(self, count: int) -> dict[Place, Held]:
-        """Everything held after the first `count` rounds that have transfers."""
+        """Returns the contents of all ranks after the first `count` rounds that have transfers."""
         state = dict(self.start)
-        for played in self.rounds[:count]:
-            state |= played.writes
+        for replayed in self.rounds[:count]:
+            state |= replayed.writes
         return state
 
 
 def holdings(schedule: Schedule) -> Holdings:
-    """Replay a schedule. Raises `ScheduleError` when a transfer names what does not exist.
+    """Replays a schedule. Raises `ScheduleError` if a transfer names a rank or chunk that does not
+    exist.
 
     >>> from unisono.algorithms import build
     >>> state = holdings(build("all_reduce", "ring", ranks=3)).after(1)
@@ -76,15 +77,15 @@ def holdings(schedule: Schedule) -> Holdings:
     state = dict(start)
     rounds = []
     for number, transfers in schedule.rounds():
-        played = _play(schedule, number, transfers, state)
-        state |= played.writes
-        rounds.append(played)
+        replayed = _play(schedule, number, transfers, state)
+        state |= replayed.writes
+        rounds.append(replayed)
     return Holdings(start=start, rounds=tuple(rounds))
 
 
 def _play(
     schedule: Schedule, number: int, transfers: Sequence[Transfer], state: dict[Place, Held]
-) -> Played:
+) -> ReplayedRound:
     moves = []
     writes: dict[Place, Held] = {}
     for t in transfers:
@@ -98,7 +99,7 @@ def _play(
             mask = before.mask if before is not None and before.chunk == held.chunk else 0
             writes[place] = Held(chunk=held.chunk, mask=mask | held.mask)
             moves.append(Move(src=t.src, dst=t.dst, held=held, reduce=t.reduce))
-    return Played(number=number, moves=tuple(moves), writes=writes)
+    return ReplayedRound(number=number, moves=tuple(moves), writes=writes)
 
 
 def _check_range(schedule: Schedule, t: Transfer) -> None:
@@ -107,5 +108,6 @@ def _check_range(schedule: Schedule, t: Transfer) -> None:
         if not (0 <= rank < ranks and chunk >= 0 and chunk + t.count <= locations):
             raise ScheduleError(
                 f"round {t.round}: a transfer names rank {rank}, chunks {chunk} to "
-                f"{chunk + t.count - 1}; there are {ranks} ranks and {locations} chunks"
+                f"{chunk + t.count - 1}, but there are {ranks} ranks and {locations} "
+                "chunks"
             )

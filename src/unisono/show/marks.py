@@ -1,4 +1,4 @@
-"""The marks that pictures are made of, as SVG text."""
+"""SVG elements from which pictures are composed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ INK, SOFT, FAINT, PAPER = "#1a1d23", "#5b6270", "#e9ebef", "#ffffff"
 
 
 def draw_arrow(arrow: Arrow, color: str, reduce: bool, *, width: float, opacity: float) -> str:
-    """Reductions are solid with a filled head, copies dashed with an open one."""
+    """Draws an arrow: solid with a filled head for a reduction, dashed with an open head for a
+    copy."""
     x, y, angle = arrow.tip
     size = number(2.2 + 1.6 * width)
     half = number(1.2 + 0.9 * width)
@@ -60,7 +61,7 @@ def draw_text(
 
 
 def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each run of numbers that follow each other."""
+    """Returns the first and last number of each run of consecutive numbers."""
     found: list[tuple[int, int]] = []
     for value in numbers:
         if found and value == found[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""A schedule as one HTML file that plays it: no network, no library.
+"""A schedule as one HTML file that plays it, without network access or libraries.
 
-`page.html` holds the frame, `page.css` the looks, `draw.js` draws a moment, `page.js` moves in
-time. All that is known about the schedule is worked out here and put in as JSON.
+`page.html` has the structure, `page.css` the style. `draw.js` draws one moment, and `page.js` moves
+through time. This module computes all data about the schedule and inserts them as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from unisono.show.cells import color_name, color_of, label, num_colors
 from unisono.show.compact import lines
-from unisono.show.holdings import Held, Place, Played
+from unisono.show.holdings import Held, Place, ReplayedRound
 from unisono.show.palette import luminance_of, palette
 from unisono.show.picture import refuse_too_many
 from unisono.show.placement import Arrangement, Link, Stage
@@ -23,17 +23,18 @@ from unisono.show.schedule_view import RoundView, ScheduleView
 from unisono.types import Op
 
 Json: TypeAlias = Any
-"""Whatever a JSON writer takes."""
+"""Any value that a JSON writer accepts."""
 
 _STAGE = 520.0
 _SLOTS = 32
-"""Cells of more slots than this only show how many ranks have contributed."""
+"""With more slots, a cell shows only the number of contributing ranks."""
 _LINES = 300
-"""At most so many lines of text a round."""
+"""Maximum number of text lines per round."""
 
 
-def html(story: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
-    """The page that plays a schedule, as HTML text; `#round=3` in its address opens that round.
+def html(view: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
+    """Returns the page that plays a schedule, as HTML text; `#round=3` in its address opens that
+    round.
 
     Raises `UnsupportedError` for more than 128 ranks.
 
@@ -42,57 +43,57 @@ def html(story: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
     >>> html(view(build("all_reduce", "ring", ranks=4)))[:15]
     '<!doctype html>'
     """
-    refuse_too_many(story)
-    data = json.dumps(_Data(story, shape).build(), separators=(",", ":"), ensure_ascii=False)
+    refuse_too_many(view)
+    data = json.dumps(_Data(view, shape).build(), separators=(",", ":"), ensure_ascii=False)
     page = _file("page.html")
-    page = page.replace("<title>Unisono</title>", f"<title>{escape(story.title)}</title>")
+    page = page.replace("<title>Unisono</title>", f"<title>{escape(view.title)}</title>")
     page = page.replace(
-        'id="story"></script>', f'id="story">{data.replace("<", chr(92) + "u003c")}</script>'
+        'id="view"></script>', f'id="view">{data.replace("<", chr(92) + "u003c")}</script>'
     )
     page = re.sub(
         r'<link rel="stylesheet" href="([a-z.]+)">',
-        lambda found: f"<style>\n{_file(found[1])}</style>",
+        lambda match: f"<style>\n{_file(match[1])}</style>",
         page,
     )
     return re.sub(
         r'<script src="([a-z.]+)"></script>',
-        lambda found: f"<script>\n{_file(found[1])}</script>",
+        lambda match: f"<script>\n{_file(match[1])}</script>",
         page,
     )
 
 
 class _Data:
-    """What the page is told. Masks and links are numbered, as most of them come often."""
+    """The data of the page. Masks and links are numbered because most of them occur often."""
 
-    def __init__(self, story: ScheduleView, shape: Arrangement) -> None:
-        self.story = story
-        self.schedule = story.schedule
-        self.collective = story.schedule.collective
-        self.stage = Stage.of(self.collective.ranks, story.links, size=_STAGE, shape=shape)
+    def __init__(self, view: ScheduleView, shape: Arrangement) -> None:
+        self.view = view
+        self.schedule = view.schedule
+        self.collective = view.schedule.collective
+        self.stage = Stage.of(self.collective.ranks, view.links, size=_STAGE, shape=shape)
         self.masks: dict[int, int] = {}
         self.links: dict[Link, int] = {}
 
     def build(self) -> dict[str, Json]:
-        """Everything, as JSON."""
-        story, collective = self.story, self.collective
-        start = self._writes(story.holdings.start)
-        rounds = [self._round(scene) for scene in story.scenes]
+        """Returns all data as JSON."""
+        view, collective = self.view, self.collective
+        start = self._writes(view.holdings.start)
+        rounds = [self._round(round_) for round_ in view.rounds]
         colors = palette(num_colors(collective))
         return {
-            "title": story.title,
-            "summary": story.summary,
-            "source": story.source,
-            "problem": story.problem,
-            "facts": story.facts,
+            "title": view.title,
+            "summary": view.summary,
+            "source": view.source,
+            "problem": view.problem,
+            "facts": view.facts,
             "meaning": self._meaning(),
             "ranks": collective.ranks,
             "root": collective.root,
             "thin": collective.ranks > _SLOTS,
             "slots": collective.ranks if collective.op.reduces else 1,
-            "columns": story.cells.columns,
-            "cells": story.cells.rows,
+            "columns": view.cells.columns,
+            "cells": view.cells.rows,
             "wanted": [len(collective.wanted(rank)) for rank in range(collective.ranks)],
-            "allWanted": story.wanted,
+            "allWanted": view.wanted,
             "doneAtStart": sum(write[4] for write in start),
             "chunkLabels": [label(self.schedule, i) for i in range(self.schedule.num_locations)],
             "chunkColors": [color_of(collective, i) for i in range(collective.num_chunks)],
@@ -109,35 +110,35 @@ class _Data:
             "rounds": rounds,
             "links": [self._link(link) for link in self.links],
             "masks": [f"{mask:x}" for mask in self.masks],
-            "amounts": [story.scale.text(count) for count in range(self._most() + 1)],
+            "amounts": [view.scale.text(count) for count in range(self._most() + 1)],
         }
 
-    def _round(self, scene: RoundView) -> dict[str, Json]:
+    def _round(self, round_: RoundView) -> dict[str, Json]:
         return {
-            "number": scene.number,
-            "kind": scene.kind,
-            "arrows": self._arrows(scene.played),
-            "writes": self._writes(scene.played.writes),
-            "lines": lines(self.schedule, scene.transfers, limit=_LINES),
-            "done": scene.done,
+            "number": round_.number,
+            "kind": round_.kind,
+            "arrows": self._arrows(round_.replayed),
+            "writes": self._writes(round_.replayed.writes),
+            "lines": lines(self.schedule, round_.transfers, limit=_LINES),
+            "done": round_.done,
         }
 
     def _writes(self, writes: dict[Place, Held]) -> list[tuple[int, int, int, int, int]]:
-        """(rank, location, chunk, number of the mask, whether that is what must be there)."""
+        """Returns (rank, location, chunk, mask number, whether the contents are final)."""
         return [
             (
                 *place,
                 held.chunk,
                 self.masks.setdefault(held.mask, len(self.masks)),
-                int(self.story.is_done(place, held)),
+                int(self.view.is_done(place, held)),
             )
             for place, held in writes.items()
         ]
 
-    def _arrows(self, played: Played) -> list[tuple[int, int, list[int]]]:
-        """(number of the link, whether it reduces, chunks)."""
+    def _arrows(self, replayed: ReplayedRound) -> list[tuple[int, int, list[int]]]:
+        """Returns (link number, whether it reduces, chunks)."""
         carried: dict[tuple[Link, bool], list[int]] = defaultdict(list)
-        for move in played.moves:
+        for move in replayed.moves:
             carried[(move.src, move.dst), move.reduce].append(move.held.chunk)
         return [
             (self.links.setdefault(link, len(self.links)), int(reduce), chunks)
@@ -149,26 +150,27 @@ class _Data:
         return {"src": link[0], "dst": link[1], "path": arrow.path, "tip": arrow.tip}
 
     def _most(self) -> int:
-        """The largest amount that the page may have to say: what a rank or a link sends in all."""
+        """Returns the largest amount that the page may print: the total sent by a rank or over a
+        link."""
         sent = Counter[int]()
-        for (src, _), count in self.story.links.items():
+        for (src, _), count in self.view.links.items():
             sent[src] += count
         return max(sent.values(), default=0)
 
     def _meaning(self) -> str:
-        """What rows, columns and cells are."""
+        """Returns the meaning of rows, columns and cells."""
         columns = "chunks"
         if self.collective.op is Op.ALL_TO_ALL:
             columns = "the pieces that the rank must receive, by source"
         cell = "filled when the rank holds the chunk"
         if self.collective.op.reduces:
-            cell = "one slot a rank, filled when that rank has contributed"
+            cell = "one slot per rank, filled when that rank has contributed"
             if self.collective.ranks > _SLOTS:
-                cell = "the stronger the more ranks have contributed"
-        size = "" if self.story.scale.nbytes else " N is the larger buffer of a rank."
+                cell = "darker if more ranks have contributed"
+        size = "" if self.view.scale.nbytes else " N is the size of a rank's larger buffer."
         return (
-            f"Rows are ranks, columns {columns}. A cell: {cell}; framed when written in this "
-            f"round; ✓ when it is what must be there in the end.{size}"
+            f"Rows are ranks, columns {columns}. A cell is {cell}. It has a frame if it "
+            f"is written in this round, and ✓ if its contents are final.{size}"
         )
 
 

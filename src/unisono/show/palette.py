@@ -1,8 +1,8 @@
-"""Colours that are told apart on white and on black, by people with any colour vision.
+"""Colours that are distinct on white and on black, also with colour vision deficiencies.
 
-Hues go round the OKLCH wheel (Ottosson, "A perceptual color space for image processing", 2020);
-neighbours differ in lightness too, which is what remains when hues are confused. All have a
-contrast of 3:1 or more to white paper and to a black screen (WCAG 2.2, 1.4.11).
+Hues are spread over the OKLCH wheel (Ottosson, "A perceptual color space for image processing",
+2020). Neighbours also differ in lightness, which stays visible when hues are confused. All colours
+have a contrast of at least 3:1 with white paper and a black screen (WCAG 2.2, 1.4.11).
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 
 _LUMINANCES = (0.265, 0.145)
-"""Light and dark neighbours; 3:1 to white is below 0.30, to the dark background above 0.125."""
+"""Luminances of light and dark neighbours. Below 0.30 the contrast with white is 3:1, above 0.125
+the contrast with the dark background."""
 _MANY = 20
-"""From here on neighbours differ so little that the lightness only makes stripes."""
+"""From this number of colours on, neighbours are so similar that alternating lightness would only
+make stripes."""
 _CHROMA = 0.17
 _FIRST_HUE_DEG = 255.0
 
 
 def palette(count: int) -> list[str]:
-    """That many colours, as `#rrggbb`.
+    """Returns `count` colours, as `#rrggbb`.
 
     >>> palette(2)[0] != palette(2)[1]
     True
@@ -31,7 +33,7 @@ def palette(count: int) -> list[str]:
 
 
 def luminance_of(color: str) -> float:
-    """Relative luminance as WCAG defines it: 0 is black, 1 is white.
+    """Returns the relative luminance as defined by WCAG: 0 is black, 1 is white.
 
     >>> luminance_of("#ffffff")
     1.0
@@ -41,7 +43,7 @@ def luminance_of(color: str) -> float:
 
 
 def _color(hue: float, luminance: float) -> str:
-    """The most colourful one of a hue and a luminance that a screen can show."""
+    """Returns the displayable colour of a hue and a luminance with the highest chroma."""
     chroma = _CHROMA
     while True:
         low, high = 0.0, 1.0
@@ -59,7 +61,7 @@ def _color(hue: float, luminance: float) -> str:
 
 
 def _rgb(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
-    """OKLCH to linear sRGB, with the matrices of the paper."""
+    """Converts OKLCH to linear sRGB, with the matrices of the paper."""
     a, b = chroma * math.cos(hue), chroma * math.sin(hue)
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3

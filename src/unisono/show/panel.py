@@ -1,4 +1,4 @@
-"""One panel of the static picture: the arrows of a round, above what the ranks hold after it."""
+"""One panel of the static picture: the arrows of a round, above the ranks' contents after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from unisono.show.cells import color_of, num_colors
-from unisono.show.compact import cargo
+from unisono.show.compact import chunks_by_link
 from unisono.show.holdings import Held, Place
 from unisono.show.marks import (
     FAINT,
@@ -26,56 +26,56 @@ from unisono.show.schedule_view import RoundView, ScheduleView
 
 WIDTH = 216.0
 _STAGE, _TOP, _LEFT, _ROWS = 200.0, 20.0, 30.0, 208.0
-_FEW = 17
-"""Up to so many arrows are thick."""
-_CROWD = 280
-"""A round with more arrows than this is drawn as a matrix of sources and destinations."""
+_THICK_ARROWS = 17
+"""Up to this number of links, arrows are thick."""
+_MATRIX_ARROWS = 280
+"""A round with more links is drawn as a matrix of sources and destinations."""
 _SLOT = 1.5
-"""Contributions narrower than this are told by the strength of the colour instead."""
+"""Below this slot width, the opacity of a cell shows the number of contributions instead."""
 _LEVELS = 16
 
 
 class Panels:
-    """Draws the panels of a story, all in one scale."""
+    """Draws the panels of a schedule, all at one scale."""
 
-    def __init__(self, story: ScheduleView, shape: Arrangement) -> None:
-        self.story = story
-        self.collective = story.schedule.collective
+    def __init__(self, view: ScheduleView, shape: Arrangement) -> None:
+        self.view = view
+        self.collective = view.schedule.collective
         self.colors = palette(num_colors(self.collective))
-        self.stage = Stage.of(self.collective.ranks, story.links, size=_STAGE, shape=shape)
-        self.cell_width = min((WIDTH - _LEFT - 4) / max(1, len(story.cells.columns)), 90.0)
+        self.stage = Stage.of(self.collective.ranks, view.links, size=_STAGE, shape=shape)
+        self.cell_width = min((WIDTH - _LEFT - 4) / max(1, len(view.cells.columns)), 90.0)
         self.cell_height = max(1.6, min(15.0, _ROWS / self.collective.ranks))
 
     @property
     def height(self) -> float:
         """The height of a panel."""
-        rows = 24 + self.cell_height * self.collective.ranks if self.story.wanted else 0
+        rows = 24 + self.cell_height * self.collective.ranks if self.view.wanted else 0
         return _TOP + _STAGE + rows
 
     @property
     def has_slots(self) -> bool:
-        """Whether a cell shows whose contributions it has, not only how many."""
+        """Whether a cell shows which ranks contributed, not only how many."""
         ranks = self.collective.ranks
         return self.collective.op.reduces and self.cell_width / ranks >= _SLOT
 
     @property
     def has_frames(self) -> bool:
-        """Whether there is room for lines between the cells and frames around them."""
+        """Whether cells are large enough for lines between them and frames around them."""
         return min(self.cell_width, self.cell_height) >= 5
 
-    def draw(self, scene: RoundView | None, state: dict[Place, Held]) -> str:
-        """One panel: a round and the state after it, or the start."""
-        parts = [self._title(scene)]
-        links = {(t.src, t.dst) for t in scene.transfers} if scene is not None else set()
+    def draw(self, round_: RoundView | None, state: dict[Place, Held]) -> str:
+        """Draws one panel: a round and the contents after it, or the start."""
+        parts = [self._title(round_)]
+        links = {(t.src, t.dst) for t in round_.transfers} if round_ is not None else set()
         parts.append(f'<g transform="translate({number((WIDTH - _STAGE) / 2)} {number(_TOP)})">')
-        if len(links) > _CROWD:
-            parts += self._crowd(links)
+        if len(links) > _MATRIX_ARROWS:
+            parts += self._matrix(links)
         else:
-            parts += self._arrows(scene, links) if scene is not None else ()
+            parts += self._arrows(round_, links) if round_ is not None else ()
             parts += self._ranks()
         parts.append("</g>")
-        if self.story.wanted:
-            written = set(scene.played.writes) if scene is not None else set()
+        if self.view.wanted:
+            written = set(round_.replayed.writes) if round_ is not None else set()
             parts.append(f'<g transform="translate({_LEFT:g} {number(_TOP + _STAGE + 24)})">')
             parts += self._labels()
             parts += self._cells(state)
@@ -84,8 +84,8 @@ class Panels:
             parts.append("</g>")
         return "".join(parts)
 
-    def _title(self, scene: RoundView | None) -> str:
-        name, kind = ("start", "") if scene is None else (f"round {scene.number}", scene.kind)
+    def _title(self, round_: RoundView | None) -> str:
+        name, kind = ("start", "") if round_ is None else (f"round {round_.number}", round_.kind)
         return (
             f'<text x="{number(WIDTH / 2)}" y="12" font-size="13" text-anchor="middle">'
             f'<tspan font-weight="650">{name}</tspan>'
@@ -119,17 +119,17 @@ class Panels:
                 at = x + far * math.cos(out), y + far * math.sin(out) + 3
                 yield draw_text(*at, str(rank), size=8, anchor="middle", fill=SOFT)
 
-    def _arrows(self, scene: RoundView, links: set[Link]) -> Iterator[str]:
+    def _arrows(self, round_: RoundView, links: set[Link]) -> Iterator[str]:
         colors: dict[tuple[int, int, bool], set[int]] = defaultdict(set)
-        for move in scene.played.moves:
+        for move in round_.replayed.moves:
             key = move.src, move.dst, move.reduce
             colors[key].add(color_of(self.collective, move.held.chunk))
-        few = len(links) <= _FEW
+        few = len(links) <= _THICK_ARROWS
         width = (
             1.9 if few else 1.2 if not self.stage.spacious else max(0.45, 1.5 - len(links) / 200)
         )
-        labelled = few and self.collective.ranks <= 9 and len(self.story.cells.columns) > 1
-        texts = cargo(self.story.schedule, scene.transfers) if labelled else {}
+        labelled = few and self.collective.ranks <= 9 and len(self.view.cells.columns) > 1
+        texts = chunks_by_link(self.view.schedule, round_.transfers) if labelled else {}
         badges = []
         for (src, dst, reduce), found in colors.items():
             arrow = self.stage.arrow(src, dst)
@@ -139,14 +139,15 @@ class Panels:
                 badges.append(draw_badge(arrow, texts[src, dst], color))
         yield from badges
 
-    def _crowd(self, links: set[Link]) -> Iterator[str]:
-        """Sources down, destinations across; runs of used links are one bar."""
+    def _matrix(self, links: set[Link]) -> Iterator[str]:
+        """Draws a matrix: rows are sources, columns are destinations; a run of used links is one
+        bar."""
         ranks, side, start = self.collective.ranks, 168.0, 20.0
         cell = side / ranks
         middle = start + side / 2
         yield draw_text(middle, 13, "to rank", size=9, anchor="middle", fill=SOFT)
-        turn = f"translate(13 {number(middle)}) rotate(-90)"
-        yield f'<g transform="{turn}">'
+        rotation = f"translate(13 {number(middle)}) rotate(-90)"
+        yield f'<g transform="{rotation}">'
         yield draw_text(0, 0, "from rank", size=9, anchor="middle", fill=SOFT)
         yield f'</g><g transform="translate({start:g} {start:g})">'
         yield f'<rect width="{side:g}" height="{side:g}" fill="{FAINT}"/>'
@@ -161,7 +162,7 @@ class Panels:
         yield "</g>"
 
     def _labels(self) -> Iterator[str]:
-        columns = self.story.cells.columns
+        columns = self.view.cells.columns
         every = math.ceil((5 * max(map(len, columns)) + 3) / self.cell_width)
         for column in range(0, len(columns), every):
             x = (column + 0.5) * self.cell_width
@@ -172,19 +173,21 @@ class Panels:
             yield draw_text(-6, y, str(rank), size=9, anchor="end", fill=SOFT)
 
     def _cells(self, state: dict[Place, Held]) -> Iterator[str]:
-        """Column by column; cells below each other that look the same are one mark."""
-        rows, high = self.story.cells.rows, self.cell_height
-        wide = self.cell_width * len(self.story.cells.columns)
+        """Draws the cells by column; equal cells below each other become one mark."""
+        rows, high = self.view.cells.rows, self.cell_height
+        wide = self.cell_width * len(self.view.cells.columns)
         yield f'<rect width="{number(wide)}" height="{number(high * len(rows))}" fill="{FAINT}"/>'
-        for column in range(len(self.story.cells.columns)):
-            looks = [self._look(state.get((rank, row[column]))) for rank, row in enumerate(rows)]
-            for look, ranks in groupby(range(len(rows)), key=looks.__getitem__):
-                if look is not None:
+        for column in range(len(self.view.cells.columns)):
+            styles = [
+                self._cell_style(state.get((rank, row[column]))) for rank, row in enumerate(rows)
+            ]
+            for style, ranks in groupby(range(len(rows)), key=styles.__getitem__):
+                if style is not None:
                     first, *rest = ranks
-                    yield self._mark(look, column, first, len(rest) + 1)
+                    yield self._mark(style, column, first, len(rest) + 1)
 
-    def _look(self, held: Held | None) -> tuple[int, int, int] | None:
-        """What a cell looks like: its colour, the slots that are filled, how strong it is."""
+    def _cell_style(self, held: Held | None) -> tuple[int, int, int] | None:
+        """Returns the style of a cell: its colour, its filled slots, and its opacity level."""
         if held is None:
             return None
         color = color_of(self.collective, held.chunk)
@@ -194,8 +197,8 @@ class Panels:
             return color, held.mask, _LEVELS
         return color, 1, max(1, _LEVELS * held.mask.bit_count() // self.collective.ranks)
 
-    def _mark(self, look: tuple[int, int, int], column: int, rank: int, count: int) -> str:
-        color, mask, level = look
+    def _mark(self, style: tuple[int, int, int], column: int, rank: int, count: int) -> str:
+        color, mask, level = style
         slots = self.collective.ranks if self.has_slots else 1
         wide, high = self.cell_width / slots, self.cell_height * count
         path = "".join(
@@ -204,12 +207,12 @@ class Panels:
             f"h{number((first - last - 1) * wide)}z"
             for first, last in runs([r for r in range(slots) if mask >> r & 1])
         )
-        strength = "" if level == _LEVELS else f' opacity="{0.08 + 0.8 * level / _LEVELS:.2f}"'
-        return f'<path d="{path}" fill="{self.colors[color]}"{strength}/>'
+        opacity = "" if level == _LEVELS else f' opacity="{0.08 + 0.8 * level / _LEVELS:.2f}"'
+        return f'<path d="{path}" fill="{self.colors[color]}"{opacity}/>'
 
     def _lines(self) -> Iterator[str]:
-        """Lines between the cells, where there is room for them."""
-        columns, rows = len(self.story.cells.columns), len(self.story.cells.rows)
+        """Draws lines between the cells if they are large enough."""
+        columns, rows = len(self.view.cells.columns), len(self.view.cells.rows)
         if not self.has_frames:
             return
         wide, high = number(self.cell_width * columns), number(self.cell_height * rows)
@@ -218,10 +221,10 @@ class Panels:
         yield f'<path d="{path}" stroke="{PAPER}" stroke-width="1.4" fill="none"/>'
 
     def _outlines(self, written: set[Place]) -> Iterator[str]:
-        """Frames around the cells that the round wrote."""
+        """Draws frames around the cells that the round wrote."""
         if not self.has_frames:
             return
-        for rank, row in enumerate(self.story.cells.rows):
+        for rank, row in enumerate(self.view.cells.rows):
             for column, location in enumerate(row):
                 if (rank, location) in written:
                     yield (

@@ -1,4 +1,4 @@
-"""A schedule as one static SVG, for a slide or a page: a panel a round, left to right."""
+"""A schedule as one static SVG, for a slide or a page: one panel per round, left to right."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from unisono.show.schedule_view import ScheduleView
 from unisono.types import Op
 
 MAX_RANKS = 128
-"""Above this nothing could be told apart."""
+"""With more ranks the drawing would be illegible."""
 PANELS = 16
-"""At most so many panels are drawn, the start included."""
+"""Maximum number of panels, including the start."""
 
 _GAP = 26.0
-_LETTER = 0.53
-"""Width of a letter as a share of its size; a bit more than the usual fonts need."""
+_CHARACTER_WIDTH = 0.53
+"""Width of a character as a fraction of the font size; a bit more than usual fonts need."""
 FONTS = "Inter, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
-def svg(story: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
-    """The picture of a schedule, as SVG text; the middle of many rounds is left out.
+def svg(view: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
+    """Returns the picture of a schedule, as SVG text; middle rounds are omitted if there are many.
 
     Raises `UnsupportedError` for more than 128 ranks.
 
@@ -36,33 +36,35 @@ def svg(story: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
     >>> svg(view(build("all_reduce", "ring", ranks=4)))[:4]
     '<svg'
     """
-    refuse_too_many(story)
-    return _Picture(story, shape).draw()
+    refuse_too_many(view)
+    return _Picture(view, shape).draw()
 
 
-def refuse_too_many(story: ScheduleView) -> None:
-    """Raise `UnsupportedError` when there are too many ranks to draw."""
-    ranks = story.schedule.collective.ranks
+def refuse_too_many(view: ScheduleView) -> None:
+    """Raises `UnsupportedError` if there are too many ranks to draw."""
+    ranks = view.schedule.collective.ranks
     if ranks > MAX_RANKS:
-        raise UnsupportedError(f"pictures show up to {MAX_RANKS} ranks; this has {ranks}")
+        raise UnsupportedError(f"pictures have at most {MAX_RANKS} ranks, got {ranks}")
 
 
 def pick(kinds: Sequence[str], limit: int) -> list[int]:
-    """Which of many rounds to draw: the first, the last, and those where the kind changes.
+    """Returns up to `limit` rounds to draw: the first, the last, and those at a change of kind.
 
     >>> pick(["reduce"] * 6 + ["copy"] * 6, 8)
     [0, 1, 4, 5, 6, 7, 10, 11]
     """
     count = len(kinds)
-    turns = [0, count, *(i for i in range(1, count) if kinds[i] != kinds[i - 1])]
-    by_distance = sorted(range(count), key=lambda i: min(abs(i + 0.5 - turn) for turn in turns))
+    boundaries = [0, count, *(i for i in range(1, count) if kinds[i] != kinds[i - 1])]
+    by_distance = sorted(
+        range(count), key=lambda i: min(abs(i + 0.5 - boundary) for boundary in boundaries)
+    )
     return sorted(by_distance[:limit])
 
 
 class _Picture:
-    def __init__(self, story: ScheduleView, shape: Arrangement) -> None:
-        self.story = story
-        self.panels = Panels(story, shape)
+    def __init__(self, view: ScheduleView, shape: Arrangement) -> None:
+        self.view = view
+        self.panels = Panels(view, shape)
 
     def draw(self) -> str:
         panels = list(self._panels())
@@ -83,8 +85,8 @@ class _Picture:
                 f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
                 f'viewBox="0 0 {number(width)} {number(height)}" width="{number(width)}" '
                 f'height="{number(height)}" font-family="{FONTS}" fill="{INK}">',
-                f"<title>{escape(self.story.title)}</title>",
-                f"<desc>{escape(self.story.summary)}</desc>",
+                f"<title>{escape(self.view.title)}</title>",
+                f"<desc>{escape(self.view.summary)}</desc>",
                 f'<rect width="100%" height="100%" fill="{PAPER}"/>',
                 *(_at(_GAP, 38 + 21.0 * i, line) for i, line in enumerate(head)),
                 *body,
@@ -94,12 +96,12 @@ class _Picture:
         )
 
     def _panels(self) -> Iterator[str]:
-        """The start, then the rounds picked, with dots where some were left out."""
-        scenes, holdings = self.story.scenes, self.story.holdings
+        """Yields the start and the picked rounds, with dots for omitted rounds."""
+        rounds, holdings = self.view.rounds, self.view.holdings
         yield self.panels.draw(None, dict(holdings.start))
         before = -1
-        for at in pick([scene.kind for scene in scenes], PANELS - 1):
-            panel = self.panels.draw(scenes[at], holdings.after(at + 1))
+        for at in pick([round_.kind for round_ in rounds], PANELS - 1):
+            panel = self.panels.draw(rounds[at], holdings.after(at + 1))
             if skipped := at - before - 1:
                 panel += draw_text(-_GAP / 2, 124, "⋯", size=20, anchor="middle")
                 panel += draw_text(-_GAP / 2, 140, f"+{skipped}", size=9, anchor="middle")
@@ -107,18 +109,18 @@ class _Picture:
             yield panel
 
     def _head(self, width: float) -> Iterator[str]:
-        """Title, what it does, the facts, and what is wrong with it."""
-        story = self.story
-        yield draw_text(0, 0, story.title, size=22, weight=650)
-        for line in _wrap(story.summary, 13, width):
+        """Yields the title, the summary, the facts, and the problem of the schedule."""
+        view = self.view
+        yield draw_text(0, 0, view.title, size=22, weight=650)
+        for line in _wrap(view.summary, 13, width):
             yield draw_text(0, 2, line, size=13)
-        for line in _wrap(" · ".join(f"{name} {value}" for name, value in story.facts), 12, width):
+        for line in _wrap(" · ".join(f"{name} {value}" for name, value in view.facts), 12, width):
             yield draw_text(0, 2, line, size=12, fill=SOFT)
-        for line in _wrap(f"WRONG: {story.problem}" if story.problem else "", 13, width):
+        for line in _wrap(f"WRONG: {view.problem}" if view.problem else "", 13, width):
             yield draw_text(0, 2, line, size=13, fill="#b3261e", weight=650)
 
     def _legend(self, width: float) -> Iterator[str]:
-        collective, colors = self.story.schedule.collective, self.panels.colors
+        collective, colors = self.view.schedule.collective, self.panels.colors
         parts, x = [], 0.0
         kinds = ((True, "reduce"), (False, "copy"))
         for reduce, word in kinds if collective.op.reduces else kinds[1:]:
@@ -139,15 +141,15 @@ class _Picture:
             yield draw_text(0, 5, line, size=11, fill=SOFT)
 
     def _meaning(self) -> str:
-        """What rows, columns and cells are."""
-        collective = self.story.schedule.collective
+        """Returns the meaning of rows, columns and cells."""
+        collective = self.view.schedule.collective
         columns = "the pieces received, by source" if collective.op is Op.ALL_TO_ALL else "chunks"
         fill = ""
         if collective.op.reduces:
-            fill = " A cell gets stronger with the number of ranks that have contributed."
+            fill = " A cell is darker if more ranks have contributed."
             if self.panels.has_slots:
-                fill = " A cell has one slot a rank, filled when that rank has contributed."
-        size = "" if self.story.scale.nbytes else " N is the larger buffer of a rank."
+                fill = " A cell has one slot per rank, filled when that rank has contributed."
+        size = "" if self.view.scale.nbytes else " N is the size of a rank's larger buffer."
         frames = "; outlined: written in this round" if self.panels.has_frames else ""
         return f"Rows are ranks, columns {columns}{frames}.{fill}{size}"
 
@@ -157,11 +159,11 @@ def _at(x: float, y: float, drawing: str) -> str:
 
 
 def _wrap(text: str, size: float, width: float) -> list[str]:
-    return textwrap.wrap(text, int((width - 2 * _GAP) / (size * _LETTER)))
+    return textwrap.wrap(text, int((width - 2 * _GAP) / (size * _CHARACTER_WIDTH)))
 
 
 def _columns(panels: int, wide: float, high: float) -> int:
-    """How many panels side by side come nearest to the shape of a slide, 16:9."""
+    """Returns the number of panels per row that comes closest to the shape of a slide, 16:9."""
 
     def misfit(across: int) -> float:
         down = math.ceil(panels / across)

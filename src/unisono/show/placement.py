@@ -1,4 +1,4 @@
-"""Where the ranks stand, and the arrows between them."""
+"""Positions of the ranks, and the arrows between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Link = tuple[int, int]
 
 
 class Arrangement(StrEnum):
-    """How the ranks are placed; `auto` is a grid where the links are those of one, or a circle."""
+    """How to place the ranks. `auto` is a grid if the links form one, else a circle."""
 
     AUTO = "auto"
     CIRCLE = "circle"
@@ -23,7 +23,8 @@ class Arrangement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrow:
-    """A curve between two ranks: an SVG path, its tip (x, y, degrees), where its label goes."""
+    """A curve between two ranks: an SVG path, its tip (x, y, degrees), and the position of its
+    label."""
 
     path: str
     tip: tuple[float, float, float]
@@ -32,10 +33,10 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Ranks as discs of one radius on a square of `size`.
+    """Ranks as discs of equal radius on a square of `size`.
 
-    Arrows bend to the left, by a share of their length; those that are not between neighbours
-    are pulled to the middle, past the discs between.
+    Arrows bend to the left by a fraction of their length. Arrows between ranks that are not
+    neighbours also bend towards the middle, around the discs between them.
     """
 
     size: float
@@ -53,7 +54,7 @@ class Stage:
         size: float,
         shape: Arrangement = Arrangement.AUTO,
     ) -> Stage:
-        """Place the ranks of a schedule that uses these links."""
+        """Places the ranks of a schedule that uses these links."""
         columns = 0
         if shape in (Arrangement.AUTO, Arrangement.GRID):
             columns = _grid_columns(ranks, set(links))
@@ -65,11 +66,12 @@ class Stage:
 
     @property
     def spacious(self) -> bool:
-        """Whether there is room for a number in each disc."""
+        """Whether a disc has room for its number."""
         return self.radius >= 0.03 * self.size
 
     def arrow(self, src: int, dst: int) -> Arrow:
-        """The arrow of a link; it keeps left, so that the way back is another curve."""
+        """Returns the arrow of a link. It bends left, so the opposite direction is a different
+        curve."""
         if src == dst:
             return self._loop(src)
         (x1, y1), (x2, y2) = self.points[src], self.points[dst]
@@ -94,13 +96,13 @@ class Stage:
         )
 
     def _loop(self, rank: int) -> Arrow:
-        """A local move: out of the disc and back, away from the middle."""
+        """Returns the arrow of a local move: out of the disc and back, on the outer side."""
         x, y = self.points[rank]
         out = math.atan2(y - self.size / 2, x - self.size / 2)
         near, far = self.radius + 2, self.radius * 1.6 + 10
         (sx, sy), (ax, ay), (bx, by), (ex, ey) = (
-            (x + d * math.cos(out + turn), y + d * math.sin(out + turn))
-            for d, turn in ((near, -0.5), (far, -0.7), (far, 0.7), (near, 0.5))
+            (x + d * math.cos(out + offset), y + d * math.sin(out + offset))
+            for d, offset in ((near, -0.5), (far, -0.7), (far, 0.7), (near, 0.5))
         )
         curve = " ".join(number(v) for v in (ax, ay, bx, by, ex, ey))
         angle = math.degrees(math.atan2(ey - by, ex - bx))
@@ -112,7 +114,7 @@ class Stage:
 
 
 def number(value: float) -> str:
-    """A coordinate, short.
+    """Returns a coordinate as short text.
 
     >>> number(3.04), number(-0.01)
     ('3', '0')
@@ -121,7 +123,7 @@ def number(value: float) -> str:
 
 
 def _circle(ranks: int, size: float) -> Stage:
-    """Rank 0 at the top, then clockwise; two ranks side by side."""
+    """Places rank 0 at the top and the others clockwise; two ranks are side by side."""
     first = math.pi if ranks == 2 else -math.pi / 2
     far = 0.4 * size if ranks > 1 else 0.0
     points = tuple(
@@ -157,7 +159,7 @@ def _towards(start: Point, goal: Point, distance: float) -> Point:
 
 
 def _grid_columns(ranks: int, links: set[Link]) -> int:
-    """Columns of the grid or torus that has all these links, or 0 if there is none.
+    """Returns the columns of the grid or torus that has all these links, or 0 if none does.
 
     >>> rows = {(rank, rank // 4 * 4 + (rank + 1) % 4) for rank in range(16)}
     >>> columns = {(rank, (rank + 4) % 16) for rank in range(16)}

@@ -1,4 +1,4 @@
-"""Amounts as people read them: shares of N, or bytes when the size of a message is given."""
+"""Human-readable amounts: fractions of N, or bytes if the size of a message is given."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """N, the bytes of a rank's larger buffer, is cut in `chunks` chunks."""
+    """The unit of amounts: N, the size of a rank's larger buffer, has `chunks` chunks."""
 
     chunks: int
     nbytes: int | None = None
 
     @classmethod
     def of(cls, collective: Collective, nbytes: int | None = None) -> Scale:
-        """The scale of a collective on a message of `nbytes`, if that is known."""
+        """Returns the scale of a collective, with the size `nbytes` of its message if known."""
         pieces = max(
             max(collective.input_pieces(rank), collective.output_pieces(rank))
             for rank in range(collective.ranks)
@@ -28,7 +28,7 @@ class Scale:
         return cls(chunks=max(1, pieces * collective.parts), nbytes=nbytes)
 
     def text(self, count: int) -> str:
-        """So many chunks, as an amount.
+        """Returns an amount of `count` chunks as text.
 
         >>> [Scale(chunks=8).text(count) for count in (0, 1, 6, 8, 14)]
         ['0', 'N/8', '3/4 N', 'N', '1.75 N']
@@ -48,7 +48,8 @@ class Scale:
         return f"N/{share.denominator}" if top == 1 else f"{top}/{share.denominator} N"
 
     def span(self, counts: Iterable[int]) -> str:
-        """The amounts of several ranks or links: one if they agree, else from least to most."""
+        """Returns the amounts of several ranks or links: one amount if all are equal, else a
+        range."""
         counts = tuple(counts)
         least, most = min(counts, default=0), max(counts, default=0)
         return self.text(most) if least == most else f"{self.text(least)} to {self.text(most)}"

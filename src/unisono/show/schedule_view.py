@@ -1,4 +1,4 @@
-"""Everything that table, picture and page tell about a schedule, worked out once."""
+"""Computes all data of a schedule that table, picture and page draw."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from unisono.algorithms import build, describe, find
 from unisono.errors import ScheduleError, UnisonoError
 from unisono.schedule import Schedule, Transfer, check
 from unisono.show.cells import Cells
-from unisono.show.holdings import Held, Holdings, Place, Played, holdings
+from unisono.show.holdings import Held, Holdings, Place, ReplayedRound, holdings
 from unisono.show.placement import Link
 from unisono.show.scale import Scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundView:
-    """One round with transfers: what the schedule says, what it did, how much is done after it.
+    """One round with transfers: its transfers, their effect, and the chunks finished after it.
 
-    `sent` and `links` count chunks that left a rank, by rank and by link; local moves are none.
+    `sent` and `links` count chunks that leave a rank, by rank and by link; local moves do not
+    count.
     """
 
     number: int
     transfers: Sequence[Transfer]
-    played: Played
+    replayed: ReplayedRound
     sent: Counter[int]
     links: Counter[Link]
     done: int
@@ -43,13 +44,13 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
-    """A schedule, told. `problem` says what is wrong with it, if something is."""
+    """The data of a schedule for drawing. `problem` describes the error of an invalid schedule."""
 
     schedule: Schedule
     scale: Scale
     cells: Cells
     holdings: Holdings
-    scenes: tuple[RoundView, ...]
+    rounds: tuple[RoundView, ...]
     wanted: int
     summary: str
     source: str
@@ -57,7 +58,7 @@ class ScheduleView:
 
     @property
     def title(self) -> str:
-        """Operation, algorithm, ranks, and root if there is one."""
+        """Operation, algorithm, ranks, and root if the operation has one."""
         collective = self.schedule.collective
         ranks = f"{collective.ranks} rank{'s' if collective.ranks != 1 else ''}"
         root = "" if collective.root is None else f", root {collective.root}"
@@ -65,8 +66,8 @@ class ScheduleView:
 
     @property
     def links(self) -> Counter[Link]:
-        """Chunks that each link carries in all."""
-        return sum((scene.links for scene in self.scenes), Counter())
+        """Total number of chunks that each link carries."""
+        return sum((round_.links for round_ in self.rounds), Counter())
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -78,7 +79,7 @@ class ScheduleView:
             sent[src] += count
             received[dst] += count
         return [
-            ("rounds", str(len(self.scenes))),
+            ("rounds", str(len(self.rounds))),
             ("chunk", self.scale.text(1)),
             ("a rank sends", self.scale.span(sent[rank] for rank in ranks)),
             ("a rank receives", self.scale.span(received[rank] for rank in ranks)),
@@ -87,45 +88,46 @@ class ScheduleView:
         ]
 
     def is_done(self, place: Place, held: Held | None) -> bool:
-        """Whether the place holds a finished chunk that its rank must have in the end."""
+        """Returns whether the location holds a finished chunk that its rank must have at the
+        end."""
         return held is not None and _is_done(self.schedule, place, held)
 
 
 def view(schedule: Schedule, *, nbytes: int | None = None) -> ScheduleView:
-    """Work out the story of a schedule; with `nbytes`, the bytes of a rank's larger buffer.
+    """Computes the view of a schedule. `nbytes` is the size of a rank's larger buffer.
 
-    A wrong schedule is told too, with its problem. Raises `ScheduleError` only when it names
-    ranks or chunks that do not exist.
+    An invalid schedule also gets a view, with its problem. Raises `ScheduleError` only if the
+    schedule names ranks or chunks that do not exist, or if its transfers are not ordered by round.
 
-    >>> story = view(build("all_reduce", "ring", ranks=4))
-    >>> story.title, len(story.scenes), dict(story.facts)["a rank sends"]
+    >>> ring = view(build("all_reduce", "ring", ranks=4))
+    >>> ring.title, len(ring.rounds), dict(ring.facts)["a rank sends"]
     ('all_reduce by ring, 4 ranks', 6, '1.5 N')
     """
     collective = schedule.collective
     schedule = _in_order(schedule)
-    ours = _is_ours(schedule)
-    about = describe(find(collective.op, schedule.algorithm)) if ours else None
-    played = holdings(schedule)
+    builtin = _is_builtin(schedule)
+    about = describe(find(collective.op, schedule.algorithm)) if builtin else None
+    replayed = holdings(schedule)
     return ScheduleView(
         schedule=schedule,
         scale=Scale.of(collective, nbytes),
         cells=Cells.of(schedule),
-        holdings=played,
-        scenes=_scenes(schedule, played),
+        holdings=replayed,
+        rounds=_rounds(schedule, replayed),
         wanted=sum(len(collective.wanted(rank)) for rank in range(collective.ranks)),
         summary=about.summary if about else "",
         source=about.source if about else "",
-        problem=None if ours else _problem(schedule),
+        problem=None if builtin else _problem(schedule),
     )
 
 
-def _scenes(schedule: Schedule, played: Holdings) -> tuple[RoundView, ...]:
-    done = {place for place, held in played.start.items() if _is_done(schedule, place, held)}
-    scenes = []
+def _rounds(schedule: Schedule, replayed: Holdings) -> tuple[RoundView, ...]:
+    done = {place for place, held in replayed.start.items() if _is_done(schedule, place, held)}
+    rounds = []
     columns = schedule.columns
     carried = columns.src, columns.dst, columns.count
-    told = zip(schedule.rounds(), columns.rounds(), played.rounds, strict=True)
-    for (number, transfers), (_, rows), moved in told:
+    replays = zip(schedule.rounds(), columns.rounds(), replayed.rounds, strict=True)
+    for (number, transfers), (_, rows), moved in replays:
         for place, held in moved.writes.items():
             if _is_done(schedule, place, held):
                 done.add(place)
@@ -136,17 +138,17 @@ def _scenes(schedule: Schedule, played: Holdings) -> tuple[RoundView, ...]:
             if src != dst:
                 sent[src] += count
                 links[src, dst] += count
-        scenes.append(
+        rounds.append(
             RoundView(
                 number=number,
                 transfers=transfers,
-                played=moved,
+                replayed=moved,
                 sent=sent,
                 links=links,
                 done=len(done),
             )
         )
-    return tuple(scenes)
+    return tuple(rounds)
 
 
 def _is_done(schedule: Schedule, place: Place, held: Held) -> bool:
@@ -160,20 +162,21 @@ def _is_done(schedule: Schedule, place: Place, held: Held) -> bool:
 
 
 def _in_order(schedule: Schedule) -> Schedule:
-    """The schedule, whose transfers must be ordered by round."""
+    """Returns the schedule after checking that its transfers are ordered by round."""
     if (np.diff(schedule.columns.round) < 0).any():
-        raise ScheduleError("the transfers are not ordered by round")
+        raise ScheduleError("the transfers must be ordered by round")
     return schedule
 
 
-def _is_ours(schedule: Schedule) -> bool:
-    """Whether this is what the algorithm of that name returns; those are proved by the tests."""
+def _is_builtin(schedule: Schedule) -> bool:
+    """Returns whether the schedule equals the built-in one of its name; tests prove the built-in
+    ones."""
     collective, name = schedule.collective, schedule.algorithm
     try:
-        ours = build(collective.op, name, ranks=collective.ranks, root=collective.root or 0)
+        builtin = build(collective.op, name, ranks=collective.ranks, root=collective.root or 0)
     except UnisonoError:
         return False
-    return ours == schedule
+    return builtin == schedule
 
 
 def _problem(schedule: Schedule) -> str | None:

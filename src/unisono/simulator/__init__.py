@@ -1,4 +1,4 @@
-"""A simulator of networks that runs the very schedules: what will it take, and what limits it?
+"""A network simulator that runs the library's own schedules and reports times and bottlenecks.
 
 >>> import unisono
 >>> from unisono import algorithms, topology

@@ -1,4 +1,4 @@
-"""What no algorithm can beat on a network: bytes that must leave, arrive, or cross the middle."""
+"""Lower bounds of a collective's time on a network, from the bytes that must cross its links."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import numpy as np
 from unisono.topology import Floats, Ints, Topology, middle
 from unisono.types import Op
 
-# What each operation cannot do without, in N, of n ranks: sent by all ranks together, sent and
-# received by the rank that has the most to do, across the middle one way.
-# Every element of a reduction is sent n-1 times on the way to its sum, wherever that is made.
+# Needs of an operation on n ranks, as parts of N: bytes that all ranks send together, bytes that
+# the busiest rank sends, bytes that it receives, bytes that cross the bisection one way. Each
+# element of a reduction is sent n-1 times, wherever the sum is computed.
 
 
 def bound_s(op: Op | str, topology: Topology, nbytes: float, *, in_network: bool = False) -> float:
-    """Seconds below which no schedule of all ranks of the network can be, by its bandwidths alone.
+    """Returns a lower bound in seconds for any schedule on all ranks; only bandwidths count.
 
-    The most of: the bytes that all ranks must send over what all their links take; what one rank
-    must send, or receive, over its links; what must cross the middle over the bisection. With
-    `in_network`, switches may add and copy, so only the last three hold.
+    The bound is the maximum of three times. The first is the bytes that all ranks must send, over
+    the bandwidth of all their links. The second is the bytes that one rank must send or receive,
+    over the bandwidth of its links. The third is the bytes that must cross the bisection, over its
+    bandwidth. With `in_network`, switches may reduce and copy, so the first time does not count.
 
     >>> from unisono import topology
     >>> bound_s("all_reduce", topology.ring(4), 100e6)
@@ -42,13 +43,14 @@ def bound_s(op: Op | str, topology: Topology, nbytes: float, *, in_network: bool
 
 
 def _rates(topology: Topology, ends: Ints) -> Floats:
-    """What the links at each rank take together."""
+    """Returns the total bandwidth of the links at each rank."""
     n, rate = topology.num_ranks, topology.links.bandwidth_Bps
     return np.bincount(ends, rate, minlength=topology.num_nodes)[:n].astype(np.float64)
 
 
 def _needs(op: Op, n: int, low: int) -> tuple[float, float, float, float]:
-    """`low` of the ranks are on the side from which the middle is crossed."""
+    """Returns an operation's needs; `low` ranks are on the side from which data cross the
+    bisection."""
     others, fewer = (n - 1) / n, min(low, n - low) / n
     return {
         Op.ALL_REDUCE: (2.0 * (n - 1), 1.0, 1.0, 1.0),

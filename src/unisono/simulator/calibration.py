@@ -1,4 +1,5 @@
-"""From measurements to link models, how well those foretell what they were not fitted to, files."""
+"""Fits link models to measurements, estimates their prediction errors, and reads and writes
+them."""
 
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ from unisono.topology import Floats
 
 FORMAT = "unisono link models"
 _VERSION = 1
-_USUAL = {"nccl": ("ring", "direct"), "": ("direct", "ring")}
-"""What a contestant is taken to run: the first that there is."""
+_DEFAULT_ALGORITHMS = {"nccl": ("ring", "direct"), "": ("direct", "ring")}
+"""Algorithms that a contestant is assumed to run: the first one that the operation has."""
 
 
 def calibrate(
     samples: Sequence[Sample], *, algorithm: str | None = None, source: str = ""
 ) -> list[LinkModel]:
-    """A model for each operation and number of ranks that was measured.
+    """Fits a model for each measured operation and number of ranks.
 
-    `algorithm` is what ran: by default what the samples say most often; where they do not, a ring
-    where NCCL did, else `direct`. Of a rank's bytes it says how many each message has. Raises
-    `ValueError` for what cannot be fitted, and `UnsupportedError` for algorithms that the operation
-    does not have.
+    `algorithm` names the algorithm that was measured; it determines the size of each message. By
+    default it is the algorithm of most samples. Samples without an algorithm are taken to be `ring`
+    for NCCL, else `direct`. Raises `ValueError` if the samples cannot be fitted, and
+    `UnsupportedError` if the operation does not have the algorithm.
 
     >>> times = [Sample(op="all_reduce", ranks=4, nbytes=n, seconds=6e-6 + 1.5e-9 * n)
     ...     for n in (1e3, 1e4, 1e5, 1e6)]
@@ -41,16 +42,16 @@ def calibrate(
     (1.0, 1.0)
     """
     return [
-        _model(alike, algorithm, source)
-        for _, some in groupby(sorted(samples, key=_kind), key=_kind)
-        for alike in [_alike(list(some), algorithm)]
+        _model(chosen, algorithm, source)
+        for _, group in groupby(sorted(samples, key=_kind), key=_kind)
+        for chosen in [_of_algorithm(list(group), algorithm)]
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdout:
-    """Errors at every other size, of a model fitted to the rest; relative to what was measured, of
-    several times of one size to their median."""
+    """Relative errors at every other size, of a model that was fitted to the remaining sizes. The
+    reference is the median of all times measured at a size."""
 
     mean: float
     median: float
@@ -61,10 +62,13 @@ class Holdout:
 def holdout(
     samples: Sequence[Sample], *, algorithm: str | None = None, half: Literal[0, 1] = 0
 ) -> Holdout | None:
-    """How well every other size foretells the rest, of one operation on one number of ranks: those
-    from the least size on (`half` 0) or from the next (1), which then has to foretell the least.
-    None where there are too few sizes, or times do not grow."""
-    samples = _alike(samples, algorithm)
+    """Fits every other size of one operation and rank count, and predicts the remaining sizes.
+
+    `half` 0 fits the sizes at even places, from the smallest on. `half` 1 fits those at odd places,
+    so that the model must extrapolate to the smallest size. Returns None if there are fewer than 4
+    sizes or the times do not grow with the size.
+    """
+    samples = _of_algorithm(samples, algorithm)
     sizes = sorted({sample.nbytes for sample in samples})
     if len(sizes) < 4:
         return None
@@ -86,8 +90,8 @@ def holdout(
 
 
 def worse_holdout(samples: Sequence[Sample], *, algorithm: str | None = None) -> Holdout | None:
-    """`holdout` of the half that foretells the other worse: which half is fitted is a choice that
-    nobody should make by its outcome.
+    """Returns the `holdout` with the larger mean error of the two halves. The caller cannot choose
+    the half that gives the better result.
 
     >>> times = [
     ...     Sample(op="all_reduce", ranks=4, nbytes=n, seconds=6e-6 + 1.5e-9 * n)
@@ -98,12 +102,12 @@ def worse_holdout(samples: Sequence[Sample], *, algorithm: str | None = None) ->
     True
     """
     halves = (holdout(samples, algorithm=algorithm), holdout(samples, algorithm=algorithm, half=1))
-    there = [held for held in halves if held is not None]
-    return max(there, key=lambda held: held.mean, default=None)
+    available = [held for held in halves if held is not None]
+    return max(available, key=lambda held: held.mean, default=None)
 
 
 def of_contestant(samples: Sequence[Sample], contestant: str | None) -> list[Sample]:
-    """The samples of one contestant: by default of the first. Raises `ValueError`.
+    """Returns the samples of one contestant, by default of the first. Raises `ValueError`.
 
     >>> times = [
     ...     Sample(op="broadcast", ranks=2, nbytes=8, seconds=1e-6, contestant=name)
@@ -112,10 +116,12 @@ def of_contestant(samples: Sequence[Sample], contestant: str | None) -> list[Sam
     >>> [sample.contestant for sample in of_contestant(times, None)]
     ['gloo']
     """
-    there = list(dict.fromkeys(sample.contestant for sample in samples))
-    name = contestant or next(iter(there), "")
-    if name not in there:
-        raise ValueError(f"{name} was not measured; there are {', '.join(there) or 'no times'}")
+    available = list(dict.fromkeys(sample.contestant for sample in samples))
+    name = contestant or next(iter(available), "")
+    if name not in available:
+        raise ValueError(
+            f"contestant {name!r} was not measured; measured: {', '.join(available) or 'none'}"
+        )
     return [sample for sample in samples if sample.contestant == name]
 
 
@@ -123,20 +129,21 @@ def _kind(sample: Sample) -> tuple[str, int]:
     return sample.op, sample.ranks
 
 
-def _alike(samples: Sequence[Sample], algorithm: str | None) -> Sequence[Sample]:
-    """Where samples say what ran: those of one algorithm, by default of the one with most."""
+def _of_algorithm(samples: Sequence[Sample], algorithm: str | None) -> Sequence[Sample]:
+    """Returns the samples of one algorithm, by default the most frequent one. Returns all samples
+    if none names an algorithm."""
     counts = Counter(sample.algorithm for sample in samples if sample.algorithm)
     if not counts:
         return samples
     name = algorithm or counts.most_common(1)[0][0]
     if name not in counts:
-        raise ValueError(f"{name} was not measured; there are {', '.join(counts)}")
+        raise ValueError(f"algorithm {name!r} was not measured; measured: {', '.join(counts)}")
     return [sample for sample in samples if sample.algorithm == name]
 
 
 def _model(samples: Sequence[Sample], algorithm: str | None, source: str) -> LinkModel:
     op, ranks = _kind(samples[0])
-    name = algorithm or samples[0].algorithm or _usual(op, samples[0].contestant)
+    name = algorithm or samples[0].algorithm or _default_algorithm(op, samples[0].contestant)
     rounds, share = message(op, name, ranks)
     sizes, seconds, noise = (
         np.array([getattr(sample, field) for sample in samples], np.float64)
@@ -157,10 +164,10 @@ def _model(samples: Sequence[Sample], algorithm: str | None, source: str) -> Lin
     )
 
 
-def _usual(op: str, contestant: str) -> str:
-    there = names(op)
-    wanted = _USUAL.get(contestant, _USUAL[""])
-    return next((name for name in wanted if name in there), there[0])
+def _default_algorithm(op: str, contestant: str) -> str:
+    available = names(op)
+    wanted = _DEFAULT_ALGORITHMS.get(contestant, _DEFAULT_ALGORITHMS[""])
+    return next((name for name in wanted if name in available), available[0])
 
 
 def _error(regimes: tuple[Regime, ...], sizes: Floats, seconds: Floats) -> float:
@@ -172,7 +179,7 @@ def _error(regimes: tuple[Regime, ...], sizes: Floats, seconds: Floats) -> float
 
 
 def to_json(models: Iterable[LinkModel]) -> str:
-    """Models as a file that `from_json` reads.
+    """Returns models as the text of a file that `from_json` reads.
 
     >>> from_json(to_json([]))
     []
@@ -182,16 +189,16 @@ def to_json(models: Iterable[LinkModel]) -> str:
 
 
 def from_json(text: str) -> list[LinkModel]:
-    """What `to_json` wrote. Raises `ValueError` for anything else."""
+    """Reads models that `to_json` wrote. Raises `ValueError` for any other text."""
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"not a file of {FORMAT}")
+        raise ValueError(f"expected a file of {FORMAT}")
     if document.get("version") != _VERSION:
-        raise ValueError(f"version {document.get('version')} of {FORMAT}, not {_VERSION}")
+        raise ValueError(f"expected version {_VERSION} of {FORMAT}, got {document.get('version')}")
     try:
         return [_from_dict(found) for found in document["models"]]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"not a file of {FORMAT}: {error}") from error
+        raise ValueError(f"expected a file of {FORMAT}: {error}") from error
 
 
 def _from_dict(found: dict[str, Any]) -> LinkModel:
@@ -199,7 +206,7 @@ def _from_dict(found: dict[str, Any]) -> LinkModel:
 
 
 def models_of(text: str, *, source: str = "") -> list[LinkModel]:
-    """The models of a text: one that `to_json` wrote, or measurements, which are then fitted.
+    """Returns the models in a text: models that `to_json` wrote, or models fitted to measurements.
 
     >>> models_of(to_json([]))
     []

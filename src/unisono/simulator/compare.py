@@ -1,4 +1,4 @@
-"""Algorithms of an operation side by side on a network."""
+"""Compares the algorithms of an operation on a network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.simulator.conditions import Conditions
 from unisono.simulator.job import Job
-from unisono.simulator.limits import Limits, quick_first
+from unisono.simulator.limits import Limits, fastest_first
 from unisono.simulator.result import Result, Steps
 from unisono.simulator.simulation import Progress, simulate
 from unisono.topology import Lattice, Topology
@@ -20,8 +20,9 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedAlgorithm:
-    """An algorithm and what came of it: a result, or why there is none. `too_large` if it would
-    fit, but was not waited for. `messages` are those from one rank to another."""
+    """An algorithm with its simulated result, or with the reason for having none. `too_large` means
+    that the algorithm fits but exceeds the limits. `messages` counts messages between different
+    ranks."""
 
     algorithm: str
     schedule: Schedule | None = None
@@ -32,12 +33,12 @@ class ComparedAlgorithm:
 
     @property
     def time_s(self) -> float:
-        """Of the operation; infinite without a result."""
+        """Time of the operation; infinite without a result."""
         return float("inf") if self.result is None else self.result.time_s
 
 
-class _LateError(Exception):
-    """A simulation has reached its deadline."""
+class _DeadlineError(Exception):
+    """Raised when a simulation exceeds its deadline."""
 
 
 def compare(
@@ -52,13 +53,14 @@ def compare(
     limits: Limits | None = None,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> list[ComparedAlgorithm]:
-    """Algorithms on all ranks of a network, the fastest first; then those that do not fit.
+    """Simulates algorithms on all ranks of a network: the fastest first, those that do not fit
+    last.
 
-    `names` are written as for `algorithms.build`; None: all there are, on a torus also those for
-    all its ports. `levels` are sizes of groups, innermost first, for algorithms that take them; by
-    default the axes of a torus or grid. `placement`: which of the ranks take part, in their order.
-    With `limits` no algorithm is waited for beyond them, and only the fastest keeps its schedule
-    and steps, which can take gigabytes.
+    `names` are written as for `algorithms.build`. None means all algorithms, on a torus also the
+    variant for all ports. `levels` are group sizes, innermost first, for hierarchical algorithms;
+    the default is the axes of a torus or grid. `placement` lists the participating ranks in their
+    order. `limits` bound the time and size of each simulation. With `limits`, only the fastest
+    algorithm keeps its schedule and steps, because these can take gigabytes.
 
     >>> from unisono import topology
     >>> found = compare("all_reduce", topology.torus([4, 4]), 1e6, names=["ring", "bucket"])
@@ -75,7 +77,7 @@ def compare(
         found = [simulated(name) for name in chosen]
     else:
         ranks = topology.num_ranks if place is None else len(place)
-        found = _within(limits, quick_first(op, chosen, ranks), simulated)
+        found = _within(limits, fastest_first(op, chosen, ranks), simulated)
     return sorted(found, key=lambda one: (one.time_s, chosen.index(one.algorithm)))
 
 
@@ -84,31 +86,35 @@ def _within(
     transfers: Mapping[str, int],
     simulated: Callable[[str, float], ComparedAlgorithm],
 ) -> list[ComparedAlgorithm]:
-    """An entry for each name, of which so many transfers are expected."""
+    """Returns an entry for each name; `transfers` has the expected number of transfers by name."""
     ends_s = monotonic() + limits.budget_s
     found: list[ComparedAlgorithm] = []
     for name, expected in transfers.items():
         if reason := _too_large(expected, limits, ends_s):
             found.append(ComparedAlgorithm(algorithm=name, reason=reason, too_large=True))
         else:
-            found = _only_fastest_whole([*found, simulated(name, limits.each_s)])
+            found = _keep_only_fastest_steps([*found, simulated(name, limits.each_s)])
     return found
 
 
 def _too_large(transfers: int, limits: Limits, ends_s: float) -> str:
-    """Why an algorithm is not begun; empty if it is."""
+    """Returns the reason for skipping an algorithm, or an empty string."""
     if monotonic() >= ends_s:
-        return f"not tried: the {limits.budget_s:g} s for all were over"
-    return f"too large: about {transfers:,} transfers" if transfers > limits.transfers else ""
+        return f"skipped: the budget of {limits.budget_s:g} s for all algorithms was spent"
+    return (
+        (f"skipped: about {transfers:,} transfers, more than {limits.transfers:,}")
+        if transfers > limits.transfers
+        else ""
+    )
 
 
-def _only_fastest_whole(entries: list[ComparedAlgorithm]) -> list[ComparedAlgorithm]:
+def _keep_only_fastest_steps(entries: list[ComparedAlgorithm]) -> list[ComparedAlgorithm]:
     fastest = min(entries, key=lambda one: one.time_s)
-    return [one if one is fastest else _in_short(one) for one in entries]
+    return [one if one is fastest else _without_steps(one) for one in entries]
 
 
-def _in_short(one: ComparedAlgorithm) -> ComparedAlgorithm:
-    """Without its schedule and steps."""
+def _without_steps(one: ComparedAlgorithm) -> ComparedAlgorithm:
+    """Returns an entry without its schedule and steps."""
     if one.result is None or one.schedule is None:
         return one
     steps = one.result.steps
@@ -117,7 +123,7 @@ def _in_short(one: ComparedAlgorithm) -> ComparedAlgorithm:
 
 
 def every(op: Op | str, topology: Topology) -> list[str]:
-    """The algorithms of an operation that a network calls for."""
+    """Returns the algorithms of an operation that suit a network."""
     return [*algorithms.names(op), *_for_ports(op, topology)]
 
 
@@ -134,11 +140,12 @@ def build(
     levels: tuple[int, ...] | None = None,
     ranks: int | None = None,
 ) -> Schedule:
-    """The schedule of an algorithm for all or some ranks of a network, with its axes as dims."""
+    """Builds an algorithm's schedule for all or some ranks of a network; its axes become the
+    levels."""
     routing = topology.routing
     whole = ranks is None or ranks == topology.num_ranks
     if levels is None and whole and isinstance(routing, Lattice) and len(routing.sizes) > 1:
-        # A lattice counts its last axis the fastest, a grid of ranks its first.
+        # The last axis of a lattice varies fastest, but `levels` begin with the innermost group.
         levels = tuple(reversed(routing.sizes))
     return algorithms.build(op, name, ranks=ranks or topology.num_ranks, levels=levels)
 
@@ -154,7 +161,8 @@ def entry(
     progress: Callable[[str, Progress], None] | None = None,
     limit_s: float | None = None,
 ) -> ComparedAlgorithm:
-    """One algorithm, given up if it is still being simulated so long after it has been built."""
+    """Simulates one algorithm; aborts the simulation `limit_s` seconds after the schedule was
+    built."""
     if progress is not None:
         progress(name, Progress(done=0, total=1, now_s=0.0))
     try:
@@ -164,18 +172,18 @@ def entry(
         return ComparedAlgorithm(algorithm=name, reason=str(error))
     ends_s = float("inf") if limit_s is None else monotonic() + limit_s
 
-    def told(at: Progress) -> None:
+    def report(at: Progress) -> None:
         if progress is not None:
             progress(name, at)
         if monotonic() >= ends_s and at.done < at.total:
-            raise _LateError
+            raise _DeadlineError
 
     job = Job(schedule=schedule, nbytes=nbytes, ranks=placement)
     try:
-        result = simulate([job], topology, conditions=conditions, progress=told)
-    except _LateError:
+        result = simulate([job], topology, conditions=conditions, progress=report)
+    except _DeadlineError:
         return ComparedAlgorithm(
-            algorithm=name, reason=f"not done after {limit_s:.3g} s", too_large=True
+            algorithm=name, reason=f"aborted after {limit_s:.3g} s", too_large=True
         )
     messages = len(result.steps.messages())
     return ComparedAlgorithm(algorithm=name, schedule=schedule, result=result, messages=messages)

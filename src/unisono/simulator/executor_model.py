@@ -1,10 +1,10 @@
-"""A schedule as the executor runs it between hosts: plans, block by block, record by record.
+"""Model of the executor between hosts: each rank runs its plan block by block, record by record.
 
-A rank runs its records in order and stops at each wait, so its later sends wait too. Each reader
-of a post gets one message. The messages between two ranks are a stream. A rank reuses a staging
-buffer only when all its readers have answered: each answer travels with the reader's next message
-or in a message of its own. `csrc/execution/executor.cc` and `csrc/execution/remote_slots.cc` do
-the same. Copies and reductions take no time here.
+A rank runs its records in order and stops at each wait, which also delays its later sends. Each
+reader of a post gets one message. The messages between two ranks form a stream. A rank reuses a
+staging buffer only after all its readers have acknowledged it. An acknowledgement travels with the
+reader's next message or in a message of its own. `csrc/execution/executor.cc` and
+`csrc/execution/remote_slots.cc` work in the same way. Copies and reductions take no time here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from unisono.simulator.job import Blocks, Job
 from unisono.simulator.result import TaskKind
 from unisono.topology import Floats, Ints, ints, starts_of
 
-HEAD_BYTES = 80
-"""Of each message: a frame of `csrc/transport/transport.h`."""
+HEADER_BYTES = 80
+"""Size of a message header: a frame of `csrc/transport/transport.h`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Executed:
-    """Columns as `native.simulator_messages` returns them, but bytes; a negative number among the
-    needs is the gate of a rank, -1 - rank."""
+    """Columns as `native.simulator_messages` returns them, with sizes in bytes. A negative need is
+    the gate of rank -1 - need."""
 
     kind: NDArray[np.uint8]
     round: NDArray[np.int32]
@@ -44,7 +44,7 @@ class Executed:
 
 
 def executed(job: Job, blocks: Blocks, *, gates: bool) -> Executed:
-    """What the ranks of a job do, if it runs in these blocks; all are on different hosts."""
+    """Returns the tasks of a job that runs in these blocks; all ranks are on different hosts."""
     plans = lower(job.schedule)
     part_bytes = job.nbytes / max(1, whole_chunks(job.schedule.collective))
     count = max(1, ceil(part_bytes / blocks.block_bytes - 1e-9))
@@ -53,7 +53,7 @@ def executed(job: Job, blocks: Blocks, *, gates: bool) -> Executed:
     ]
     log = _Log()
     for plan in plans:
-        _Walk(plan, log, blocks, lengths, gates).run()
+        _RankRun(plan, log, blocks, lengths, gates).run()
     return log.columns()
 
 
@@ -67,15 +67,15 @@ class _Task:
     needs: list[int] = field(default_factory=list)
     after: int = -1
     awaits: tuple[int, int] | None = None
-    """A peer, and the progress of it that must have been seen."""
+    """A peer and the progress that this task must have seen of it."""
 
 
 class _Log:
-    """All that happens, and what each rank tells each other of its progress."""
+    """All tasks, and the progress that each rank has sent to each other rank."""
 
     def __init__(self) -> None:
         self.tasks: list[_Task] = []
-        self._told: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(
+        self._sent_progress: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(
             lambda: ([], [])
         )
 
@@ -84,8 +84,8 @@ class _Log:
         return len(self.tasks) - 1
 
     def send(self, task: _Task, progress: int) -> None:
-        """A message, after the one before it in its stream."""
-        progresses, numbers = self._told[task.src, task.dst]
+        """Adds a message after the previous message of its stream."""
+        progresses, numbers = self._sent_progress[task.src, task.dst]
         task.after = numbers[-1] if numbers else -1
         progresses.append(progress)
         numbers.append(self.add(task))
@@ -94,9 +94,9 @@ class _Log:
         for task in self.tasks:
             if task.awaits is not None:
                 peer, progress = task.awaits
-                progresses, numbers = self._told[peer, task.dst]
+                progresses, numbers = self._sent_progress[peer, task.dst]
                 task.needs.append(numbers[bisect_left(progresses, progress)])
-        self._drop_needless()
+        self._drop_unneeded_acknowledgements()
         tasks = self.tasks
         return Executed(
             kind=np.array([task.kind for task in tasks], np.uint8),
@@ -109,16 +109,16 @@ class _Log:
             after=np.array([task.after for task in tasks], np.int32),
         )
 
-    def _drop_needless(self) -> None:
-        """Answers that nobody waits for, most of them at the end, take nobody's time."""
+    def _drop_unneeded_acknowledgements(self) -> None:
+        """Makes acknowledgements that no rank waits for, most of them at the end, take no time."""
         needed = {need for task in self.tasks for need in task.needs}
         for number, task in enumerate(self.tasks):
-            if task.nbytes == HEAD_BYTES and number not in needed:
+            if task.nbytes == HEADER_BYTES and number not in needed:
                 task.kind, task.dst, task.nbytes = TaskKind.JOIN, task.src, 0.0
 
 
-class _Walk:
-    """One rank, from its first record to its last; the names are those of the executor."""
+class _RankRun:
+    """Runs one rank's records from first to last; the names are those of the executor."""
 
     def __init__(
         self, plan: ExecutionPlan, log: _Log, blocks: Blocks, lengths: list[float], gates: bool
@@ -135,10 +135,8 @@ class _Walk:
         self.readers = sorted({reader.rank for reader in plan.readers})
         self.sources = sorted({row[1] for row in self.rows if row[0] == Code.WAIT})
         self.seen: dict[int, int] = defaultdict(int)
-        self.pending_reads: list[
-            int
-        ] = []  # by block: the progress by which its readers acknowledge it
-        self.owed_acks: list[tuple[int, int]] = []  # peer, and the block that was read from it
+        self.awaited: list[int] = []  # by block: the progress that its readers must acknowledge
+        self.unacknowledged: list[tuple[int, int]] = []  # a peer, and a block that was read from it
         self.now = self._join([-1 - plan.rank] if gates else [])
 
     def _readers(self) -> dict[int, list[int]]:
@@ -148,11 +146,11 @@ class _Walk:
         return found
 
     def run(self) -> None:
-        """All steps."""
+        """Runs all steps."""
         for step in range(len(self.lengths) + self.lead):
             if self.plan.num_slots and self.depth <= step < len(self.lengths):
                 for reader in self.readers:
-                    self._wait(reader, self.pending_reads[step - self.depth])
+                    self._wait(reader, self.awaited[step - self.depth])
             self._records(step)
             if step >= self.lead:
                 self._end_block(step - self.lead, (step + 1) * self.plan.stages)
@@ -182,15 +180,17 @@ class _Walk:
         self.now = self._join([self.now], (peer, progress))
 
     def _send(self, peer: int, progress: int, round_: int, nbytes: float) -> None:
-        self.owed_acks = [owed_acks for owed_acks in self.owed_acks if owed_acks[0] != peer]
+        self.unacknowledged = [
+            unacknowledged for unacknowledged in self.unacknowledged if unacknowledged[0] != peer
+        ]
         task = _Task(
-            TaskKind.MESSAGE, round_, self.plan.rank, peer, HEAD_BYTES + nbytes, [self.now]
+            TaskKind.MESSAGE, round_, self.plan.rank, peer, HEADER_BYTES + nbytes, [self.now]
         )
         self.log.send(task, progress)
 
     def _end_block(self, block: int, progress: int) -> None:
-        self.pending_reads.append(progress)
-        self.owed_acks += [(source, block) for source in self.sources]
+        self.awaited.append(progress)
+        self.unacknowledged += [(source, block) for source in self.sources]
         most = min((self.depth + 1) // 2, self.depth - self.lead)
-        while due := [peer for peer, read in self.owed_acks if block - read + 1 >= most]:
+        while due := [peer for peer, read in self.unacknowledged if block - read + 1 >= most]:
             self._send(due[0], progress, self.plan.rounds - 1, 0.0)

@@ -1,4 +1,4 @@
-"""Lines through times over sizes: as many as the data ask for, whatever outliers say."""
+"""Fits piecewise linear times over sizes: as few lines as the data need, robust to outliers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from unisono.simulator.link_model import Regime
 from unisono.topology import Floats, Ints
 
 _NOISE = 0.01
-"""Relative errors below this are no better: measurements are not."""
+"""Smallest relative error that matters; measurements are not more exact."""
 _ROUNDS = 30
 
 
 def fit(nbytes: Floats, seconds: Floats, noise: Floats | float = _NOISE) -> tuple[Regime, ...]:
-    """Regimes that describe times measured for some sizes, each beginning where the last ends.
+    """Returns regimes that describe the times measured at some sizes; each begins where the last
+    ends.
 
-    Of several times for one size the median counts, so that a slow run is not half a compromise.
-    `noise` is how far each time may be off, relative to it. A regime begins at a size where one
-    line for more sizes would be further off than that, by so much that the switch is worth its
-    description (`log` of the number of sizes). The lines then have the least relative errors, of
-    which large ones count less. Raises `ValueError` for fewer than 2 sizes, times that are not
-    positive, and times that do not grow with the size in the end.
+    The median represents several times of one size, so that one slow run does not shift the fit.
+    `noise` is the relative error of each time. A new regime begins where a longer line would exceed
+    this error by more than the cost of describing a switch (`log` of the number of sizes). The
+    lines then minimise relative errors, with less weight on large ones. Raises `ValueError` for
+    fewer than 2 sizes, for times that are not positive, and for times that do not grow with the
+    size at the end.
 
     >>> sizes = np.array([1.0, 2, 4, 8, 16, 32, 64, 128]) * 1024
     >>> times = 1e-6 + sizes * 1e-10 + np.maximum(sizes - 8192, 0) * 4e-10
@@ -29,22 +30,23 @@ def fit(nbytes: Floats, seconds: Floats, noise: Floats | float = _NOISE) -> tupl
     """
     x, y = np.asarray(nbytes, np.float64), np.asarray(seconds, np.float64)
     if not (y > 0).all() or not (x >= 0).all():
-        raise ValueError("a fit needs sizes that are not negative, and times above 0")
-    off = np.maximum(np.broadcast_to(np.asarray(noise, np.float64), x.shape), _NOISE)
+        raise ValueError("a fit needs sizes of at least 0 and times above 0")
+    relative_noise = np.maximum(np.broadcast_to(np.asarray(noise, np.float64), x.shape), _NOISE)
     sizes, which = np.unique(x, return_inverse=True)
     if len(sizes) < 2:
-        raise ValueError(f"a fit needs 2 sizes or more, not {len(sizes)}")
+        raise ValueError(f"a fit needs at least 2 sizes, got {len(sizes)}")
     each = [np.flatnonzero(which == i) for i in range(len(sizes))]
     middle = np.array([np.median(y[rows]) for rows in each])
-    spread = np.array([off[rows].mean() / np.sqrt(len(rows)) for rows in each])
+    spread = np.array([relative_noise[rows].mean() / np.sqrt(len(rows)) for rows in each])
     spread = np.maximum(spread, _NOISE)
     knots = sizes[_knots(sizes, middle, spread)]
-    knots = _without_needless(knots, sizes, middle, spread, float(np.log(len(sizes))))
+    knots = _drop_knots(knots, sizes, middle, spread, float(np.log(len(sizes))))
     return _regimes(knots, _through(knots, sizes, middle, spread))
 
 
 def _knots(x: Floats, y: Floats, noise: Floats) -> Ints:
-    """At which of the sizes lines end: the shortest description of errors and switches."""
+    """Returns the sizes at which lines end: those with the shortest description of errors and
+    switches."""
     last, price = len(x) - 1, np.log(len(x))
     best, back = np.full(len(x), np.inf), np.zeros(len(x), np.int64)
     best[0] = 0.0
@@ -61,9 +63,9 @@ def _knots(x: Floats, y: Floats, noise: Floats) -> Ints:
     return np.array(found)
 
 
-def _without_needless(knots: Floats, x: Floats, y: Floats, noise: Floats, price: float) -> Floats:
-    """Fewer knots, as long as those left describe the times as well: lines through single times
-    need more of them than lines near many."""
+def _drop_knots(knots: Floats, x: Floats, y: Floats, noise: Floats, price: float) -> Floats:
+    """Removes knots while the rest describe the times as well. Lines through single points need
+    more knots than lines close to many points."""
 
     def error(some: Floats) -> float:
         return float(
@@ -82,8 +84,8 @@ def _without_needless(knots: Floats, x: Floats, y: Floats, noise: Floats, price:
 
 
 def _through(knots: Floats, x: Floats, y: Floats, noise: Floats) -> Floats:
-    """Times at the knots such that the lines between them are near all points: least squares of
-    relative errors over noise, weighed again and again as Huber does."""
+    """Returns times at the knots such that the lines between them are close to all points. They
+    minimise the squares of relative errors over noise, with repeated Huber weights."""
     basis = np.stack([np.interp(x, knots, row) for row in np.eye(len(knots))], axis=1)
     scaled = basis / (y * noise)[:, None]
     goal = 1 / noise
@@ -101,9 +103,9 @@ def _regimes(x: Floats, y: Floats) -> tuple[Regime, ...]:
     byte = np.diff(y) / np.diff(x)
     alpha = y[:-1] - byte * x[:-1]
     if byte[-1] <= 0:
-        raise ValueError("the times do not grow with the sizes in the end: measure larger ones")
+        raise ValueError("the times do not grow with the size at the end; measure larger sizes")
     leasts = np.concatenate([[0.0], x[1:-1]])
-    if alpha[0] < 0:  # below all that was measured, a time is still above 0
+    if alpha[0] < 0:  # a time must stay above 0 below the smallest measured size
         leasts = np.concatenate([[0.0, x[0]], leasts[1:]])
         alpha, byte = np.append(0.0, alpha), np.append(y[0] / x[0], byte)
     return tuple(

@@ -1,9 +1,9 @@
-"""Switches that add up what passes, and copy it: many messages as one tree.
+"""Switches that reduce and multicast: several messages become one tree.
 
-What several ranks send to be reduced in one place, and what one rank sends to several, go as one
-task over all links of their ways. It takes of each link as many streams as the switches leave:
-a switch that reduces (`Nodes.reduces`) sends on one stream for all that come to it for the same
-place, and takes one stream of what it then sends to many.
+A tree has all messages that are reduced into one chunk, or that carry one chunk to several ranks.
+It is one task over all links of their paths. A switch that reduces (`Nodes.reduces`) sends one
+stream for all streams that it receives for the same destination. It also receives one stream for
+all copies that it sends. The task occupies the remaining streams on each link.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 
 from unisono.schedule import Columns
 from unisono.simulator.job import Job
-from unisono.simulator.paths import NetworkPaths, PathBook
+from unisono.simulator.paths import NetworkPaths, PathBuilder
 from unisono.topology import Floats, Ints, Ragged, ints, starts_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trees:
-    """Messages of several transfers. `group` is the message of each transfer, numbered in the order
-    of first use. Of each message: `chunks`, and whether it is a tree (`joined`). Of each tree: the
-    resources that it takes, of each as many `streams`, a source, the latency of its longest way.
+    """Messages that consist of several transfers. `group` is each transfer's message, numbered by
+    first use. Each message has its `chunks` and a flag (`joined`) that marks a tree. Each tree has
+    the resources that it uses with the number of `streams` on each, a source, and the latency of
+    its longest path.
     """
 
     group: NDArray[np.int32]
@@ -35,8 +36,9 @@ class Trees:
     src: Ints
     latency_s: Floats
 
-    def add_to(self, paths: PathBook) -> Ints:
-        """The paths of the trees, by number of the message; 0 where it is none."""
+    def add_to(self, paths: PathBuilder) -> Ints:
+        """Adds the trees' paths; returns them by message, with 0 for messages that are not
+        trees."""
         first = paths.over(self.resources, self.streams, self.src, self.latency_s)
         found = np.zeros(len(self.joined), np.int64)
         found[self.joined] = first + np.arange(int(self.joined.sum()))
@@ -44,7 +46,7 @@ class Trees:
 
 
 def trees_of(job: Job, network: NetworkPaths) -> Trees | None:
-    """The trees of a schedule; None if no switch reduces."""
+    """Returns the trees of a schedule; None if no switch reduces."""
     if not network.topology.nodes.reduces.any():
         return None
     t = job.schedule.columns
@@ -54,9 +56,9 @@ def trees_of(job: Job, network: NetworkPaths) -> Trees | None:
     first = np.unique(group, return_index=True)[1]
     chunks = np.where(joined, t.count[first], np.bincount(group, t.count))
     rows = np.flatnonzero(joined[group])
-    link, owner, latency = _ways(network, src[rows], dst[rows], ints(t.channel[rows]))
+    link, owner, latency = _routes_of(network, src[rows], dst[rows], ints(t.channel[rows]))
     owner = rows[owner]
-    number = np.cumsum(joined) - 1  # of the trees
+    number = np.cumsum(joined) - 1  # index among the trees
     longest = np.zeros(int(joined.sum()))
     np.maximum.at(longest, number[group[rows]], latency)
     tree, resource, streams = _streams(network, number[group[owner]], link, src[owner], dst[owner])
@@ -72,14 +74,15 @@ def trees_of(job: Job, network: NetworkPaths) -> Trees | None:
 
 
 def _groups(t: Columns, remote: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Of each transfer the message that it is part of; which messages are trees.
+    """Returns each transfer's message, and which messages are trees.
 
-    In a round, what one place sends to several is one, and what several reduce into one place; so
-    is all that hangs together so. Other transfers are one message if their ends are the same.
+    Transfers of a round belong together if they carry one chunk to several ranks, or reduce into
+    one chunk; this relation is transitive. Any other transfers form one message if they have the
+    same ranks and channel.
     """
     each = np.where(remote, -1, np.arange(len(t)))
-    sent = _alike(t.round, t.src, t.src_chunk, t.count, each)
-    reduced = _alike(
+    sent = _row_numbers(t.round, t.src, t.src_chunk, t.count, each)
+    reduced = _row_numbers(
         t.round, t.dst, t.dst_chunk, t.count, np.where(t.reduce, each, np.arange(len(t)))
     )
     label = np.arange(len(t))
@@ -92,7 +95,7 @@ def _groups(t: Columns, remote: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.boo
         if np.array_equal(label, before):
             break
     tree = np.bincount(label, minlength=len(t))[label] > 1
-    pair = _alike(t.round, t.src, t.dst, t.channel, tree)
+    pair = _row_numbers(t.round, t.src, t.dst, t.channel, tree)
     head = np.full(len(t), len(t))
     np.minimum.at(head, pair, np.arange(len(t)))
     label = np.where(tree, label, head[pair])
@@ -100,13 +103,16 @@ def _groups(t: Columns, remote: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.boo
     return ints(group), tree[first]
 
 
-def _alike(*columns: NDArray[Any]) -> Ints:
-    """A number for each row: the same for rows that are the same."""
+def _row_numbers(*columns: NDArray[Any]) -> Ints:
+    """Returns a number for each row; equal rows have equal numbers."""
     return ints(np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1))
 
 
-def _ways(network: NetworkPaths, src: Ints, dst: Ints, channel: Ints) -> tuple[Ints, Ints, Floats]:
-    """The links on the way of each transfer, whose they are, and each way's latency."""
+def _routes_of(
+    network: NetworkPaths, src: Ints, dst: Ints, channel: Ints
+) -> tuple[Ints, Ints, Floats]:
+    """Returns the links of each transfer's path, the transfer of each link, and each path's
+    latency."""
     links, owners, done = [ints([])], [ints([])], 0
     for (values, starts), _ in network.routes(src, dst, channel):
         links.append(values)
@@ -121,7 +127,7 @@ def _ways(network: NetworkPaths, src: Ints, dst: Ints, channel: Ints) -> tuple[I
 def _streams(
     network: NetworkPaths, tree: Ints, link: Ints, src: Ints, dst: Ints
 ) -> tuple[Ints, Ints, Floats]:
-    """Trees, their resources, and how many streams each takes of each, by tree."""
+    """Returns trees, their resources, and the number of streams on each, sorted by tree."""
     reduces, links = network.topology.nodes.reduces, network.topology.links
     width = len(links)
     keys, which, counts = np.unique(tree * width + link, return_inverse=True, return_counts=True)
@@ -147,6 +153,6 @@ def _streams(
 
 
 def _distinct(which: Ints, value: Ints, total: int) -> Ints:
-    """How many different values there are in each group."""
+    """Returns the number of distinct values in each group."""
     width = int(value.max(initial=0)) + 1
     return np.bincount(np.unique(which * width + value) // width, minlength=total)

@@ -1,4 +1,4 @@
-"""What is simulated together: collectives of groups, and computing between them."""
+"""Jobs that are simulated together: collectives of groups, and computation between them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from unisono.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """Blocks and stagger of an executor; see `docs/hosts.md` and `csrc/execution/executor.h`."""
+    """Block size, lead and depth of an executor; see `docs/hosts.md` and
+    `csrc/execution/executor.h`."""
 
     block_bytes: float
-    """Of each part of the vector."""
+    """Size of a block of each part of the vector."""
     lead: int = 2
-    """By how many blocks the first round runs ahead of the last."""
+    """Number of blocks by which the first round runs ahead of the last."""
     depth: int = 4
-    """Blocks whose slots a rank has room for."""
+    """Number of blocks for which a rank has slots."""
 
     def __post_init__(self) -> None:
         if not 0 < self.block_bytes < inf or self.depth < 1 or self.lead < 0:
-            raise ValueError(f"blocks: not {self}")
+            raise ValueError(
+                "blocks: block_bytes must be positive and finite, depth at least 1, lead at "
+                f"least 0: {self}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,46 +40,50 @@ class Job:
 
     schedule: Schedule
     nbytes: float
-    """Of the whole vector of a rank, or all its pieces together: N of `algorithms.cost`."""
+    """Size of a rank's whole vector, or of all its pieces together: N of `algorithms.cost`."""
     name: str = ""
     ranks: tuple[int, ...] | None = None
-    """Which rank of the network each rank of the schedule is; None: the same."""
+    """The network's rank for each rank of the schedule; None: the same number."""
     after: tuple[str, ...] = ()
-    """Names of what a rank must have done before it takes part; each rank for itself."""
+    """Names of jobs that a rank must finish before it takes part in this one."""
     start_s: float = 0.0
-    """No rank takes part earlier."""
+    """Earliest time at which a rank takes part."""
     first_round: int = 0
-    """Where its rounds are among those of other jobs, for `Order.STREAMS`."""
+    """Offset of its rounds among the rounds of other jobs, for `Order.STREAMS`."""
     blocks: Blocks | None = None
-    """How the executor of ranks on different hosts runs it; None: all at once, each message when
-    its values are there."""
+    """Blocks in which the executor of ranks on different hosts runs the job. None: no blocks; a
+    message leaves when its values are available."""
 
     def __post_init__(self) -> None:
         try:
-            some = 0 <= self.nbytes < inf
+            valid = 0 <= self.nbytes < inf
         except TypeError:
-            told = f"job {self.name!r}: nbytes is a number of bytes, not {self.nbytes!r}"
-            raise TypeError(told) from None
-        if not some:
-            raise ValueError(f"job {self.name!r}: {self.nbytes} bytes")
+            error = f"job {self.name!r}: nbytes must be a number of bytes, got {self.nbytes!r}"
+            raise TypeError(error) from None
+        if not valid:
+            raise ValueError(
+                f"job {self.name!r}: nbytes must be at least 0 and finite, got {self.nbytes}"
+            )
         if not 0 <= self.start_s < inf:
-            raise ValueError(f"job {self.name!r}: start_s is a time, not {self.start_s}")
+            raise ValueError(
+                f"job {self.name!r}: start_s must be at least 0 and finite, got {self.start_s}"
+            )
         count = self.schedule.collective.ranks
         if self.ranks is not None and len(set(self.ranks)) != count:
             raise ValueError(
-                f"job {self.name!r}: a schedule of {count} ranks on {len(set(self.ranks))} "
-                "different ranks"
+                f"job {self.name!r}: a schedule of {count} ranks needs as many different "
+                f"ranks, got {len(set(self.ranks))}"
             )
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks of the network that take part."""
+        """The participating ranks of the network."""
         return tuple(range(self.schedule.collective.ranks)) if self.ranks is None else self.ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """Time that each of some ranks spends without sending, times its `slowdown`."""
+    """Time that each of some ranks computes without sending, multiplied by its `slowdown`."""
 
     seconds: float
     ranks: tuple[int, ...]
@@ -85,7 +93,10 @@ class Compute:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seconds < inf or not 0 <= self.start_s < inf:
-            raise ValueError(f"compute {self.name!r}: {self.seconds} s from {self.start_s} s on")
+            raise ValueError(
+                f"compute {self.name!r}: seconds and start_s must be at least 0 and finite, "
+                f"got {self.seconds} and {self.start_s}"
+            )
 
     @property
     def members(self) -> tuple[int, ...]:

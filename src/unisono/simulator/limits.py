@@ -1,4 +1,4 @@
-"""What a comparison of all algorithms waits for: time in all and for each, and transfers."""
+"""Limits of a comparison of all algorithms: total time, time for each, and number of transfers."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 _SMALL = 256
-"""Any algorithm for fewer ranks is built in a moment."""
+"""Below this number of ranks any schedule is built quickly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """`budget_s` is for all algorithms together, `part` of it for a single one."""
+    """`budget_s` is the time for all algorithms together; a single algorithm gets the fraction
+    `part`."""
 
     budget_s: float = 60.0
     part: float = 1 / 12
     transfers: int = 1 << 22
-    """Of a schedule: it takes about 250 bytes for each while it is built and simulated."""
+    """Maximum size of a schedule. Building and simulating takes about 250 bytes per transfer."""
 
     @property
     def each_s(self) -> float:
-        """For a single algorithm, from when it has been built."""
+        """Time limit for the simulation of a single algorithm; building the schedule does not
+        count."""
         return self.budget_s * self.part
 
 
-def quick_first(op: Op | str, names: Sequence[str], ranks: int) -> dict[str, int]:
-    """The expected transfers of each, those first that are expected to be simulated soonest: with
-    few transfers, of which few are under way at once."""
+def fastest_first(op: Op | str, names: Sequence[str], ranks: int) -> dict[str, int]:
+    """Returns the expected transfers of each algorithm, ordered by expected simulation time. A
+    simulation is fast if it has few transfers and runs few of them at once."""
     found = {name: expected_transfers(op, name, ranks) for name in names}
 
     def work(name: str) -> float:
@@ -43,8 +45,8 @@ def quick_first(op: Op | str, names: Sequence[str], ranks: int) -> dict[str, int
 
 
 def expected_transfers(op: Op | str, name: str, ranks: int) -> int:
-    """About how many transfers a schedule has, without building it: those for an eighth of the
-    ranks, times 64. 0 for few ranks, and for what cannot be told this way.
+    """Estimates a schedule's number of transfers without building it: 64 times the number for an
+    eighth of the ranks. Returns 0 for few ranks, and if the number cannot be estimated.
 
     >>> expected_transfers("all_reduce", "ring", 1024) // 1000, 2 * 1024 * 1023 // 1000
     (2080, 2095)

@@ -1,4 +1,4 @@
-"""What a message takes between two ranks, by its size: straight lines, each up to a switch."""
+"""Time of a message between two ranks by its size: straight lines, one per range of sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """From `least` bytes on a message of s bytes takes `alpha_s + s * byte_s` seconds."""
+    """A range of sizes: from `least` bytes on, a message of s bytes takes `alpha_s + s * byte_s`
+    seconds."""
 
     least: float
     alpha_s: float
@@ -24,12 +25,12 @@ class Regime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkModel:
-    """What measurements of an operation say of one message.
+    """Time of one message, derived from measurements of an operation.
 
-    `op` was measured on `ranks` ranks and is taken to run `algorithm`: in each of its rounds the
-    busiest rank sends so many bytes, which are the message. `error` is the median of the fit's
-    relative errors. Raises `ValueError` for regimes that do not go up from 0 bytes, or that have no
-    rate at the end.
+    `op` was measured on `ranks` ranks and is assumed to run `algorithm`. The size of a message is
+    the bytes that the busiest rank sends in one round. `error` is the median of the fit's relative
+    errors. Raises `ValueError` for regimes that do not increase from 0 bytes, and for a last regime
+    without a rate.
 
     >>> eager, bulk = (Regime(least=0, alpha_s=2e-6, byte_s=0), Regime(least=8e3, alpha_s=4e-6,
     ...     byte_s=1e-10))
@@ -48,51 +49,56 @@ class LinkModel:
     def __post_init__(self) -> None:
         leasts = [regime.least for regime in self.regimes]
         if not leasts or leasts[0] != 0 or leasts != sorted(set(leasts)):
-            raise ValueError(f"link model: regimes begin at 0 bytes and go up, not at {leasts}")
+            raise ValueError(
+                f"link model: regimes must begin at 0 bytes and increase, got {leasts}"
+            )
         if any(not 0 <= r.byte_s < inf or not -inf < r.alpha_s < inf for r in self.regimes):
-            raise ValueError("link model: byte_s is not negative, and all numbers are finite")
+            raise ValueError(
+                "link model: byte_s must be at least 0, and all numbers must be finite"
+            )
         if self.regimes[0].alpha_s < 0 or self.regimes[-1].byte_s == 0:
             raise ValueError(
-                "link model: the first alpha_s is not negative, the last byte_s above 0"
+                "link model: the first alpha_s must be at least 0, and the last byte_s above 0"
             )
 
     def regime_of(self, nbytes: Floats | float) -> Ints:
-        """Which regime messages of these sizes are in."""
+        """Returns the index of the regime for messages of these sizes."""
         leasts = [regime.least for regime in self.regimes]
         return np.searchsorted(leasts, np.asarray(nbytes), side="right").astype(np.int64) - 1
 
     def at(self, nbytes: Floats | float) -> Floats:
-        """Seconds of messages of these sizes, alone on their way."""
+        """Returns the seconds of messages of these sizes without other traffic."""
         which = self.regime_of(nbytes)
         alpha, byte = (self._column(name)[which] for name in ("alpha_s", "byte_s"))
         return np.asarray(alpha + np.asarray(nbytes) * byte, np.float64)
 
     @property
     def bandwidth_Bps(self) -> float:
-        """Of large messages."""
+        """Bandwidth of large messages."""
         return 1.0 / self.regimes[-1].byte_s
 
     @property
     def delays_s(self) -> Floats:
-        """Of each regime: the part of the time in which a message shares nothing with others. A
-        line that meets 0 seconds above 0 bytes, as where caches end, has none."""
+        """Time of each regime in which a message occupies no link. A line that reaches 0 seconds
+        above 0 bytes has none; this happens where caches end."""
         return np.maximum(self._column("alpha_s"), 0.0)
 
     def load(self, nbytes: Floats) -> Floats:
-        """What is left of the time, as bytes at `bandwidth_Bps`: how much a message occupies."""
+        """Returns the link occupancy of a message, as bytes at `bandwidth_Bps`: its time without
+        the delay."""
         left = self.at(nbytes) - self.delays_s[self.regime_of(nbytes)]
         return np.maximum(left, 0.0) * self.bandwidth_Bps
 
     def lightest(self, nbytes: float) -> float:
-        """The least part of its bytes for which a message of up to `nbytes` occupies links: below
-        1 where smaller messages are faster than large ones, as in caches."""
+        """Returns the smallest occupancy per byte of a message of up to `nbytes`. It is below 1
+        where smaller messages are faster than large ones, as in caches."""
         line = [regime for regime in self.regimes if regime.least <= nbytes]
         parts = [r.byte_s + min(r.alpha_s, 0.0) / max(r.least, 1.0) for r in line]
         return max(0.0, min(parts)) * self.bandwidth_Bps
 
     def network(self, topology: Topology) -> Topology:
-        """A network of such links: those of ranks have the rate of the model, others keep their
-        part of that. Their latencies are in the model.
+        """Returns a network of such links. Links of ranks get the model's rate; other links keep
+        their ratio to these. Latencies become 0, because the model contains them.
 
         >>> from unisono import topology
         >>> line = Regime(least=0, alpha_s=1e-6, byte_s=1e-9)
@@ -113,8 +119,8 @@ class LinkModel:
         op: Op | str | None = None,
         algorithm: str | None = None,
     ) -> float:
-        """Seconds of an operation of `nbytes` on a network where nobody is in another's way; by
-        default of the one that was measured. Raises `UnsupportedError` as `algorithms.cost` does.
+        """Returns the seconds of an operation of `nbytes` on a network without contention; the
+        default is the measured operation. Raises `UnsupportedError` as `algorithms.cost` does.
 
         >>> line = Regime(least=0, alpha_s=1e-6, byte_s=1e-9)
         >>> model = LinkModel(regimes=(line,), op="all_reduce", ranks=2, algorithm="ring")
@@ -129,16 +135,18 @@ class LinkModel:
 
 
 def message(op: Op | str, algorithm: str, ranks: int) -> tuple[int, float]:
-    """An algorithm's rounds, and the part of the bytes that the busiest rank sends in each."""
+    """Returns an algorithm's rounds, and the fraction of the bytes that the busiest rank sends in
+    each."""
     found = cost(op, algorithm, ranks=ranks)
     rounds = max(1, found.rounds)
     return rounds, float(found.bytes_sent) / rounds
 
 
 def nearest(models: Sequence[LinkModel], op: Op | str, ranks: int) -> LinkModel:
-    """The model that was measured most like this: the operation first, then the ranks.
+    """Returns the model of the most similar measurement: by operation first, then by number of
+    ranks.
 
-    Raises `ValueError` if there is none.
+    Raises `ValueError` if `models` is empty.
 
     >>> flat = Regime(least=0, alpha_s=1e-6, byte_s=1e-9)
     >>> models = [
@@ -149,5 +157,5 @@ def nearest(models: Sequence[LinkModel], op: Op | str, ranks: int) -> LinkModel:
     16
     """
     if not models:
-        raise ValueError("no link model to choose from")
+        raise ValueError("no link models given; calibrate makes them from measurements")
     return min(models, key=lambda m: (m.op != str(op), abs(log(m.ranks / max(1, ranks)))))

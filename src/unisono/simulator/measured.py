@@ -1,4 +1,4 @@
-"""Times that somebody measured: files of `unisono bench` and `tune`, and what nccl-tests prints."""
+"""Reads measured times: files of `unisono bench` and `unisono tune`, and output of nccl-tests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _RANK = re.compile(r"#\s+Rank\s+\d+\s", re.IGNORECASE)
 _TEST = re.compile(r"#.*?\b([a-z_]+?)_perf\b")
 _NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 _WHOLE_SPREAD = 2.0
-"""The quartiles of seven rounds are about so many times as far apart as their median is off."""
+"""Ratio of the quartile distance of seven rounds to the error of their median, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One time: seconds of an operation of `nbytes`, a rank's larger buffer."""
+    """One measured time: seconds of an operation of `nbytes`, the size of a rank's larger
+    buffer."""
 
     op: str
     ranks: int
@@ -28,16 +29,16 @@ class Sample:
     seconds: float
     contestant: str = ""
     noise: float = 0.0
-    """How far it may be off, relative to it."""
+    """Relative error of the time."""
     algorithm: str = ""
-    """What ran, if that is known."""
+    """The algorithm that ran, if known."""
 
 
 def read(text: str, *, op: Op | str | None = None) -> list[Sample]:
-    """The samples in a text of any kind. Operations are told by the text; an output of
-    nccl-tests of which the command's name is cut off needs `op`.
+    """Reads the samples in a text of any supported kind. The text names the operations. `op` is
+    needed only for nccl-tests output that lacks the command's name.
 
-    Raises `ValueError` for what is none of them.
+    Raises `ValueError` for any other text.
 
     >>> from textwrap import dedent
     >>> found = read(dedent('''
@@ -53,12 +54,12 @@ def read(text: str, *, op: Op | str | None = None) -> list[Sample]:
         try:
             document = json.loads(text)
         except ValueError as error:
-            raise ValueError(f"no JSON: {error}") from error
+            raise ValueError(f"invalid JSON: {error}") from error
         try:
             found = list(_of_tune(document) if "measured" in document else _of_bench(document))
         except (KeyError, TypeError, AttributeError) as error:
-            told = f"a row has no {error}" if isinstance(error, KeyError) else error
-            raise ValueError(f"this JSON is damaged: {told}") from error
+            detail = f"a row lacks {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"this JSON is damaged: {detail}") from error
         return [sample for sample in found if op is None or sample.op == op]
     return _of_nccl_tests(text, op)
 
@@ -67,8 +68,8 @@ def _of_bench(document: dict[str, Any]) -> Iterator[Sample]:
     rows = document.get("rows")
     if not isinstance(rows, list):
         raise ValueError(
-            "this JSON has no rows, and nothing measured: neither `unisono bench --json` nor "
-            "`unisono tune` writes such"
+            "expected JSON of `unisono bench --json` or `unisono tune`; this JSON has "
+            "neither `rows` nor `measured`"
         )
     for row in rows:
         for name, result in row["results"].items():
@@ -86,10 +87,10 @@ def _of_bench(document: dict[str, Any]) -> Iterator[Sample]:
 
 
 def _of_tune(document: dict[str, Any]) -> Iterator[Sample]:
-    """A selection with its measurements, or what `unisono tune --json` writes."""
+    """Yields samples of a selection file with measurements, or of `unisono tune --json`."""
     for row in document["measured"]:
         if row["ranks"] < 2 or "block_bytes" in row["algorithm"]:
-            continue  # a block is no part of an algorithm: as it is, its default block is meant
+            continue  # a block size is not part of an algorithm; only default blocks count
         yield Sample(
             op=row["op"],
             ranks=row["ranks"],
@@ -105,16 +106,21 @@ def _of_nccl_tests(text: str, op: Op | str | None) -> list[Sample]:
     rows = [match for line in lines if (match := _ROW.match(line + " "))]
     if not rows:
         raise ValueError(
-            "neither JSON of `unisono bench` or `tune` nor an output of nccl-tests: no line of it "
-            "has a size, a count, a type, a reduction, a root, and times"
+            "expected JSON of `unisono bench` or `unisono tune`, or output of "
+            "nccl-tests; found no line with a size, a count, a type, a reduction, a "
+            "root, and times"
         )
     ranks = sum(1 for line in lines if _RANK.match(line))
     if ranks < 2:
-        raise ValueError(f"this output of nccl-tests names {ranks} ranks (lines `#  Rank  0 ...`)")
-    told = next((match[1] for line in lines if (match := _TEST.search(line))), None)
-    name = str(op or _NAMES.get(str(told), told))
+        raise ValueError(
+            f"expected nccl-tests output of at least 2 ranks, found {ranks} lines `#  Rank  0 ...`"
+        )
+    test_name = next((match[1] for line in lines if (match := _TEST.search(line))), None)
+    name = str(op or _NAMES.get(str(test_name), test_name))
     if name not in list(Op):
-        raise ValueError(f"this output of nccl-tests does not say of which operation it is: {told}")
+        raise ValueError(
+            f"cannot recognise the operation of this nccl-tests output (found {test_name}); pass op"
+        )
     return [
         Sample(
             op=name,

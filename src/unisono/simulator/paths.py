@@ -1,4 +1,4 @@
-"""Which resources a message uses: links on its way, ports at its ends."""
+"""Resources that a message uses: the links of its path, and the ports at its ends."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from unisono.errors import UnsupportedError
 from unisono.simulator.conditions import Conditions, Endpoint
 from unisono.topology import Floats, Ints, Ragged, Topology, counting, ints, starts_of
 
-_AT_ONCE = 1 << 17
-"""Paths that are looked for at a time."""
+_BATCH = 1 << 17
+"""Number of paths computed in one batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkPaths:
-    """A topology in its conditions: resources are its links, then the ports of ranks.
+    """A topology under given conditions. Its resources are its links, then the ports of its ranks.
 
-    `links` are the ids that the links of `topology` have in `original`, as it was built.
+    `links` maps links of `topology` to their ids in `original`, the intact network.
     """
 
     original: Topology
@@ -31,13 +31,20 @@ class NetworkPaths:
 
     @classmethod
     def of(cls, topology: Topology, conditions: Conditions) -> NetworkPaths:
-        """Raises `ValueError` for links or ranks that do not exist."""
+        """Applies conditions to a topology. Raises `ValueError` for links or ranks that do not
+        exist."""
         for link in (*conditions.failed, *conditions.degraded):
             if not 0 <= link < len(topology.links):
-                raise ValueError(f"{topology.name}: no link {link} among {len(topology.links)}")
+                raise ValueError(
+                    f"{topology.name}: link {link} does not exist; there are "
+                    f"{len(topology.links)} links"
+                )
         for rank in conditions.endpoints:
             if not 0 <= rank < topology.num_ranks:
-                raise ValueError(f"{topology.name}: no rank {rank} among {topology.num_ranks}")
+                raise ValueError(
+                    f"{topology.name}: rank {rank} does not exist; there are "
+                    f"{topology.num_ranks} ranks"
+                )
         model = conditions.messages
         found = topology if model is None else model.network(topology)
         rate = found.links.bandwidth_Bps.copy()
@@ -60,31 +67,33 @@ class NetworkPaths:
 
     @property
     def num_links(self) -> int:
-        """Directed links: the first resources."""
+        """Number of directed links; these are the first resources."""
         return len(self.topology.links)
 
     def of_endpoints(self, name: str) -> Floats:
-        """A field of all endpoints."""
+        """Returns one field of all endpoints."""
         return np.array([getattr(endpoint, name) for endpoint in self.endpoints], np.float64)
 
     def capacity(self) -> Floats:
-        """Of each resource: links, sending ports, receiving ports, what reduces."""
+        """Returns each resource's rate: links, sending ports, receiving ports, reduction units."""
         ports = [self.of_endpoints(name) for name in ("send_Bps", "receive_Bps", "reduce_Bps")]
         return np.concatenate([self.topology.links.bandwidth_Bps, *ports])
 
     def port(self, number: int, rank: Ints) -> Ints:
-        """The resource of a rank: 0 its sending port, 1 its receiving port, 2 what reduces."""
+        """Returns a rank's resource: 0 its sending port, 1 its receiving port, 2 its reduction
+        unit."""
         return ints(self.num_links + number * self.topology.num_ranks + rank)
 
     def routes(self, src: Ints, dst: Ints, channel: Ints) -> Iterator[tuple[Ragged, Floats]]:
-        """Links of each message's way, some messages at a time, with the part that takes each.
+        """Yields batches of the links of each message's path, with the fraction that takes each
+        link.
 
-        A channel is a flow of its own, with its own choice among equal ways. Raises
-        `UnsupportedError` where there is no way.
+        A channel is a separate flow, with its own choice among equal paths. Raises
+        `UnsupportedError` if two ranks are not connected.
         """
         paths = self.conditions.paths
-        for first in range(0, len(src), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
+        for first in range(0, len(src), _BATCH):
+            some = slice(first, first + _BATCH)
             if paths == 1:
                 found = self._one(src[some], dst[some], channel[some], 0)
                 yield found, np.ones(len(found[0]))
@@ -98,16 +107,16 @@ class NetworkPaths:
             if not channel.any():
                 return self.topology.routes(src, dst, seed=base)
             parts = []
-            for lane in np.unique(channel).tolist():
-                rows = np.flatnonzero(channel == lane)
-                parts.append((rows, self.topology.routes(src[rows], dst[rows], seed=base + lane)))
+            for one in np.unique(channel).tolist():
+                rows = np.flatnonzero(channel == one)
+                parts.append((rows, self.topology.routes(src[rows], dst[rows], seed=base + one)))
         except ValueError as error:
             raise UnsupportedError(str(error)) from error
-        return _in_order(parts, len(src))
+        return _merge_rows(parts, len(src))
 
 
-def _in_order(parts: list[tuple[Ints, Ragged]], total: int) -> Ragged:
-    """Lists from several parts, each with the rows that its lists are for."""
+def _merge_rows(parts: list[tuple[Ints, Ragged]], total: int) -> Ragged:
+    """Merges lists from several parts into one order; each part has the rows of its lists."""
     counts = np.zeros(total, np.int64)
     for rows, (_, starts) in parts:
         counts[rows] = np.diff(starts)
@@ -120,7 +129,8 @@ def _in_order(parts: list[tuple[Ints, Ragged]], total: int) -> Ragged:
 
 
 def _spread(each: list[Ragged]) -> tuple[Ragged, Floats]:
-    """Several ways of each message as one list of links, and the part of it that takes each."""
+    """Merges several paths of each message into one list of links, each with its fraction of the
+    message."""
     rows = np.concatenate([np.repeat(np.arange(len(s) - 1), np.diff(s)) for _, s in each])
     values = np.concatenate([found for found, _ in each])
     width = int(values.max(initial=0)) + 1
@@ -131,7 +141,7 @@ def _spread(each: list[Ragged]) -> tuple[Ragged, Floats]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Paths:
-    """Columns for the engine, a row each path; see `csrc/simulator/event_loop.h`."""
+    """Columns for the engine, one row per path; see `csrc/simulator/event_loop.h`."""
 
     values: NDArray[np.int32]
     starts: Ints
@@ -142,30 +152,30 @@ class Paths:
     tail_s: Floats
 
 
-class PathBook:
-    """Paths as they are found: blocks of columns, numbered on from block to block."""
+class PathBuilder:
+    """Collects paths in blocks of columns, numbered consecutively across blocks."""
 
     def __init__(self, network: NetworkPaths) -> None:
         self.network = network
         self.size = 0
         self._blocks: list[Paths] = []
-        self.nowhere = self.delays(np.zeros(1))
+        self.instant = self.delays(np.zeros(1))
         """The path that takes no time."""
 
     def delays(self, seconds: Floats) -> int:
-        """Paths that only take time; returns the number of the first."""
+        """Adds paths that only take time; returns the number of the first."""
         count = len(seconds)
         none = np.full(count, -1, np.int32)
         return self._add((ints([]), np.zeros(count + 1, np.int64)), np.ones(0), none, seconds)
 
     def through(self, resources: Ints) -> int:
-        """Paths through a single resource each; returns the number of the first."""
+        """Adds paths through a single resource each; returns the number of the first."""
         count = len(resources)
         starts, none = np.arange(count + 1), np.full(count, -1, np.int32)
         return self._add((resources, starts), np.ones(count), none, np.zeros(count))
 
     def messages(self, src: Ints, dst: Ints, channel: Ints, wait_s: Floats | None = None) -> int:
-        """Paths from ranks to others, which wait beyond what endpoints take; returns the number of
+        """Adds paths between ranks, with waits in addition to the endpoint's; returns the number of
         the first."""
         first, done = self.size, 0
         for links, weights in self.network.routes(src, dst, channel):
@@ -191,18 +201,20 @@ class PathBook:
         cap: Ints | None = None,
         wait_s: Floats | None = None,
     ) -> int:
-        """Paths over these links, each from a rank to a rank, and through a resource `cap`.
+        """Adds paths over these links, each between two ranks and through a resource `cap`.
 
         Returns the number of the first.
         """
         network = self.network
         latency = _sums(weights * network.topology.links.latency_s[links[0]], links[1])
         if cap is not None:
-            links, weights = _with(links, weights, cap, np.ones(len(cap), np.bool_), False)
+            links, weights = _insert_ports(links, weights, cap, np.ones(len(cap), np.bool_), False)
         for number, ends, front in ((0, src, True), (1, dst, False)):
             rate = network.of_endpoints(("send_Bps", "receive_Bps")[number])
             limited = np.isfinite(rate[ends])
-            links, weights = _with(links, weights, network.port(number, ends), limited, front)
+            links, weights = _insert_ports(
+                links, weights, network.port(number, ends), limited, front
+            )
         return self.over(links, weights, src, latency, wait_s)
 
     def over(
@@ -213,7 +225,7 @@ class PathBook:
         latency_s: Floats,
         wait_s: Floats | None = None,
     ) -> int:
-        """Paths of messages of ranks over these resources; returns the number of the first."""
+        """Adds message paths of ranks over these resources; returns the number of the first."""
         busy = self.network.of_endpoints("busy_s")[src]
         server = np.where(busy > 0, src, -1).astype(np.int32)
         delay = self.network.of_endpoints("overhead_s")[src]
@@ -246,10 +258,10 @@ class PathBook:
         return first
 
     def build(self) -> Paths:
-        """All of them. Weights are left out if all are 1."""
+        """Returns all paths. Weights are omitted if all are 1."""
         blocks = self._blocks
         lengths = np.concatenate([np.diff(block.starts) for block in blocks])
-        even = all((block.weights == 1).all() for block in blocks)
+        unweighted = all((block.weights == 1).all() for block in blocks)
 
         def column(name: str) -> NDArray[np.float64]:
             return np.concatenate([getattr(block, name) for block in blocks])
@@ -257,7 +269,7 @@ class PathBook:
         return Paths(
             values=np.concatenate([block.values for block in blocks]),
             starts=starts_of(lengths),
-            weights=np.empty(0) if even else column("weights"),
+            weights=np.empty(0) if unweighted else column("weights"),
             server=np.concatenate([block.server for block in blocks]),
             busy_s=column("busy_s"),
             delay_s=column("delay_s"),
@@ -266,16 +278,16 @@ class PathBook:
 
 
 def _sums(values: Floats, starts: Ints) -> Floats:
-    """Of each list; equal lists have equal sums, to the last bit."""
+    """Returns each list's sum; equal lists have sums equal to the last bit."""
     count = len(starts) - 1
     owner = np.repeat(np.arange(count), np.diff(starts))
     return np.bincount(owner, values, minlength=count).astype(np.float64)
 
 
-def _with(
+def _insert_ports(
     links: Ragged, weights: Floats, port: Ints, which: NDArray[np.bool_], front: bool
 ) -> tuple[Ragged, Floats]:
-    """Each of `which` lists with its port in front or at the end."""
+    """Inserts the port at the front or end of each list in `which`."""
     if not which.any():
         return links, weights
     values, starts = links

@@ -1,4 +1,4 @@
-"""What a simulation has found."""
+"""Results of a simulation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Column = NDArray[np.int32]
 
 
 class TaskKind(IntEnum):
-    """What a step is."""
+    """Kind of a step."""
 
     MESSAGE = 0
     REDUCTION = 1
     JOIN = 2
-    """Takes no time: what waits for it waits for several others."""
+    """Takes no time; it combines several steps into one that others wait for."""
     COMPUTE = 3
     TRAFFIC = 4
 
 
 class StepTime(NamedTuple):
-    """One step: a message from `src` to `dst`, or what a rank does by itself (`src == dst`)."""
+    """One step: a message from `src` to `dst`, or local work of a rank (`src == dst`)."""
 
     job: int
     kind: TaskKind
@@ -43,8 +43,9 @@ class StepTime(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
-    """All that happened, a row each. `begun_s` is when the first byte left, `arrived_s` when the
-    last was there. `cause` is the step that this one waited for last, -1 for none."""
+    """All steps, one row each. `begun_s` is the time at which the first byte left, `arrived_s` the
+    time at which the last byte arrived. `cause` is the step that this one waited for last, or
+    -1."""
 
     job: Column
     kind: NDArray[np.uint8]
@@ -66,13 +67,13 @@ class Steps:
         return StepTime(**{**values, "kind": TaskKind(values["kind"])})
 
     def messages(self) -> Ints:
-        """The rows that are messages from one rank to another."""
+        """Returns the rows of messages between different ranks."""
         return np.flatnonzero((self.kind == TaskKind.MESSAGE) & (self.src != self.dst))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTimes:
-    """When a job's first step began, and its last ended."""
+    """Start of a job's first step and end of its last."""
 
     name: str
     begun_s: float
@@ -80,13 +81,13 @@ class JobTimes:
 
     @property
     def time_s(self) -> float:
-        """From one to the other."""
+        """Duration of the job."""
         return self.ended_s - self.begun_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Usage:
-    """Bytes that each link has carried in each interval of `width_s` seconds: `[links, bins]`."""
+    """Bytes that each link carried in each interval of `width_s` seconds: `[links, bins]`."""
 
     width_s: float
     link_bytes: NDArray[np.float32]
@@ -94,7 +95,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
-    """How long it takes, and what limits it.
+    """The simulated time of an operation, and its bottlenecks.
 
     >>> import unisono
     >>> from unisono import algorithms, topology
@@ -106,28 +107,28 @@ class Result:
 
     topology: Topology
     time_s: float
-    """Until the last job is done."""
+    """End of the last job."""
     jobs: tuple[JobTimes, ...]
     steps: Steps
     link_bytes: Floats
-    """What each directed link has carried."""
+    """Bytes that each directed link carried."""
     capacity_Bps: Floats
-    """Of each directed link, as it was: 0 for one that failed."""
+    """Capacity of each directed link under the conditions; 0 for a failed link."""
     usage: Usage | None = None
 
     @cached_property
     def utilisation(self) -> Floats:
-        """Of each directed link: the part of what it could have carried."""
+        """Fraction of its capacity that each directed link carried."""
         could = self.capacity_Bps * self.time_s
         return np.divide(self.link_bytes, could, out=np.zeros_like(could), where=could > 0)
 
     @property
     def busiest_link(self) -> int:
-        """The directed link with the highest utilisation; the first of equals. -1 without links."""
+        """The directed link with the highest utilisation, on ties the first; -1 without links."""
         return int(np.argmax(self.utilisation)) if len(self.utilisation) else -1
 
     def link_name(self, link: int) -> str:
-        """A link by its ends: `rank 0 -> rank 1`."""
+        """Returns a link's name, made of its ends: `rank 0 -> rank 1`."""
         ends = (int(self.topology.links.src[link]), int(self.topology.links.dst[link]))
         return " -> ".join(self._node_name(node) for node in ends)
 
@@ -138,18 +139,18 @@ class Result:
         return names[node] if names else f"switch {node - self.topology.num_ranks}"
 
     def algbw_Bps(self, nbytes: float) -> float:
-        """Bytes of the operation over its time, as nccl-tests counts."""
+        """Returns the bytes of the operation divided by its time, as nccl-tests does."""
         return nbytes / self.time_s if self.time_s else 0.0
 
     def critical_path(self) -> list[StepTime]:
-        """The steps that the time is made of, first to last: each is what the next waited for."""
+        """Returns the steps that determine the time, in order: each waited for the one before."""
         return [self.steps[row] for row in self.critical_rows()]
 
     def critical_rows(self) -> list[int]:
-        """The rows of the critical path; joins are left out."""
-        return list(self._back())[::-1]
+        """Returns the rows of the critical path without joins."""
+        return list(self._critical_backwards())[::-1]
 
-    def _back(self) -> Iterator[int]:
+    def _critical_backwards(self) -> Iterator[int]:
         ends = self.steps.kind != TaskKind.TRAFFIC
         if not ends.any():
             return

@@ -1,4 +1,4 @@
-"""The fastest algorithm, number of channels and order of ranks for an operation on a network."""
+"""Searches the fastest algorithm, channel count and rank order of an operation on a network."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from unisono.simulator.simulation import Progress
 from unisono.topology import Lattice, Topology
 from unisono.types import Op
 
-AS_THEY_ARE = "as numbered"
+AS_NUMBERED = "as numbered"
 _PLACED = 3
-"""Of so many of the fastest, other orders of the ranks are tried."""
+"""Number of fastest algorithms for which other rank orders are tried."""
 _STRIDES = 6
 _SWAPS = 24
 _GAIN = 1e-9
-"""Less than this, relatively, is no improvement but rounding."""
+"""A smaller relative improvement is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """One combination that was simulated. `placement[r]` is the rank of the network that rank r of
-    the operation is; None: r itself."""
+    """One simulated combination. `placement[r]` is the network's rank for rank r of the operation;
+    None: r itself."""
 
     base: str
     """The algorithm, without channels."""
     entry: ComparedAlgorithm
-    order: str = AS_THEY_ARE
+    order: str = AS_NUMBERED
     placement: tuple[int, ...] | None = None
 
     @property
     def time_s(self) -> float:
-        """Of the operation."""
-        assert self.entry.result is not None, "what does not fit is not found"
+        """Time of the operation."""
+        assert self.entry.result is not None, "a combination that does not fit has no SearchResult"
         return self.entry.result.time_s
 
 
 @dataclass(slots=True)
 class Search:
-    """What a search has done: the best combination of each algorithm, the fastest first, the
-    simplest of equals; how many were simulated, how many left out because of their bytes alone, and
-    how many because time was up."""
+    """Results of a search: the best combination of each algorithm, fastest first, simplest first on
+    ties. `simulated` counts simulations. `pruned` counts combinations excluded by their bytes
+    alone, and `late` those excluded by the time budget."""
 
     found: list[SearchResult] = field(default_factory=list)
     simulated: int = 0
@@ -69,13 +69,13 @@ def search(
     budget_s: float = 60.0,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> Search:
-    """Tries algorithms with numbers of channels, then orders of the ranks for the three fastest of
-    them, then exchanges of two ranks in the best order.
+    """Tries algorithms with channel counts, then rank orders for the three fastest, then exchanges
+    of two ranks in the best order.
 
-    The cost model decides what is tried first, and leaves out what cannot win: an algorithm whose
-    busiest rank has more to send than its links carry in the best time so far. It cannot leave out
-    anything where links follow a model of messages, or switches copy. After `budget_s` seconds, if
-    something was found, nothing else is begun, and what is under way is given up. Raises
+    The cost model determines the order of trials and excludes algorithms that cannot win. An
+    algorithm cannot win if its busiest rank's links need more than the best time so far. Nothing is
+    excluded if links follow a model of messages or switches copy. After `budget_s` seconds the
+    search ends and aborts the current simulation, unless nothing has been found yet. Raises
     `ValueError` if no algorithm fits.
 
     >>> from unisono import topology
@@ -90,7 +90,7 @@ def search(
 
 
 class _Run:
-    """One search."""
+    """State of one search."""
 
     def __init__(
         self,
@@ -118,7 +118,9 @@ class _Run:
             else:
                 self._try(base, name)
         if not self.best:
-            raise ValueError("; ".join(self.reasons) or "nothing to search among")
+            raise ValueError(
+                "; ".join(self.reasons) or ("nothing to search: names or channels are empty")
+            )
         for found in self._sorted()[:_PLACED]:
             for order, placement in _orders(self.topology):
                 self._try(found.base, found.entry.algorithm, order, placement)
@@ -129,10 +131,10 @@ class _Run:
     def _candidates(
         self, names: Sequence[str], channels: Sequence[int]
     ) -> Iterator[tuple[str, str, float]]:
-        """Algorithms with numbers of channels, those first that the cost model likes best; and the
-        time that their bytes alone take."""
+        """Yields algorithms with channel counts, best predicted first, each with the time of its
+        bytes alone."""
         ranks = self.topology.num_ranks
-        told: list[tuple[float, int, str, str, float]] = []
+        ranked: list[tuple[float, int, str, str, float]] = []
         for base in names:
             for count in channels:
                 name = base if count == 1 else _in_channels(base, count)
@@ -142,10 +144,10 @@ class _Run:
                     self.reasons.append(f"{name}: {error}")
                     continue
                 least_s = float(found.bytes_sent) * self.nbytes / self.rate_Bps
-                told.append(
-                    (least_s + found.rounds * self.latency_s, len(told), base, name, least_s)
+                ranked.append(
+                    (least_s + found.rounds * self.latency_s, len(ranked), base, name, least_s)
                 )
-        for _, _, base, name, least_s in sorted(told):
+        for _, _, base, name, least_s in sorted(ranked):
             yield base, name, least_s
 
     def _cannot_win(self, least_s: float) -> bool:
@@ -157,10 +159,10 @@ class _Run:
         self,
         base: str,
         name: str,
-        order: str = AS_THEY_ARE,
+        order: str = AS_NUMBERED,
         placement: tuple[int, ...] | None = None,
     ) -> bool:
-        """Whether this is the best of the algorithm `base` so far."""
+        """Simulates a combination; returns whether it is the best of algorithm `base` so far."""
         found = self._simulate(base, name, order, placement)
         if found is None:
             return False
@@ -191,18 +193,18 @@ class _Run:
         return SearchResult(base=base, entry=made, order=order, placement=placement)
 
     def _exchange(self, best: SearchResult) -> None:
-        """Exchanges two ranks of the best order, again and again, and keeps what is faster."""
-        dice, ranks = random.Random(1), self.topology.num_ranks
+        """Repeatedly exchanges two ranks of the best order and keeps improvements."""
+        rng, ranks = random.Random(1), self.topology.num_ranks
         now = best.placement or tuple(range(ranks))
         for _ in range(_SWAPS if ranks > 2 else 0):
-            one, other = dice.sample(range(ranks), 2)
+            one, other = rng.sample(range(ranks), 2)
             changed = list(now)
             changed[one], changed[other] = now[other], now[one]
             if self._try(best.base, best.entry.algorithm, "exchanged", tuple(changed)):
                 now = tuple(changed)
 
     def _sorted(self) -> list[SearchResult]:
-        """The fastest first; of equals what was tried first."""
+        """Returns the best combinations, fastest first; on ties in the order of trials."""
         return sorted(self.best.values(), key=lambda found: found.time_s)
 
 
@@ -211,7 +213,7 @@ def _in_channels(name: str, count: int) -> str:
 
 
 def _orders(topology: Topology) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Orders of the ranks, all different, none as they are numbered."""
+    """Yields distinct rank orders, other than the plain numbering."""
     ranks = topology.num_ranks
     plain = tuple(range(ranks))
     seen = {plain}
@@ -237,24 +239,25 @@ def _all_orders(topology: Topology) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _snake(sizes: Sequence[int]) -> tuple[int, ...]:
-    """A way through a grid from neighbour to neighbour.
+    """Returns an order of a grid's ranks in which successive ranks are neighbours.
 
     >>> _snake((2, 3))
     (0, 1, 3, 2, 4, 5)
     """
-    ways, stride = [0], 1
+    order, stride = [0], 1
     for size in sizes:
-        ways = [
-            at * stride + way
+        order = [
+            at * stride + rank
             for at in range(size)
-            for way in (ways if at % 2 == 0 else reversed(ways))
+            for rank in (order if at % 2 == 0 else reversed(order))
         ]
         stride *= size
-    return tuple(ways)
+    return tuple(order)
 
 
 def _rate_and_latency(topology: Topology) -> tuple[float, float]:
-    """What the links of a rank carry together at most, and the least latency of one."""
+    """Returns the largest total bandwidth of one rank's links, and the smallest latency of a
+    link."""
     links = topology.links
     leaving = links.src < topology.num_ranks
     if not leaving.any():

@@ -1,4 +1,4 @@
-"""One call: jobs on a network, and what comes of it."""
+"""The call that simulates jobs on a network."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from unisono.native import Simulation
 from unisono.schedule import Schedule
 from unisono.simulator.conditions import Conditions
 from unisono.simulator.job import Compute, Job
-from unisono.simulator.paths import NetworkPaths, PathBook
+from unisono.simulator.paths import NetworkPaths, PathBuilder
 from unisono.simulator.result import JobTimes, Result, Steps, TaskKind, Usage
-from unisono.simulator.tasks import TaskBook, Tasks
+from unisono.simulator.tasks import TaskBuilder, Tasks
 from unisono.topology import Floats, Topology
 
 _EVENTS_AT_FIRST = 1000
-_TURN_S = 0.1
-"""About how often `progress` is called. An event takes from a microsecond to milliseconds."""
+_PROGRESS_INTERVAL_S = 0.1
+"""Approximate interval of `progress` calls. An event takes from a microsecond to milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a simulation is: steps that are done, of how many, and its own time."""
+    """Progress of a simulation: finished steps, all steps, and simulated time."""
 
     done: int
     total: int
@@ -42,19 +42,20 @@ def simulate(
     bins: int = 0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
-    """How a network serves a schedule, or several jobs at once.
+    """Simulates a schedule, or several concurrent jobs, on a network.
 
-    Messages are flows: each link on the way is shared max-min fairly by those that are on it, a
-    message leaves when the values that it carries are there, and arrives its links' latency after
-    its last byte has left. By default links are the only cost; see `Conditions`.
+    Messages are flows that share each link max-min fairly. A message leaves when its values are
+    available. It arrives when its last byte has left and the latency of its links has passed. By
+    default only links cost time; see `Conditions`.
 
-    `nbytes` is N, the bytes of the whole vector of a rank, or of all its pieces together; jobs have
-    their own. Rank r of the schedule is rank r of the topology; a `Job` can place them elsewhere.
-    `bins`: intervals of time for which the result tells what each link carried (from half as many
-    on). `progress` is called now and then; if it raises, the simulation ends.
+    `nbytes` is N, the size of a rank's whole vector, or of all its pieces together; jobs have their
+    own. Rank r of the schedule is rank r of the topology; a `Job` can place its ranks differently.
+    With `bins`, the result has each link's bytes in that many to half as many intervals of time.
+    `progress` is called about ten times a second; an exception that it raises ends the simulation.
 
-    Raises `UnsupportedError` if there are too few ranks, or no way between two of them;
-    `ValueError` for what makes no sense; `TypeError` for the name of a schedule or a network.
+    Raises `UnsupportedError` if the network has too few ranks or two ranks are not connected.
+    Raises `ValueError` for invalid values, and `TypeError` if a schedule or topology is given by
+    name.
 
     >>> import unisono
     >>> from unisono import algorithms, topology
@@ -64,18 +65,20 @@ def simulate(
     '2.25 ms'
     """
     if not isinstance(topology, Topology):
-        raise TypeError(f"simulate: no topology: {topology!r}; topology.parse(text) makes one")
+        raise TypeError(
+            f"simulate: expected a topology, got {topology!r}; topology.parse(text) makes one"
+        )
     jobs = _jobs(what, nbytes)
     network = NetworkPaths.of(topology, conditions or Conditions())
-    paths = PathBook(network)
-    book = TaskBook(network, paths, jobs)
+    paths = PathBuilder(network)
+    tasks = TaskBuilder(network, paths, jobs)
     for number in _in_order(jobs):
-        book.add(number)
+        tasks.add(number)
     capacity = network.capacity()
     streams = network.conditions.traffic
-    book.traffic(streams, len(capacity))
+    tasks.traffic(streams, len(capacity))
     capacity = np.concatenate([capacity, [stream.rate_Bps for stream in streams]])
-    return _run(network, paths, book.build(), capacity, jobs, bins, progress)
+    return _run(network, paths, tasks.build(), capacity, jobs, bins, progress)
 
 
 def _jobs(what: Schedule | Sequence[Job | Compute], nbytes: float | None) -> list[Job | Compute]:
@@ -84,41 +87,44 @@ def _jobs(what: Schedule | Sequence[Job | Compute], nbytes: float | None) -> lis
             raise ValueError("simulate: a schedule needs nbytes, the bytes of the operation")
         return [Job(schedule=what, nbytes=nbytes)]
     if not all(isinstance(job, Job | Compute) for job in what):
-        raise TypeError(f"simulate: no schedule, and no jobs: {what!r}; algorithms.build makes one")
+        raise TypeError(
+            f"simulate: expected a schedule or jobs, got {what!r}; algorithms.build makes a "
+            "schedule"
+        )
     if nbytes is not None:
-        raise ValueError("simulate: jobs have their own nbytes")
+        raise ValueError("simulate: expected no nbytes, because jobs have their own")
     if not what:
-        raise ValueError("simulate: no jobs")
+        raise ValueError("simulate: expected at least one job")
     return list(what)
 
 
 def _in_order(jobs: Sequence[Job | Compute]) -> list[int]:
-    """The jobs such that each comes after those that it names."""
+    """Returns the jobs in an order in which each follows the jobs of its `after`."""
     numbers: dict[str, int] = {}
     for number, job in enumerate(jobs):
         if job.name and job.name in numbers:
-            raise ValueError(f"simulate: two jobs are called {job.name!r}")
+            raise ValueError(f"simulate: two jobs have the name {job.name!r}")
         numbers[job.name] = number
     left, found = list(range(len(jobs))), list[int]()
-    there: set[str] = set()
+    placed: set[str] = set()
     for job in jobs:
         for name in job.after:
             if name not in numbers or not name:
-                raise ValueError(f"job {job.name!r} comes after {name!r}, and there is no such job")
+                raise ValueError(f"job {job.name!r} comes after {name!r}, but no job has this name")
     while left:
-        able = [number for number in left if there.issuperset(jobs[number].after)]
-        if not able:
+        ready = [number for number in left if placed.issuperset(jobs[number].after)]
+        if not ready:
             names = ", ".join(repr(jobs[number].name) for number in left)
             raise ValueError(f"simulate: the jobs {names} wait for each other")
-        found += able
-        there |= {jobs[number].name for number in able}
-        left = [number for number in left if number not in able]
+        found += ready
+        placed |= {jobs[number].name for number in ready}
+        left = [number for number in left if number not in ready]
     return found
 
 
 def _run(
     network: NetworkPaths,
-    paths: PathBook,
+    paths: PathBuilder,
     tasks: Tasks,
     capacity: Floats,
     jobs: Sequence[Job | Compute],
@@ -129,8 +135,8 @@ def _run(
     _advance(engine, progress)
     if engine.to_come():
         raise ValueError(
-            "simulate: messages of jobs wait for each other in their streams: a job that comes "
-            "after another needs a later first_round"
+            "simulate: messages of jobs wait for each other in their streams; a job that "
+            "comes after another needs a later first_round"
         )
     begun_s, arrived_s, cause, carried, binned, width_s = engine.take()
     names = ("job", "kind", "round", "src", "dst", "channel", "bytes")
@@ -149,21 +155,21 @@ def _run(
 
 
 def _advance(engine: Simulation, progress: Callable[[Progress], None] | None) -> None:
-    """To the end, some events at a time, as many as a turn takes."""
+    """Runs the engine to the end, in batches of events that take about one progress interval."""
     total, events = engine.to_come(), _EVENTS_AT_FIRST
     begun_s = monotonic()
     while engine.advance(events):
         took_s = monotonic() - begun_s
-        if took_s > _TURN_S:
+        if took_s > _PROGRESS_INTERVAL_S:
             events = max(1, events // 2)
-        elif took_s < _TURN_S / 4:
+        elif took_s < _PROGRESS_INTERVAL_S / 4:
             events *= 2
         if progress is not None:
             progress(Progress(done=total - engine.to_come(), total=total, now_s=engine.now_s()))
         begun_s = monotonic()
 
 
-def _engine(paths: PathBook, tasks: Tasks, capacity: Floats, bins: int) -> Simulation:
+def _engine(paths: PathBuilder, tasks: Tasks, capacity: Floats, bins: int) -> Simulation:
     found = paths.build()
     return Simulation(
         capacity=capacity,
@@ -184,7 +190,7 @@ def _engine(paths: PathBook, tasks: Tasks, capacity: Floats, bins: int) -> Simul
 
 
 def _by_link(network: NetworkPaths, values: NDArray[Any]) -> NDArray[Any]:
-    """Rows of resources as rows of the links of the network as it was built."""
+    """Maps rows of resources to rows of the intact network's links."""
     found = np.zeros((len(network.original.links), *values.shape[1:]), values.dtype)
     found[network.links] = values[: network.num_links]
     return found

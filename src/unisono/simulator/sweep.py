@@ -1,4 +1,4 @@
-"""What if: one thing about a network or a job changed from value to value."""
+"""Sweeps: simulations in which one parameter of a network or job takes several values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNTS = ("ranks", "hosts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One value: the network, how many of its ranks take part, and the algorithms on them, the
+    """Results for one value: the network, the number of participating ranks, and the algorithms,
     fastest first."""
 
     value: str
@@ -27,7 +27,7 @@ class Point:
 
     @property
     def best(self) -> ComparedAlgorithm | None:
-        """The fastest; None if none fits."""
+        """The fastest algorithm; None if none fits."""
         return next((entry for entry in self.entries if entry.result is not None), None)
 
 
@@ -44,18 +44,20 @@ def sweep(
     limits: Limits | None = None,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> list[Point]:
-    """Algorithms on a network of which something is changed from value to value.
+    """Simulates algorithms on a network of which one parameter takes several values.
 
-    `name` is an option of the spec, see `topology.vary`; or `ranks` or `hosts` where the spec has
-    no such option: then so many take part, the first ones. Raises `ValueError` for what cannot be
-    varied, and for values that do not fit. `limits` are for each
-    value, see `compare`.
+    `name` is an option of the spec; see `topology.vary`. If the spec has no option `ranks` or
+    `hosts`, these names select the first ranks or hosts of the network. Raises `ValueError` for a
+    parameter that cannot be varied and for invalid values. `limits` apply to each value; see
+    `compare`.
 
     >>> found = sweep("all_reduce", "star:16", "ranks", ["2", "4", "8"], 1e9, names=["ring"])
     >>> [(p.ranks, round(p.best.result.time_s * 1e3)) for p in found]
     [(2, 20), (4, 30), (8, 35)]
     """
-    places = [(value, *changed(spec, name, value)) for value in values]  # all, before it takes long
+    places = [
+        (value, *changed(spec, name, value)) for value in values
+    ]  # all are checked before the first simulation
     found = []
     for value, topology, ranks in places:
         entries = compare(
@@ -75,7 +77,7 @@ def sweep(
 
 
 def changed(spec: str, name: str, value: str) -> tuple[Topology, int]:
-    """A network with one thing changed, and how many of its ranks take part.
+    """Returns a network with one parameter changed, and the number of participating ranks.
 
     >>> changed("fat_tree:4", "hosts", "6"), changed("dgx:8/star:32", "hosts", "2")[1]
     ((<Topology fat_tree:k=4: 16 ranks, 48 links>, 6), 16)
@@ -84,20 +86,23 @@ def changed(spec: str, name: str, value: str) -> tuple[Topology, int]:
     parts = [] if is_file else spec.split("/", 1)
     if name not in _COUNTS or any(name in variable(part) for part in parts):
         if is_file:
-            raise ValueError(f"{spec}: of a file only {' or '.join(_COUNTS)} can be varied")
+            raise ValueError(
+                f"{spec}: only {' or '.join(_COUNTS)} of a file can be varied, not {name}"
+            )
         topology = parse(vary(spec, name, value))
         return topology, topology.num_ranks
     topology = load(spec)
     per_host = parse(parts[0]).num_ranks if name == "hosts" and len(parts) == 2 else 1
     most = topology.num_ranks // per_host
     if not value.isdecimal() or not 1 <= int(value) <= most:
-        raise ValueError(f"{name}={value}: {topology.name} has {most} {name}")
+        raise ValueError(f"{name}={value}: {topology.name} has 1 to {most} {name}")
     return topology, int(value) * per_host
 
 
 def scale_factor(compute_s: float, communicate_s: float) -> float:
-    """T_n / (n T_1), where T are samples a second: each of n ranks computes on samples of its own
-    for so long, then all communicate; one rank alone has nothing to communicate.
+    """Returns T_n / (n T_1), where T is the throughput in samples per second. Each of n ranks
+    computes on its own samples for `compute_s`, then all communicate; a single rank does not
+    communicate.
 
     >>> scale_factor(30e-3, 10e-3)
     0.75

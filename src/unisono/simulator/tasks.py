@@ -1,4 +1,4 @@
-"""From jobs to what the engine runs: messages, reductions, computing, and what waits for what."""
+"""Converts jobs to tasks of the engine: messages, reductions, computation, and dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.simulator.conditions import Order, Traffic
 from unisono.simulator.executor_model import executed
 from unisono.simulator.in_network import Trees, trees_of
 from unisono.simulator.job import Blocks, Compute, Job
-from unisono.simulator.paths import NetworkPaths, PathBook
+from unisono.simulator.paths import NetworkPaths, PathBuilder
 from unisono.simulator.result import TaskKind
 from unisono.topology import Floats, Ints, distinct, ints, starts_of
 
@@ -24,8 +24,8 @@ _NO_GROUPS = np.empty(0, np.int32)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tasks:
-    """Columns for the engine, a row each task; see `csrc/simulator/event_loop.h`. `job` and `kind`
-    and those after are for `Steps`."""
+    """Columns for the engine, one row per task; see `csrc/simulator/event_loop.h`. `job`, `kind`
+    and the fields after them are for `Steps`."""
 
     path: NDArray[np.int32]
     bytes: Floats
@@ -43,11 +43,11 @@ class Tasks:
         return len(self.path)
 
 
-class TaskBook:
-    """Tasks as jobs bring them. Tasks are numbered on from job to job."""
+class TaskBuilder:
+    """Collects the tasks of jobs, numbered consecutively across jobs."""
 
     def __init__(
-        self, network: NetworkPaths, paths: PathBook, jobs: Sequence[Job | Compute]
+        self, network: NetworkPaths, paths: PathBuilder, jobs: Sequence[Job | Compute]
     ) -> None:
         self.network = network
         self.paths = paths
@@ -60,10 +60,13 @@ class TaskBook:
         blocks = any(isinstance(job, Job) and job.blocks is not None for job in jobs)
         self._ordered = blocks or network.conditions.order is Order.PROGRAM
         if blocks and network.conditions.order is not Order.NONE:
-            raise ValueError("simulate: a job that runs in blocks has an order of its own")
+            raise ValueError(
+                "simulate: a job that runs in blocks has its own order; set conditions.order "
+                "to NONE"
+            )
 
     def add(self, number: int) -> None:
-        """The tasks of one of the jobs; those that it comes after must be there."""
+        """Adds the tasks of one job; the jobs of its `after` must already be added."""
         job = self.jobs[number]
         gates = self._gates(number, job)
         if isinstance(job, Compute):
@@ -74,14 +77,17 @@ class TaskBook:
             self._collective(number, job, gates)
 
     def traffic(self, streams: Sequence[Traffic], first_port: int) -> None:
-        """Streams without end; each has a resource of its own for its rate."""
+        """Adds endless streams; each has its own resource that limits its rate."""
         network = self.network
         for number, stream in enumerate(streams):
             src, dst = ints([stream.src]), ints([stream.dst])
             if stream.src == stream.dst or not all(
                 0 <= rank < network.topology.num_ranks for rank in (stream.src, stream.dst)
             ):
-                raise ValueError(f"traffic from rank {stream.src} to rank {stream.dst}")
+                raise ValueError(
+                    f"traffic needs two different ranks of the network, got {stream.src} and "
+                    f"{stream.dst}"
+                )
             ((links, weights),) = network.routes(src, dst, ints([0]))
             path = self.paths.along(links, weights, src, dst, cap=ints([first_port + number]))
             self._block(
@@ -93,17 +99,18 @@ class TaskBook:
                 dst=dst,
             )
 
-    # ---- what ranks wait for
+    # ---- gates: conditions for a rank to take part in a job
 
     def _gates(self, number: int, job: Job | Compute) -> dict[int, int] | None:
-        """For each rank the task after which it takes part; None if it need not wait."""
+        """Returns for each rank the task after which it takes part; None if no rank has to wait."""
         network = self.network
         enters = network.of_endpoints("enters_s")
         members = ints(list(job.members))
         if len(members) and not 0 <= members.min() <= members.max() < network.topology.num_ranks:
             raise UnsupportedError(
-                f"{job.name or 'the schedule'} is for ranks {members.min()} to {members.max()}, "
-                f"and {network.topology.name} has {network.topology.num_ranks}"
+                f"{job.name or 'the schedule'} needs ranks {members.min()} to "
+                f"{members.max()}, but {network.topology.name} has "
+                f"{network.topology.num_ranks} ranks"
             )
         waits = np.maximum(enters[members], job.start_s)
         if not job.after and not waits.any():
@@ -120,7 +127,7 @@ class TaskBook:
         first = self._block(
             number,
             TaskKind.JOIN,
-            path=np.full(len(members), self.paths.nowhere),
+            path=np.full(len(members), self.paths.instant),
             src=members,
             dst=members,
             needs=needed,
@@ -153,7 +160,7 @@ class TaskBook:
             zip(job.members, range(first, first + len(members)), strict=True)
         )
 
-    # ---- a collective
+    # ---- collectives
 
     def _collective(self, number: int, job: Job, gates: dict[int, int] | None) -> None:
         schedule, network = job.schedule, self.network
@@ -190,11 +197,11 @@ class TaskBook:
             sent = (kind == TaskKind.MESSAGE) & (src != dst)
             size[sent] = model.load(size[sent])
         if trees is not None:
-            # What switches add up costs the ranks nothing.
+            # Reductions in switches cost the ranks nothing.
             of = np.flatnonzero(kind == TaskKind.REDUCTION)
             done = needs[starts[of]]
             path[of[trees.joined[(np.cumsum(kind == TaskKind.MESSAGE) - 1)[done]]]] = (
-                self.paths.nowhere
+                self.paths.instant
             )
         if self._ordered and not len(after):
             after = np.full(len(kind), -1, np.int32)
@@ -211,12 +218,12 @@ class TaskBook:
             dst=dst,
             channel=channel,
         )
-        self._number_on(number, job, tasks, gates)
+        self._append_tasks(number, job, tasks, gates)
 
     def _executed(
         self, number: int, job: Job, blocks: Blocks, gates: dict[int, int] | None
     ) -> None:
-        """A job in blocks: its ranks run their plans."""
+        """Adds a job in blocks: its ranks run their plans."""
         done = executed(job, blocks, gates=gates is not None)
         members = np.array(job.members, np.int32)
         src, dst = members[done.src], members[done.dst]
@@ -235,11 +242,13 @@ class TaskBook:
             dst=dst,
             channel=channel,
         )
-        self._number_on(number, job, tasks, gates)
+        self._append_tasks(number, job, tasks, gates)
 
-    def _number_on(self, number: int, job: Job, tasks: Tasks, gates: dict[int, int] | None) -> None:
-        """Add a job's tasks, which know each other by their places among themselves; a need below
-        0 is the gate of a member, -1 - its place."""
+    def _append_tasks(
+        self, number: int, job: Job, tasks: Tasks, gates: dict[int, int] | None
+    ) -> None:
+        """Adds a job's tasks, which refer to each other by their positions in the job. A negative
+        need is the gate of member -1 - need."""
         needs, after = tasks.needs, tasks.after
         if self.size:
             needs = np.where(needs < 0, needs, needs + np.int32(self.size))
@@ -262,9 +271,9 @@ class TaskBook:
         trees: Trees | None,
         ports: NDArray[np.bool_],
     ) -> NDArray[np.int32]:
-        """The path of each task. Messages between the same ranks in the same channel, and the same
-        regime of a link model, share one."""
-        path = np.full(len(kind), self.paths.nowhere, np.int32)
+        """Returns the path of each task. Messages share a path if they have the same ranks, channel
+        and regime of the link model."""
+        path = np.full(len(kind), self.paths.instant, np.int32)
         sends = (kind == TaskKind.MESSAGE) & (src != dst)
         if trees is not None:
             number = np.cumsum(kind == TaskKind.MESSAGE) - 1
@@ -273,18 +282,18 @@ class TaskBook:
             sends &= ~joined
         rows = np.flatnonzero(sends)
         if len(rows):
-            lanes = int(channel[rows].max()) + 1
+            num_channels = int(channel[rows].max()) + 1
             n = self.network.topology.num_ranks
-            keys = (src[rows].astype(np.int64) * n + dst[rows]) * lanes + channel[rows]
+            keys = (src[rows].astype(np.int64) * n + dst[rows]) * num_channels + channel[rows]
             model = self.network.conditions.messages
             regimes = 1 if model is None else len(model.regimes)
             if model is not None:
                 keys = keys * regimes + model.regime_of(size[rows])
             keys, which = distinct(keys)
             keys, regime = np.divmod(keys, regimes)
-            pair, lane = np.divmod(keys, lanes)
+            pair, channels = np.divmod(keys, num_channels)
             wait_s = None if model is None else model.delays_s[regime]
-            path[rows] = self.paths.messages(pair // n, pair % n, lane, wait_s) + which
+            path[rows] = self.paths.messages(pair // n, pair % n, channels, wait_s) + which
         rows = np.flatnonzero(kind == TaskKind.REDUCTION)
         rows = rows[ports[dst[rows]]]
         if len(rows):
@@ -293,7 +302,7 @@ class TaskBook:
         return path
 
     def _end(self, number: int, job: Job, first: int, gates: dict[int, int] | None) -> None:
-        """For each rank a task that waits for all that the rank has sent and received."""
+        """Adds for each rank a task that waits for everything that the rank sends and receives."""
         block = self._blocks[-1]
         rows = np.flatnonzero(block.src >= 0)
         both = np.concatenate([block.src[rows], block.dst[rows]])
@@ -310,7 +319,7 @@ class TaskBook:
         end = self._block(
             number,
             TaskKind.JOIN,
-            path=np.full(len(members), self.paths.nowhere),
+            path=np.full(len(members), self.paths.instant),
             src=members,
             dst=members,
             needs=ints(np.concatenate(lists)),
@@ -359,12 +368,12 @@ class TaskBook:
         return first
 
     def build(self) -> Tasks:
-        """All of them."""
+        """Returns all tasks."""
         tasks = self._joined()
         return replace(tasks, after=self._in_streams(tasks)) if self._streams else tasks
 
     def _in_streams(self, tasks: Tasks) -> NDArray[np.int32]:
-        """After which message each leaves: the one before it from the same rank to the same."""
+        """Returns each message's predecessor: the previous message between the same ranks."""
         firsts = [job.first_round if isinstance(job, Job) else 0 for job in self.jobs]
         rows = np.flatnonzero((tasks.kind == TaskKind.MESSAGE) & (tasks.src != tasks.dst))
         src, dst, job = (column[rows] for column in (tasks.src, tasks.dst, tasks.job))

@@ -1,4 +1,4 @@
-"""A simulation as a trace that Chrome's `about:tracing` and ui.perfetto.dev show."""
+"""Writes a simulation as a trace for Chrome's `about:tracing` and ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from unisono.simulator.result import Result, TaskKind
 from unisono.topology import Ints
 
 MOST_STEPS = 500_000
-"""Above this a viewer does not open the file."""
+"""Viewers do not open files with more steps."""
 
 
 def to_chrome_trace(result: Result) -> str:
-    """Trace Event Format (Google, "Trace Event Format", 2016), as JSON text: a process for each
-    rank, a row for what it sends, one for what it computes; microseconds.
+    """Returns JSON in the Trace Event Format (Google, 2016), in microseconds. Each rank is a
+    process, with rows for the messages that it sends and for its computation.
 
-    Messages that a rank sends at the same time are in rows of their own. Those of the critical path
-    are called so. Raises `UnsupportedError` for more than 500,000 steps.
+    Concurrent messages of a rank are in separate rows. Steps of the critical path have the category
+    `critical`. Raises `UnsupportedError` for more than 500,000 steps.
 
     >>> import json, unisono
     >>> from unisono import algorithms, topology
@@ -34,7 +34,8 @@ def to_chrome_trace(result: Result) -> str:
     rows = np.flatnonzero(np.isin(result.steps.kind, kinds))
     if len(rows) > MOST_STEPS:
         raise UnsupportedError(
-            f"a trace of {len(rows)} steps; at most {MOST_STEPS} can be looked at"
+            f"a trace has at most {MOST_STEPS} steps, got {len(rows)}; simulate fewer "
+            "ranks or chunks"
         )
     events = [*_events(result, rows), *_names(result, rows)]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
@@ -44,18 +45,18 @@ def _events(result: Result, rows: Ints) -> Iterator[dict[str, Any]]:
     steps = result.steps
     critical = set(result.critical_rows())
     order = rows[np.lexsort((rows, steps.begun_s[rows], steps.src[rows]))]
-    free: dict[int, list[float]] = {}  # by rank: when each of its rows is free again
+    free: dict[int, list[float]] = {}  # by rank: the time at which each of its rows becomes free
     for row in order.tolist():
         step = steps[row]
         busy = free.setdefault(step.src, [])
-        lane = next((i for i, until in enumerate(busy) if until <= step.begun_s), len(busy))
-        busy[lane : lane + 1] = [step.arrived_s]
+        line = next((i for i, until in enumerate(busy) if until <= step.begun_s), len(busy))
+        busy[line : line + 1] = [step.arrived_s]
         yield {
             "name": _name(result, step.kind, step.dst, step.round),
             "cat": "critical" if row in critical else step.kind.name.lower(),
             "ph": "X",
             "pid": step.src,
-            "tid": lane,
+            "tid": line,
             "ts": step.begun_s * 1e6,
             "dur": (step.arrived_s - step.begun_s) * 1e6,
             "args": {

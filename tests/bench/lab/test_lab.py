@@ -1,4 +1,4 @@
-"""Hosts that are really there: what they are, what can happen to them, and what is left."""
+"""Tests of real lab hosts: their properties, their faults, and their removal."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def wait_until(holds: Callable[[], object], timeout_s: float = 10.0) -> bool:
 
 
 def connect(lab: Lab, timeout_s: float) -> None:
-    """From host 0 to host 1. Raises LabError."""
+    """Connects host 0 to host 1. Raises LabError."""
     lab.run(0, [sys.executable, "-c", CONNECT, lab.address(1), str(timeout_s)])
 
 
 @pytest.fixture
 def pair() -> Iterator[Lab]:
-    """Two hosts, of which host 1 listens."""
+    """Two hosts; host 1 listens."""
     with Lab(hosts=2) as lab, lab.start(1, [sys.executable, "-c", LISTEN]) as server:
         assert wait_until(lambda: lab.run(1, ["ss", "-Hltn", "sport = :5000"]))
         yield lab
@@ -66,13 +66,13 @@ def test_a_host_has_its_own_name_addresses_and_network() -> None:
         assert lab.run(1, ["pwd"]) == f"{Path.cwd()}\n"
 
 
-def test_labs_do_not_see_each_other(pair: Lab) -> None:
+def test_labs_are_isolated_from_each_other(pair: Lab) -> None:
     connect(pair, 2.0)
     with Lab(hosts=2) as other, pytest.raises(LabError, match="refused"):
         connect(other, 2.0)
 
 
-def test_a_cut_link_is_silent_until_it_is_mended(pair: Lab) -> None:
+def test_a_cut_link_loses_packets_until_it_is_restored(pair: Lab) -> None:
     pair.cut(1)
     with pytest.raises(LabError, match="timed out"):
         connect(pair, 0.3)
@@ -81,14 +81,14 @@ def test_a_cut_link_is_silent_until_it_is_mended(pair: Lab) -> None:
     connect(pair, 2.0)
 
 
-def test_a_pulled_cable_is_seen(pair: Lab) -> None:
+def test_a_pulled_cable_takes_the_interface_down(pair: Lab) -> None:
     pair.cut(1, carrier=False)
     assert "NO-CARRIER" in pair.run(1, ["ip", "link", "show", "eth0"])
     pair.mend(1)
     connect(pair, 2.0)
 
 
-def test_all_processes_of_a_host_die_and_the_host_stays(pair: Lab) -> None:
+def test_kill_ends_all_processes_of_a_host_but_not_the_host(pair: Lab) -> None:
     assert len(pair.processes(1)) == 1
     pair.kill(1)
     assert pair.processes(1) == []
@@ -96,7 +96,7 @@ def test_all_processes_of_a_host_die_and_the_host_stays(pair: Lab) -> None:
         connect(pair, 2.0)
 
 
-def test_a_host_without_power_is_silent(pair: Lab) -> None:
+def test_a_host_without_power_does_not_answer(pair: Lab) -> None:
     pair.power_off(1)
     assert pair.processes(1) == []
     with pytest.raises(LabError, match="timed out"):
@@ -104,7 +104,7 @@ def test_a_host_without_power_is_silent(pair: Lab) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_however_the_owner_ends(end: signal.Signals) -> None:
+def test_a_lab_is_removed_after_any_end_of_its_owner(end: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as owner:
@@ -120,7 +120,7 @@ def test_nothing_is_left_however_the_owner_ends(end: signal.Signals) -> None:
 
 
 def networks() -> set[str]:
-    """Networks of this machine in which a process is."""
+    """Returns the networks of all processes on this machine."""
     found = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -131,7 +131,7 @@ def networks() -> set[str]:
     return found
 
 
-def test_an_agent_does_what_ssh_would(tmp_path: Path) -> None:
+def test_an_agent_replaces_ssh(tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     with Lab(hosts=2) as lab:
         lab.write_agent(agent)
@@ -142,7 +142,7 @@ def test_an_agent_does_what_ssh_would(tmp_path: Path) -> None:
         assert b"no host elsewhere" in unknown.stderr
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LabError, match="apt install iproute2"):
         Lab(hosts=2).up()
@@ -151,22 +151,23 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("rate", ["fast", "-5mbit", "0mbit", "", "1"])
-def test_a_rate_that_is_none_is_told(rate: str) -> None:
-    with pytest.raises(LabError, match=f"written as 1gbit or 200mbit, not '{rate}'"):
+def test_an_invalid_rate_is_refused(rate: str) -> None:
+    with pytest.raises(LabError, match=f"such as 1gbit or 200mbit, got '{rate}'"):
         Lab(hosts=2, rate=rate)
-    with pytest.raises(LabError, match="written as"):
+    with pytest.raises(LabError, match="expected a rate"):
         Lab(hosts=2, rates={1: rate})
 
 
-def test_what_tc_refuses_is_told_and_leaves_nothing() -> None:
+def test_an_error_of_tc_is_reported_and_the_lab_removed() -> None:
     before = networks()
     with pytest.raises(LabError, match="latency"), Lab(hosts=2, delay="soon"):
         pass
     assert wait_until(lambda: networks() <= before)
 
 
-def test_ports_that_hosts_share_evenly() -> None:
-    """Every port has a queue for each other host; nothing is saved up, nothing probed for."""
+def test_even_ports_have_a_queue_for_each_host() -> None:
+    """Every port has a queue for each other host; senders neither save up bursts nor probe for
+    bandwidth."""
     with Lab(hosts=3, rate="100mbit", rates={2: "50mbit"}, shaping=EVEN) as lab:
         control = "net.ipv4.tcp_congestion_control"
         for host in range(3):
@@ -175,8 +176,8 @@ def test_ports_that_hosts_share_evenly() -> None:
             assert "gso_max_size 16384" in lab.run(host, ["ip", "-d", "link", "show", "eth0"])
             for place, port in ((host, "eth0"), ("switch", f"h{host}r0")):
                 classes = lab.run(place, ["tc", "class", "show", "dev", port])
-                assert classes.count("parent 1:1 ") == 3  # two hosts, and the rest
+                assert classes.count("parent 1:1 ") == 3  # two hosts, and the default class
                 assert f"ceil {'50' if host == 2 else '100'}Mbit" in classes
                 assert lab.run(place, ["tc", "filter", "show", "dev", port]).count("match") == 2
-    with pytest.raises(ValueError, match="no delays"):
+    with pytest.raises(ValueError, match="cannot have delays"):
         Lab(hosts=2, shaping=EVEN, delay="1ms")

@@ -1,8 +1,8 @@
-"""A cluster on one machine: hosts that are network namespaces, joined by a switch.
+"""A cluster on one machine: hosts are network namespaces that a switch connects.
 
-Every host has addresses, a host name and mounts of its own. Each of its links can be limited in
-bandwidth and given a delay. Hosts share the machine's files and processors. `lab` makes them,
-`shaping` says how links are limited, `holder` keeps hosts and clears them away.
+Every host has its own addresses, host name and mounts. Each link can have a bandwidth limit and a
+delay. Hosts share the machine's files and processors. `lab` creates them, `shaping` limits links,
+and `holder` keeps hosts alive and removes them.
 """
 
 from unisono.bench.lab.lab import Lab, LabError, reason_unavailable

@@ -1,9 +1,9 @@
-"""What keeps one host of the lab: a program that sleeps inside it until its owner is gone.
+"""The process that keeps one host of the lab alive: it sleeps inside the host until its owner ends.
 
-The namespaces have no names: they last as long as somebody is inside. Standard input is a pipe
-that only the owner holds, so its end, however it comes, ends the host: this program then kills
-whoever is still in the host's network, and leaves. Imports the standard library only: it starts
-in 20 ms.
+The namespaces have no names, so they exist only while a process is inside. Standard input is a pipe
+that only the owner has open. When the owner ends in any way, the pipe ends; this program then kills
+all processes in the host's network and exits. It imports only the standard library, so it starts in
+20 ms.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import subprocess
 import sys
 import time
 
-_PATIENCE_S = 5.0
+_KILL_TIMEOUT_S = 5.0
 
 
 def members(pid: int) -> list[int]:
-    """Processes in the network of process `pid`, without itself."""
+    """Returns the processes in the network of process `pid`, except `pid` itself."""
     network = os.readlink(f"/proc/{pid}/ns/net")
     return [other for other in _processes() if other != pid and _network(other) == network]
 
 
 def end_members(pid: int) -> None:
-    """Kill all processes in the network of process `pid` but itself, and those that they start
-    meanwhile. Returns when none is left, or after some seconds."""
-    deadline_s = time.monotonic() + _PATIENCE_S
+    """Kills all processes in the network of process `pid` except itself, and those that they start
+    meanwhile. Returns when none is left, or after a timeout."""
+    deadline_s = time.monotonic() + _KILL_TIMEOUT_S
     while (found := members(pid)) and time.monotonic() < deadline_s:
         for other in found:
             with contextlib.suppress(ProcessLookupError):
@@ -40,7 +40,8 @@ def _processes() -> list[int]:
 
 
 def _network(pid: int) -> str:
-    """Empty for a process that has ended: a zombie is in no network."""
+    """Returns the network of a process; empty for a process that has ended (a zombie has no
+    network)."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -48,10 +49,10 @@ def _network(pid: int) -> str:
 
 
 def main(name: str, names_file: str) -> None:
-    """Sets up host `name`, says so, and waits for the end of standard input."""
+    """Sets up host `name`, prints "up", and waits for the end of standard input."""
     for command in (
         ["hostname", name],
-        ["mount", "-t", "sysfs", "none", "/sys"],  # /sys/class/net as this host has it
+        ["mount", "-t", "sysfs", "none", "/sys"],  # so that /sys/class/net is that of this host
         ["mount", "--bind", names_file, "/etc/hosts"],
         ["ip", "link", "set", "lo", "up"],
     ):

@@ -1,4 +1,4 @@
-"""The lab itself: hosts, links between them, and what can happen to both."""
+"""The lab: hosts, links between them, and faults of both."""
 
 from __future__ import annotations
 
@@ -22,41 +22,40 @@ _SWITCH = "switch"
 _COMMAND_S = 20.0
 _MOST_HOSTS = 250
 _RATE = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([kmgt]i?)?(bit|bps)", re.IGNORECASE)
-"""tc takes what is negative for no limit at all."""
+"""A rate must be positive, because tc takes a negative rate as no limit."""
 _QUEUE_PACKETS = 20_000
-"""What a delayed link holds: a full window of 10 Gbit/s over 20 ms."""
+"""Queue length of a delayed link: a full window of 10 Gbit/s over 20 ms."""
 
 
 class LabError(UnisonoError):
-    """The lab could not be made, or a command in it failed."""
+    """The lab could not be created, or a command in it failed."""
 
 
 def reason_unavailable() -> str | None:
-    """Why there can be no lab on this machine, or None if there can."""
+    """Returns the reason why this machine cannot have a lab, or None if it can."""
     if os.geteuid() != 0:
-        return "the lab needs root (it makes network namespaces)"
+        return "the lab needs root, because it creates network namespaces"
     for tool, package in _TOOLS.items():
         if shutil.which(tool) is None:
             return f"the lab needs the command {tool} (Debian: apt install {package})"
     words = ["unshare", "--net", "--mount", "--uts", "true"]
     attempt = subprocess.run(words, capture_output=True, text=True, check=False)
     if attempt.returncode:
-        return f"the lab may make no namespaces here: {attempt.stderr.strip()}"
+        return f"the lab cannot create namespaces here: {attempt.stderr.strip()}"
     return None
 
 
 class Lab:
     """Hosts on this machine, each with an address on every rail. A context manager.
 
-    `rate` (as tc writes it: "1gbit", "200mbit") limits every link both ways; None does not.
-    `rates` says so of hosts whose links have another.
-    `shaping` tells how.
-    `delay` ("1ms") is added to every way from one host to another. Host `h` (from 0) is called
-    `host<h>`, and has `<subnet>.<rail>.<h + 1>` on its interface `eth<rail>`. Several labs do not
-    see each other, even with equal addresses; nor does the machine's own network see them.
+    `rate` (in tc's notation: "1gbit", "200mbit") limits every link in both directions; None sets no
+    limit. `rates` overrides it for single hosts. `shaping` configures how links are limited.
+    `delay` ("1ms") is added in each direction between hosts. Host `h` (from 0) has the name
+    `host<h>`, and the address `<subnet>.<rail>.<h + 1>` on its interface `eth<rail>`. Several labs
+    are isolated from each other, even with equal addresses, and from the machine's own network.
 
-    Nothing is left behind, also when the process that made the lab is killed.
-    Raises LabError, which says what is missing.
+    Everything is removed at the end, even if the process that created the lab is killed. Raises
+    LabError with the missing requirement.
 
         with Lab(hosts=2, rate="1gbit") as lab:
             print(lab.run(0, ["ping", "-c", "1", lab.address(1)]))
@@ -74,12 +73,15 @@ class Lab:
         shaping: Shaping | None = None,
     ) -> None:
         if delay is not None and shaping is not None and shaping.fair:
-            raise ValueError("a lab whose ports are fair has no delays")
+            raise ValueError("a lab with fair ports cannot have delays")
         if not 1 <= hosts <= _MOST_HOSTS or not 1 <= rails <= _MOST_HOSTS:
-            raise ValueError(f"a lab has 1 to {_MOST_HOSTS} hosts, and as many rails at most")
+            raise ValueError(
+                f"a lab has 1 to {_MOST_HOSTS} hosts and 1 to {_MOST_HOSTS} rails, got "
+                f"{hosts} and {rails}"
+            )
         for given in (rate, *(rates or {}).values()):
             if given is not None and not _RATE.fullmatch(given):
-                raise LabError(f"a rate is written as 1gbit or 200mbit, not {given!r}")
+                raise LabError(f"expected a rate such as 1gbit or 200mbit, got {given!r}")
         self.hosts = hosts
         self.rails = rails
         self.rate = rate
@@ -101,39 +103,40 @@ class Lab:
     ) -> None:
         self.down()
 
-    # ---- what there is
+    # ---- information
 
     def address(self, host: int, rail: int = 0) -> str:
-        """The host's address on this rail."""
+        """Returns the host's address on this rail."""
         return f"{self._subnet}.{rail}.{host + 1}"
 
     def holder(self, host: int | str) -> int:
-        """The process whose namespaces are the host: who enters them is on it."""
+        """Returns the pid of the process whose namespaces are the host."""
         return self._holders[host].pid
 
     def command(self, host: int | str, words: Sequence[str]) -> list[str]:
-        """What runs a command on the host, in this directory. The process becomes the command."""
+        """Returns the command line that runs a command on the host, in this directory. Its process
+        becomes the command."""
         enter = ["nsenter", f"--target={self.holder(host)}", "--net", "--mount", "--uts", "--"]
         return [*enter, "env", f"--chdir={Path.cwd()}", *words]
 
     def processes(self, host: int) -> list[int]:
-        """Pids of all processes on the host."""
+        """Returns the pids of all processes on the host."""
         return holder.members(self._holders[host].pid)
 
-    # ---- what can be done on it
+    # ---- commands
 
     def start(
         self, host: int, words: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """A process on the host; `options` are those of `subprocess.Popen`."""
+        """Starts a process on the host; `options` are those of `subprocess.Popen`."""
         return subprocess.Popen(self.command(host, words), env=env, **options)
 
     def run(self, host: int | str, words: Sequence[str], timeout_s: float = _COMMAND_S) -> str:
-        """Run a command on the host to its end; its standard output. Raises LabError."""
+        """Runs a command on the host to its end; returns its standard output. Raises LabError."""
         return _run(self.command(host, words), timeout_s=timeout_s)
 
     def write_agent(self, path: Path) -> None:
-        """Write a program that launchers can use in place of ssh: `path ADDRESS COMMAND...`."""
+        """Writes a program that launchers can use instead of ssh: `path ADDRESS COMMAND...`."""
         cases = "".join(
             f"{self.address(host)} | host{host}) pid={self._holders[host].pid} ;;\n"
             for host in range(self.hosts)
@@ -146,49 +149,49 @@ class Lab:
         )
         path.chmod(0o755)
 
-    # ---- what can happen to it
+    # ---- faults
 
     def cut(self, host: int, rail: int = 0, *, carrier: bool = True) -> None:
-        """Cut a link: nothing gets through any more, and nobody is told.
+        """Cuts a link: packets are lost, and no one is notified.
 
-        Without `carrier` the host sees its interface lose the link, as when a cable is pulled.
+        Without `carrier` the host's interface also loses its link, as when a cable is pulled.
         """
         port = _port(host, rail)
         self.run(_SWITCH, ["ip", "link", "set", port, *(["nomaster"] if carrier else ["down"])])
 
     def mend(self, host: int, rail: int = 0) -> None:
-        """Bring a link that was cut back as it was."""
+        """Restores a link that was cut."""
         port = _port(host, rail)
         self.run(_SWITCH, ["ip", "link", "set", port, "master", f"rail{rail}", "up"])
 
     def kill(self, host: int) -> None:
-        """Kill all processes on the host. The kernel closes their connections, and peers see it."""
+        """Kills all processes on the host. The kernel closes their connections, so peers notice."""
         holder.end_members(self._holders[host].pid)
 
     def power_off(self, host: int) -> None:
-        """As if the host lost power: its links fall silent, then its processes end."""
+        """Simulates a power loss: the host's links are cut, then its processes end."""
         for rail in range(self.rails):
             self.cut(host, rail)
         self.kill(host)
 
-    # ---- how it comes and goes
+    # ---- start and end
 
     def up(self) -> None:
-        """Make hosts and links. Raises LabError."""
+        """Creates hosts and links. Raises LabError."""
         if reason := reason_unavailable():
             raise LabError(reason)
         try:
             self._hold()
-            self._wire()
+            self._connect_hosts()
         except BaseException:
             self.down()
             raise
 
     def down(self) -> None:
-        """End every process in the lab, and remove it. Never raises."""
+        """Ends every process in the lab, and removes the lab. Never raises."""
         for process in self._holders.values():
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.close()  # what tells a holder
+            process.stdin.close()  # the signal for the holder to end
         for process in self._holders.values():
             try:
                 process.wait(_COMMAND_S)
@@ -200,7 +203,7 @@ class Lab:
         self._holders.clear()
 
     def _hold(self) -> None:
-        """Start the holders of all hosts and of the switch, and wait until they are set up."""
+        """Starts the holders of all hosts and of the switch, and waits until they are set up."""
         names = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
         names += "".join(f"{self.address(host)} host{host}\n" for host in range(self.hosts))
         with tempfile.NamedTemporaryFile("w", prefix="unisono-lab-", suffix=".hosts") as file:
@@ -213,11 +216,11 @@ class Lab:
             for host, process in self._holders.items():
                 assert process.stdout is not None
                 if process.stdout.readline() != "up\n":
-                    raise LabError(f"host {host} of the lab did not come up: see above")
-        # The mounted file lives on in the hosts, without a name.
+                    raise LabError(f"host {host} of the lab did not start; see the messages above")
+        # The mounted file stays visible in the hosts after its name is removed.
 
-    def _wire(self) -> None:
-        """Make bridges, links, addresses and limits."""
+    def _connect_hosts(self) -> None:
+        """Creates bridges, links, addresses and limits."""
         links = [f"link add rail{r} type bridge\nlink set rail{r} up" for r in range(self.rails)]
         limits: list[str] = []
         for host in range(self.hosts):
@@ -244,8 +247,8 @@ class Lab:
     def _limits(
         self, interface: str, host: int, rail: int, way: str, delay: str | None = None
     ) -> list[str]:
-        """Lines for tc. What leaves a host is limited at its own end, what reaches it at the
-        switch's; the delay is added once a way."""
+        """Returns lines for tc. A host limits what it sends; the switch limits what the host
+        receives. The delay is added once per direction."""
         parent, lines = "root", []
         if (rate := self.rates.get(host, self.rate)) is not None:
             peers = [self.address(other, rail) for other in range(self.hosts) if other != host]
@@ -265,17 +268,17 @@ def _start_holder(name: str, names_file: str) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a Ctrl-C is for the owner alone
+        start_new_session=True,  # so that Ctrl-C reaches only the owner
     )
 
 
 def _port(host: int, rail: int) -> str:
-    """The switch's end of a link."""
+    """Returns the switch's end of a link."""
     return f"h{host}r{rail}"
 
 
 def _batch(command: Sequence[str], lines: Sequence[str]) -> None:
-    """Have ip or tc do all lines. Raises LabError."""
+    """Runs all lines with ip or tc. Raises LabError."""
     try:
         _run([*command, "-batch", "-"], "".join(line + "\n" for line in lines))
     except LabError as error:

@@ -1,4 +1,4 @@
-"""How links of a lab are held to their rates: queues, and what feeds them."""
+"""Rate limits of links in a lab: queues, and settings of their senders."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SEGMENTS = 65_536
-_SHARE = 10  # classes of peers are numbered from this on
+_SHARE = 10  # first number of the peers' classes
 _REST = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """The ports of a lab: by default one queue each, first in, first out."""
+    """Configuration of a lab's ports: by default one FIFO queue each."""
 
     burst: str = "256k"
-    """What a port lets pass at once after a pause, as tc writes it."""
+    """Burst that a port lets pass after a pause, in tc's notation."""
     segment_bytes: int = _SEGMENTS
-    """The most that a host hands to its link as one packet."""
+    """Maximum size of a packet that a host passes to its link."""
     fair: bool = False
-    """A queue for each other host, which take turns."""
+    """Whether a port has a queue for each other host, served in turn."""
     first_window: int | None = None
-    """Packets of 1,448 bytes that a connection may send before it has heard anything; None: the
-    kernel's own choice, 10."""
+    """Initial window of a connection, in packets of 1,448 bytes; None: the kernel's default, 10."""
     settings: tuple[str, ...] = ()
-    """Of the hosts' kernels, as sysctl writes them."""
+    """Kernel settings of the hosts, in sysctl's notation."""
 
     def host_lines(self, interface: str, address: str) -> list[str]:
-        """What ip is to be told on a host, whose interface is up."""
+        """Returns lines for ip on a host whose interface is up."""
         lines = []
         if self.segment_bytes != _SEGMENTS:
             lines.append(f"link set {interface} gso_max_size {self.segment_bytes}")
@@ -40,12 +39,12 @@ class Shaping:
         return lines
 
     def limits(self, interface: str, rate: str, peers: Sequence[str], way: str) -> list[str]:
-        """Lines for tc: one port at this rate. Packets of the `peers` are known by their addresses,
-        which are where they go ("dst") or come from ("src")."""
+        """Returns lines for tc that limit one port to this rate. Packets of the `peers` are
+        recognised by their destination ("dst") or source ("src") address."""
         if not self.fair:
             limit = f"tbf rate {rate} burst {self.burst} latency 100ms"
             return [f"qdisc add dev {interface} root handle 1: {limit}"]
-        # All may take the whole rate; what each is sure of is little, so that they share.
+        # Each class may use the whole rate; the guaranteed rate is small, so that classes share.
         rest = f"ceil {rate} burst {self.burst} cburst {self.burst} quantum {self.segment_bytes}"
         add = f"class add dev {interface} parent 1:"
         lines = [
@@ -74,7 +73,7 @@ EVEN = Shaping(
         "net.ipv4.tcp_wmem=4096 4194304 4194304",
     ),
 )
-"""Links that are shared evenly, as simulators assume it, and that save up nothing in a pause.
-Pauses are what collectives are full of: BBR, which some machines have by default, takes them for a
-slow network, what begins slowly after each of them never gets fast, and windows that a receiver
-opens by what it has read in a round trip stay small."""
+"""Links that are shared evenly, as simulators assume, without bursts after a pause. Collectives
+have many pauses. BBR, the default of some machines, takes pauses for a slow network. A connection
+that starts slowly after each pause never becomes fast. Receive windows that grow with the bytes
+read per round trip stay small."""

@@ -1,1 +1,1 @@
-"""Drivers: how each library is asked to perform one operation. One library a file."""
+"""Drivers that let each library perform an operation; one file per library."""

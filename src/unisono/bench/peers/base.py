@@ -1,4 +1,4 @@
-"""What the benchmark asks of a library."""
+"""The interface between the benchmark and a library."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from unisono.errors import UnsupportedError
 Array = NDArray[Any]
 Call = Callable[[], object]
 Repeat = Callable[[int], object]
-"""Performs an operation so many times."""
+"""Performs an operation a given number of times."""
 
 
 class Peer(ABC):
-    """One rank of a library's world, connected on construction. Used from one thread."""
+    """One rank of a library's group, connected on construction. Used from one thread."""
 
     rank: int
     moves_data: bool = True
-    """Whether x and out are used, and can be verified."""
+    """Whether x and out are used and can be verified."""
 
     @abstractmethod
     def bind(self, case: Case, x: Array, out: Array) -> Call:
-        """A function that performs the case's operation once, and returns when it is done here.
+        """Returns a function that performs the case's operation once, to local completion.
 
-        x and out stay the caller's; out has length 0 where the result lands in x. bfloat16 and
-        8-bit floats arrive as bit patterns. Raises UnsupportedError.
+        The caller keeps x and out; out has length 0 if the result is written to x. bfloat16 and
+        8-bit floats are passed as bit patterns. Raises UnsupportedError.
         """
 
     def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
-        """The same for messages between pairs. Raises UnsupportedError."""
+        """Returns a function that exchanges messages between pairs. Raises UnsupportedError."""
         raise UnsupportedError(f"{type(self).__name__} has no {case.op}")
 
     def repeat(self, case: Case, x: Array, out: Array) -> Repeat:
-        """The case's operation, to be performed any number of times. Raises UnsupportedError."""
+        """Returns a function that repeats the case's operation. Raises UnsupportedError."""
         if case.operation.paired:
             return self.exchange(case, x, out)
         return partial(_repeat, self.bind(case, x, out))
 
     def choose(self, algorithm: str) -> Peer:
-        """Serves what is bound from now on by this algorithm. Raises UnsupportedError."""
-        raise UnsupportedError(f"{type(self).__name__} has no choice of {algorithm}")
+        """Selects the algorithm for cases that are bound later. Raises UnsupportedError."""
+        raise UnsupportedError(f"{type(self).__name__} cannot select algorithm {algorithm}")
 
     def close(self) -> None:
-        """Leave the world. Collective."""
+        """Leaves the group. Collective."""
         return None
 
 

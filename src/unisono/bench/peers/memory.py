@@ -13,8 +13,8 @@ _PAGE_BYTES = 4096
 
 
 class MemoryPeer(Peer):
-    """`x *= c` over N bytes for what reduces, a copy of N bytes for what moves; of messages between
-    pairs, a copy of each by one rank of the pair."""
+    """Runs `x *= c` over N bytes for reductions, else a copy of N bytes. For messages between
+    pairs, one rank of each pair copies each message."""
 
     moves_data = False
 
@@ -44,7 +44,8 @@ def _copy_all(pairs: list[tuple[Array, Array]], times: int) -> None:
 
 
 def _ones(count: int) -> Array:
-    """From the begin of a page: some cores copy between unequal places in a page far slower."""
+    """Returns an array that begins on a page: some cores copy much slower between unequal offsets
+    in a page."""
     whole = np.empty(count * 4 + _PAGE_BYTES, np.uint8)
     start = -whole.ctypes.data % _PAGE_BYTES
     found = whole[start : start + count * 4].view(np.float32)

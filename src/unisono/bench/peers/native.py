@@ -15,7 +15,7 @@ from unisono.errors import UnsupportedError
 
 
 class NativePeer(Peer):
-    """`algorithm` forces one algorithm for every operation."""
+    """Driver of Unisono; `algorithm` fixes the algorithm of every operation."""
 
     def __init__(
         self, *, rank: int, ranks: int, rendezvous: str, algorithm: str | None = None
@@ -39,7 +39,7 @@ class NativePeer(Peer):
 
 
 def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -> Call:
-    """The case's operation on this communicator, as `Peer.bind` wants it."""
+    """Returns the case's operation on this communicator, in the form of `Peer.bind`."""
     if case.operation.paired:
         return partial(exchange(comm, case, x, out), 1)
     if case.dtype in BIT_PATTERNS:
@@ -60,7 +60,7 @@ def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -
 
 
 def exchange(comm: Communicator, case: Case, x: Array, out: Array) -> Repeat:
-    """Messages between pairs on this communicator, as `Peer.exchange` wants them."""
+    """Returns the exchange of messages on this communicator, in the form of `Peer.exchange`."""
     return bind_messages(
         case,
         comm.rank,
@@ -76,12 +76,14 @@ def exchange(comm: Communicator, case: Case, x: Array, out: Array) -> Repeat:
 
 
 def _begin_each(transfer: Callable[..., Any], messages: Sequence[Any], partner: int) -> list[Any]:
-    """`begin_each`, with the keyword that ours needs: a `partial` with it would cost more."""
+    """Begins all messages like `begin_each`, with Unisono's keyword; a `partial` with the keyword
+    would be slower."""
     return [transfer(message, partner, async_op=True) for message in messages]
 
 
 def _uneven_arguments(comm: Communicator, case: Case, x: Array, out: Array) -> list[Any]:
-    """With counts, which MPI needs, too: of an all_to_all_v, a rank knows its own."""
+    """Returns the arguments with all counts, as MPI also gets them; in an all_to_all_v a rank knows
+    only its own."""
     shares, own = case.shares, case.lengths(comm.rank)
     match case.op:
         case "all_gather_v":
@@ -103,5 +105,5 @@ def _from_bits(bits: Array, dtype: str) -> Any:
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
-        raise UnsupportedError(f"{dtype} needs torch: NumPy has no such type") from error
+        raise UnsupportedError(f"{dtype} needs torch, because NumPy lacks this type") from error
     return torch.from_numpy(bits).view(getattr(torch, dtype))

@@ -1,7 +1,7 @@
-"""The loops of messages between pairs, the same for every library.
+"""Loops of messages between pairs, equal for every library.
 
-Of a message of 8 bytes most of the time may be Python's: everything is bound before, in local
-variables, and each call is made as its library's users would make it.
+For a message of 8 bytes, Python may take most of the time. Everything is therefore bound beforehand
+in local variables, and each call is made as the library's users would make it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from unisono.bench.peers.base import Array, Repeat
 Transfer = Callable[[Any, int], object]
 """Sends or receives a message, to or from a rank."""
 Begin = Callable[[Sequence[Any], int], Sequence[Any]]
-"""Begins to send or receive all these messages; their handles."""
+"""Begins to send or receive all these messages; returns their handles."""
 Finish = Callable[[Sequence[Any]], object]
-"""Waits for all that was begun."""
+"""Waits for all begun messages."""
 
 
 def bind_messages(
@@ -35,45 +35,45 @@ def bind_messages(
     irecv: Begin,
     finish: Finish,
 ) -> Repeat:
-    """The case's operation between this rank and its partner; `message` makes of an array what the
-    library takes."""
+    """Returns the case's operation between this rank and its partner. `message` converts an array
+    to the library's type."""
     outgoing = [message(part) for part in cut(x, case.sends(rank)[0])]
     incoming = [message(part) for part in cut(out, case.receives(rank)[0])]
     partner, leads = rank ^ 1, rank % 2 == 0
     if case.op == "ping_pong":
-        loop = _serve if leads else _return
+        loop = _ping if leads else _pong
         return partial(loop, send, recv, outgoing[0], incoming[0], partner)
     if leads:
-        return partial(_pour, isend, finish, recv, outgoing, incoming[0], partner)
-    return partial(_pour, irecv, finish, send, incoming, outgoing[0], partner)
+        return partial(_stream, isend, finish, recv, outgoing, incoming[0], partner)
+    return partial(_stream, irecv, finish, send, incoming, outgoing[0], partner)
 
 
 def begin_each(
     begin: Callable[[Any, int], Any], messages: Sequence[Any], partner: int
 ) -> list[Any]:
-    """A `Begin` of what begins one message."""
+    """Begins all messages with a function that begins one."""
     return [begin(message, partner) for message in messages]
 
 
 def wait_each(works: Sequence[Any]) -> None:
-    """Waits for handles that have a `wait`."""
+    """Waits for handles that have a `wait` method."""
     for work in works:
         work.wait()
 
 
-def _serve(send: Transfer, recv: Transfer, x: Any, out: Any, partner: int, times: int) -> None:
+def _ping(send: Transfer, recv: Transfer, x: Any, out: Any, partner: int, times: int) -> None:
     for _ in range(times):
         send(x, partner)
         recv(out, partner)
 
 
-def _return(send: Transfer, recv: Transfer, x: Any, out: Any, partner: int, times: int) -> None:
+def _pong(send: Transfer, recv: Transfer, x: Any, out: Any, partner: int, times: int) -> None:
     for _ in range(times):
         recv(out, partner)
         send(x, partner)
 
 
-def _pour(
+def _stream(
     begin: Begin,
     finish: Finish,
     answer: Transfer,

@@ -1,4 +1,4 @@
-"""Any backend of torch.distributed: Gloo, and Unisono behind the same interface."""
+"""Any backend of torch.distributed: Gloo, and Unisono with the same interface."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _REDUCE_OPS: dict[str, Any] = {
     "bxor": dist.ReduceOp.BXOR,
 }
 
-_ALIKE = ("gather_v", "scatter_v")
-_ALIKE_IN_GLOO = ("all_gather_v", "reduce_scatter_v")
+_EQUAL_ONLY = ("gather_v", "scatter_v")
+_EQUAL_ONLY_IN_GLOO = ("all_gather_v", "reduce_scatter_v")
 
 
 class TorchPeer(Peer):
-    def __init__(self, *, backend: str, rank: int, ranks: int, meeting: str) -> None:
+    def __init__(self, *, backend: str, rank: int, ranks: int, rendezvous: str) -> None:
         self.rank = rank
         self._backend = backend
         torch.set_num_threads(1)
-        dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=ranks)
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
         if case.dtype in PAIRS:
             raise UnsupportedError(f"torch has no {case.dtype}")
         if case.operation.reduces and case.redop not in _REDUCE_OPS:
             raise UnsupportedError(f"torch.distributed has no {case.redop}")
-        if case.op in _ALIKE or (self._backend == "gloo" and case.op in _ALIKE_IN_GLOO):
+        if case.op in _EQUAL_ONLY or (self._backend == "gloo" and case.op in _EQUAL_ONLY_IN_GLOO):
             base = case.op.removesuffix("_v")
-            raise UnsupportedError(f"{base} of {self._backend} moves pieces of one length")
+            raise UnsupportedError(f"{base} of {self._backend} needs pieces of equal length")
         return _bind(case, self.rank, _tensor(case, x), _tensor(case, out))
 
     def exchange(self, case: Case, x: Array, out: Array) -> Repeat:

@@ -1,4 +1,4 @@
-"""The command `unisono simulate`: `command` has the options; the others print the results.
+"""The command `unisono simulate`: `command` has the options, the other modules print the results.
 
 `comparison` compares algorithms, `what_if` varies a network, `search_result` prints a search.
 """

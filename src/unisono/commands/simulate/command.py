@@ -1,4 +1,4 @@
-"""The command `unisono simulate`: options only, fast to import."""
+"""Options of `unisono simulate`; fast to import."""
 
 from __future__ import annotations
 
@@ -15,51 +15,69 @@ def simulate(
     *,
     op: Annotated[str, typer.Argument(metavar="OPERATION", help="Such as all_reduce.")],
     algorithm: Annotated[
-        str | None, typer.Argument(help="Such as ring; left out, --compare says which.")
+        str | None, typer.Argument(help="Such as ring; by default those of --compare.")
     ] = None,
     topology_spec: Annotated[
-        str, typer.Option("--topology", "-t", metavar="SPEC|FILE", help="As for `unisono topo`.")
+        str,
+        typer.Option(
+            "--topology", "-t", metavar="SPEC|FILE", help=("Network, as for `unisono topo`.")
+        ),
     ],
     size: Annotated[str, typer.Option(help="N: bytes of a rank's whole vector.")] = "64M",
     names: Annotated[
-        str, typer.Option("--compare", metavar="all|NAMES", help="Algorithms, with semicolons.")
+        str,
+        typer.Option(
+            "--compare", metavar="all|NAMES", help=("Algorithms, separated by semicolons.")
+        ),
     ] = "all",
     levels: Annotated[
         str | None, typer.Option(metavar="4x8", help="Sizes of groups, innermost first.")
     ] = None,
-    sizes: Annotated[str, typer.Option(help="Sizes of the picture of --svg.")] = "1K:1G:x8",
+    sizes: Annotated[str, typer.Option(help="Sizes for the picture of --svg.")] = "1K:1G:x8",
     svg_path: Annotated[
         Path | None,
-        typer.Option("--svg", callback=writable, metavar="FILE", help="Times against sizes."),
+        typer.Option("--svg", callback=writable, metavar="FILE", help="Draw times over sizes."),
     ] = None,
     heat_path: Annotated[
         Path | None,
-        typer.Option("--heat", callback=writable, metavar="FILE", help="Links over time (SVG)."),
+        typer.Option(
+            "--heat", callback=writable, metavar="FILE", help=("Draw link traffic over time (SVG).")
+        ),
     ] = None,
     trace_path: Annotated[
         Path | None,
-        typer.Option("--trace", callback=writable, metavar="FILE", help="For Perfetto or Chrome."),
+        typer.Option(
+            "--trace",
+            callback=writable,
+            metavar="FILE",
+            help=("Write a trace for Perfetto or Chrome."),
+        ),
     ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
             metavar="NAME=VALUES",
-            help="What if: ranks, hosts, bandwidth, or an option of the network, by value.",
+            help="Vary ranks, hosts, bandwidth, or an option of the network.",
         ),
     ] = None,
     compute: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Such as 10ms a step: adds scale factors to --sweep."),
+        typer.Option(
+            metavar="TIME",
+            help=("Computation per step, such as 10ms; adds scale factors to --sweep."),
+        ),
     ] = None,
     search: Annotated[
-        bool, typer.Option("--search", help="Try channels and orders of the ranks, too.")
+        bool, typer.Option("--search", help="Also try numbers of channels and orders of ranks.")
     ] = False,
     budget: Annotated[
-        float, typer.Option(min=0, help="Seconds of --search, or to compare all.")
+        float, typer.Option(min=0, help="Seconds for --search, or for comparing all algorithms.")
     ] = 60.0,
     model_path: Annotated[
         Path | None,
-        typer.Option("--model", metavar="FILE", help="Of `unisono calibrate`, or measurements."),
+        typer.Option(
+            "--model", metavar="FILE", help=("Link models of `unisono calibrate`, or measurements.")
+        ),
     ] = None,
     overhead: Annotated[
         float, typer.Option(help="Seconds before each message leaves its rank.")
@@ -68,31 +86,32 @@ def simulate(
         str,
         typer.Option(
             metavar="LINK,...",
-            help="Directed links that are gone: ids, or 0-1 from node 0 to node 1.",
+            help="Failed directed links: ids, or 0-1 for all from node 0 to node 1.",
         ),
     ] = "",
     degraded: Annotated[
         str,
         typer.Option(
-            metavar="LINK=PART,...", help="Such as 0-1=0.5: links with a part of their rate left."
+            metavar="LINK=PART,...",
+            help=("Slow links with the remaining fraction of their rate, such as 0-1=0.5."),
         ),
     ] = "",
     in_network: Annotated[
-        bool, typer.Option("--in-network", help="Switches that can reduce and copy do so.")
+        bool, typer.Option("--in-network", help="Let capable switches reduce and copy.")
     ] = False,
-    paths: Annotated[int, typer.Option(min=1, help="Ways that a message is spread over.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the choice among equal ways.")] = 0,
+    paths: Annotated[int, typer.Option(min=1, help="Paths over which each message is spread.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the choice among equal paths.")] = 0,
     json_path: JsonOption = None,
 ) -> None:
-    """Run the schedules of an operation on a network that need not exist.
+    """Simulate the schedules of an operation on a network that need not exist.
 
-    Prints the league table: time, bandwidths in nccl-tests' terms, the busiest link, and how near
-    the time is to the bound of the network's bandwidths, which no algorithm can beat. --trace and
-    --heat are of the algorithm that is given, else of the fastest.
+    Prints a comparison: time, bandwidths as in nccl-tests, the busiest link, and the time's ratio
+    to a lower bound. The bound follows from the network's bandwidths; no algorithm can beat it.
+    --trace and --heat apply to the named algorithm, else to the fastest.
 
-    --sweep hosts=2,4,8 shows the fastest for each value, and --svg all over the values: of ranks or
-    hosts the first take part; bandwidth=100Gbit,400Gbit and latency are of links; radix,
-    oversubscription and the like are the network's own options.
+    --sweep hosts=2,4,8 prints the fastest algorithm for each value; --svg draws all over the
+    values. ranks and hosts select the first ones of the network. bandwidth=100Gbit,400Gbit and
+    latency apply to links. radix, oversubscription and others are options of the network.
     """
     from unisono.bench import parse_size
     from unisono.commands.simulate import comparison, request, search_result, what_if
@@ -101,7 +120,7 @@ def simulate(
 
     try:
         if op not in list(Op):
-            raise ValueError(f"{op} is none of the operations {', '.join(Op)}")
+            raise ValueError(f"{op} is not one of the operations {', '.join(Op)}")
         if op == Op.BARRIER:
             raise ValueError("a barrier moves no data, so there is nothing to simulate")
         _check(
@@ -133,7 +152,7 @@ def simulate(
                 seed=seed,
                 model=model,
             ),
-            told=request.Details(
+            details=request.Details(
                 heat_path=heat_path, trace_path=trace_path, critical=algorithm is not None
             ),
             budget_s=budget,
@@ -162,16 +181,18 @@ def simulate(
 
 
 def _check_given(context: typer.Context) -> None:
-    """Refuses options that what is asked for would leave unread."""
+    """Refuses options that the request would ignore."""
     every = context.params["algorithm"] is None and context.params["names"].strip() == "all"
     if context.params["algorithm"] is not None and given(context, "names"):
-        raise ValueError("--compare is for when no algorithm is named before it")
+        raise ValueError("--compare cannot be combined with a named algorithm")
     if given(context, "sizes") and (
         context.params["svg_path"] is None or context.params["sweep"] is not None
     ):
-        raise ValueError("--sizes are of the picture of --svg, without --sweep")
+        raise ValueError("--sizes needs --svg without --sweep")
     if given(context, "budget") and not (every or context.params["search"]):
-        raise ValueError("--budget goes with --search or all algorithms: named ones have no limit")
+        raise ValueError(
+            "--budget needs --search or all algorithms; named algorithms have no limit"
+        )
 
 
 def _check(
@@ -182,16 +203,18 @@ def _check(
     svg: Path | None,
     others: tuple[Path | None, Path | None],
 ) -> None:
-    """Refuses what does not go together."""
+    """Refuses options that exclude each other."""
     heat, trace = others
     for path in (svg, heat):
         if path is not None and path.suffix != ".svg":
-            raise ValueError(f"{path}: the name of this file must end in .svg")
+            raise ValueError(f"{path}: the file name must end in .svg")
     if sweep and search:
-        raise ValueError("--sweep or --search, not both")
+        raise ValueError("use either --sweep or --search, not both")
     if sweep and (heat is not None or trace is not None):
-        raise ValueError("--heat and --trace are of one network, so they do not go with --sweep")
+        raise ValueError(
+            "--heat and --trace apply to one network, so they cannot be combined with --sweep"
+        )
     if compute and not sweep:
-        raise ValueError("--compute goes with --sweep")
+        raise ValueError("--compute needs --sweep")
     if search and svg is not None:
-        raise ValueError("--search draws no chart; --heat and --trace show what it has found")
+        raise ValueError("--search draws no chart; use --heat or --trace for its result")

@@ -1,4 +1,4 @@
-"""Algorithms side by side: the table, its JSON, and pictures."""
+"""Compares algorithms: the table, its JSON, and pictures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from unisono.commands.simulate.request import Show, SimulationRequest
     from unisono.simulator import ComparedAlgorithm, Result
 
-COLUMNS = ("time", "algbw", "busbw", "busiest link", "of it")
+COLUMNS = ("time", "algbw", "busbw", "busiest link", "usage")
 _BINS = 192
 
 
 def run(task: SimulationRequest, svg_path: Path | None, sizes: str, show: Show) -> Output:
-    """The league on one network."""
+    """Compares algorithms on one network."""
     entries, bound = task.compare(task.nbytes, show), task.bound_s(task.topology)
     first = best(entries)
     files = list(pictures(task, first))
@@ -28,10 +28,10 @@ def run(task: SimulationRequest, svg_path: Path | None, sizes: str, show: Show) 
         done = [entry.algorithm for entry in entries if entry.result is not None]
         files.append((svg_path, chart_of_sizes(replace(task, names=done), sizes, show)))
     lines = task.model_lines
-    if task.told.critical:
+    if task.details.critical:
         lines += critical_lines(first)
     if task.names is not None:
-        lines += [f"left out: {e.algorithm}: {e.reason}" for e in entries if e.result is None]
+        lines += [f"skipped: {e.algorithm}: {e.reason}" for e in entries if e.result is None]
     else:
         lines += too_large_lines(task, {e.algorithm: e.reason for e in entries if e.too_large})
     return Output(
@@ -43,38 +43,40 @@ def run(task: SimulationRequest, svg_path: Path | None, sizes: str, show: Show) 
 
 
 def too_large_lines(task: SimulationRequest, reasons: Mapping[str, str]) -> list[str]:
-    """Which algorithms were not waited for, why, and how to have them all the same."""
+    """Returns lines about skipped algorithms: the reasons, and how to simulate them anyway."""
     if not reasons:
         return []
     first = next(iter(reasons))
     how = f"unisono simulate {task.op} {first} --topology {task.spec}"
     return [
-        *(f"left out: {name}: {reason}" for name, reason in reasons.items()),
-        f"named, each is simulated to its end ({how}); --budget gives all more seconds",
+        *(f"skipped: {name}: {reason}" for name, reason in reasons.items()),
+        f"a named algorithm is simulated to its end ({how}); --budget extends the time for all",
     ]
 
 
 def pictures(
     task: SimulationRequest, best: ComparedAlgorithm, placement: tuple[int, ...] | None = None
 ) -> Iterator[tuple[Path, str]]:
-    """The heat map and the trace of one algorithm, as files."""
+    """Yields the heat map and the trace of one algorithm, as files."""
     from unisono.show import link_heat_map
     from unisono.simulator import Job, simulate, to_chrome_trace
 
-    assert best.schedule is not None and best.result is not None, "it was simulated"
-    if (heat_path := task.told.heat_path) is not None:
+    assert best.schedule is not None and best.result is not None, (
+        "callers pass a simulated algorithm"
+    )
+    if (heat_path := task.details.heat_path) is not None:
         job = Job(schedule=best.schedule, nbytes=task.nbytes, ranks=placement)
         result = simulate([job], task.topology, conditions=task.conditions, bins=_BINS)
         yield (
             heat_path,
             link_heat_map(result, f"{task.op} by {best.algorithm} on {task.topology.name}"),
         )
-    if (trace_path := task.told.trace_path) is not None:
+    if (trace_path := task.details.trace_path) is not None:
         yield trace_path, to_chrome_trace(best.result)
 
 
 def chart_of_sizes(task: SimulationRequest, sizes: str, show: Show) -> str:
-    """Times of all algorithms over sizes, as SVG."""
+    """Draws the times of all algorithms over sizes, as SVG."""
     from unisono.bench import parse_sizes
     from unisono.show import time_chart
 
@@ -87,7 +89,7 @@ def chart_of_sizes(task: SimulationRequest, sizes: str, show: Show) -> str:
 
 
 def table(task: SimulationRequest, entries: Sequence[ComparedAlgorithm], bound: float) -> Table:
-    """The league."""
+    """Returns the comparison as a table."""
     from unisono.show import bytes_text, time_text
 
     ranks = task.topology.num_ranks
@@ -103,7 +105,7 @@ def table(task: SimulationRequest, entries: Sequence[ComparedAlgorithm], bound: 
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """A table of which only names are at the left."""
+    """Returns a table whose names are left-aligned and numbers right-aligned."""
     from rich.table import Table
 
     found = Table(title=title, title_justify="left")
@@ -114,7 +116,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def cells(task: SimulationRequest, result: Result, ranks: int) -> tuple[str, ...]:
-    """The columns of every table here."""
+    """Returns the columns that all tables have."""
     from unisono.show import rate_text, time_text
 
     link, algbw_Bps = result.busiest_link, result.algbw_Bps(task.nbytes)
@@ -128,7 +130,7 @@ def cells(task: SimulationRequest, result: Result, ranks: int) -> tuple[str, ...
 
 
 def of_bound(bound: float, result: Result) -> str:
-    """How near a time is to what nothing can beat."""
+    """Returns the lower bound as a fraction of a time."""
     return f"{bound / result.time_s:.0%}" if result.time_s else ""
 
 
@@ -139,7 +141,7 @@ def _bus_factor(op: str, ranks: int) -> float:
 
 
 def best(entries: Sequence[ComparedAlgorithm]) -> ComparedAlgorithm:
-    """The fastest. Raises ValueError if none fits."""
+    """Returns the fastest algorithm. Raises ValueError if none fits."""
     found = next((entry for entry in entries if entry.result is not None), None)
     if found is None:
         raise ValueError("; ".join(entry.reason for entry in entries))
@@ -147,13 +149,13 @@ def best(entries: Sequence[ComparedAlgorithm]) -> ComparedAlgorithm:
 
 
 def critical_lines(entry: ComparedAlgorithm) -> list[str]:
-    """The critical path in words."""
+    """Returns the critical path as text."""
     from unisono.show import bytes_text, time_text
     from unisono.simulator import TaskKind
 
-    assert entry.result is not None, "it was simulated"
+    assert entry.result is not None, "callers pass a simulated algorithm"
     path = entry.result.critical_path()
-    lines = [f"critical path: {len(path)} steps; the last of them:"]
+    lines = [f"critical path: {len(path)} steps; the last steps:"]
     for step in path[-4:]:
         what = f"{step.kind.name.lower()} at rank {step.src}"
         if step.kind is TaskKind.MESSAGE:
@@ -166,7 +168,7 @@ def critical_lines(entry: ComparedAlgorithm) -> list[str]:
 def document(
     task: SimulationRequest, entries: Sequence[ComparedAlgorithm], bound: float
 ) -> dict[str, Any]:
-    """The league as JSON."""
+    """Returns the comparison as JSON."""
     ranks = task.topology.num_ranks
     return {
         "op": task.op,
@@ -179,7 +181,7 @@ def document(
 
 
 def row(task: SimulationRequest, entry: ComparedAlgorithm, ranks: int) -> dict[str, Any]:
-    """One algorithm as JSON."""
+    """Returns one algorithm as JSON."""
     result = entry.result
     if result is None:
         found: dict[str, Any] = {"algorithm": entry.algorithm, "reason": entry.reason}

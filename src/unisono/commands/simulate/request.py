@@ -1,4 +1,4 @@
-"""What the command line asked for: an operation on a network in certain conditions."""
+"""The parsed command line of `unisono simulate`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """What is told of one algorithm beyond its row: the heat map, the trace, the critical path."""
+    """Additional output about one algorithm: the heat map, the trace, the critical path."""
 
     heat_path: Path | None = None
     trace_path: Path | None = None
@@ -35,7 +35,7 @@ class Details:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What is printed and written."""
+    """Results to print and to write."""
 
     table: Table
     document: dict[str, Any]
@@ -45,7 +45,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRequest:
-    """What is simulated. `names` are the algorithms, None for all."""
+    """A simulation to run. `names` are the algorithms; None means all."""
 
     op: str
     spec: str
@@ -54,18 +54,18 @@ class SimulationRequest:
     names: list[str] | None
     levels: tuple[int, ...] | None
     conditions: Conditions
-    told: Details
+    details: Details
     budget_s: float = 60.0
 
     @property
     def limits(self) -> Limits | None:
-        """None for algorithms that are named: those are waited for."""
+        """Limits of the simulation; None for named algorithms, which have no limit."""
         from unisono.simulator import Limits
 
         return Limits(budget_s=self.budget_s) if self.names is None else None
 
     def compare(self, nbytes: float, show: Show) -> list[ComparedAlgorithm]:
-        """The algorithms, the fastest first."""
+        """Returns the simulated algorithms, the fastest first."""
         from unisono.simulator import compare
 
         return compare(
@@ -81,14 +81,14 @@ class SimulationRequest:
 
     @property
     def model_lines(self) -> list[str]:
-        """Of what the link model was made."""
+        """The origin of the link model."""
         model = self.conditions.messages
         if model is None:
             return []
         return [f"messages as measured: {model.op} on {model.ranks} ranks ({model.source})"]
 
     def bound_s(self, topology: Topology) -> float:
-        """What nothing can beat on a network, with its links as they were measured."""
+        """Returns the lower bound on a network, with measured links if there is a model."""
         from unisono.simulator import bound_s
 
         model = self.conditions.messages
@@ -98,53 +98,54 @@ class SimulationRequest:
 
 
 def read_names(op: str, algorithm: str | None, names: str) -> list[str] | None:
-    """Algorithms of --compare; None for all. Raises ValueError if there are none of the name."""
+    """Parses the algorithms of --compare; None means all. Raises ValueError for unknown names."""
     if algorithm is not None:
         return [algorithm]
-    # Commas are inside names (`swing:dims=4x4,ports=4`), but most names have none.
+    # Names may contain commas (`swing:dims=4x4,ports=4`), but most do not.
     cut = names.split(";" if ";" in names or ":" in names else ",")
     found = [name.strip() for name in cut if name.strip()]
     if not found:
-        raise ValueError("--compare takes names of algorithms, or all")
+        raise ValueError("--compare expects names of algorithms, or all")
     if found == ["all"]:
         return None
     elsewhere = {name for each in Op for name in algorithms.names(each)}
     for name in found:
-        if name.partition(":")[0] not in elsewhere:  # what other operations have is left out
+        if name.partition(":")[0] not in elsewhere:  # algorithms of other operations are skipped
             algorithms.find(op, name)
     return found
 
 
 def read_levels(text: str | None) -> tuple[int, ...] | None:
-    """Sizes such as 4x8. Raises ValueError."""
+    """Parses sizes such as 4x8. Raises ValueError."""
     if text is None:
         return None
     try:
         return tuple(int(size) for size in text.split("x"))
     except ValueError:
-        raise ValueError(f"--levels {text}: sizes are written as in 4x8") from None
+        raise ValueError(f"--levels {text}: expected sizes as in 4x8") from None
 
 
 def check_levels(task: SimulationRequest) -> None:
-    """Raises ValueError for levels if no algorithm reads them."""
+    """Raises ValueError if levels are given but no algorithm uses them."""
     names = algorithms.names(task.op) if task.names is None else task.names
     if task.levels is None or any(_takes_levels(task.op, name) for name in names):
         return
-    told = ", ".join(names) if task.names is not None else f"what does {task.op}"
-    raise ValueError(f"--levels: {told} takes none, or names its own")
+    subject = ", ".join(names) if task.names is not None else f"every algorithm of {task.op}"
+    raise ValueError(f"--levels: {subject} takes none, or names its own")
 
 
 def _takes_levels(op: str, name: str) -> bool:
     try:
         found = algorithms.find(op, name)
     except UnsupportedError:
-        return False  # an algorithm of another operation, which is left out
-    says_them = "dims=" in name or name.startswith("level")
-    return not says_them and "dims" in {parameter.name for parameter in found.parameters}
+        return False  # an algorithm of another operation is skipped
+    names_its_own = "dims=" in name or name.startswith("level")
+    return not names_its_own and "dims" in {parameter.name for parameter in found.parameters}
 
 
 def read_links(word: str, topology: Topology) -> list[int]:
-    """The directed links that a word names: `7` is an id, `0-1` all from node 0 to node 1.
+    """Returns the directed links that a word names: `7` is an id, `0-1` all links from node 0 to
+    node 1.
 
     Raises ValueError.
     """
@@ -155,7 +156,7 @@ def read_links(word: str, topology: Topology) -> list[int]:
     if len(ends) == 1:
         return ends
     if len(ends) != 2:
-        raise ValueError(f"{word}: a link is an id, or the nodes that it joins: 7 or 0-1")
+        raise ValueError(f"{word}: expected a link's id or two nodes, as in 7 or 0-1")
     src, dst = ends
     found = np.flatnonzero((topology.links.src == src) & (topology.links.dst == dst))
     if not found.size:
@@ -174,10 +175,12 @@ def read_conditions(
     seed: int,
     model: LinkModel | None,
 ) -> Conditions:
-    """Everything but the network. Raises ValueError."""
+    """Returns the conditions of the simulation. Raises ValueError."""
     from unisono.simulator import Conditions, Endpoint
 
-    gone = tuple(link for word in failed.split(",") if word for link in read_links(word, topology))
+    failed_links = tuple(
+        link for word in failed.split(",") if word for link in read_links(word, topology)
+    )
     slow = {}
     for word in degraded.split(","):
         if word:
@@ -185,7 +188,7 @@ def read_conditions(
             slow.update(dict.fromkeys(read_links(links, topology), part))
     return Conditions(
         endpoint=Endpoint(overhead_s=overhead),
-        failed=gone,
+        failed=failed_links,
         degraded=slow,
         in_network=in_network,
         paths=paths,
@@ -199,11 +202,13 @@ def _read_part(word: str) -> tuple[str, float]:
     try:
         return links, float(part)
     except ValueError:
-        raise ValueError(f"--degraded {word}: written as in 5=0.5 or 0-1=0.5") from None
+        raise ValueError(
+            f"--degraded {word}: expected a link and a fraction, as in 5=0.5 or 0-1=0.5"
+        ) from None
 
 
 def read_model(path: Path, op: str, ranks: int) -> LinkModel:
-    """The model of a file that was measured most like this. Raises ValueError."""
+    """Reads the model of the most similar measurement in a file. Raises ValueError."""
     from unisono.simulator import models_of, nearest
     from unisono.text_files import reading
 
@@ -213,6 +218,6 @@ def read_model(path: Path, op: str, ranks: int) -> LinkModel:
 
 @contextmanager
 def progress() -> Iterator[Show]:
-    """A bar on standard error."""
+    """Shows a progress bar on standard error."""
     with outputs.progress() as show:
         yield lambda name, at: show(name, at.done / max(1, at.total))

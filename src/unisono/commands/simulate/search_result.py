@@ -1,4 +1,4 @@
-"""`--search`: the fastest algorithm, channels and order of ranks, as table and JSON."""
+"""Prints `--search`: the fastest algorithm, channels and order of ranks, as table and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RANKS = 10
 
 
 def run(task: SimulationRequest, budget_s: float, show: Show) -> Output:
-    """The search."""
+    """Runs the search."""
     from unisono.simulator import search
 
     done = search(
@@ -41,7 +41,7 @@ def run(task: SimulationRequest, budget_s: float, show: Show) -> Output:
 
 
 def table(task: SimulationRequest, done: Search, bound: float) -> Table:
-    """The best of each algorithm."""
+    """Returns a table of the best combination of each algorithm."""
     from unisono.show import bytes_text
 
     ranks = task.topology.num_ranks
@@ -49,24 +49,25 @@ def table(task: SimulationRequest, done: Search, bound: float) -> Table:
     columns = ("algorithm", "order", *comparison.COLUMNS, "of the bound")
     made = comparison.new_table(title, *columns)
     for found in done.found[:_SHOWN]:
-        assert found.entry.result is not None, "it was simulated"
+        assert found.entry.result is not None, "a search returns simulated algorithms"
         made.add_row(
             found.entry.algorithm,
             found.order,
             *comparison.cells(task, found.entry.result, ranks),
             comparison.of_bound(bound, found.entry.result),
         )
-    told = f"{done.simulated} combinations simulated; of each algorithm the best"
+    caption = f"{done.simulated} combinations simulated; the best of each algorithm is listed"
     if done.pruned:
-        told += f"; {done.pruned} left out: their bytes alone take longer"
+        caption += f"; {done.pruned} skipped because their bytes alone take longer"
     if done.late:
-        told += f"; {done.late} not tried: time was up (--budget)"
-    made.caption = told
+        caption += f"; {done.late} skipped because the time was up (--budget)"
+    made.caption = caption
     return made
 
 
 def order_lines(done: Search) -> list[str]:
-    """Which ranks of the network ranks 0, 1, ... are in the best, unless as numbered."""
+    """Returns the network's ranks for ranks 0, 1, ... of the best combination, unless as
+    numbered."""
     placement = done.found[0].placement
     if placement is None:
         return []
@@ -75,7 +76,7 @@ def order_lines(done: Search) -> list[str]:
 
 
 def document(task: SimulationRequest, done: Search, bound: float) -> dict[str, Any]:
-    """The best of each algorithm, the fastest first, as JSON."""
+    """Returns the best combination of each algorithm as JSON, the fastest first."""
     ranks = task.topology.num_ranks
     return {
         "op": task.op,

@@ -1,4 +1,4 @@
-"""`--sweep`: one thing changed from value to value, as table, JSON and picture."""
+"""Prints `--sweep`: one parameter takes several values, as table, JSON and picture."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def read(text: str) -> tuple[str, list[str]]:
-    """`NAME=VALUE,VALUE,...`. Raises ValueError."""
+    """Parses `NAME=VALUE,VALUE,...`. Raises ValueError."""
     name, _, rest = text.partition("=")
     values = [value.strip() for value in rest.split(",") if value.strip()]
     if not name.strip() or not values:
-        raise ValueError(f"--sweep {text}: written as in hosts=2,4,8")
+        raise ValueError(f"--sweep {text}: expected a name and values, as in hosts=2,4,8")
     return name.strip(), values
 
 
 def run(
     task: SimulationRequest, text: str, compute: str | None, svg_path: Path | None, show: Show
 ) -> Output:
-    """The sweep; `compute` is a time such as 10ms."""
+    """Runs the sweep; `compute` is a time such as 10ms."""
     from unisono.topology import seconds
 
     compute_s = None if compute is None else seconds(compute)
@@ -47,7 +47,7 @@ def run(
 
 
 def _too_large(name: str, points: Sequence[Point]) -> dict[str, str]:
-    """Algorithms that were left out, and why at the first value where they were."""
+    """Returns skipped algorithms, each with the reason at its first skipped value."""
     found: dict[str, str] = {}
     for point in points:
         for entry in point.entries:
@@ -57,7 +57,7 @@ def _too_large(name: str, points: Sequence[Point]) -> dict[str, str]:
 
 
 def simulate(task: SimulationRequest, name: str, values: Sequence[str], show: Show) -> list[Point]:
-    """The points. Raises ValueError if nothing can be simulated at one of them."""
+    """Simulates all values. Raises ValueError if no algorithm fits one of them."""
     from unisono.simulator import sweep
 
     points = sweep(
@@ -82,23 +82,24 @@ def simulate(task: SimulationRequest, name: str, values: Sequence[str], show: Sh
 def table(
     task: SimulationRequest, name: str, points: Sequence[Point], compute_s: float | None
 ) -> Table:
-    """A row a value: the fastest algorithm; with `compute_s` the scale factor."""
+    """Returns a table with a row per value: the fastest algorithm; with `compute_s` the scale
+    factor."""
     from unisono.show import bytes_text, time_text
     from unisono.simulator import scale_factor
 
     title = f"{task.op} of {bytes_text(task.nbytes)} on {task.spec}, by {name}"
-    # The bound is that of all ranks of a network.
+    # The bound holds for all ranks of a network.
     bounds = [p.topology.num_ranks == p.ranks and task.bound_s(p.topology) for p in points]
     extra = [
         *(["of the bound"] if any(bounds) else []),
         *([] if compute_s is None else ["scale factor"]),
     ]
-    counts = name != "ranks"  # which are a column already
+    counts = name != "ranks"  # else the first column has them
     head = [name, *(["ranks"] if counts else []), "algorithm"]
     found = comparison.new_table(title, *head, *comparison.COLUMNS, *extra)
     for point, bound in zip(points, bounds, strict=True):
         best = point.best
-        assert best is not None and best.result is not None, "asked before"
+        assert best is not None and best.result is not None, "simulate checks this"
         found.add_row(
             point.value,
             *([str(point.ranks)] if counts else []),
@@ -118,13 +119,13 @@ def table(
 def document(
     task: SimulationRequest, name: str, points: Sequence[Point], compute_s: float | None
 ) -> dict[str, Any]:
-    """The points as JSON, with all algorithms."""
+    """Returns all values and algorithms as JSON."""
     from unisono.simulator import scale_factor
 
     rows: list[dict[str, Any]] = []
     for point in points:
         best = point.best
-        assert best is not None and best.result is not None, "asked before"
+        assert best is not None and best.result is not None, "simulate checks this"
         rows.append(
             {
                 "value": point.value,
@@ -149,27 +150,28 @@ def document(
 def picture(
     task: SimulationRequest, name: str, points: Sequence[Point], compute_s: float | None
 ) -> str:
-    """Times over values as SVG, a line an algorithm; with `compute_s` scale factors."""
+    """Draws times over values as SVG, one line per algorithm; with `compute_s` scale factors."""
     from unisono.show import rate_text, time_chart, time_text
     from unisono.simulator import scale_factor
 
-    places = [_place(name, point) for point in points]
+    positions = [_position(name, point) for point in points]
     texts = {"bandwidth": rate_text, "latency": time_text}
     lines: dict[str, list[tuple[float, float]]] = {}
-    for place, point in sorted(zip(places, points, strict=True), key=lambda pair: pair[0]):
+    for position, point in sorted(zip(positions, points, strict=True), key=lambda pair: pair[0]):
         for entry in point.entries:
             if entry.result is not None and entry.result.time_s > 0:
                 time_s = entry.result.time_s
                 value = time_s if compute_s is None else scale_factor(compute_s, time_s)
-                lines.setdefault(entry.algorithm, []).append((place, value))
-    what = "" if compute_s is None else f": scale factor, {time_text(compute_s)} of computing"
+                lines.setdefault(entry.algorithm, []).append((position, value))
+    what = "" if compute_s is None else f": scale factor, {time_text(compute_s)} of computation"
     title = f"{task.op} on {task.spec} by {name}{what}"
     across = texts.get(name, lambda value: f"{value:g}")
     return time_chart(title, lines, across=across, shares=compute_s is not None)
 
 
-def _place(name: str, point: Point) -> float:
-    """Where on the axis a value is. Raises ValueError for one that is no amount."""
+def _position(name: str, point: Point) -> float:
+    """Returns the position of a value on the axis. Raises ValueError if it is not a positive
+    number."""
     from unisono.topology import rate, seconds
 
     if name == "bandwidth":
@@ -177,9 +179,9 @@ def _place(name: str, point: Point) -> float:
     if name == "latency":
         return seconds(point.value)
     try:
-        place = float(point.value)
+        position = float(point.value)
     except ValueError:
-        place = 0.0
-    if not place > 0:
-        raise ValueError(f"no picture of {name}={point.value}: it is no amount above 0")
-    return place
+        position = 0.0
+    if not position > 0:
+        raise ValueError(f"cannot draw {name}={point.value}: expected a number above 0")
+    return position

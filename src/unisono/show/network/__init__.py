@@ -1,4 +1,4 @@
-"""Seeing a topology: its facts as a table, the network as a picture (SVG) and as a page (HTML).
+"""Drawings of a topology: its facts as a table, the network as a picture (SVG) and a page (HTML).
 
 >>> from unisono import topology
 >>> from unisono.show import network

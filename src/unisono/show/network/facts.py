@@ -1,4 +1,4 @@
-"""What is told of a network in words and numbers."""
+"""Facts about a network, as text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _NODE_NAMES = {
 
 
 def network_facts(topology: Topology) -> list[Fact]:
-    """Name and value of each fact. Raises `ValueError` for a network that is not connected.
+    """Returns the name and value of each fact. Raises `ValueError` for a network that is not
+    connected.
 
     >>> from unisono import topology
     >>> network_facts(topology.torus([4, 4]))[2]
@@ -53,7 +54,7 @@ def network_facts(topology: Topology) -> list[Fact]:
 
 
 def network_table(topology: Topology) -> Table:
-    """The facts, and a row for each sort of link, for the terminal.
+    """Returns a table for the terminal with the facts and a row for each kind of link.
 
     >>> from unisono import topology
     >>> network_table(topology.ring(8)).row_count
@@ -64,13 +65,14 @@ def network_table(topology: Topology) -> Table:
     grid.add_column()
     for name, value in network_facts(topology):
         grid.add_row(name, value)
-    for name, value in sorts(topology):
+    for name, value in link_kinds(topology):
         grid.add_row(name, value)
     return grid
 
 
-def sorts(topology: Topology) -> list[Fact]:
-    """The sorts of links: kind, then how many directed ones, their rate and latency."""
+def link_kinds(topology: Topology) -> list[Fact]:
+    """Returns the kinds of links, each with the number of directed links, their rate and
+    latency."""
     links = topology.links
     rows = np.stack([links.kind, links.bandwidth_Bps, links.latency_s], axis=1)
     found, counts = np.unique(rows, axis=0, return_counts=True)

@@ -1,5 +1,8 @@
-"""Where the nodes of a network stand in a drawing, so that its kind is recognised: a ring is a
-circle, a torus a grid with arcs, a tree has levels, a dragonfly groups on a circle."""
+"""Positions of nodes in a drawing that make the kind of network recognisable.
+
+A ring is a circle, a torus a grid with arcs, a tree has levels, a dragonfly has groups on a
+circle.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ _OBLIQUE = np.array([[1.0, 0.0], [0.0, 1.0], [0.42, -0.34]])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """A point for each node; `arcs`: whether links of more than a step are bent, past what lies
-    between; `frames`: (left, top, right, bottom) of boxes round the nodes of a host or group."""
+    """A point for each node. `arcs` bends links longer than one step, so that they pass around
+    nodes. `frames` are (left, top, right, bottom) of boxes round the nodes of a host or group."""
 
     points: Points
     arcs: bool = False
@@ -45,7 +48,7 @@ class Places:
 
 
 def places(topology: Topology) -> Places:
-    """Where the nodes of a network stand.
+    """Returns the positions of a network's nodes.
 
     >>> from unisono import topology
     >>> places(topology.torus([2, 2])).points.tolist()
@@ -66,7 +69,7 @@ def places(topology: Topology) -> Places:
 
 
 def _circle(count: int, spacing: float = 1.0) -> Points:
-    """Points about `spacing` apart, the first at the top, clockwise."""
+    """Returns points about `spacing` apart, clockwise from the top."""
     if count == 1:
         return np.zeros((1, 2))
     angle = 2 * math.pi * np.arange(count) / count - math.pi / 2
@@ -86,7 +89,7 @@ def _lattice(shape: Lattice) -> Places:
         if len(sizes) <= 3:
             points += at[:, None] * _OBLIQUE[axis] * (1.0 if axis < 2 else max(1.0, 0.5 * size))
         else:
-            # A grid of grids.
+            # More than three axes become a grid of grids.
             side = axis % 2
             points[:, side] += at * extent[side] * (1.3 if axis > 1 else 1.0)
             extent[side] *= size * (1.3 if axis > 1 else 1.0)
@@ -122,12 +125,13 @@ def _tree(shape: Clos, topology: Topology) -> Points:
 
 
 def _spread(count: int, wide: float) -> NDArray[np.float64]:
-    """So many places, evenly over a width."""
+    """Returns evenly spaced positions over a width."""
     return (np.arange(count) + 0.5) / max(count, 1) * (wide + 1) - 0.5
 
 
 def _groups(shape: DragonflyGroups) -> Points:
-    """Groups on a circle, switches of each on a small one, ranks outside of their switch."""
+    """Places groups on a circle, the switches of each on a small circle, and ranks outside their
+    switch."""
     reach = max(1.0, 0.36 * shape.switches) * (1.6 if shape.plus else 1.0)
     rim = reach + 1.6
     centres = _circle(shape.groups, 2.35 * rim) if shape.groups > 1 else np.zeros((1, 2))
@@ -140,24 +144,26 @@ def _groups(shape: DragonflyGroups) -> Points:
         along = np.zeros(shape.switches)
     ranks, switches, spines = [], [], []
     fan = np.linspace(-0.5, 0.5, shape.hosts) if shape.hosts > 1 else np.zeros(1)
-    for centre, turn in zip(centres, outward, strict=True):
-        out = np.array([math.cos(turn), math.sin(turn)])
+    for centre, direction in zip(centres, outward, strict=True):
+        out = np.array([math.cos(direction), math.sin(direction)])
         side = np.array([-out[1], out[0]])
         for angle, shift in zip(arc, along, strict=True):
-            way = np.array([math.cos(turn + angle), math.sin(turn + angle)])
-            switch = centre + (out * 0.3 + side * shift if shape.plus else way * reach)
+            towards = np.array([math.cos(direction + angle), math.sin(direction + angle)])
+            switch = centre + (out * 0.3 + side * shift if shape.plus else towards * reach)
             switches.append(switch)
             if shape.plus:
                 spines.append(centre - out * 1.1 + side * shift)
             for share in fan:
-                bend = turn + angle + share * (1.1 if shape.plus else 2.2 / shape.switches + 0.5)
+                bend = (
+                    direction + angle + share * (1.1 if shape.plus else 2.2 / shape.switches + 0.5)
+                )
                 ranks.append(switch + 1.1 * np.array([math.cos(bend), math.sin(bend)]))
     return np.array(ranks + switches + spines)
 
 
 def _by_kind(topology: Topology) -> Points:
-    """A row for each kind of node: sockets, PCIe switches, devices, NVSwitches; without such nodes
-    a circle, with switches in the middle."""
+    """Places each kind of node in a row: sockets, PCIe switches, devices, NVSwitches. Without such
+    nodes, ranks are on a circle with the switches in the middle."""
     kinds = topology.nodes.kind
     if not np.isin(kinds, (NodeKind.SOCKET, NodeKind.PCIE_SWITCH, NodeKind.NVSWITCH)).any():
         rest = topology.num_nodes - topology.num_ranks
@@ -166,7 +172,7 @@ def _by_kind(topology: Topology) -> Points:
             [_circle(max(topology.num_ranks, 3 * rest))[: topology.num_ranks], inner]
         )
     rows = np.array([_ROWS[NodeKind(kind)] for kind in kinds])
-    order = _below(topology)
+    order = _order_by_bridge(topology)
     points = np.zeros((topology.num_nodes, 2))
     wide = max(int((rows == row).sum()) for row in set(rows.tolist())) - 1
     for level, row in enumerate(sorted(set(rows.tolist()))):
@@ -177,8 +183,8 @@ def _by_kind(topology: Topology) -> Points:
     return points
 
 
-def _below(topology: Topology) -> NDArray[np.float64]:
-    """A number for each node that puts what hangs on the same bridge side by side."""
+def _order_by_bridge(topology: Topology) -> NDArray[np.float64]:
+    """Returns a sort key that places nodes on the same bridge side by side."""
     links, kinds = topology.links, topology.nodes.kind
     order = np.arange(topology.num_nodes, dtype=np.float64)
     upper = np.isin(kinds, (NodeKind.SOCKET, NodeKind.PCIE_SWITCH))
@@ -191,7 +197,7 @@ def _below(topology: Topology) -> NDArray[np.float64]:
 
 
 def _joined(shape: JoinedServers) -> Places:
-    """The fabric, with a small drawing of the server where its endpoints would stand."""
+    """Draws the fabric, with a small drawing of the server at the position of its endpoints."""
     outer = places(shape.fabric).points
     inner = places(shape.server).points
     inner = inner - inner.min(axis=0)
@@ -219,7 +225,7 @@ def _joined(shape: JoinedServers) -> Places:
 
 
 def _nearest(points: Points) -> float:
-    """The least distance between two points."""
+    """Returns the smallest distance between two points."""
     if len(points) < 2:
         return 1.0
     apart = np.hypot(*(points[:, None, :] - points[None, :, :]).transpose(2, 0, 1))

@@ -1,5 +1,5 @@
-"""A network as one HTML file, without any library: point at a node to see its links, choose two
-ranks to see the way between them."""
+"""A network as one HTML file without libraries. Pointing at a node highlights its links; choosing
+two ranks highlights the route between them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from importlib.resources import files
 
 import numpy as np
 
-from unisono.show.network.facts import network_facts, sorts
+from unisono.show.network.facts import link_kinds, network_facts
 from unisono.show.network.picture import network_svg
 from unisono.topology import Topology
 
 _ROUTES = 72
-"""Of so many ranks all paths are in the page."""
+"""Maximum number of ranks for which the page contains all routes."""
 
 
 def network_html(topology: Topology) -> str:
-    """The page of a network, as HTML text. Raises `UnsupportedError` as `network_svg` does.
+    """Returns the page of a network, as HTML text. Raises `UnsupportedError` as `network_svg` does.
 
     >>> from unisono import topology
     >>> network_html(topology.ring(8))[:15]
     '<!doctype html>'
     """
-    told = [*network_facts(topology), *sorts(topology)]
-    rows = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in told)
+    facts = [*network_facts(topology), *link_kinds(topology)]
+    rows = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in facts)
     data = json.dumps(
         {"ranks": topology.num_ranks, "routes": _routes(topology)}, separators=(",", ":")
     )
@@ -43,7 +43,8 @@ def network_html(topology: Topology) -> str:
 
 
 def _routes(topology: Topology) -> list[list[int]]:
-    """The nodes on the way from each rank to each other, row by row; none of many ranks."""
+    """Returns the nodes on the route from each rank to each other; empty if there are many
+    ranks."""
     n = topology.num_ranks
     if n > _ROUTES:
         return []

@@ -1,4 +1,5 @@
-"""A network as one static SVG: discs are ranks, squares switches, colours kinds of links."""
+"""A network as one static SVG: discs are ranks, squares are switches, colours are kinds of
+links."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from unisono.show.placement import number
 from unisono.topology import LinkKind, NodeKind, Topology
 
 MAX_NODES = 4096
-"""Above this nothing could be told apart."""
+"""With more nodes the drawing would be illegible."""
 _WIDE, _HIGH, _EDGE = 1120.0, 600.0, 40.0
-_LETTERS = {
+_NODE_LABELS = {
     NodeKind.SWITCH: "S",
     NodeKind.NVSWITCH: "NV",
     NodeKind.PCIE_SWITCH: "P",
@@ -32,7 +33,7 @@ _LETTERS = {
 
 
 def network_svg(topology: Topology, *, heading: bool = True) -> str:
-    """The picture of a network, as SVG text; with its name and facts on top, unless told.
+    """Returns the picture of a network, as SVG text, by default with its name and facts on top.
 
     Raises `UnsupportedError` for more than 4,096 nodes.
 
@@ -43,7 +44,7 @@ def network_svg(topology: Topology, *, heading: bool = True) -> str:
     drawing = Drawing.of(topology)
     head = 62.0 if heading else 0.0
     short = [fact for fact in network_facts(topology) if fact[0] != "other nodes"]
-    told = " · ".join(f"{name} {value}" for name, value in short)
+    facts = " · ".join(f"{name} {value}" for name, value in short)
     high = head + drawing.high + 34
     return "\n".join(
         [
@@ -51,9 +52,9 @@ def network_svg(topology: Topology, *, heading: bool = True) -> str:
             f'{number(high)}" width="{number(_WIDE)}" height="{number(high)}" '
             f'font-family="{FONTS}" fill="{INK}">',
             f"<title>{escape(topology.name)}</title>",
-            f"<desc>{escape(told)}</desc>",
+            f"<desc>{escape(facts)}</desc>",
             f'<rect width="100%" height="100%" fill="{PAPER}"/>',
-            *(_heading(topology.name, told) if heading else ()),
+            *(_heading(topology.name, facts) if heading else ()),
             f'<g transform="translate(0 {number(head)})">',
             *drawing.marks(),
             f'</g><g transform="translate(26 {number(high - 14)})">',
@@ -63,21 +64,21 @@ def network_svg(topology: Topology, *, heading: bool = True) -> str:
     )
 
 
-def _heading(name: str, told: str) -> Iterator[str]:
+def _heading(name: str, facts: str) -> Iterator[str]:
     yield draw_text(26, 34, name, size=20, weight=650)
-    yield draw_text(26, 54, told, size=12, fill=SOFT)
+    yield draw_text(26, 54, facts, size=12, fill=SOFT)
 
 
 def colors_of(topology: Topology) -> dict[LinkKind, str]:
-    """A colour for each kind of link: the same in every picture."""
+    """Returns the colour of each kind of link; it is the same in every picture."""
     colors = palette(len(LinkKind))
     return {LinkKind(kind): colors[kind] for kind in np.unique(topology.links.kind).tolist()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A network at its places on paper: `points` in the units of the SVG, `radius` of a node,
-    `step` from a place to the next."""
+    """A network with coordinates: `points` are in units of the SVG, `radius` is that of a node,
+    `step` is the distance of neighbours."""
 
     topology: Topology
     points: Points
@@ -89,17 +90,17 @@ class Drawing:
 
     @classmethod
     def of(cls, topology: Topology) -> Drawing:
-        """Fit the places of a network into the width of a page."""
+        """Fits the positions of a network into the width of a page."""
         if topology.num_nodes > MAX_NODES:
             raise UnsupportedError(
-                f"drawings show up to {MAX_NODES:,} nodes; "
-                f"{topology.name} has {topology.num_nodes:,}"
+                f"drawings have at most {MAX_NODES:,} nodes; {topology.name} has "
+                f"{topology.num_nodes:,}"
             )
         found = places(topology)
         low, top = found.points.min(axis=0), found.points.max(axis=0)
         span = np.maximum(top - low, 1e-9)
         scale = min((_WIDE - 2 * _EDGE) / span[0], (_HIGH - 2 * _EDGE) / span[1], 110.0)
-        # A tree of many ranks is wide and flat: it may use the height there is.
+        # A tree of many ranks is wide and flat, so it is stretched to the available height.
         stretch = np.array([scale, scale])
         if not found.frames and not found.arcs:
             stretch[1] = min(max(scale, 240.0 / span[1]), (_HIGH - 2 * _EDGE) / span[1])
@@ -118,7 +119,7 @@ class Drawing:
         )
 
     def marks(self) -> Iterator[str]:
-        """Frames, cables, nodes, as SVG."""
+        """Yields frames, cables and nodes as SVG."""
         for left, above, right, below in self.frames:
             yield (
                 f'<rect x="{number(left)}" y="{number(above)}" width="{number(right - left)}" '
@@ -129,7 +130,7 @@ class Drawing:
             yield from self._node(node)
 
     def _cables(self) -> Iterator[str]:
-        """Both ways of a cable are one line; parallel ones are one, too."""
+        """Yields one line per pair of nodes: for both directions and for parallel links."""
         links, colors = self.topology.links, colors_of(self.topology)
         most = float(links.bandwidth_Bps.max(initial=1.0))
         seen: set[tuple[int, int]] = set()
@@ -163,10 +164,12 @@ class Drawing:
         kind, r = NodeKind(int(self.topology.nodes.kind[node])), self.radius
         names = self.topology.nodes.names
         name = f"rank {node}" if kind is NodeKind.RANK else kind.name.lower().replace("_", " ")
-        label = str(node) if kind is NodeKind.RANK else _LETTERS[kind]
+        label = str(node) if kind is NodeKind.RANK else _NODE_LABELS[kind]
         reduces = bool(self.topology.nodes.reduces[node])
-        told = name + (f": {names[node]}" if names else "") + (", reduces" if reduces else "")
-        yield f'<g class="node" data-node="{node}"><title>{escape(told)}</title>'
+        description = (
+            name + (f": {names[node]}" if names else "") + (", reduces" if reduces else "")
+        )
+        yield f'<g class="node" data-node="{node}"><title>{escape(description)}</title>'
         if kind is NodeKind.RANK:
             shape = f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(r)}" fill="{PAPER}"'
         else:

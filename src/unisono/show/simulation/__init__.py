@@ -1,4 +1,4 @@
-"""Seeing a simulation: what links carried over time (a heat map), times over sizes (a chart)."""
+"""Drawings of a simulation: traffic of links over time (a heat map), times over sizes (a chart)."""
 
 from unisono.show.simulation.chart import time_chart
 from unisono.show.simulation.heat import link_heat_map

@@ -1,4 +1,4 @@
-"""Times over sizes, a line for each algorithm, both axes logarithmic."""
+"""A chart of times over sizes, with one line per algorithm and logarithmic axes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ def time_chart(
     across: Callable[[float], str] = bytes_text,
     shares: bool = False,
 ) -> str:
-    """An SVG of lines of (bytes, seconds), all above 0, named at the right, the lowest end last.
+    """Returns an SVG of lines of (bytes, seconds), all above 0, with names at the right.
 
-    `across` writes what is along the other axis, if not bytes; `shares`: parts of 1 instead of
-    seconds, from 0 up. Raises `ValueError` for lines without a point.
+    `across` formats the values of the horizontal axis, by default as bytes. With `shares`, the
+    vertical axis has fractions from 0 to 1 instead of seconds. Raises `ValueError` if no line has a
+    point.
 
     >>> time_chart("all_reduce", {"ring": [(1e3, 1e-5), (1e6, 1e-3)]})[:4]
     '<svg'
     """
     points = [point for line in lines.values() for point in line]
     if not points:
-        raise ValueError("a chart of nothing")
+        raise ValueError("time_chart needs at least one point")
     xs, ys = [x for x, _ in points], [y for _, y in points]
     along = _Axis(min(xs), max(xs), 2)
     up = _Shares() if shares else _Times(min(ys), max(ys), 10)
@@ -55,7 +56,7 @@ def time_chart(
 
 
 class _Axis:
-    """From a value to a part of the axis's length, 0 to 1."""
+    """Maps a value to its position on the axis, from 0 to 1."""
 
     def __init__(self, low: float, high: float, base: int) -> None:
         self.base = base
@@ -67,7 +68,7 @@ class _Axis:
 
 
 class _Times(_Axis):
-    """Whole decades."""
+    """A time axis that ends at whole decades."""
 
     def __init__(self, low: float, high: float, base: int) -> None:
         super().__init__(low, high, base)
@@ -79,7 +80,7 @@ class _Times(_Axis):
 
 
 class _Shares:
-    """From 0 to 1, as they are."""
+    """A linear axis from 0 to 1."""
 
     def at(self, value: float) -> float:
         return value
@@ -113,19 +114,21 @@ def _lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], along: _Axis, up: _Times | _Shares
 ) -> list[str]:
     found = []
-    # Names in the order of where the lines end, apart from each other; colours too.
+    # Sort names and colours by the lines' ends, and keep the names apart.
     order = sorted((name for name in lines if lines[name]), key=lambda name: -lines[name][-1][1])
     ends = [_TOP + _HIGH * (1 - up.at(lines[name][-1][1])) for name in order]
-    for name, color, beside in zip(order, _apart(palette(len(order))), _spread(ends), strict=True):
-        spots = [
+    for name, color, beside in zip(
+        order, _alternate(palette(len(order))), _spread(ends), strict=True
+    ):
+        points = [
             (_LEFT + _WIDE * along.at(x), _TOP + _HIGH * (1 - up.at(y))) for x, y in lines[name]
         ]
-        path = "L".join(f"{number(x)} {number(y)}" for x, y in spots)
+        path = "L".join(f"{number(x)} {number(y)}" for x, y in points)
         found.append(
             f'<path d="M{path}" stroke="{color}" stroke-width="1.8" fill="none" '
             f'stroke-linejoin="round"><title>{escape(name)}</title></path>'
         )
-        x, y = spots[-1]
+        x, y = points[-1]
         found.append(f'<circle cx="{number(x)}" cy="{number(y)}" r="2.6" fill="{color}"/>')
         right = _LEFT + _WIDE + _LEADER
         found.append(
@@ -136,19 +139,21 @@ def _lines(
     return found
 
 
-def _apart(colors: Sequence[str]) -> list[str]:
-    """The same colours, such that neighbours are none in the palette."""
+def _alternate(colors: Sequence[str]) -> list[str]:
+    """Reorders colours so that neighbours are not neighbours in the palette."""
     half = (len(colors) + 1) // 2
     return [colors[i // 2 + i % 2 * half] for i in range(len(colors))]
 
 
 def _spread(places: Sequence[float]) -> list[float]:
-    """Places from top to bottom moved as little as keeps names a line apart.
+    """Moves positions, ordered from top to bottom, as little as needed to keep names a line apart.
 
     >>> _spread([100.0, 100.0, 300.0])
     [93.0, 107.0, 300.0]
     """
-    groups: list[list[float]] = []  # of names that touch: places less their lines in the group
+    groups: list[
+        list[float]
+    ] = []  # groups of touching names: positions minus their line offsets in the group
     for place in places:
         groups.append([place])
         while len(groups) > 1:

@@ -1,4 +1,4 @@
-"""What links carried over time: a row a link, a column an interval, the fuller the darker."""
+"""A heat map of link traffic over time: one row per link, one column per interval."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from unisono.show.placement import number
 from unisono.simulator import Result
 
 MAX_LINKS = 96
-"""Rows of a picture: the busiest links."""
+"""Maximum number of rows; the busiest links are drawn."""
 _LEFT, _TOP, _WIDE = 190.0, 66.0, 760.0
 _LOW, _HIGH = (0xF1, 0xF3, 0xF7), (0x9B, 0x1D, 0x20)
 
 
 def link_heat_map(result: Result, title: str) -> str:
-    """An SVG of the links that carried anything, of more than 96 the busiest ones, in the order of
-    their ids. Raises `ValueError` for a result without `usage` (`simulate(..., bins=64)`).
+    """Returns an SVG of the links that carried data, ordered by id. If there are more than 96, only
+    the busiest are drawn. Raises `ValueError` for a result without `usage` (`simulate(...,
+    bins=64)`).
 
     >>> import unisono
     >>> from unisono import algorithms, topology
@@ -31,14 +32,16 @@ def link_heat_map(result: Result, title: str) -> str:
     """
     if result.usage is None:
         raise ValueError("a heat map needs a simulation with bins, such as simulate(..., bins=64)")
-    links = _shown(result)
+    links = _busiest(result)
     full = _fullness(result, links)
     each = max(6.0, min(18.0, 640.0 / max(1, len(links))))
     high = _TOP + each * len(links) + 46
     wide = _LEFT + _WIDE + 40
     used = int((result.link_bytes > 0).sum())
-    told = f"{len(links)} of {used} links that carried anything; utilisation over all time at the "
-    told += f"right; {time_text(result.time_s)}"
+    caption = (
+        f"{len(links)} of {used} links that carried anything; utilisation over all time at the "
+    )
+    caption += f"right; {time_text(result.time_s)}"
     body = [_row(result, int(link), full[i], _TOP + i * each, each) for i, link in enumerate(links)]
     return "\n".join(
         [
@@ -48,7 +51,7 @@ def link_heat_map(result: Result, title: str) -> str:
             f"<title>{escape(title)}</title>",
             f'<rect width="100%" height="100%" fill="{PAPER}"/>',
             draw_text(24, 30, title, size=17, weight=650),
-            draw_text(24, 50, told, size=11.5, fill=SOFT),
+            draw_text(24, 50, caption, size=11.5, fill=SOFT),
             *body,
             *_axis(result, _TOP + each * len(links)),
             "</svg>\n",
@@ -56,15 +59,15 @@ def link_heat_map(result: Result, title: str) -> str:
     )
 
 
-def _shown(result: Result) -> NDArray[np.int64]:
+def _busiest(result: Result) -> NDArray[np.int64]:
     order = np.argsort(-result.utilisation, kind="stable")[:MAX_LINKS]
     return np.sort(order[result.link_bytes[order] > 0])
 
 
 def _fullness(result: Result, links: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The part of its capacity that each link carried in each interval that has begun."""
+    """Returns the fraction of its capacity that each link carried in each interval."""
     usage = result.usage
-    assert usage is not None, "asked before"
+    assert usage is not None, "link_heat_map checks this"
     bins = max(1, int(np.ceil(result.time_s / usage.width_s - 1e-9))) if usage.width_s else 1
     begun = np.arange(bins) * usage.width_s
     length = np.minimum(usage.width_s, result.time_s - begun)

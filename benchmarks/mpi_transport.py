@@ -1,10 +1,10 @@
-"""MPI as the wire, beside the MPI's own all-reduce, in one run and taking turns.
+"""Compares Unisono over MPI as the transport with the MPI's own all-reduce, alternating in one run.
 
-    mpiexec -n 4 python benchmarks/mpi_wire.py --per-host 2
+    mpiexec -n 4 python benchmarks/mpi_transport.py --per-host 2
 
-pretends that every so many ranks are a host: between those everything goes by MPI. Prints the
-median over rounds of the slowest rank's time, and the range. The MPI knows that all ranks share
-memory and copies straight between the callers' buffers; a real fabric has no such short cut.
+Every `--per-host` ranks act as a host; data between them go through MPI. Prints the median over
+rounds of the slowest rank's time, and the range. The MPI knows that all ranks share memory, and
+copies directly between the callers' buffers; a real fabric cannot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
-SIZES = {8: 200, 64 << 10: 40, 1 << 20: 10, 16 << 20: 2}  # bytes, and calls a round
+SIZES = {8: 200, 64 << 10: 40, 1 << 20: 10, 16 << 20: 2}  # bytes, and calls per round
 
 
 def main() -> None:
@@ -43,13 +43,13 @@ def main() -> None:
                 rounds=options.rounds,
             )
             if comm.rank == 0:
-                ours, theirs = map(told, times)
+                ours, theirs = map(text_of, times)
                 ratio = np.median(times[0]) / np.median(times[1])
                 print(f"{nbytes:>9} B: unisono {ours}, MPI {theirs} us, ratio {ratio:.2f}")
 
 
 def race(*contestants: Callable[[], object], calls: int, rounds: int) -> list[list[float]]:
-    """Seconds for a call, of each contestant in each round."""
+    """Returns the seconds per call of each contestant in each round."""
     times: list[list[float]] = [[] for _ in contestants]
     for _ in range(rounds):
         for call, found in zip(contestants, times, strict=True):
@@ -62,7 +62,7 @@ def race(*contestants: Callable[[], object], calls: int, rounds: int) -> list[li
     return times
 
 
-def told(times: list[float]) -> str:
+def text_of(times: list[float]) -> str:
     return f"{np.median(times) * 1e6:.1f} [{min(times) * 1e6:.1f} to {max(times) * 1e6:.1f}]"
 
 
