@@ -1,4 +1,4 @@
-"""The ranks of several hosts, with MPI as the wire between them."""
+"""Groups whose ranks on different hosts communicate by MPI."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _NAME_BYTES = 16
 def open_mpi_group(
     link: MpiLink, meeting: GroupConfig, here: Sequence[int], open_group: OpenGroup
 ) -> tuple[Group, MpiWatch]:
-    """The group of the ranks of `link`, of which `here` are on this host, and share a segment.
+    """Makes the group of `link`'s ranks; the ranks `here` are on this host and share a segment.
 
-    `meeting` is that of the ranks on this host; `open_group` makes the group. Returns it, and who
-    watches its peers on other hosts. Raises `RendezvousError`.
+    `local` configures the ranks of this host; `open_group` makes the group. Returns the group and
+    the watcher of its peers on other hosts. Raises `RendezvousError`.
     """
     group = join_segment(meeting, open_group).group
     away = [rank for rank in range(link.comm.size) if rank not in here]
@@ -42,7 +42,7 @@ def open_mpi_group(
 
 @dataclass(slots=True, kw_only=True)
 class _Entered:
-    """What a group has of MPI, as long as it lives."""
+    """MPI objects of a group that this rank has entered."""
 
     link: MpiLink
     watch: MpiWatch
@@ -50,11 +50,11 @@ class _Entered:
 
 
 class MpiNetwork:
-    """A rank's way to all others of its world, by MPI: `Roads`.
+    """A `Network` over MPI.
 
-    The communicator that MPI has made for a group is given back after all its ranks have left, at
-    the next opportunity. That of a group that failed stays until MPI is finalised: nobody knows
-    what it may still move.
+    A group's MPI communicator is freed after all its ranks have left, when this rank next forms or
+    leaves a group. The communicator of a failed group stays until MPI is finalised, because MPI may
+    still move data for it.
     """
 
     def __init__(self, link: MpiLink, found: WorldFacts) -> None:
@@ -65,9 +65,9 @@ class MpiNetwork:
         self._pid = os.getpid()
 
     def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """A group of these ranks of the world, in this order; all of them call this.
+        """Forms a group of these ranks of the world, in this order; all of them call this.
 
-        On one host it is as if there were no others. Raises `RendezvousError` if not all come.
+        A group on one host uses shared memory only. Raises `RendezvousError` if ranks are missing.
         """
         hosts = self._hosts(members)
         if len(hosts) == 1:
@@ -100,10 +100,11 @@ class MpiNetwork:
         )
 
     def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
-        """Nothing is to be done: MPI connects by itself."""
+        """Does nothing: MPI connects by itself."""
 
     def leave(self, name: bytes) -> None:
-        """Leaves a group that was closed. In a forked child it stays the parent's."""
+        """Leaves a closed group. Does nothing in a forked child, because the group is the
+        parent's."""
         if os.getpid() != self._pid:
             return
         left = self._groups.pop(name)
@@ -113,20 +114,20 @@ class MpiNetwork:
         self._give_back()
 
     def connections(self) -> NoReturn:
-        """Raises `UnsupportedError`."""
+        """Raises `UnsupportedError`: MPI does not survive a rank's failure."""
         raise UnsupportedError(
-            "a communicator whose wire is MPI cannot shrink: MPI ends the whole job when a rank "
-            "dies. Without UNISONO_WIRE=mpi ranks of several hosts connect by TCP, and can"
+            "a communicator that uses MPI between hosts cannot shrink: MPI ends the whole job when "
+            "a rank dies. Without UNISONO_WIRE=mpi, ranks of several hosts connect by TCP and can"
         )
 
     def form_recovered(self, config: GroupConfig, members: Sequence[int]) -> NoReturn:
-        """Raises `UnsupportedError`."""
+        """Raises `UnsupportedError`: MPI does not survive a rank's failure."""
         self.connections()
 
     def _give_back(self) -> None:
-        """Gives MPI its communicators back, as far as all their ranks have left."""
+        """Frees the MPI communicators that all their ranks have left."""
         for _ in range(len(self._partings)):
-            with contextlib.suppress(IndexError):  # another thread looks, too
+            with contextlib.suppress(IndexError):  # another thread may empty the queue
                 parting = self._partings.popleft()
                 if not parting.over():
                     self._partings.append(parting)
@@ -138,8 +139,8 @@ class MpiNetwork:
 def join_by_mpi(meeting: GroupConfig, settings: Settings) -> JoinedGroup:
     """Joins the world of all ranks that mpiexec started.
 
-    Raises `RendezvousError` if they are not there within the timeout, `UnsupportedError` if there
-    is no MPI that can be the wire.
+    Raises `RendezvousError` if a rank is missing at the timeout, `UnsupportedError` if no usable
+    MPI is found.
     """
     board = MpiStore()
     arrival = RankFacts(
@@ -165,8 +166,10 @@ def join_by_mpi(meeting: GroupConfig, settings: Settings) -> JoinedGroup:
 
 
 def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
-    """The link of some ranks, which come together in this. In a thread of its own, for MPI waits
-    for all of them without end."""
+    """Splits off the link of `members`, all of which call this.
+
+    Runs in a thread of its own, because MPI waits for all members without a timeout.
+    """
     made: list[MpiLink | Exception] = []
 
     def make() -> None:
@@ -180,5 +183,5 @@ def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
     maker.join(timeout_s)
     if made and isinstance(made[0], MpiLink):
         return made[0]
-    reason = f"MPI: {made[0]}" if made else f"not all came within {timeout_s:g} s (timeout)"
-    raise RendezvousError(f"a group of the world's ranks {list(members)} was not formed: {reason}")
+    reason = f"MPI: {made[0]}" if made else f"not all joined within {timeout_s:g} s (timeout)"
+    raise RendezvousError(f"cannot form a group of world ranks {list(members)}: {reason}")

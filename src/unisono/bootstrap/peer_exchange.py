@@ -1,7 +1,7 @@
-"""Ranks that know only a board find each other: who is where, and what rank 0 says to all.
+"""Ranks exchange hosts, addresses and rank 0's data through a bootstrap store.
 
-Nothing here proves anything: ranks whose hosts look the same are *candidates* for one host, and
-prove it by sharing memory (`bootstrap.host_group`).
+These facts prove nothing. Ranks with equal host keys are *candidates* for one host, and prove it by
+sharing memory (`bootstrap.host_group`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unisono.native import usable_cores
 from unisono.transport import random_secret
 
 _VERSION = 2
-"""Of the texts; ranks of other versions are refused."""
+"""Version of the exchanged texts; ranks of other versions are rejected."""
 _WORLD_BYTES = 16
 _SPANNING_DEPTH = 4
 _PAGE_BYTES = 4096
@@ -33,8 +33,11 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostKey:
-    """Ranks whose keys are equal may be on one host: the boot of the kernel, its namespaces of the
-    network and of users, the user, and what the user calls the host."""
+    """Identifies a host; ranks with equal keys may be on one host.
+
+    The key holds the kernel's boot id, its network and user namespaces, the user id, and the user's
+    own name for the host.
+    """
 
     boot: str
     network: int
@@ -43,13 +46,13 @@ class HostKey:
     host_id: str = ""
 
     def same_network(self, other: HostKey) -> bool:
-        """Whether loopback is the same for both."""
+        """Returns whether both share one loopback interface."""
         return (self.boot, self.network) == (other.boot, other.network)
 
 
 def this_host(host_id: str = "") -> HostKey:
-    """The key of the host on which this process runs. Ranks with another `host_id`, wherever they
-    are, are ranks of other hosts."""
+    """Returns the key of this process's host. Ranks with different `host_id` count as ranks of
+    different hosts, even on one machine."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -72,53 +75,56 @@ def _namespace(kind: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What a rank brings."""
+    """Facts that a rank contributes to the exchange."""
 
     rank: int
     size: int
     timeout_s: float
     addresses: Sequence[tuple[str, int]]
-    """Where it listens for ranks of other hosts: IP literal and port, one for each rail."""
+    """IP literal and port at which the rank listens for other hosts, one pair for each rail."""
     staging_bytes: int
-    """For all ranks of the fullest host together; rank 0's holds."""
+    """For all ranks of the fullest host together; rank 0's value applies."""
     host: HostKey = field(default_factory=this_host)
     cores: int = field(default_factory=usable_cores)
     word: bytes = b""
-    """What rank 0 tells the others."""
+    """Data that rank 0 sends to all other ranks."""
     tls: str = "off"
     """The value of UNISONO_TLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldFacts:
-    """A world: equal on all its ranks."""
+    """Facts about a world; equal on all its ranks."""
 
     hosts: tuple[tuple[int, ...], ...]
-    """The ranks of each host (the candidates), in the order of the first of each."""
+    """The ranks of each host (candidates), ordered by each host's first rank."""
     contacts: tuple[PeerInfo, ...]
-    """Of all ranks, in their order."""
+    """Peer info of all ranks, by rank."""
     world: bytes
-    """16 bytes that no other world has."""
+    """16 bytes that identify this world."""
     word: bytes
-    """Rank 0's."""
+    """Data that rank 0 sent."""
     secret: bytes = field(repr=False)
-    """The job's, else a random one that came by the board."""
+    """The job's secret, else a random secret that rank 0 sent through the store."""
     shape: StagingShape
-    """Of the staging in every host's segment, and in the mirrors of the ranks of other hosts."""
+    """Shape of the staging memory in every host's segment, and in the mirrors of ranks of other
+    hosts."""
 
     def host_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks of this rank's host."""
+        """Returns the ranks of this rank's host."""
         return self.hosts[self.contacts[rank].host]
 
 
 def exchange_facts(
     board: BootstrapStore, arrival: RankFacts, *, by_address: bool = True
 ) -> WorldFacts:
-    """Meets the other ranks at the board; all get the same. `by_address`: ranks of different hosts
-    will connect to the addresses that they have; not so where MPI is the wire.
+    """Exchanges facts with the other ranks; returns the same on all ranks.
 
-    Raises `RendezvousError` if they do not come, or cannot reach each other by the addresses that
-    they have, `AuthenticationError` if this rank is not let in or some have no job secret.
+    `by_address`: ranks of different hosts will connect to the exchanged addresses, which are
+    checked. Pass False where MPI connects the hosts.
+
+    Raises `RendezvousError` if ranks are missing, or cannot reach each other at their addresses.
+    Raises `AuthenticationError` if this rank is rejected.
 
     >>> from unisono.bootstrap.tcp_store import TcpStore
     >>> alone = RankFacts(rank=0, size=1, timeout_s=1.0, addresses=[], staging_bytes=1 << 24)
@@ -150,7 +156,8 @@ def exchange_facts(
 
 
 def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> StagingShape:
-    """Across hosts more blocks are in flight, for a network is to carry some while others wait."""
+    """Chooses the staging shape. Across hosts more blocks are in flight: the network carries some
+    while others wait."""
     shape = shape_for(fullest, cores, staging_bytes)
     if hosts == 1:
         return shape
@@ -160,7 +167,7 @@ def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> Sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Card:
-    """The text of a rank, taken apart."""
+    """A rank's text, parsed."""
 
     host: HostKey
     name: str
@@ -175,7 +182,7 @@ class _Card:
 
     @classmethod
     def unpack(cls, rank: int, text: bytes) -> _Card:
-        """Raises `RendezvousError` for what this version would not write."""
+        """Parses a text. Raises `RendezvousError` if this version would not have written it."""
         try:
             facts: dict[str, Any] = json.loads(text)
             if facts["version"] != _VERSION:
@@ -197,19 +204,19 @@ class _Card:
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RendezvousError(
-                f"rank {rank} introduced itself in another way: has it another version of unisono?"
+                f"rank {rank} sent facts of an unknown form: does it run another unisono version?"
             ) from error
 
 
 def _plain(value: Any) -> Any:
-    """Of a host's key, which has to be hashable. Raises `ValueError`."""
+    """Returns a value of a host's key, which must be hashable. Raises `ValueError`."""
     if not isinstance(value, (str, int)):
-        raise ValueError(f"{value!r} in the key of a host")
+        raise ValueError(f"{value!r} in a host's key: expected text or a whole number")
     return value
 
 
 def _within(number: Any, end: int) -> int:
-    """A whole number below `end`. Raises `ValueError`."""
+    """Returns a whole number below `end`. Raises `ValueError`."""
     if not isinstance(number, int) or not 0 <= number < end:
         raise ValueError(f"{number!r}: expected a whole number below {end}")
     return number
@@ -245,7 +252,7 @@ def _hosts(cards: Sequence[_Card]) -> tuple[tuple[int, ...], ...]:
 
 
 def _require_alike(cards: Sequence[_Card]) -> None:
-    """All or none were given the job's secret, and all speak under the same protection."""
+    """Requires that all ranks or none have a job secret, and that all use the same UNISONO_TLS."""
     for rank, card in enumerate(cards):
         if card.tls != cards[0].tls:
             raise RendezvousError(
@@ -261,7 +268,8 @@ def _require_alike(cards: Sequence[_Card]) -> None:
 
 
 def _require_reachable(cards: Sequence[_Card], hosts: Sequence[Sequence[int]]) -> None:
-    """Every rank listens where the ranks of other hosts can reach it, as far as can be known."""
+    """Requires that every rank listens at an address that other hosts can reach, as far as can be
+    checked."""
     if len(hosts) == 1:
         return
     here = [cards[ranks[0]] for ranks in hosts]
@@ -278,6 +286,6 @@ def _require_reachable(cards: Sequence[_Card], hosts: Sequence[Sequence[int]]) -
         if addresses[0].version != ipaddress.ip_address(cards[0].addresses[0][0]).version:
             raise RendezvousError(
                 f"rank 0 ({cards[0].name}) listens on {cards[0].addresses[0][0]}, rank {rank} "
-                f"({card.name}) on {addresses[0]}: choose addresses of one kind by "
+                f"({card.name}) on {addresses[0]}: choose addresses of one version by "
                 "UNISONO_SOCKET_FAMILY=AF_INET or AF_INET6, or interfaces by UNISONO_INTERFACE"
             )

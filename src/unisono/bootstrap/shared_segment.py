@@ -1,10 +1,10 @@
-"""How the ranks of one host find each other and come to share one memory segment.
+"""The ranks of one host find each other and share one memory segment.
 
-Rank 0 listens on an abstract Unix socket whose name is derived from the job's rendezvous text; the
-others connect. The kernel tells each side the other's user (SO_PEERCRED), and nobody of another
-user is let in. Rank 0 hands over the descriptor of a memfd with a nonce; each rank maps it and
-compares the nonce with the one in the memory, which proves that all are on one host. Nothing of
-this has a name in the file system, so nothing is left behind.
+Rank 0 listens on an abstract Unix socket, whose name is derived from the job's rendezvous text. The
+other ranks connect. The kernel tells each side the other's user (SO_PEERCRED), and other users are
+rejected. Rank 0 passes the descriptor of a memfd and a nonce. Each rank maps the memfd and compares
+the nonce with the one in the memory, which proves that all ranks are on one host. Neither the
+socket nor the memory has a name in the file system, so no file is left behind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger("unisono")
 
 _HELLO = struct.Struct("<8sII")  # magic, rank, size
 _MAGIC = b"unisono1"
-_LENGTH = struct.Struct("<I")  # of the word that follows
+_LENGTH = struct.Struct("<I")  # length of rank 0's data, which follows
 _WELCOME, _REFUSAL = b"W", b"R"
 _NO, _YES = b"N", b"Y"
 _MODES = {SingleCopy.NEVER: b"N", SingleCopy.AUTO: b"A", SingleCopy.ALWAYS: b"Y"}
@@ -46,14 +46,14 @@ _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
 _HELLO_TIMEOUT_S = 5.0
 _INT, _RIGHTS = struct.Struct("i"), socket.SCM_RIGHTS
-_TELL_S = 30.0  # what rank 0 waits for the others, only to tell them that there will be no group
+_TELL_S = 30.0  # how long rank 0 waits for the others when it only reports a failure to them
 
 
 def join_segment(meeting: GroupConfig, open_group: OpenGroup = open_group) -> JoinedGroup:
-    """Joins the group of `meeting.size` ranks; returns when all are there.
+    """Joins the group of `config.size` ranks; returns when all have joined.
 
-    Raises `RendezvousError` if they are not within the timeout or disagree about who they are,
-    `AuthenticationError` if the listener belongs to another user.
+    Raises `RendezvousError` if a rank is missing at the timeout, or if ranks disagree about rank or
+    size. Raises `AuthenticationError` if another user runs the listener.
     """
     return (_lead if meeting.rank == 0 else _follow)(meeting, open_group)
 
@@ -63,7 +63,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
     while len(data) < length:
         more = connection.recv(length - len(data))
         if not more:
-            raise RendezvousError("a rank gave up while the group was being formed")
+            raise RendezvousError("a rank closed its connection while the group was being formed")
         data += more
     return data
 
@@ -127,7 +127,7 @@ def _form(
 
 @contextlib.contextmanager
 def _closed_on_failure(group: Group) -> Iterator[None]:
-    """A group that came to nothing gives back its memory, whoever keeps the error."""
+    """Closes a group that failed to form, and frees its memory even while the error is kept."""
     try:
         yield
     except BaseException:
@@ -137,7 +137,8 @@ def _closed_on_failure(group: Group) -> Iterator[None]:
 
 
 def _wanted_copies(meeting: GroupConfig) -> SingleCopy:
-    """Decides for all ranks, as `single_copy_for` takes it. NEVER where no call would use it."""
+    """Decides for all ranks, in the form that `single_copy_for` takes. NEVER if no call would use
+    single copy."""
     wanted = meeting.single_copy
     if wanted is SingleCopy.AUTO and meshed_cores():
         wanted = SingleCopy.ALWAYS
@@ -148,7 +149,7 @@ def _wanted_copies(meeting: GroupConfig) -> SingleCopy:
 def _ask_all(
     group: Group, meeting: GroupConfig, followers: dict[int, socket.socket], deadline: float
 ) -> bool:
-    """Whether all ranks can read each other's memory, as all are told."""
+    """Returns whether all ranks can read each other's memory, after telling all of them."""
     able = group.can_borrow()
     for rank, peer in followers.items():
         with _naming(meeting.name(rank)):
@@ -161,7 +162,7 @@ def _ask_all(
 
 
 def _create_segment(meeting: GroupConfig, nonce: bytes) -> int:
-    # The memory, where it listens, and a connection to each of the others.
+    # Descriptors: the memory, the listener, and a connection to each other rank.
     lack = lack_of(meeting.size + 1, meeting.who)
     if lack is not None:
         raise RendezvousError(lack.why)
@@ -172,7 +173,7 @@ def _create_segment(meeting: GroupConfig, nonce: bytes) -> int:
 
 
 def _turn_away(meeting: GroupConfig, deadline: float, why: str) -> None:
-    """Tells all others that there will be no group; takes two descriptors, if they are there."""
+    """Tells all other ranks that no group is formed. Uses two descriptors, if available."""
     heard: dict[int, socket.socket] = {}
     strangers: set[int] = set()
     deadline = min(deadline, time.monotonic() + _TELL_S)
@@ -191,7 +192,7 @@ def _refuse(peer: socket.socket, why: str) -> None:
 
 @contextlib.contextmanager
 def _naming(rank: int) -> Iterator[None]:
-    """Turns the loss of a connection into an error that says whose it was."""
+    """Turns a lost connection into an error that names the rank."""
     try:
         yield
     except OSError as error:
@@ -205,15 +206,18 @@ def _admit(
     strangers: set[int],
     deadline: float,
 ) -> None:
-    """Lets one more rank in; a stranger is turned away, logged, and does no harm: whoever can reach
-    the socket must not end the job. `strangers`: the other users who have tried."""
+    """Admits one more rank.
+
+    A connection that is not a rank's is closed, logged and harmless: any process that can reach the
+    socket must not end the job. `strangers` collects the other users that tried.
+    """
     missing = sorted(set(range(1, meeting.size)) - set(followers))
     names = [meeting.name(rank) for rank in missing]
     peer = _accept(listener, meeting, deadline)
     if peer is None:
         tried = [_stranger(meeting, user) for user in sorted(strangers)]
         raise RendezvousError(
-            f"after {meeting.timeout_s:g} s (timeout) these ranks of {meeting.size} had not come: "
+            f"after {meeting.timeout_s:g} s (timeout) these ranks of {meeting.size} are missing: "
             f"{names}" + "".join(f"; {text}" for text in tried)
         )
     left_s = deadline - time.monotonic()
@@ -226,11 +230,11 @@ def _admit(
         peer.settimeout(min(_HELLO_TIMEOUT_S, max(left_s, 0.001)))
         magic, rank, size = _HELLO.unpack(_receive(peer, _HELLO.size))
         if magic != _MAGIC:
-            raise AuthenticationError("a process that is no unisono rank tried to join")
+            raise AuthenticationError("a process that is not a unisono rank tried to join")
     except (OSError, UnisonoError) as error:
         peer.close()
         why = error if user == os.getuid() else _stranger(meeting, user)
-        _log.warning("rendezvous %r: turned a connection away: %s", meeting.rendezvous, why)
+        _log.warning("rendezvous %r: rejected a connection: %s", meeting.rendezvous, why)
         return
     problem = None
     if size != meeting.size:
@@ -250,7 +254,7 @@ def _stranger(meeting: GroupConfig, user: int) -> str:
 
 
 def _accept(listener: socket.socket, meeting: GroupConfig, deadline: float) -> socket.socket | None:
-    """The next connection; None if none came in time."""
+    """Returns the next connection; None at the deadline."""
     while True:
         left_s = max(deadline - time.monotonic(), 0.001)
         listener.settimeout(left_s if meeting.watch is None else min(left_s, WATCH_S))
@@ -276,9 +280,9 @@ def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
 
 def _follow(meeting: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
     deadline = time.monotonic() + meeting.timeout_s
-    lack = lack_of(2, meeting.who)  # the connection, and the memory
+    lack = lack_of(2, meeting.who)  # the connection and the memory
     if lack is not None and lack.free == 0:
-        raise RendezvousError(lack.why)  # and there is no way to tell the others
+        raise RendezvousError(lack.why)  # no connection to rank 0 can be opened to report this
     with connect(meeting, deadline) as leader:
         try:
             leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
@@ -305,7 +309,7 @@ def _follow(meeting: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
 def _join(
     leader: socket.socket, meeting: GroupConfig, open_group: OpenGroup, lack: Lack | None
 ) -> tuple[Group, bytes]:
-    """Takes part in the group, or tells rank 0 why not."""
+    """Takes the segment, or tells rank 0 the reason if that fails."""
     try:
         if lack is None:
             return _take_segment(leader, meeting, open_group)
@@ -317,14 +321,14 @@ def _join(
 
 
 def _decline(leader: socket.socket) -> None:
-    """Waits for the group's memory, and does not take it."""
+    """Waits until rank 0 offers the group's memory, and does not take it."""
     if _receive(leader, 1) == _REFUSAL:
         raise RendezvousError(_text(leader))
     _receive(leader, _NONCE_BYTES)
 
 
 def _text(peer: socket.socket) -> str:
-    """Why the other side has refused."""
+    """Returns the other side's reason for refusing."""
     return peer.recv(_MOST_TEXT_BYTES).decode(errors="replace")
 
 
@@ -334,28 +338,29 @@ def _take_segment(
     data, fds, flags = _receive_descriptor(leader)
     if data[:1] == _REFUSAL:
         raise RendezvousError(data[1:].decode(errors="replace"))
-    if flags & socket.MSG_CTRUNC and not fds:  # so the kernel says it
+    if flags & socket.MSG_CTRUNC and not fds:  # the kernel had no descriptor for the message
         raise RendezvousError(
-            "too many open files to take in the group's memory; raise the limit (ulimit -n)"
+            "too many open files to receive the group's memory; raise the limit (ulimit -n)"
         )
     if data[:1] != _WELCOME or len(fds) != 1 or len(data) != 1 + _NONCE_BYTES:
         for fd in fds:
             os.close(fd)
         raise RendezvousError("rank 0 gave up while the group was being formed")
     nonce = data[1:]
-    # From here the descriptor is the group's, which closes it.
+    # The group owns the descriptor from here, and closes it.
     return open_group(fds[0], meeting.rank, nonce), nonce
 
 
 def _receive_descriptor(leader: socket.socket) -> tuple[bytes, list[int], int]:
-    """No program that any thread starts inherits it: `socket.recv_fds` ignores its flags."""
+    """Receives data and descriptors. The descriptors are close-on-exec from the start:
+    `socket.recv_fds` cannot do that."""
     space = socket.CMSG_LEN(_INT.size)
     data, notes, flags, _ = leader.recvmsg(1 + _MOST_TEXT_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     return data, [_INT.unpack(note)[0] for *_, kind, note in notes if kind == _RIGHTS], flags
 
 
 def _hear(leader: socket.socket) -> tuple[SingleCopy, bytes]:
-    """Waits until all have joined; returns what rank 0 wants of their memory, and its word."""
+    """Waits until all ranks have joined; returns rank 0's single-copy mode and its data."""
     answer = leader.recv(1)
     if answer == _REFUSAL:
         raise RendezvousError(_text(leader))
@@ -365,12 +370,12 @@ def _hear(leader: socket.socket) -> tuple[SingleCopy, bytes]:
     (length,) = _LENGTH.unpack(_receive(leader, _LENGTH.size))
     wanted = _COPIES.get(letter)
     if wanted is None:
-        raise RendezvousError("rank 0 speaks another version of this protocol")
+        raise RendezvousError("rank 0 uses another version of this protocol")
     return wanted, _receive(leader, length)
 
 
 def _all_can(leader: socket.socket) -> bool:
-    """Whether all ranks can read each other's memory, as rank 0 says."""
+    """Returns rank 0's answer: whether all ranks can read each other's memory."""
     answer = _receive(leader, 1)
     if answer == _REFUSAL:
         raise RendezvousError(_text(leader))

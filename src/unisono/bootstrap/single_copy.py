@@ -1,11 +1,13 @@
-"""Which calls of a group are made by reading others' memory where it is, instead of through slots.
+"""Rules that say which calls of a group use single copy instead of slots.
 
-A slot is written once for all that read it, so lending saves most where each value has one reader.
-It costs a system call for each read, and a wait for the readers at the end. Measured
-(`benchmarks/single_copy.py`) on a CPU whose cores get modified lines from each other slowly
-(`native.meshed_cores`). On another, whose cores read each other's caches as fast as their own, it
-pays once many ranks share a core: what one has written has left the cache when the reader's turn
-comes (`all_to_all` of 64 MiB with 8 ranks on 2 cores: 30 ms instead of 39 to 70).
+With single copy, a reader copies straight from the owner's memory. A slot is written once for all
+its readers, so single copy saves most where each value has one reader. Its cost is one system call
+for each read, and a wait for the readers at the end.
+
+The limits were measured (`benchmarks/single_copy.py`) on a CPU whose cores pass modified cache
+lines slowly (`native.meshed_cores`). On a CPU whose cores read each other's caches as fast as their
+own, single copy pays only if many ranks share a core. There, written data has left the cache when
+the reader runs (`all_to_all` of 64 MiB, 8 ranks on 2 cores: 30 ms instead of 39 to 70).
 """
 
 from __future__ import annotations
@@ -17,21 +19,22 @@ from unisono.types import Op, SingleCopy
 
 _LEAST_BYTES = 32 << 10
 _MOST_CROWDED_BYTES = 4 << 20
-"""With more ranks than cores: longer pieces no longer stay in the caches."""
+"""With more ranks than cores: longer parts no longer fit in the caches."""
 _BLOCK_BYTES, _CROWDED_BLOCK_BYTES = 256 << 10, 4 << 20
 _RANKS_OF_A_CORE, _LEAST_SHARED_BYTES = 4, 2 << 20
-"""On CPUs whose caches are near: from so many ranks a core, and from pieces of so many bytes."""
+"""On CPUs with fast shared caches: least ranks per core, and least bytes per part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleCopyRules:
-    """By operation, the lengths in bytes that the longest piece of a call may have."""
+    """Ranges of lengths in bytes, by operation: a call whose longest part is in the range uses
+    single copy."""
 
     pieces: Mapping[Op, range] = field(default_factory=dict)
     block_bytes: int = _BLOCK_BYTES
 
     def serves(self, op: Op, longest_bytes: int) -> bool:
-        """Whether a call is made so.
+        """Returns whether a call uses single copy.
 
         >>> always = single_copy_for(2, cores=2, wanted=SingleCopy.ALWAYS)
         >>> always.serves(Op.ALL_TO_ALL, 1 << 20), NO_SINGLE_COPY.serves(Op.ALL_TO_ALL, 1 << 20)
@@ -44,9 +47,9 @@ NO_SINGLE_COPY = SingleCopyRules()
 
 
 def single_copy_for(ranks: int, *, cores: int, wanted: SingleCopy) -> SingleCopyRules:
-    """Chooses for so many ranks of one host that can read each other's memory.
+    """Chooses the rules for `ranks` ranks of one host that can read each other's memory.
 
-    `wanted` is ALWAYS where cores pass lines slowly, too, and AUTO only where they do not.
+    `wanted` is ALWAYS also where cores pass lines slowly. It is AUTO only where they do not.
 
     >>> single_copy_for(4, cores=2, wanted=SingleCopy.AUTO) == NO_SINGLE_COPY
     True

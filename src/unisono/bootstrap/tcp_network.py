@@ -1,8 +1,8 @@
-"""The ranks of several hosts: one network a world, and the groups that span its hosts.
+"""Groups whose ranks on different hosts communicate by TCP: one network per world.
 
-A world's ranks find each other at a board, and join one network, which every group that is made
-within the world shares: ranks of a group that are on one host share a segment of memory, the others
-are connected when a call first needs them.
+A world's ranks find each other through a bootstrap store and join one network, which all groups of
+the world share. A group's ranks on one host share a memory segment. Ranks of different hosts
+connect when a call first needs it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _NAME_BYTES = 16
 
 
 class TcpNetwork:
-    """A rank's way to all others of its world, as long as it is in one of the world's groups.
+    """A `Network` over TCP; it exists while this rank is in one of the world's groups.
 
-    `circle`: of those who hear of each other's losses; the world's if None. `entered` are the
-    groups of all circles, which share the porter.
+    `control_group`: the ranks that inform each other of losses; None means the world. `entered`
+    holds the groups of all control groups, which share the connection manager.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class TcpNetwork:
         self._entered = set[bytes]() if entered is None else entered
 
     def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """A group of these ranks of the world, in this order; all of them call this.
+        """Forms a group of these ranks of the world, in this order; all of them call this.
 
-        On one host it is as if there were no others. Raises `RendezvousError` if ranks of this host
-        do not come; those of other hosts are awaited by the first call.
+        A group on one host uses shared memory only. Raises `RendezvousError` if ranks of this host
+        are missing. The first call waits for ranks of other hosts.
         """
         hosts = self._hosts(members)
         if len(hosts) == 1:
@@ -62,7 +62,7 @@ class TcpNetwork:
         self._porter.reach(name, peers, wire)
 
     def leave(self, name: bytes) -> None:
-        """Leaves a group; with the last one the network ends."""
+        """Leaves a group; leaving the last group closes the network."""
         with contextlib.suppress(AbortedError):  # in a forked child: the groups are the parent's
             self._porter.leave(name)
         self._entered.discard(name)
@@ -70,12 +70,12 @@ class TcpNetwork:
             self._porter.close()
 
     def connections(self) -> ConnectionManager:
-        """The connections by which ranks agree after a failure."""
+        """Returns the connections by which ranks agree after a failure."""
         return self._porter
 
     def form_recovered(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """The same as `form` for a group that succeeds a failed one. Its ranks wait for each other
-        in a control group of their own, in which the first tells the others its `word`."""
+        """Forms a group that replaces a failed one. Its ranks wait for each other in a control
+        group of their own, in which the first rank sends its data to the others."""
         hosts = self._hosts(members)
         if len(hosts) == 1:
             return join_segment(meeting)
@@ -93,7 +93,7 @@ class TcpNetwork:
         return heir._enter(name, replace(meeting, word=word), members, hosts, group)
 
     def _meet_here(self, name: bytes, meeting: GroupConfig, hosts: Hosts) -> Group:
-        """The ranks of this host come to share a segment."""
+        """Joins the segment that this host's ranks share."""
         here = next(host for host in hosts if meeting.rank in host)
         local = GroupConfig(
             rank=here.index(meeting.rank),
@@ -132,16 +132,16 @@ class TcpNetwork:
 
 
 def _nothing() -> None:
-    """Watches for nothing."""
+    """Watches nothing."""
 
 
 def join_by_tcp(
     board: BootstrapStore, meeting: GroupConfig, settings: Settings, security: Security
 ) -> JoinedGroup:
-    """Joins the world whose ranks find each other at `board`; returns when all are there.
+    """Joins the world whose ranks find each other through `store`; returns when all have joined.
 
-    Raises `RendezvousError` if they are not within the timeout, `AuthenticationError` if this rank
-    is not let in.
+    Raises `RendezvousError` if a rank is missing at the timeout, `AuthenticationError` if this rank
+    is rejected.
     """
     found_here = available_interfaces(settings.ip_version)
     interfaces = choose_interfaces(settings.interface, found_here, rails=settings.rails)

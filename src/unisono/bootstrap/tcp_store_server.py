@@ -1,7 +1,8 @@
-"""Rank 0 at a meeting point: lets the ranks in, hears their texts, and tells each those of all.
+"""Rank 0's side of a TCP bootstrap store: admits ranks and sends each rank the texts of all.
 
-One thread, which waits for nobody in particular: a guest that says nothing, or a byte a second, is
-turned away when its time is up, and delays nobody. A stranger is logged once and does no harm.
+One thread serves all connections and waits for no single one. A client that sends nothing, or a
+byte a second, is rejected when its time is up, and delays no other. A stranger is logged once and
+does no harm.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from unisono.transport import Connection, Handshake, Security
 _log = logging.getLogger("unisono")
 
 _GUEST_S = 10.0
-"""How long a connection may take to say who it is."""
+"""Seconds in which a client must identify itself."""
 _MOST_STRANGERS = 256
-"""Connections that have not said who they are; the oldest goes when there are more."""
+"""Most connections that have not identified themselves; beyond that, the oldest is closed."""
 _FAREWELL_S = 0.5
-"""So long rank 0, when there will be no group, waits for ranks that do not know it yet."""
+"""After a failure, seconds for which rank 0 waits for ranks that do not know of the failure yet."""
 
 
 class Guest:
-    """A connection to rank 0, and how far it has come."""
+    """A connection to rank 0, and its progress."""
 
     def __init__(self, connection: Connection, secret: bytes | None, security: Security) -> None:
         connection.setblocking(False)
@@ -38,7 +39,7 @@ class Guest:
         self.hello: Hello | None = None
         self.text: bytes | None = None
         self.content = False
-        """It has said that it has the texts of all."""
+        """The client has all texts, or a refusal, and may disconnect."""
         self._security = security
         self._handshake: Handshake | None = None
         self._wanted = tcp_store_frames.HELLO_BYTES
@@ -52,32 +53,33 @@ class Guest:
 
     @property
     def rank(self) -> int:
-        """Which rank it says it is; -1: it has not said so."""
+        """Rank that the client claims to be; -1 before its hello."""
         return -1 if self.hello is None else self.hello.rank
 
     @property
     def events(self) -> int:
-        """What to wait for."""
+        """Events to wait for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
 
     def send(self, data: bytes) -> None:
-        """Sends what can be sent at once, and keeps the rest. Raises `OSError`."""
+        """Sends as much as possible at once, and keeps the rest. Raises `OSError`."""
         self._outgoing += data
         with contextlib.suppress(BlockingIOError):
             while self._outgoing:
                 del self._outgoing[: self.connection.send(self._outgoing)]
 
     def receive(self) -> None:
-        """Takes what has come, and never more than the next message.
+        """Reads at most up to the end of the next message.
 
-        Raises `AuthenticationError` for what no rank would say, `OSError` when the connection ends.
+        Raises `AuthenticationError` for a message that a rank would not send, `OSError` when the
+        connection ends.
         """
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._secure()
                 more = self.connection.recv(max(self._wanted - len(self._incoming), 1))
                 if not more:
-                    raise ConnectionResetError("it closed the connection")
+                    raise ConnectionResetError("the client closed the connection")
                 self._incoming += more
                 if len(self._incoming) == self._wanted:
                     message = bytes(self._incoming)
@@ -85,7 +87,7 @@ class Guest:
                     self._take(message)
 
     def _secure(self) -> None:
-        """Turns to TLS when it is time. Raises `BlockingIOError` while that takes."""
+        """Runs the TLS handshake when it is due. Raises `BlockingIOError` until that is done."""
         handshake = self._handshake
         if handshake is not None and handshake.wants_channel:
             key = handshake.tls_key
@@ -109,11 +111,11 @@ class Guest:
         elif message == tcp_store_frames.ADMITTED and not self.content:
             self.content = True
         else:
-            raise ConnectionResetError("it said what no rank would")
+            raise ConnectionResetError("the client sent a message that no rank sends")
 
 
 class TcpStoreServer:
-    """Rank 0's side of one exchange, for `size` ranks until `deadline`. Close it after use."""
+    """Rank 0's side of one exchange among `size` ranks until `deadline`. Close it after use."""
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class TcpStoreServer:
         self._deadline = deadline
         self._listeners = listeners
         self._strangers: dict[Guest, None] = {}
-        """In the order in which they came."""
+        """Not admitted yet, in order of arrival."""
         self._guests: dict[int, Guest] = {}
         self._logged: set[str] = set()
         self._turned_away = ""
@@ -144,12 +146,12 @@ class TcpStoreServer:
             self._selector.register(listener, selectors.EVENT_READ)
 
     def exchange(self, mine: bytes, timeout_s: float) -> list[bytes]:
-        """The texts of all ranks; when it returns, all have them. Raises `RendezvousError`."""
+        """Returns the texts of all ranks, when all ranks have them. Raises `RendezvousError`."""
         try:
             while len(self._guests) < self._size - 1:
                 self._require_time(
                     f"{self._place.text}: after {timeout_s:g} s (timeout) these ranks of "
-                    f"{self._size} had not come: "
+                    f"{self._size} are missing: "
                     f"{sorted(set(range(1, self._size)) - set(self._guests))}"
                     + (self._turned_away or self._place.warning())
                 )
@@ -161,7 +163,7 @@ class TcpStoreServer:
             )
             while not all(guest.content for guest in self._guests.values()):
                 late = sorted(rank for rank, guest in self._guests.items() if not guest.content)
-                self._require_time(f"{self._place.text}: ranks {late} stopped while meeting")
+                self._require_time(f"{self._place.text}: ranks {late} stopped in the bootstrap")
                 self._turn()
             return texts
         except RendezvousError as error:
@@ -170,14 +172,14 @@ class TcpStoreServer:
             raise
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         self._close_door()
         for guest in (*self._guests.values(), *self._refused):
             guest.connection.close()
         self._selector.close()
 
     def _close_door(self) -> None:
-        """Nobody else is let in, so that the next meeting at this port starts with new guests."""
+        """Stops accepting, so that the next bootstrap at this port starts with new clients."""
         for listener in self._listeners:
             self._selector.unregister(listener)
             listener.close()
@@ -186,8 +188,8 @@ class TcpStoreServer:
             self._drop(guest)
 
     def _refuse(self, why: str) -> None:
-        """Tells why there is no group: those who are here, and for a moment those who only come,
-        who would look for rank 0 for as long as they may."""
+        """Sends the reason of a failure to all admitted ranks, and for a moment to ranks that
+        arrive late. Without it, those would try to reach rank 0 until their timeout."""
         self._refusal = tcp_store_frames.frame(tcp_store_frames.REFUSED, why.encode())
         self._tell(self._refusal)
         self._deadline = min(self._deadline, time.monotonic() + _FAREWELL_S)
@@ -200,7 +202,7 @@ class TcpStoreServer:
             raise RendezvousError(problem)
 
     def _turn(self) -> None:
-        """Waits for something to happen, and does what follows from it."""
+        """Waits for events and handles them."""
         next_s = min([self._deadline, *(guest.until for guest in self._strangers)])
         for key, events in self._selector.select(max(next_s - time.monotonic(), 0) + 1e-3):
             if isinstance(key.data, Guest):
@@ -209,12 +211,13 @@ class TcpStoreServer:
                 self._accept(key.fileobj)
         now = time.monotonic()
         for guest in [guest for guest in self._strangers if guest.until < now]:
-            self._turn_away(guest, f"it did not say who it is within {_GUEST_S:g} s")
+            self._turn_away(guest, f"the client did not identify itself within {_GUEST_S:g} s")
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it has gone again, or descriptors are short: others wait in the queue
+        # the client has disconnected, or descriptors are short: others wait in the queue
+        except OSError:
             time.sleep(1e-3)
             return
         keep_alive(connection)
@@ -222,11 +225,11 @@ class TcpStoreServer:
         self._strangers[guest] = None
         self._selector.register(guest.connection, selectors.EVENT_READ, guest)
         if len(self._strangers) > _MOST_STRANGERS + self._size:
-            self._turn_away(next(iter(self._strangers)), "too many others wait behind it")
+            self._turn_away(next(iter(self._strangers)), "too many other clients wait")
 
     def _serve(self, guest: Guest, events: int) -> None:
         if guest.connection.fileno() < 0:
-            return  # turned away in this very turn
+            return  # rejected earlier in this round of events
         try:
             if events & selectors.EVENT_WRITE:
                 guest.send(b"")
@@ -240,17 +243,17 @@ class TcpStoreServer:
                 self._turn_away(guest, str(error))
             elif not guest.content:
                 raise RendezvousError(
-                    f"{self._place.text}: rank {guest.rank} ({_name(guest)}) was lost while the "
-                    f"ranks were meeting: {error}"
+                    f"{self._place.text}: rank {guest.rank} ({_name(guest)}) was lost during the "
+                    f"bootstrap: {error}"
                 ) from error
-            else:  # it has the texts and went on
+            else:  # the client has the texts and has disconnected
                 self._selector.unregister(guest.connection)
 
     def _admit(self, guest: Guest) -> None:
         hello = guest.hello
         assert hello is not None
         if hello.job != self._place.digest():
-            raise AuthenticationError("it looks for another job's meeting point")
+            raise AuthenticationError("the client belongs to another job")
         del self._strangers[guest]
         problem = self._problem_with(hello)
         if self._refusal is not None:
@@ -273,7 +276,7 @@ class TcpStoreServer:
         return None
 
     def _turn_down(self, guest: Guest, refusal: bytes) -> None:
-        guest.content = True  # with an answer, and may go
+        guest.content = True  # with an answer: it may disconnect
         self._refused.append(guest)
         guest.send(refusal)
 
@@ -283,18 +286,18 @@ class TcpStoreServer:
                 guest.send(message)
                 self._selector.modify(guest.connection, guest.events, guest)
             except OSError as error:
-                lost = f"{self._place.text}: rank {rank} was lost while the ranks were meeting"
+                lost = f"{self._place.text}: rank {rank} was lost during the bootstrap"
                 raise RendezvousError(lost) from error
 
     def _turn_away(self, guest: Guest, why: str) -> None:
         name = _name(guest)
         address = name.rpartition(" port ")[0]
         self._drop(guest)
-        self._turned_away = f" (the last that was turned away came from {name}: {why})"
+        self._turned_away = f" (the last rejected connection came from {name}: {why})"
         if address not in self._logged:
             self._logged.add(address)
             _log.warning(
-                "%s: turned a connection from %s away, and will not log others from there: %s",
+                "%s: rejected a connection from %s (others from there are not logged): %s",
                 self._place.text,
                 name,
                 why,

@@ -1,4 +1,7 @@
-"""Where the ranks of one host meet: an abstract Unix socket, whose name only their user derives."""
+"""The abstract Unix socket through which the ranks of one host find each other.
+
+Its name is a hash of the user and the rendezvous.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ if TYPE_CHECKING:
     from unisono.bootstrap.group_config import GroupConfig
 
 WATCH_S = 0.02
-"""How often a waiting rank calls `GroupConfig.watch`."""
+"""Interval at which a waiting rank calls `GroupConfig.watch`."""
 
 _VERDICT_S = 1.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_USERS_S = 1.0  # how often a rank that finds no rank 0 looks for one of another user
+_USERS_S = 1.0  # interval at which a rank that finds no rank 0 checks for rank 0 of another user
 
 
 def user_of(connection: socket.socket) -> int:
-    """The user of the process at the other end, as the kernel knows it."""
+    """Returns the user of the process at the other end, from the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(raw)[1])
 
 
 def listen(meeting: GroupConfig, deadline: float) -> socket.socket:
-    """Where rank 0 lets the others in. Raises `RendezvousError` if somebody else does."""
+    """Listens as rank 0. Raises `RendezvousError` if another process does."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     while True:
         try:
@@ -39,7 +42,7 @@ def listen(meeting: GroupConfig, deadline: float) -> socket.socket:
             listener.listen(meeting.size)
             return listener
         except OSError as error:
-            # Another group of the same name may be just forming; it will be gone soon.
+            # Another group of the same name may be forming; its listener closes soon.
             if time.monotonic() > deadline:
                 listener.close()
                 raise RendezvousError(
@@ -49,8 +52,8 @@ def listen(meeting: GroupConfig, deadline: float) -> socket.socket:
 
 
 def connect(meeting: GroupConfig, deadline: float) -> socket.socket:
-    """A connection to rank 0. Raises `RendezvousError` if it does not listen in time, or another
-    user runs it, `AuthenticationError` if the listener is somebody else."""
+    """Connects to rank 0. Raises `RendezvousError` if rank 0 does not listen in time, or belongs to
+    another user. Raises `AuthenticationError` if the listener belongs to another user."""
     pause_s = 0.001
     look_at = time.monotonic() + _USERS_S
     while True:
@@ -77,17 +80,17 @@ def connect(meeting: GroupConfig, deadline: float) -> socket.socket:
     if user not in (os.getuid(), 0):
         leader.close()
         raise AuthenticationError(
-            one_user_only(meeting.who, f"what listens as rank {meeting.name(0)}", user)
-            + "; if that is no rank of this job, choose another rendezvous than "
+            one_user_only(meeting.who, f"the listener as rank {meeting.name(0)}", user)
+            + "; if the listener is not a rank of this job, choose another rendezvous than "
             f"{meeting.rendezvous!r}"
         )
-    # Rank 0 may have begun to wait later; what it says when it gives up is worth waiting for.
+    # Rank 0 may have started to wait later; its report is useful even after this deadline.
     leader.settimeout(max(deadline - time.monotonic(), 0) + _VERDICT_S)
     return leader
 
 
 def one_user_only(mine: str, other: str, user: int) -> str:
-    """Why ranks of two users do not come together: `mine` runs as this process does."""
+    """Returns the error text for ranks of two users; `mine` denotes this process."""
     return (
         f"{mine} runs as user {os.getuid()}, {other} as user {user}: one user must run all ranks "
         "of a job"
@@ -108,7 +111,7 @@ def _require_one_user(meeting: GroupConfig) -> None:
 
 
 def _users() -> set[int]:
-    """All who run processes here, as far as this one may know."""
+    """Returns the users that run processes here, as far as this process may see."""
     found = set()
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():

@@ -1,4 +1,4 @@
-"""One connection of the star: messages both ways, and how it ends."""
+"""A control channel: messages both ways on one connection, and the detection of its end."""
 
 from __future__ import annotations
 
@@ -24,16 +24,22 @@ _log = logging.getLogger("unisono")
 
 _READ_BYTES = 1 << 16
 _MOST_PENDING_BYTES = 8 << 20
-# Questions, and answers to them, to a peer that has said nothing since: a process that is stopped
-# does not read, and once they fill what its kernel takes, that looks like a host that is lost.
+# Most bytes of last-call queries and their answers to a peer that has sent nothing since. A stopped
+# process does not read. Once these messages fill its kernel's buffers, that process would look like
+# a lost host.
 _MOST_UNHEARD_BYTES = 8 << 10
-_UNSEEN_S = 0.4  # of a silence: a host is asked within that, and a busy machine is late
+# Part of a silence that may go unnoticed: a query starts within this time, and a busy machine is
+# late.
+_UNSEEN_S = 0.4
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class ControlChannel:
-    """Messages to and from one rank. `ended` is called once, when nothing is heard any more: with
-    what happened to the rank, or with an empty text if it said goodbye. It may say a last word."""
+    """Sends messages to one rank and receives messages from that rank.
+
+    `ended` is called once, when the connection has ended. Its argument says what happened to the
+    rank; it is empty if the rank left in good order. `ended` may still send a last message.
+    """
 
     def __init__(
         self,
@@ -52,18 +58,18 @@ class ControlChannel:
         self._unheard_bytes = 0
         self._flush_is_due = False
         self._waiting = False
-        self._silence: Silence | None = None  # while an acknowledgement is owed
+        self._silence: Silence | None = None  # while an acknowledgement is missing
         self._said_bye = False
         self._over = False
         self.was_silent = False
-        """It ended because nothing was heard of the rank's host for long."""
+        """The connection ended because the rank's host was silent for too long."""
         prepare(sock, peer_timeout_s)
         retry_often(sock)
         watch_idle(sock, peer_timeout_s)
         loop.watch(sock, READ, self._ready)
 
     def say(self, message: ControlMessage) -> None:
-        """Sends a message soon, with others of the moment in one system call."""
+        """Sends a message soon, in one system call with other messages of the moment."""
         looks = message.say in (MessageKind.LOOK, MessageKind.LOOKED)
         if self._over or (looks and self._unheard_bytes > _MOST_UNHEARD_BYTES):
             return
@@ -72,27 +78,28 @@ class ControlChannel:
         if looks:
             self._unheard_bytes += len(packed)
         if len(self._pending) > _MOST_PENDING_BYTES:
-            self._end("has not read what it was told for long")
+            self._end("has not read its messages for too long")
         elif not self._flush_is_due:
             self._flush_is_due = True
             self._loop.later(0, self._flush)
 
     def ask(self, message: ControlMessage) -> None:
-        """Sends a message that has to be answered: silence now means that the host is lost."""
+        """Sends a message that requires an answer: from now on, silence means that the host is
+        lost."""
         self._waiting = True
         self.say(message)
 
     def is_read(self) -> None:
-        """The rank reads: it has said something by another connection."""
+        """Records that the rank reads: another connection received a message from the rank."""
         self._unheard_bytes = 0
 
     def say_last(self, message: ControlMessage) -> None:
-        """Sends a message before the line is closed, if it still can be sent."""
+        """Sends a message before the channel closes, if the socket still takes it."""
         with contextlib.suppress(OSError):
             self._sock.send(self._pending + message.pack())
 
     def close(self) -> None:
-        """Closes without a word; `ended` is not called."""
+        """Closes the channel without a message; `ended` is not called."""
         if not self._over:
             self._over = True
             self._loop.unwatch(self._sock)
@@ -123,12 +130,14 @@ class ControlChannel:
                 if self._over:
                     return
         except ValueError as error:
-            self._end(f"speaks garbage ({error})")
+            self._end(f"sent a malformed message ({error})")
         except Exception as error:
-            # A fault of ours. A line that is not read any more, and not ended either, would leave
-            # its rank without news for ever.
-            _log.exception("a message of another rank met an error of unisono's own")
-            self._end(f"said what this rank failed to handle ({type(error).__name__}: {error})")
+            # An error in unisono. A channel that is neither read nor ended would leave its rank
+            # without messages for ever.
+            _log.exception("unisono failed to handle a message of another rank")
+            self._end(
+                f"sent a message that this rank failed to handle: {type(error).__name__}: {error}"
+            )
 
     def _flush(self) -> None:
         self._flush_is_due = False
@@ -148,7 +157,7 @@ class ControlChannel:
             self._loop.later(LOOK_EACH_S, self._listen)
 
     def _listen(self) -> None:
-        """Looks for how long an acknowledgement has been owed, until there is one."""
+        """Checks for how long an acknowledgement has been missing, until one arrives."""
         if self._over or self._silence is None:
             return
         lasts_s = self._silence.lasts_s()

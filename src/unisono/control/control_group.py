@@ -1,5 +1,8 @@
-"""Ranks that hear of each other through one star: all of a world, or those of a group that succeeds
-a failed one, whose rank 0 has the middle of it then."""
+"""A control group: ranks that inform each other through one control server.
+
+The control group of the world has all ranks. A group that replaces a failed one has its own control
+group, whose server is on the group's rank 0.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,11 @@ _WATCH_S = 0.02
 
 
 class ControlGroup:
-    """`members` are ranks of the world; the first has the middle. `word` is what that one tells the
-    others. `wait` is for any thread, the rest for the loop's."""
+    """A control group of the world ranks `members`; the first member runs the server.
+
+    The server sends `word` to the others. Any thread may call `wait`; the loop's thread calls the
+    other methods.
+    """
 
     def __init__(
         self,
@@ -31,12 +37,12 @@ class ControlGroup:
         hear: Callable[[ControlMessage, ControlGroup], None],
         orphaned: Callable[[ControlGroup], None],
     ) -> None:
-        """`orphaned` is called when the middle has left, or is lost: then messages go directly, as
-        `place` has it."""
+        """`orphaned` is called when the server has left or is lost. From then on, `place` sends
+        messages directly to their ranks."""
         self.is_orphaned = False
         self._directly = place.tell
         self.place = replace(place, tell=self._tell)
-        """As of the groups that hear of each other here."""
+        """The world, for the groups of this control group: its `tell` uses the server."""
         self.gone: dict[int, str] = {}
         self.word = word
         self.tag = tag
@@ -48,7 +54,8 @@ class ControlGroup:
         self._problem: UnisonoError | None = None
 
     def begin(self, host_s: float) -> None:
-        """Takes this rank's place; the middle's host may take `host_s` to answer."""
+        """Connects this rank, or starts the server; the server's host may take `host_s` to
+        answer."""
         terms, first = self.place.terms, self._members[0]
         if terms.rank == first:
             hosts = {rank: terms.contacts[rank].addresses[0][0] for rank in self._members}
@@ -65,8 +72,8 @@ class ControlGroup:
             )
 
     def wait(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
-        """Waits until the star is complete as seen from here; raises what came between. `watch`
-        is called meanwhile, and may raise."""
+        """Waits until this rank is connected; on the server, until all ranks are. Raises a failure
+        that occurred meanwhile. `watch` is called meanwhile, and may raise."""
         deadline = time.monotonic() + timeout_s
         pause_s = timeout_s if watch is None else _WATCH_S
         while not self._complete.wait(pause_s):
@@ -84,15 +91,16 @@ class ControlGroup:
             )
 
     def take(self, sock: socket.socket, said: Introduction) -> str:
-        """A rank dials for its place in the star; returns why not, or nothing."""
+        """Takes a rank's connection to the server; returns the reason for a refusal, else an empty
+        text."""
         if self._hub is None or not self._hub.awaits(said.rank):
-            return f"a second process says that it is rank {said.rank}"
+            return f"a second process claims to be rank {said.rank}"
         self._hub.take(sock, said)
         self._check_complete()
         return ""
 
     def give_up(self, problem: UnisonoError) -> None:
-        """There is no use in waiting any more; nothing happens if it is over."""
+        """Ends `wait` with an error. Does nothing if `wait` has ended."""
         if not self._complete.told:
             self._problem = problem
             self._complete.tell()
@@ -105,11 +113,11 @@ class ControlGroup:
             self._star.bye()
 
     def ended(self) -> bool:
-        """Whether the others have taken note of that."""
+        """Returns whether the other side has acknowledged the departure."""
         return self._star is None or self._star.ended()
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes all connections."""
         if self._dial is not None:
             self._dial.cancel()
         if self._star is not None:
@@ -148,7 +156,7 @@ class ControlGroup:
     def _tell(self, message: ControlMessage) -> None:
         if self._star is None or self._star.tell(message):
             return
-        # Of a middle that is lost, all who share a group with it have heard by themselves.
+        # All ranks that share a group with a lost server have detected the loss themselves.
         first = self._members[0]
         if first not in self.gone or first not in message.to:
             self._directly(message)

@@ -1,4 +1,4 @@
-"""All groups that a rank has entered, and what came for those that it has not entered yet."""
+"""All groups that a rank has entered, and early messages for groups not entered yet."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _MOST_DEPARTED = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Departed:
-    """A group that was left: the vote as it was then."""
+    """A group that was left, with its vote at that time."""
 
     vote: Vote
     circle: ControlGroup
 
 
 class EnteredGroups:
-    """By tag. All methods are for the loop's thread. `refuse` closes a connection, saying why."""
+    """Groups by tag. The loop's thread calls all methods. `refuse` closes a connection and logs the
+    reason."""
 
     def __init__(self, refuse: Callable[[Connection, str], None]) -> None:
         self._refuse = refuse
@@ -45,7 +46,8 @@ class EnteredGroups:
         group: GroupEndpoint,
         circle: ControlGroup,
     ) -> None:
-        """Enters a group of some ranks of a circle; brings it what came early."""
+        """Enters a group of some ranks of a control group; handles early connections and
+        messages."""
         self._departed.pop(tag, None)
         entered = self._entered[tag] = GroupConnections(circle, tag, members, me, group)
         if circle.is_orphaned:
@@ -60,7 +62,7 @@ class EnteredGroups:
             entered.gone(rank, text)
 
     def reach(self, tag: bytes, peers: Iterable[int], kind: int) -> None:
-        """Connects to peers of a group; nothing for one that was left."""
+        """Connects to peers of a group; does nothing for a group that was left."""
         if tag in self._entered:
             self._entered[tag].reach(peers, kind)
 
@@ -74,25 +76,25 @@ class EnteredGroups:
                 del self._departed[next(iter(self._departed))]
 
     def cast(self, tag: bytes, ask: VoteRequest) -> VoteReply | None:
-        """This host's answer to a question of its vote on what succeeds a group; none, if the group
-        is not entered."""
+        """Returns this host's reply to a vote request; None if the group is not entered."""
         return self._entered[tag].cast(ask) if tag in self._entered else None
 
     def vote(self, tag: bytes) -> Vote | None:
-        """This host's vote on what succeeds a group; of one that was left, as it was then."""
+        """Returns this host's vote on the group that replaces a failed one. After leaving, this is
+        the vote at that time."""
         if tag in self._entered:
             return self._entered[tag].vote()
         return self._departed[tag].vote if tag in self._departed else None
 
     def leave_all(self) -> None:
-        """Leaves all groups, and closes what was parked."""
+        """Leaves all groups, and closes parked connections."""
         for tag in list(self._entered):
             self.leave(tag)
         for sock, _ in self._unpark(lambda _: True):
             sock.close()
 
     def take(self, sock: Connection, said: Introduction) -> None:
-        """A proved connection has come."""
+        """Takes an authenticated connection."""
         if said.tag in self._entered:
             self._bring(self._entered[said.tag], sock, said)
         elif said.tag in self._departed:
@@ -103,7 +105,7 @@ class EnteredGroups:
             self._parked.append((sock, said))
 
     def abandon(self) -> None:
-        """In a forked child: closes its copies of all connections of groups."""
+        """Closes a forked child's copies of all connections of groups."""
         for entered in self._entered.values():
             entered.abandon()
         for sock, _ in self._parked:
@@ -115,8 +117,10 @@ class EnteredGroups:
         circle: ControlGroup,
         tell: Callable[[ControlMessage], None] | None = None,
     ) -> None:
-        """A message of a circle's star, or one that came by post, as of the world's: then `tell`
-        posts an answer. Raises `ValueError` for one that makes no sense."""
+        """Handles a message that arrived through a control group's server, or directly from a rank.
+
+        `tell` sends the answer to a direct message. Raises `ValueError` for a malformed message.
+        """
         if message.say is MessageKind.GONE:
             text = message.body.decode(errors="replace")
             circle.gone.setdefault(message.origin, text)
@@ -126,7 +130,7 @@ class EnteredGroups:
         elif message.tag in self._entered:
             self._entered[message.tag].hear(message)
         elif message.say is MessageKind.LOOK:
-            # Not entered yet, or left: nothing was called. That there is an answer says enough.
+            # Not entered yet, or left: no call was made. An empty answer says that this rank lives.
             departed = self._departed.get(message.tag)
             if departed is not None:
                 circle, tell = departed.circle, None
@@ -143,18 +147,19 @@ class EnteredGroups:
             self._early.append(message)
 
     def orphaned(self, circle: ControlGroup) -> None:
-        """The middle of a circle has left, or is lost."""
+        """Handles the departure or loss of a control group's server."""
         for entered in list(self._entered.values()):
             if entered.circle is circle:
                 entered.orphaned()
 
     def unreached(self, rank: int, silent: str) -> None:
-        """A rank cannot be reached by post; `silent` says so where nothing is heard of its host."""
+        """Handles a rank that direct messages cannot reach. `silent` is the error text if its host
+        is silent, else empty."""
         for entered in list(self._entered.values()):
             entered.unreached(rank, silent)
 
     def starved(self, why: str) -> None:
-        """Nobody can be accepted for long."""
+        """Handles an acceptor that has been unable to accept for long."""
         for entered in list(self._entered.values()):
             entered.starved(why)
 

@@ -1,4 +1,4 @@
-"""A group that this rank has entered: its connections, and what its ranks tell each other of it."""
+"""A group that this rank has entered: its connections and its control messages."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ from unisono.transport import (
     send_at_once,
 )
 
-_BETTER_NEWS_S = 0.2  # a dial may fail before the star says what happened to the peer
+_BETTER_NEWS_S = 0.2  # a dial may fail before the control server reports the reason
 
 
 class GroupConnections:
-    """One group. `members` are ranks of the world, in the group's order; `me` is this rank's
-    place among them. All methods are for the loop's thread."""
+    """Connections of one group.
+
+    `members` are world ranks in the group's order; `me` is this rank's position among them. The
+    loop's thread calls all methods.
+    """
 
     def __init__(
         self,
@@ -51,14 +54,14 @@ class GroupConnections:
         self.circle, self.place, self._me, self._group = circle, circle.place, me, group
         self._members = tuple(members)
         self._peers = {rank: peer for peer, rank in enumerate(members)}
-        self._reached: set[tuple[int, int]] = set()  # peer, kind
+        self._reached: set[tuple[int, int]] = set()  # pairs of peer and kind
         self._attached: dict[tuple[int, int], set[int]] = {}  # streams, by peer and kind
         self._awaited: set[tuple[int, int]] = set()
         self._dials: list[Dial] = []
         self._left: set[int] = set()
-        self._is_over = False  # nothing is told to the native end any more
+        self._is_over = False  # the native group is not called any more
         self._failed = False
-        self._has_told = False  # the others of that
+        self._has_told = False  # the others of the failure
         self._is_orphaned = False
         self._looked_at = float("-inf")
         self._look_alarm: Timer | None = None
@@ -66,13 +69,13 @@ class GroupConnections:
         self.place.loop.watch(self._events, READ, self._take_events)
 
     def leave(self) -> None:
-        """Tells the others, and lets go of the native end."""
-        if not self._failed:  # or nobody would hear of a failure of this moment
+        """Tells the others, and releases the native group."""
+        if not self._failed:  # later this failure would reach nobody
             self._tell_failure()
         self.place.loop.unwatch(self._events)
         for dial in self._dials:
             dial.cancel()
-        self._dials.clear()  # each holds this group, and it each of them
+        self._dials.clear()  # a dial and its group refer to each other
         if self._look_alarm is not None:
             self._look_alarm.cancel()
         self._is_over = self._failed = True
@@ -80,21 +83,21 @@ class GroupConnections:
         self._tell(MessageKind.LEFT, self._members)
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """Closes a forked child's copies of the connections."""
         self._group.abandon()
 
     def cast(self, ask: VoteRequest) -> VoteReply:
-        """This host's answer to a question of its vote on what succeeds the group."""
+        """Returns this host's reply to a vote request."""
         return cast_in(self._group.exchange_successor, ask)
 
     def vote(self) -> Vote:
-        """This host's vote on that."""
+        """Returns this host's vote on the group that replaces a failed one."""
         return Vote.of(self._group.exchange_successor(0, 0))
 
     # ---- connections
 
     def reach(self, peers: Iterable[int], kind: int) -> None:
-        """Dials lower peers, awaits higher ones; each once for a kind of connection."""
+        """Dials lower peers and waits for higher ones, once for each kind of connection."""
         for peer in peers:
             if peer == self._me or (peer, kind) in self._reached:
                 continue
@@ -106,10 +109,11 @@ class GroupConnections:
                 self._dial(peer, ConnectionKind(kind))
 
     def take(self, sock: Connection, said: Introduction) -> str:
-        """Takes a connection of a higher peer; returns why not, or nothing."""
+        """Takes a connection of a higher peer; returns the reason for a refusal, else an empty
+        text."""
         peer = self._peers.get(said.rank)
         if peer is None or peer <= self._me or not self.place.is_remote(said.rank):
-            return f"rank {said.rank} has no reason to dial for this group"
+            return f"rank {said.rank} must not dial for this group"
         have = self._attached.setdefault((peer, said.kind), set())
         if said.stream in have:
             return f"rank {said.rank} dialed twice for stream {said.stream}"
@@ -119,11 +123,11 @@ class GroupConnections:
         return ""
 
     def starved(self, why: str) -> None:
-        """Nobody can be accepted for long: fails if somebody is awaited."""
+        """Fails the group if a peer is awaited while no connection can be accepted for long."""
         if self._awaited:
             ranks = sorted({self._members[peer] for peer, _ in self._awaited})
             self.fail(
-                Fault.SYSTEM, f"rank {self.place.terms.rank} cannot let in ranks {ranks}: {why}"
+                Fault.SYSTEM, f"rank {self.place.terms.rank} cannot accept ranks {ranks}: {why}"
             )
 
     def _dial(self, peer: int, kind: ConnectionKind) -> None:
@@ -162,31 +166,35 @@ class GroupConnections:
 
         self.place.loop.later(_BETTER_NEWS_S, fail)
 
-    # ---- news
+    # ---- control messages
 
     def fail(self, fault: int, text: str) -> None:
-        """A failure that was found here: recorded, and told to all."""
+        """Records a failure found on this rank, and tells all."""
         if not self._failed:
             self._group.fail(fault, text)
             self._tell_failure()
 
     def gone(self, rank: int, text: str) -> None:
-        """A rank of the world is lost. All hear of that from rank 0, so it is not told again."""
+        """Records the loss of a world rank. The control server tells all ranks, so this rank does
+        not."""
         peer = self._peers.get(rank)
         if peer is not None and peer not in self._left and not self._failed:
             self._failed = True
             self._group.fail(Fault.PEER_LOST, text)
 
     def orphaned(self) -> None:
-        """The star has no middle, which may have gone with the news of this group's failure."""
+        """Repeats a failure message directly: the control server is gone, perhaps with that
+        message."""
         self._is_orphaned = True
         if self._has_told:
             self._tell_failure()
 
     def unreached(self, rank: int, silent: str) -> None:
-        """A rank cannot be reached by post. Unless its host is `silent`, it has left, or is lost,
-        and where there is no star nobody will say which. What it sent before is taken all the
-        same."""
+        """Handles a rank that direct messages cannot reach, if there is no control server.
+
+        If the rank's host is `silent`, the rank is lost. Otherwise it has left or is lost, and no
+        rank can tell which, so it counts as left. Data that it sent before is still delivered.
+        """
         peer = self._peers.get(rank)
         if not self._is_orphaned or peer is None:
             return
@@ -196,7 +204,7 @@ class GroupConnections:
             self._take_leave(peer)
 
     def hear(self, message: ControlMessage) -> None:
-        """A message about this group. Raises `ValueError` for one that makes no sense."""
+        """Handles a message about this group. Raises `ValueError` for a malformed message."""
         match message.say:
             case MessageKind.LEFT:
                 peer = self._peers.get(message.origin)
@@ -208,7 +216,9 @@ class GroupConnections:
                     self._failed = True
                     self._group.fail(fault, text)
             case MessageKind.LOOK:
-                if message.body:  # where there is no star: else the middle tells what was called
+                # the server reports calls itself; without a server, the query holds the sender's
+                # last call
+                if message.body:
                     self._take_calls([(message.origin, message.body)])
                 (body,) = looked_bodies([(self.place.terms.rank, self._called())])
                 self._tell(MessageKind.LOOKED, (message.origin,), body)
@@ -220,7 +230,7 @@ class GroupConnections:
     def _take_leave(self, peer: int) -> None:
         if peer not in self._left:
             self._left.add(peer)
-            # Its last message may have come by a connection that is looked at after this.
+            # Its last message may be on a connection that the loop reads after this one.
             self.place.loop.later(0, partial(self._tell_left, peer))
 
     def _tell_left(self, peer: int) -> None:
@@ -248,7 +258,7 @@ class GroupConnections:
             self._tell(MessageKind.FAILED, self._members, failed_body(*failure))
 
     def _look(self) -> None:
-        """Asks all what they called, at most four times a second."""
+        """Asks all ranks for their last calls, at most four times a second."""
         wait_s = self._looked_at + EACH_S - time.monotonic()
         if wait_s > 0:
             if self._look_alarm is None or self._look_alarm.cancelled:

@@ -1,7 +1,7 @@
-"""The answers of a star's middle to "what did everybody call last?".
+"""Last-call queries at the control server: which call did each rank make last?
 
-Many may ask at once, and ask again: each rank of a group is asked at most four times a second,
-whoever asks, and each asker is told only what it has not been told.
+Many ranks may query at once, and repeatedly. Each rank of a group is asked at most four times a
+second, and each asking rank receives only calls that it has not received yet.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Tell = Callable[[int, ControlMessage], None]
 
 @dataclass(slots=True, kw_only=True)
 class _Answers:
-    """What is known of one group. Versions count the answers that brought news."""
+    """Known last calls of one group. The version counts answers that changed a call."""
 
     version: int = 0
     latest: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # by rank, with version
-    askers: dict[int, float] = field(default_factory=dict)  # when each asked last
-    told: dict[int, int] = field(default_factory=dict)  # up to which version, by asker
+    askers: dict[int, float] = field(default_factory=dict)  # time of the last query, by asking rank
+    told: dict[int, int] = field(default_factory=dict)  # last version sent, by asking rank
     members: tuple[int, ...] = ()
     asked_at: float = float("-inf")
     next_round: Timer | None = None
@@ -35,14 +35,14 @@ class _Answers:
 
 
 class LastCallQueries:
-    """Questions and answers by group, at `rank`. `tell` brings a message to a rank."""
+    """Collects last calls by group, on `rank`. `tell` sends a message to a rank."""
 
     def __init__(self, loop: EventLoop, rank: int, tell: Tell) -> None:
         self._loop, self._rank, self._tell = loop, rank, tell
         self._groups: dict[bytes, _Answers] = {}
 
     def ask(self, message: ControlMessage) -> None:
-        """A rank asks; with it comes what it called last itself."""
+        """Handles a query, which also holds the sender's own last call."""
         now = time.monotonic()
         self._forget(now)
         known = self._groups.setdefault(message.tag, _Answers())
@@ -57,7 +57,7 @@ class LastCallQueries:
         self._report_soon(message.tag, known)
 
     def answer(self, message: ControlMessage, called: list[tuple[int, bytes]]) -> None:
-        """A rank answers for itself."""
+        """Handles a rank's answer, which counts only for that rank."""
         known = self._groups.get(message.tag)
         if known is not None:
             for rank, last in called:
@@ -80,7 +80,8 @@ class LastCallQueries:
             known.next_round = None
         known.asked_at = now
         for rank in known.members:
-            if now - known.askers.get(rank, float("-inf")) > EACH_S / 2:  # else it told by asking
+            # else its own query said it
+            if now - known.askers.get(rank, float("-inf")) > EACH_S / 2:
                 self._tell(rank, ControlMessage(say=MessageKind.LOOK, origin=self._rank, tag=tag))
 
     def _report_soon(self, tag: bytes, known: _Answers) -> None:

@@ -1,7 +1,7 @@
-"""What ranks of a group over MPI tell each other beside its calls: failures, and what they called.
+"""Control messages of a group over MPI: failures and last calls.
 
-One thread a group sleeps until the group here has something to say, and looks twenty times a second
-for what others say.
+One thread per group sleeps until its group has an event, and checks for messages twenty times a
+second.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _LOOK_S = 0.05
 _LAST_WORDS_S = 1.0
 _MOST_TEXT_BYTES = 4096
 _FAILED, _LOOK, _LOOKED = 1, 2, 3
-_UNENDED: list[object] = []  # what MPI may read until it is finalised
-_HEAD = struct.Struct("<BI")  # what, fault; then a text, or what the rank called
+_UNENDED: list[object] = []  # memory that MPI may read until it is finalised
+_HEAD = struct.Struct("<BI")  # kind, fault; then a text or a last call
 
 
 class MpiWatch:
@@ -40,7 +40,7 @@ class MpiWatch:
         self._link = link
         self._group = group
         self._away = away
-        self._told = False  # that the group has failed
+        self._told = False  # whether the others know that the group has failed
         self._sends: list[tuple[Any, bytes]] = []
         self._closing = False
         self._bell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
@@ -49,8 +49,11 @@ class MpiWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, after it has told what there is to tell. Does nothing in a forked child,
-        and does not wait in the thread itself, where the garbage collector may call this."""
+        """Ends the thread after it has sent its last messages.
+
+        Does nothing in a forked child. Does not wait if called in the thread itself, where the
+        garbage collector may call it.
+        """
         if os.getpid() == self._pid:
             self._closing = True
             self._bell.ring()
@@ -69,7 +72,7 @@ class MpiWatch:
             self._tell()
             self._wait_for_sends()
         except self._link.mpi.Exception:
-            pass  # who waits for the lost rank finds it out by its own messages
+            pass  # a rank that waits for the lost rank detects the loss itself
 
     def _wait_for_sends(self) -> None:
         deadline = time.monotonic() + _LAST_WORDS_S
@@ -104,14 +107,14 @@ class MpiWatch:
         what, fault = _HEAD.unpack(data[: _HEAD.size].ljust(_HEAD.size, b"\0"))
         rest = data[_HEAD.size :]
         if what == _FAILED:
-            self._told = True  # by the peer, to all
+            self._told = True  # the peer has told all ranks
             self._group.fail(fault_of(fault), rest.decode(errors="replace"))
         elif what in (_LOOK, _LOOKED) and len(rest) == CALLED_BYTES:
             self._group.heard(peer, rest)
             if what == _LOOK:
                 self._send(peer, _HEAD.pack(_LOOKED, 0) + self._group.called())
         else:
-            text = f"rank {peer} sent {len(data)} bytes of kind {what}, as no rank does"
+            text = f"rank {peer} sent a malformed message: {len(data)} bytes of kind {what}"
             self._group.fail(Fault.SYSTEM, text)
 
     def _send_all(self, data: bytes) -> None:
@@ -120,5 +123,5 @@ class MpiWatch:
 
     def _send(self, peer: int, data: bytes) -> None:
         mpi = self._link.mpi
-        with contextlib.suppress(mpi.Exception):  # a peer that is gone; the others must know
+        with contextlib.suppress(mpi.Exception):  # the peer is gone; the others must still be told
             self._sends.append((self._link.comm.Isend([data, mpi.BYTE], peer, WATCH_TAG), data))

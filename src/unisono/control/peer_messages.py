@@ -1,9 +1,10 @@
-"""What passes between ranks while they shrink a group: texts, and questions of their hosts' votes.
+"""Direct messages between ranks while they shrink a group: recovery messages and votes.
 
-Straight from porter to porter, for the star may have lost its middle. Then what is told of groups
-goes this way, too. A rank dials whom it writes to; answers to questions of votes come back on the
-same connection. Texts wait here for a rank that has not come to shrink yet; the porter answers for
-the vote of its host at once, until the rank leaves the group.
+These messages go directly between connection managers, because the control server may be gone. In
+that case messages about groups go this way, too. A rank dials each rank that it sends to; a vote
+reply returns on the connection of its request. A recovery message waits here if the receiving rank
+has not begun to shrink. The connection manager answers vote requests for its host at once, until
+the rank leaves the group.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from unisono.control.vote import VotePhase, VoteReply, VoteRequest, read_answer,
 from unisono.control.world import World
 from unisono.transport import TAG_BYTES, ConnectionKind, Dial, DialFailure, Introduction
 
-_MOST_WAITING = 4096  # news for a group that nobody shrinks here yet
-_PROCESS_S = 5.0  # a host that answers, and a process that does not: dialed again
-_PAUSE_S = 0.1  # where this process is short of descriptors
+_MOST_WAITING = 4096  # messages for a group that this rank does not shrink yet
+_PROCESS_S = 5.0  # limit for a process whose host answers; after it, the rank is dialed again
+_PAUSE_S = 0.1  # if this process is short of descriptors
 _FOR_GOOD = b"for good"
 
 Attempt: TypeAlias = tuple[bytes, bytes]
-"""To shrink a group: the group's tag, and one that those who try it together have in common."""
+"""An attempt to shrink a group: the group's tag, and a tag that all ranks of the attempt share."""
 
 _OF_GROUPS = (MessageKind.FAILED, MessageKind.LOOK, MessageKind.LOOKED)
 
 
-# ---- news for the rank that shrinks; ranks are the world's
+# ---- events for a rank that shrinks; ranks are the world's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryText:
-    """Of another rank that shrinks."""
+    """A recovery message of another rank."""
 
     source: int
     data: bytes
@@ -47,7 +48,7 @@ class RecoveryText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteArrived:
-    """The vote of another rank's host; None where that rank has left the group, and has none."""
+    """The reply of another rank's host; None if that rank has left the group and has no vote."""
 
     source: int
     answer: VoteReply | None
@@ -55,14 +56,14 @@ class VoteArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """A rank is out of reach. Nobody here knows why."""
+    """A rank is out of reach, for an unknown reason."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaveUp:
-    """Another rank gave this attempt up."""
+    """Another rank gave up this attempt."""
 
     rank: int
 
@@ -71,17 +72,17 @@ News: TypeAlias = RecoveryText | VoteArrived | Unreachable | GaveUp
 
 
 class RecoveryInbox:
-    """Where a rank that shrinks finds its news."""
+    """Queue of events for a rank that shrinks."""
 
     def __init__(self) -> None:
         self._news: SimpleQueue[News] = SimpleQueue()
 
     def put(self, news: News) -> None:
-        """From the loop's thread."""
+        """Adds an event. The loop's thread calls this."""
         self._news.put(news)
 
     def take(self, timeout_s: float) -> list[News]:
-        """What there is; waits at most `timeout_s` for the first."""
+        """Returns all events; waits at most `timeout_s` for the first."""
         found: list[News] = []
         try:
             found.append(self._news.get(timeout_s > 0, timeout_s))
@@ -91,16 +92,16 @@ class RecoveryInbox:
             return found
 
 
-# ---- the links' side, all for the loop's thread
+# ---- the connection manager's side; all in the loop's thread
 
 
 class PeerMessages:
-    """All that a porter has to do with the shrinking of groups."""
+    """Direct messages of one connection manager."""
 
     def __init__(
         self, place: World, groups: EnteredGroups, hear: Callable[[ControlMessage], None]
     ) -> None:
-        """`hear` takes what is told of `groups` apart from their shrinking."""
+        """`hear` takes messages about `groups` that do not concern recovery."""
         self._place, self._groups, self._hear = place, groups, hear
         self._rank = place.terms.rank
         self._ways: dict[int, _PeerChannel] = {}
@@ -109,7 +110,7 @@ class PeerMessages:
         self._waiting: deque[tuple[Attempt, News]] = deque(maxlen=_MOST_WAITING)
 
     def open(self, attempt: Attempt, peers: tuple[int, ...], box: RecoveryInbox) -> None:
-        """This rank begins to shrink a group; `peers` are its other ranks."""
+        """Begins to shrink a group; `peers` are its other ranks."""
         self._boxes[attempt] = box
         for waiting in [waiting for waiting in self._waiting if waiting[0] == attempt]:
             self._waiting.remove(waiting)
@@ -118,8 +119,8 @@ class PeerMessages:
             self._way(rank)
 
     def shut(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
-        """It has ended that. If it has not `finished`, all who can be told are told not to wait for
-        it; those who come later are told too if this is `for_good`."""
+        """Ends an attempt. Unless the attempt `finished`, all reachable ranks are told not to wait;
+        if `for_good`, ranks that start later are told, too."""
         self._boxes.pop(attempt, None)
         if not finished:
             body = attempt[1] + (_FOR_GOOD if for_good else b"")
@@ -127,23 +128,27 @@ class PeerMessages:
                 self._tell(attempt[0], rank, MessageKind.LEFT, body)
 
     def tell(self, message: ControlMessage) -> None:
-        """Brings a message of a group to other ranks, where no star does. That a rank leaves, all
-        see by its connections; one that asks is told."""
+        """Sends a message about a group directly, if there is no control server.
+
+        A departure is sent only as an answer to one rank: otherwise ranks detect it by their
+        connections.
+        """
         if message.say in _OF_GROUPS or (message.say is MessageKind.LEFT and len(message.to) == 1):
             for rank in message.to:
                 if rank != self._rank:
                     self._way(rank).say(replace(message, to=()))
 
     def send(self, attempt: Attempt, to: int, data: bytes) -> None:
-        """A text for another rank, which gets it when it shrinks too. Not if it is out of reach."""
+        """Sends a recovery message, which waits until the other rank shrinks, too. Drops it if that
+        rank is out of reach."""
         self._tell(attempt[0], to, MessageKind.POST, attempt[1] + data)
 
     def ask(self, tag: bytes, to: int, ask: VoteRequest) -> None:
-        """Asks for the vote of a rank's host on what succeeds a group; an answer is news."""
+        """Requests the vote of a rank's host; the reply becomes an event."""
         self._tell(tag, to, MessageKind.ASK, ask.pack())
 
     def take(self, sock: socket.socket, said: Introduction) -> None:
-        """Another rank dials."""
+        """Takes a connection that another rank dialed."""
 
         def heard(message: ControlMessage) -> None:
             self.heard(said.rank, message, line)
@@ -165,23 +170,25 @@ class PeerMessages:
             line.close()
 
     def unreached(self, rank: int, silent: str) -> None:
-        """Of a way to a rank; `silent` says so where nothing is heard of its host."""
+        """Records that a rank is out of reach. `silent` is the error text if its host is silent,
+        else empty."""
         self._ways.pop(rank, None)
         for box in self._boxes.values():
             box.put(Unreachable(rank=rank))
         self._groups.unreached(rank, silent)
 
     def heard(self, rank: int, message: ControlMessage, line: ControlChannel) -> None:
-        """From a rank, by a line. Raises `ValueError` for what makes no sense."""
+        """Handles a message from a rank. Raises `ValueError` for a malformed message."""
         if message.origin != rank:
-            raise ValueError(f"a message of rank {message.origin} from rank {rank}")
+            raise ValueError(f"a message with origin {message.origin} from rank {rank}")
         if rank in self._ways:
             self._ways[rank].is_read()
         attempt, data = (message.tag, message.body[:TAG_BYTES]), message.body[TAG_BYTES:]
         match message.say:
             case say if say in _OF_GROUPS:
                 self._hear(message)
-            case MessageKind.LEFT if not message.body:  # the group; else, to shrink it
+            # of the group; with a body, of an attempt to shrink
+            case MessageKind.LEFT if not message.body:
                 self._hear(message)
             case MessageKind.ASK:
                 self._asked(message.tag, read_ask(message.body), line)
@@ -196,9 +203,9 @@ class PeerMessages:
             case MessageKind.LEFT if attempt in self._boxes or data == _FOR_GOOD:
                 self._put(attempt, GaveUp(rank=rank))
             case MessageKind.LEFT:
-                pass  # of an attempt that has ended here too
+                pass  # of an attempt that has ended here, too
             case _:
-                raise ValueError(f"a message of kind {message.say} by post")
+                raise ValueError(f"a direct message of unexpected kind {message.say}")
 
     def _asked(self, tag: bytes, ask: VoteRequest, line: ControlChannel) -> None:
         answer = self._groups.cast(tag, ask)
@@ -211,7 +218,8 @@ class PeerMessages:
             line.say(self._message(tag, MessageKind.ANSWER, b""))
 
     def _tell_decision(self, tag: bytes, line: ControlChannel) -> bool:
-        """To a rank that comes when all is over. Whether it is."""
+        """Tells a decision to a rank that asks after it was made. Returns whether there is a
+        decision."""
         vote = self._groups.vote(tag)
         if vote is None or not vote.decided:
             return False
@@ -239,8 +247,10 @@ class PeerMessages:
 
 
 class _PeerChannel:
-    """To one rank: a dial, then a line. Either may end, and the rank is out of reach then: what
-    that means nobody can tell from here."""
+    """Connection to one rank: a dial, then a channel.
+
+    If either ends, the rank is out of reach, for an unknown reason.
+    """
 
     def __init__(self, post: PeerMessages, place: World, rank: int) -> None:
         self._post, self._place, self._rank = post, place, rank
@@ -251,9 +261,7 @@ class _PeerChannel:
 
     def say(self, message: ControlMessage) -> None:
         if self._line is None:
-            if (
-                message.say is MessageKind.LOOK
-            ):  # asked again and again, also of a process that is stopped
+            if message.say is MessageKind.LOOK:  # repeated, also for a process that is stopped
                 asked = (message.say, message.tag)
                 self._pending = [old for old in self._pending if (old.say, old.tag) != asked]
             self._pending.append(message)
@@ -263,7 +271,7 @@ class _PeerChannel:
             self._line.say(message)
 
     def is_read(self) -> None:
-        """The rank has said something by a connection of its own, as it answers questions."""
+        """Records that the rank reads: it has sent a message on a connection of its own."""
         if self._line is not None:
             self._line.is_read()
 
@@ -308,13 +316,14 @@ class _PeerChannel:
         self._post.unreached(self._rank, text if self._line.was_silent else "")
 
     def _fail_later(self, failed: DialFailure) -> None:
-        """A dial may fail before it is made; while descriptors are short here, each does."""
+        """Reports a failed dial later: it may fail while it is constructed. If descriptors are
+        short here, every dial does."""
         self._place.loop.later(_PAUSE_S if failed.here else 0, lambda: self._failed(failed))
 
     def _failed(self, failed: DialFailure) -> None:
         if self._is_closed:
             return
-        if failed.answered or failed.here:  # it may live: perhaps it is stopped
+        if failed.answered or failed.here:  # the process may live: perhaps it is stopped
             self._dial = self._begin()
         else:
             terms = self._place.terms

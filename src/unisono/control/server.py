@@ -1,7 +1,7 @@
-"""The star: every rank speaks with the first of them, which passes on what is for others.
+"""Control server and client: every rank has a channel to the server on the first rank.
 
-So n ranks need n - 1 connections to hear of each other's failures, and the end of any of them is
-seen where it can be told to all.
+So n ranks need n - 1 connections to learn of each other's failures. The server detects the end of
+any connection and can tell all ranks.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Deliver = Callable[[ControlMessage], None]
 
 
 class ControlEndpoint(ABC):
-    """This rank's place in it. All methods are for the loop's thread."""
+    """This rank's end: client or server. The loop's thread calls all methods."""
 
     @abstractmethod
     def tell(self, message: ControlMessage) -> bool:
-        """Brings a message of this rank to `message.to`, as far as they can be reached. False:
-        there is no middle any more."""
+        """Sends a message of this rank to the reachable ranks of `message.to`. Returns False if the
+        server is gone."""
 
     @abstractmethod
     def bye(self) -> None:
-        """Says that this rank leaves in good order."""
+        """Tells the other side that this rank leaves in good order."""
 
     @abstractmethod
     def ended(self) -> bool:
-        """Whether all connections are closed."""
+        """Returns whether all connections are closed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -48,15 +48,18 @@ class ControlEndpoint(ABC):
 
 
 def lost(rank: int, host: str, pid: int, why: str) -> ControlMessage:
-    """The news that a rank is lost."""
+    """Makes the message that a rank is lost."""
     process = f", pid {pid}" if pid else ""
     text = f"rank {rank} (host {host}{process}) {why}"
     return ControlMessage(say=MessageKind.GONE, origin=rank, body=text.encode())
 
 
 class ControlServer(ControlEndpoint):
-    """The middle, where `rank` is: a line to each other rank of `hosts`, which names their hosts.
-    Each is welcomed with `word`."""
+    """The control server, on `rank`: a channel to each other rank of `hosts`, which maps ranks to
+    host names.
+
+    The server sends `word` to each rank that connects.
+    """
 
     def __init__(
         self,
@@ -76,15 +79,15 @@ class ControlServer(ControlEndpoint):
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not come yet."""
+        """Ranks that have not connected yet."""
         return sorted(self._hosts.keys() - {self._rank} - self._seen)
 
     def awaits(self, rank: int) -> bool:
-        """Whether a rank is to come and has not come yet, be it gone again."""
+        """Returns whether a rank is expected and has never connected."""
         return rank in self._hosts and rank != self._rank and rank not in self._seen
 
     def take(self, sock: socket.socket, introduction: Introduction) -> None:
-        """A rank has come."""
+        """Takes a rank's connection."""
         rank, pid = introduction.rank, introduction.pid
         self._seen.add(rank)
         self._lines[rank] = ControlChannel(
@@ -116,13 +119,13 @@ class ControlServer(ControlEndpoint):
         self._lines.clear()
 
     def _heard(self, rank: int, message: ControlMessage) -> None:
-        """Passes a message on. Raises `ValueError` for one that makes no sense."""
+        """Forwards a message. Raises `ValueError` for a malformed message."""
         if message.origin != rank or any(to not in self._hosts for to in message.to):
             raise ValueError(f"a message of rank {message.origin} from rank {rank}")
         match message.say:
             case MessageKind.LEFT | MessageKind.FAILED:
                 if message.say is MessageKind.FAILED:
-                    read_failed(message.body)  # garbage ends here
+                    read_failed(message.body)  # raises for a malformed body
                 onward = ControlMessage(
                     say=message.say, origin=rank, tag=message.tag, body=message.body
                 )
@@ -149,7 +152,7 @@ class ControlServer(ControlEndpoint):
         line = self._lines.pop(rank, None)
         if why and not self._leaving:
             news = lost(rank, self._hosts[rank], pid, why)
-            if line is not None:  # or it would take this rank for the one that is gone
+            if line is not None:  # else the rank would report this rank as lost
                 line.say_last(news)
             for line in list(self._lines.values()):
                 line.say(news)
@@ -157,7 +160,7 @@ class ControlServer(ControlEndpoint):
 
 
 class ControlClient(ControlEndpoint):
-    """Every other rank's place: the line to the middle."""
+    """Control client of every other rank: the channel to the server."""
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class ControlClient(ControlEndpoint):
         welcome: Callable[[bytes], None],
         orphaned: Callable[[], None],
     ) -> None:
-        """`orphaned` is called when the middle has left, or is lost."""
+        """`orphaned` is called when the server has left or is lost."""
         self._rank, self._hub, self._hub_host = rank, hub, hub_host
         self._deliver, self._welcome, self._orphaned = deliver, welcome, orphaned
         self._pid = 0

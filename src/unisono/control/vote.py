@@ -1,10 +1,10 @@
-"""A host's vote on what succeeds a failed group, and how it is asked for.
+"""A host's vote on the group that replaces a failed one, with its requests and replies.
 
-What one word of shared memory decides on one host is decided across hosts by the votes of the old
-group's hosts: single-decree Paxos (Lamport, Paxos Made Simple, 2001). A ballot asks for promises
-first, then for a choice: the group formed under a ballot, this one or an earlier one. A vote is one
-word of the segment that the ranks of a host share, so any rank of the host that lives can answer
-for all of them, and none can answer otherwise than another did.
+On one host, one word of shared memory decides. Across hosts, the votes of the old group's hosts
+decide: single-decree Paxos (Lamport, Paxos Made Simple, 2001). A ballot first requests promises,
+then a choice: the group formed under this ballot or an earlier one. A vote is one word of the
+segment that a host's ranks share. So any live rank of the host can reply for all of them, and all
+replies of a host are consistent.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ _ASK = struct.Struct("<BII")
 _ANSWER = struct.Struct("<?Q")
 _BALLOT_BITS = 21
 END_OF_BALLOTS: Final = 1 << _BALLOT_BITS
-"""Ballots have lower numbers: three of them fit into a vote's word."""
+"""Upper bound of ballots: the numbers of three fit into a vote's word."""
 
 Exchange = Callable[[int, int], int]
-"""Moves a word if it is at the first number to the second; returns where it was."""
+"""Compares and exchanges a word: sets the second number if the word equals the first. Returns the
+previous value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """`promised`: nothing of a lower ballot counts. `choice` was taken under `ballot` (0: none),
-    and if `decided`, by enough others too."""
+    """A vote. Requests of a ballot below `promised` are refused.
+
+    `choice` was accepted under `ballot` (0: none). `decided`: enough other hosts accepted it, too.
+    """
 
     promised: int = 0
     ballot: int = 0
@@ -37,7 +40,7 @@ class Vote:
 
     @classmethod
     def of(cls, word: int) -> Vote:
-        """The vote in a word of memory.
+        """Unpacks a vote from a word of memory.
 
         >>> vote = Vote(promised=9, ballot=7, choice=5, decided=True)
         >>> Vote.of(vote.word) == vote, Vote.of(0) == Vote()
@@ -50,7 +53,7 @@ class Vote:
 
     @property
     def word(self) -> int:
-        """As a word of memory."""
+        """The vote packed into a word of memory."""
         fields = (self.promised, self.ballot, self.choice)
         return self.decided + sum(
             field << (1 + place * _BALLOT_BITS) for place, field in enumerate(fields)
@@ -58,47 +61,47 @@ class Vote:
 
 
 class VotePhase(IntEnum):
-    """What is asked of a vote."""
+    """Kinds of vote request."""
 
     PROMISE = 1
     CHOOSE = 2
-    KNOW = 3  # that this choice is decided; not answered
+    KNOW = 3  # this choice is decided; not answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteRequest:
-    """A question of the rank whose ballot it is."""
+    """A request of the rank that opened the ballot."""
 
     step: VotePhase
     ballot: int
     choice: int = 0
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Packs the request."""
         return _ASK.pack(self.step, self.ballot, self.choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteReply:
-    """To a question: yes or no, and the vote as it is now."""
+    """Reply to a request: yes or no, and the vote after the request."""
 
     to: VoteRequest
     yes: bool
     vote: Vote
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Packs the reply."""
         return _ANSWER.pack(self.yes, self.vote.word) + self.to.pack()
 
 
 def cast(vote: Vote, ask: VoteRequest) -> tuple[Vote, VoteReply]:
-    """The vote after a question, and the answer.
+    """Returns the vote after a request, and the reply.
 
     >>> vote, answer = cast(Vote(), VoteRequest(step=VotePhase.CHOOSE, ballot=5, choice=5))
     >>> answer.yes, cast(vote, VoteRequest(step=VotePhase.PROMISE, ballot=4))[1].yes
     (True, False)
     """
-    if ask.step is VotePhase.KNOW:  # whatever was promised since
+    if ask.step is VotePhase.KNOW:  # regardless of later promises
         latest, promised = max(vote.ballot, ask.ballot), max(vote.promised, ask.ballot)
         vote = Vote(promised=promised, ballot=latest, choice=ask.choice, decided=True)
         return vote, VoteReply(to=ask, yes=True, vote=vote)
@@ -111,7 +114,7 @@ def cast(vote: Vote, ask: VoteRequest) -> tuple[Vote, VoteReply]:
 
 
 def cast_in(exchange: Exchange, ask: VoteRequest) -> VoteReply:
-    """The same for the vote in a word that other ranks move too."""
+    """Applies a request to a vote in a word that other ranks change, too; returns the reply."""
     seen = exchange(0, 0)
     while True:
         vote, answer = cast(Vote.of(seen), ask)
@@ -121,25 +124,25 @@ def cast_in(exchange: Exchange, ask: VoteRequest) -> VoteReply:
 
 
 def read_ask(body: bytes) -> VoteRequest:
-    """Raises `ValueError`.
+    """Unpacks a request. Raises `ValueError`.
 
     >>> read_ask(VoteRequest(step=VotePhase.CHOOSE, ballot=5, choice=3).pack()).choice
     3
     """
     if len(body) != _ASK.size:
-        raise ValueError(f"a question of {len(body)} bytes")
+        raise ValueError(f"a vote request of {len(body)} bytes: expected {_ASK.size}")
     step, ballot, choice = _ASK.unpack(body)
     if not 0 < ballot < END_OF_BALLOTS or not 0 <= choice <= ballot:
-        raise ValueError(f"a question for choice {choice} under ballot {ballot}")
+        raise ValueError(f"a vote request for choice {choice} under ballot {ballot}")
     return VoteRequest(step=VotePhase(step), ballot=ballot, choice=choice)
 
 
 def read_answer(body: bytes) -> VoteReply:
-    """Raises `ValueError`."""
+    """Unpacks a reply. Raises `ValueError`."""
     if len(body) != _ANSWER.size + _ASK.size:
-        raise ValueError(f"an answer of {len(body)} bytes")
+        raise ValueError(f"a vote reply of {len(body)} bytes: wrong length")
     yes, word = _ANSWER.unpack_from(body)
     vote = Vote.of(word)
     if not vote.choice <= vote.ballot <= vote.promised:
-        raise ValueError(f"a vote for {vote.choice} under {vote.ballot}, to {vote.promised}")
+        raise ValueError(f"inconsistent vote: {vote}")
     return VoteReply(to=read_ask(body[_ANSWER.size :]), yes=yes, vote=vote)

@@ -1,4 +1,4 @@
-"""A rank's place in its world: who and where all are, and how it dials them."""
+"""A rank's world: the location of all ranks, and how to dial them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from unisono.transport import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldConfig:
-    """On what terms a rank joins: `sources` are its own addresses, one a rail."""
+    """Parameters with which a rank joins the world. `sources` are its own addresses, one per
+    rail."""
 
     world: bytes
     rank: int
@@ -36,7 +37,8 @@ class WorldConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What all groups of a rank share. `tell` brings a message of a group to other ranks."""
+    """State that all groups of a rank share. `tell` sends a message about a group to other
+    ranks."""
 
     loop: EventLoop
     terms: WorldConfig
@@ -53,13 +55,17 @@ class World:
         opened: Callable[[Connection], None],
         failed: Callable[[DialFailure], None],
     ) -> Dial:
-        """Dials a rank of the world over a rail; its host may take `host_s` to answer, its process
-        `process_s`, by default as long as all had to join."""
+        """Dials a rank of the world over a rail.
+
+        The rank's host may take `host_s` to answer, its process `process_s`; the default is the
+        world's join timeout.
+        """
         terms = self.terms
         wanted = DialRequest(
             rank=to,
             address=terms.contacts[to].addresses[rail],
-            # With one rail the kernel knows best; with several, each connection keeps to its own.
+            # With one rail, the kernel chooses the source. With several, each connection uses its
+            # rail's.
             source=None if self.rails(to) == 1 else terms.sources[rail],
             secret=terms.secret,
             purpose=purpose_of(terms.world, to),
@@ -71,10 +77,10 @@ class World:
         return Dial(self.loop, wanted, opened=opened, failed=failed)
 
     def rails(self, to: int) -> int:
-        """How many rails lead to a rank."""
+        """Returns the number of rails to a rank."""
         return min(len(self.terms.sources), len(self.terms.contacts[to].addresses))
 
     def is_remote(self, rank: int) -> bool:
-        """Whether a rank is on another host."""
+        """Returns whether a rank is on another host."""
         contacts = self.terms.contacts
         return contacts[rank].host != contacts[self.terms.rank].host

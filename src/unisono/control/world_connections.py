@@ -1,4 +1,5 @@
-"""A porter that joins a world: its door, its places in stars, its groups, on one loop."""
+"""The connections of a connection manager that joins a world: acceptor, control groups and
+groups."""
 
 from __future__ import annotations
 
@@ -24,12 +25,15 @@ from unisono.transport import (
 )
 
 _GOODBYE_S = 1.0
-_MOST_EARLY = 1024  # ranks that dial for circles that are not known here yet
+_MOST_EARLY = 1024  # ranks that dial for control groups that do not exist here yet
 
 
 class WorldConnections:
-    """`begin`, `goodbye` and the methods of `ControlGroup` and `post` are for the loop's thread;
-    the rest are for other threads."""
+    """Acceptor, control groups and groups, on one event loop.
+
+    Only the loop's thread uses `begin`, `goodbye`, `circle`, `groups` and `post`; other threads use
+    the rest.
+    """
 
     def __init__(
         self, loop: EventLoop, listeners: Sequence[socket.socket], terms: WorldConfig
@@ -52,7 +56,7 @@ class WorldConnections:
         self.post.tell(message)
 
     def begin(self) -> None:
-        """Opens the door, and takes this rank's place in the world's star."""
+        """Starts accepting, and joins the world's control group."""
         self._world.begin(self._terms.timeout_s)
         self._door = Acceptor(
             self._loop,
@@ -65,11 +69,12 @@ class WorldConnections:
         )
 
     def wait(self) -> None:
-        """Waits until the star is complete as seen from here; raises what came between."""
+        """Waits until this rank is connected; on rank 0, until all ranks are. Raises a failure that
+        occurred meanwhile."""
         self._world.wait(self._terms.timeout_s)
 
     def circle(self, tag: bytes) -> ControlGroup:
-        """One that was made here. For the loop's thread."""
+        """Returns an existing control group. For the loop's thread."""
         return self._circles[tag]
 
     def rally(
@@ -80,13 +85,14 @@ class WorldConnections:
         timeout_s: float,
         watch: Callable[[], None],
     ) -> bytes:
-        """Makes a circle of these ranks, which all come to this; returns the word of the first."""
+        """Forms a control group of these ranks, which all call this; returns the first rank's
+        data."""
         circle = self._circle_of(tag, members, word)
         self._loop.call(lambda: self._begin(circle))
         try:
             circle.wait(timeout_s, watch)
         except AuthenticationError as error:
-            # It knew the secret when it joined the world: it ended in the middle of its proof.
+            # The first rank knew the secret when it joined the world: it ended during its proof.
             self.disband(tag)
             raise RendezvousError(str(error)) from error
         except BaseException:
@@ -95,12 +101,12 @@ class WorldConnections:
         return circle.word
 
     def disband(self, tag: bytes) -> None:
-        """Leaves a circle, as if it had not been made."""
+        """Leaves a control group and forgets it."""
         self._loop.call(lambda: self._end(tag))
 
     def goodbye(self) -> None:
-        """Leaves everything in good order, as far as the others take part in that, and ends the
-        loop. For the loop's thread."""
+        """Leaves all groups in good order, as far as the others acknowledge, and ends the loop. For
+        the loop's thread."""
         try:
             if self._door is not None:
                 self._door.close()
@@ -111,7 +117,7 @@ class WorldConnections:
             self._await_end(time.monotonic() + _GOODBYE_S)
 
     def abandon(self) -> None:
-        """In a forked child: closes its copies of the connections that the loop does not watch."""
+        """Closes a forked child's copies of the connections that the loop does not watch."""
         self.groups.abandon()
         for sock, _ in self._early:
             sock.close()
@@ -135,7 +141,7 @@ class WorldConnections:
         finally:
             self._loop.end()
 
-    # ---- circles
+    # ---- control groups
 
     def _circle_of(self, tag: bytes, members: Sequence[int], word: bytes) -> ControlGroup:
         return ControlGroup(self._place, tag, members, word, self.groups.hear, self.groups.orphaned)
@@ -152,12 +158,12 @@ class WorldConnections:
         if circle is not None:
             circle.close()
 
-    # ---- the door
+    # ---- acceptor
 
     def _arrived(self, sock: Connection, said: Introduction) -> None:
         size = len(self._terms.contacts)
         if said.rank >= size or said.rank == self._terms.rank:
-            self._refuse(sock, f"no rank {said.rank} of {size} can dial here")
+            self._refuse(sock, f"rank {said.rank} of {size} cannot dial this rank")
         elif said.kind is ConnectionKind.POST:
             self.post.take(sock, said)
         elif said.kind is not ConnectionKind.STAR:
@@ -170,7 +176,7 @@ class WorldConnections:
     def _park(self, sock: Connection, said: Introduction) -> None:
         self._early.append((sock, said))
         if len(self._early) > _MOST_EARLY:
-            self._refuse(self._early.popleft()[0], "dialed for a circle that was not made here")
+            self._refuse(self._early.popleft()[0], "dialed for a control group unknown here")
 
     def _refuse(self, sock: Connection, why: str) -> None:
         if self._door is None:
@@ -180,7 +186,7 @@ class WorldConnections:
 
     def _starved(self, for_s: float, why: str) -> None:
         if for_s >= self._terms.peer_timeout_s:
-            text = f"rank {self._terms.rank} cannot let others in: {why}"
+            text = f"rank {self._terms.rank} cannot accept connections: {why}"
             for circle in self._circles.values():
                 circle.give_up(RendezvousError(text))
             self.groups.starved(why)

@@ -1,4 +1,4 @@
-"""Plans made ready for the C++ executor, once per kind of call."""
+"""Loads execution plans into the C++ executor, once per kind of call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
 _LEAST_SPANNING_BYTES, _MOST_SPANNING_BYTES = 64 << 10, 512 << 10
 _MOST_ADOPTED = 256
 UNTOLD = (1 << 64) - 1
-"""The count of a call in which the ranks tell each other how much they have."""
+"""The `count` of a call in which the ranks exchange their counts."""
 _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
 
 
@@ -32,13 +32,15 @@ def block_bytes_for(
     wanted: int | None = None,
     spans: bool = False,
 ) -> int:
-    """The block that is wanted, or one that keeps all ranks' staging in a third of the cache,
-    within bounds. Where the ranks span hosts, one that outlasts a look at the network.
+    """Returns the wanted block size, or one for which all ranks' staging fits in a third of the
+    cache, within bounds. Between hosts, returns one whose transfer takes longer than a check of the
+    network.
 
-    `slots` are the staging slots of each rank, `depth` the blocks in flight, `area_bytes` what a
-    rank has for one block. Raises `UnsupportedError` where a block is too large for that.
+    `slots` holds the number of staging slots of each rank, `depth` is the number of blocks in
+    flight, and `area_bytes` is the staging memory of a rank for one block. Raises
+    `UnsupportedError` if the block does not fit there.
 
-    >>> block_bytes_for([4, 4, 4, 4], depth=2, area_bytes=1 << 17) >> 10  # a slot of four
+    >>> block_bytes_for([4, 4, 4, 4], depth=2, area_bytes=1 << 17) >> 10  # a quarter per slot
     32
     """
     target = 0.3 * native.last_level_cache_bytes() / ((sum(slots) + len(slots)) * depth)
@@ -57,14 +59,15 @@ def block_bytes_for(
         return min(block, most)
     if wanted % _BLOCK_UNIT_BYTES or not 0 < wanted <= most:
         raise UnsupportedError(
-            f"block_bytes: expected a multiple of {_BLOCK_UNIT_BYTES} up to {most} (what "
-            f"UNISONO_STAGING_BYTES leaves for one of {max(slots)} slots), got {wanted}"
+            f"block_bytes: expected a multiple of {_BLOCK_UNIT_BYTES} up to {most} (the size of "
+            f"one of {max(slots)} slots under UNISONO_STAGING_BYTES), got {wanted}"
         )
     return wanted
 
 
 def several_blocks(part_bytes: int, lead: int, least_bytes: int, most_bytes: int) -> int:
-    """The block that leaves a part so many blocks that rounds can run ahead, within bounds.
+    """Returns a block size that divides a part into enough blocks for rounds to run ahead, within
+    bounds.
 
     >>> several_blocks(1 << 20, 2, 64 << 10, 512 << 10) >> 10
     172
@@ -74,7 +77,7 @@ def several_blocks(part_bytes: int, lead: int, least_bytes: int, most_bytes: int
 
 
 def spanning_block_bytes(schedule: Schedule, longest_bytes: int, shape: StagingShape) -> int:
-    """The block of a call on several hosts whose longest piece has so many bytes."""
+    """Returns the block size of a call on several hosts, given the length of its longest part."""
     lowered = lower_rank(schedule, 0)
     most = block_bytes_for(lowered.slots, shape.depth, shape.area_bytes, spans=True)
     least = min(_LEAST_SPANNING_BYTES, most)
@@ -84,7 +87,7 @@ def spanning_block_bytes(schedule: Schedule, longest_bytes: int, shape: StagingS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPlan:
-    """A plan in the executor's form, with what a caller needs to know of it."""
+    """A plan in the executor's form, with its properties."""
 
     native: native.Plan
     name: str
@@ -98,15 +101,16 @@ class LoadedPlan:
     lends: bool = False
     parts: int = 1
     lead: int = 0
-    """By how many blocks the first round of the schedule runs ahead of the last."""
+    """Number of blocks by which the first round of the schedule runs ahead of the last."""
     least_block_bytes: int | None = None
-    """Between this and `block_bytes` the block is so small that rounds can run ahead; None: it is
-    `block_bytes`."""
+    """Smallest block; blocks between this and `block_bytes` are small enough for rounds to run
+    ahead. None: always `block_bytes`."""
     lending: LoadedPlan | None = None
-    """The plan of the same schedule by which ranks read each other's memory where it is."""
+    """The single-copy plan of the same schedule: ranks read each other's memory instead of
+    slots."""
 
     def block_for(self, longest_bytes: int) -> int:
-        """The block of a call, given the longest piece of all ranks."""
+        """Returns the block size of a call, given the longest piece of all ranks."""
         if self.least_block_bytes is None:
             return self.block_bytes
         part_bytes = longest_bytes // self.parts
@@ -115,7 +119,8 @@ class LoadedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What the ranks of a call must agree on. `count` is the caller's number of elements."""
+    """Arguments on which the ranks of a call must agree. `count` is the caller's number of
+    elements."""
 
     op: Op
     dtype: DType
@@ -124,14 +129,14 @@ class Arguments:
     count: int
     lengths: tuple[int, ...] = ()
     caller_dtype: DType | None = None
-    """The type of the caller's elements, where `dtype` is that of a wider copy."""
+    """Type of the caller's elements, if `dtype` is the type of a wider copy."""
     others: tuple[int, ...] = ()
-    """Whatever else must be equal."""
+    """Further values that must be equal."""
     reproducible: bool = False
     lengths_from: LengthsFrom = LengthsFrom.NONE
-    """What errors name as the source of `lengths`: the one thing that need not agree."""
+    """Source of `lengths` in errors; the only field that may differ between ranks."""
     splits: bool = False
-    """Whether this is how a group is split: the program knows of no other call."""
+    """Whether the call is part of splitting a group: the program made no other call."""
 
 
 class NativeExecutor:
@@ -146,9 +151,11 @@ class NativeExecutor:
         reach: Callable[[set[int]], None] | None = None,
         lending: SingleCopyRules = NO_SINGLE_COPY,
     ) -> None:
-        """`hosts` are the ranks of each host (None: all are on one). `reach` is told, for each plan
-        on several hosts, with whom this rank exchanges anything. `lending` says which calls are
-        made by reading others' memory where it is."""
+        """`hosts` holds the ranks of each host (None: all ranks are on one).
+
+        `reach` is called for each plan on several hosts, with the ranks with which this rank
+        exchanges data. `lending` says which calls use single copy.
+        """
         self._group = group
         self._hosts = hosts
         self._reach = reach
@@ -156,13 +163,13 @@ class NativeExecutor:
         self._stores = stores
         self.lending = lending
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
-        # By identity, for looking at a large schedule costs more than a small call; by name,
-        # which tells the content, so that equal schedules are one.
+        # By identity, because hashing a large schedule takes longer than a small call; and by name,
+        # which contains a hash, so that equal schedules share a plan.
         self._known: dict[int, tuple[Schedule, str]] = {}
         self._adopted: dict[str, Schedule] = {}
 
     def adopt(self, schedule: Schedule) -> str:
-        """Proves a schedule of the caller's, unless it is known; returns its name here.
+        """Checks a schedule of the caller, unless it is known; returns its name in this executor.
 
         Raises `ScheduleError`.
         """
@@ -177,14 +184,15 @@ class NativeExecutor:
             self._adopted[name] = adopted
         if len(self._known) >= _MOST_ADOPTED:
             self._known.clear()
-        self._known[id(schedule)] = schedule, name  # held, so that its identity stays its own
+        # held, so that no other object gets its identity
+        self._known[id(schedule)] = schedule, name
         return name
 
     def plan(self, op: Op, algorithm: str, root: int, block_bytes: int | None = None) -> LoadedPlan:
-        """The plan of this rank; lowered when first asked for. Raises `UnsupportedError`.
+        """Returns this rank's plan, lowered at the first request. Raises `UnsupportedError`.
 
-        `block_bytes` is a multiple of 4096; None: what the algorithm's string says, else what the
-        caches hold.
+        `block_bytes` is a multiple of 4096. None: as in the algorithm's string, else from the size
+        of the caches.
         """
         key = (op, algorithm, root, block_bytes)
         found = self._plans.get(key)
@@ -203,10 +211,10 @@ class NativeExecutor:
         else:
             _check_fit(schedule, op, ranks, root)
         plan = self._make(schedule, op, algorithm, root, block_bytes)
-        if op not in self.lending.pieces:  # most are not, and lowering costs
+        if op not in self.lending.pieces:  # rare, and lowering takes time
             return plan
         lending = self._make(schedule, op, algorithm, root, block_bytes, lends=True)
-        # Calls of all others are, or may be, in place; all_to_all copies then.
+        # Calls of all other operations are, or may be, in place; all_to_all copies then.
         usable = lending.in_place or op is Op.ALL_TO_ALL
         return replace(plan, lending=lending) if usable else plan
 
@@ -251,7 +259,7 @@ class NativeExecutor:
         )
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
-        """The form of the plan that serves a call whose longest piece has so many bytes."""
+        """Returns the plan or its single-copy form, given the longest piece of a call."""
         if plan.lending is None or not self.lending.serves(op, longest_bytes):
             return plan
         return plan.lending
@@ -259,7 +267,7 @@ class NativeExecutor:
     def prepare(
         self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
     ) -> native.Prepared:
-        """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
+        """Returns a call without its memory; `piece_bytes` is the length of equal pieces."""
         longest_bytes = max(piece_bytes, *args.lengths, 0)
         plan = self.serving(plan, args.op, longest_bytes)
         rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.lends}"
@@ -284,14 +292,14 @@ class NativeExecutor:
 
 
 def partners(plan: ExecutionPlan) -> set[int]:
-    """The ranks whose slots a rank reads, and those that read its own."""
+    """Returns the ranks whose slots a rank reads, and the readers of its own slots."""
     table = plan.table
     sources = table["peer"][table["code"] == Code.WAIT].tolist()
     return {*sources, *(reader.rank for reader in plan.readers)}
 
 
 def _check_fit(schedule: Schedule, op: Op, ranks: int, root: int) -> None:
-    """Raises `UnsupportedError` when a schedule is for another call."""
+    """Raises `UnsupportedError` if a schedule is for another call."""
     made = schedule.collective
     if (made.op, made.ranks, made.root) != (op, ranks, root if op.rooted else None):
         of, to = (f" with root {r}" if op.rooted else "" for r in (made.root, root))
@@ -302,7 +310,7 @@ def _check_fit(schedule: Schedule, op: Op, ranks: int, root: int) -> None:
 
 
 def piece_counts(op: Op, ranks: int, rank: int, root: int) -> tuple[int, int]:
-    """Input and output pieces of a rank."""
+    """Returns the numbers of input and output pieces of a rank."""
     many_in = op in (Op.REDUCE_SCATTER, Op.ALL_TO_ALL) or (op is Op.SCATTER and rank == root)
     many_out = op in (Op.ALL_GATHER, Op.ALL_TO_ALL) or (op is Op.GATHER and rank == root)
     if op is Op.BARRIER:

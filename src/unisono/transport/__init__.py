@@ -1,8 +1,8 @@
-"""Connections between hosts: sockets, handshake, TLS, one event loop a rank; MPI as another wire.
+"""Connections between hosts: sockets, handshake, TLS and one event loop per rank; or MPI.
 
-A `DialRequest` opens a connection and an `Acceptor` lets one in. Both ends prove that they know
-the job's secret (`authenticate`), then the dialer introduces itself (`Introduction`). An
-`EventLoop` is the one thread that serves them all. Nothing here knows groups or ranks' states.
+A `DialRequest` opens a connection and an `Acceptor` accepts one. Both ends prove that they know the
+job's secret (`authenticate`), then the dialer identifies itself (`Introduction`). One `EventLoop`
+thread serves all connections. This package knows nothing of groups or of the states of ranks.
 """
 
 from unisono.transport.acceptor import Acceptor

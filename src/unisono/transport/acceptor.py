@@ -1,4 +1,5 @@
-"""The door: who connects is a stranger until proved, and strangers are few and short-lived."""
+"""Accepts connections. Until it is authenticated, a connection is a stranger's: few are kept, for a
+short time."""
 
 from __future__ import annotations
 
@@ -27,23 +28,26 @@ _log = logging.getLogger("unisono")
 
 
 class SparingLog:
-    """Says a thing once a minute for each key, and for few keys: strangers do not fill the disk."""
+    """Logs each key at most once a minute, and few keys, so that strangers cannot fill the disk."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
 
     def warn(self, key: str, text: str) -> None:
-        """Logs it, unless that was done lately."""
+        """Logs a warning, unless one with this key was logged within the last minute."""
         now = time.monotonic()
         self._last = {k: at for k, at in self._last.items() if now - at < _LOG_EACH_S}
         if key not in self._last and len(self._last) < _MOST_LOGGED:
             self._last[key] = now
-            _log.warning("%s (if it happens again within a minute, that is not logged)", text)
+            _log.warning("%s (repetitions within a minute are not logged)", text)
 
 
 class Acceptor:
-    """Accepts on all listeners. `arrived` gets the proved ones and owns their sockets from there;
-    `starved` hears for how many seconds nobody could be accepted, and why."""
+    """Accepts connections on all listeners.
+
+    `arrived` receives each authenticated connection and owns its socket. `starved` is called with
+    the seconds for which accepting has failed, and the reason.
+    """
 
     def __init__(
         self,
@@ -59,14 +63,14 @@ class Acceptor:
         self._loop, self._listeners = loop, listeners
         self._secret, self._purpose, self._security = secret, purpose, security
         self._arrived, self._starved = arrived, starved
-        self._strangers: dict[IncomingSetup, float] = {}  # in the order of their coming
+        self._strangers: dict[IncomingSetup, float] = {}  # in order of arrival
         self._log = SparingLog()
         self._open = True
         self._full_since: float | None = None
         self._listen()
 
     def close(self) -> None:
-        """Lets nobody in any more. The listeners are the caller's."""
+        """Stops accepting. The caller closes the listeners."""
         self._open = False
         for listener in self._listeners:
             self._loop.unwatch(listener)
@@ -75,11 +79,11 @@ class Acceptor:
         self._strangers.clear()
 
     def refuse(self, sock: socket.socket, why: str) -> None:
-        """Closes a connection that was proved but makes no sense."""
+        """Closes an authenticated connection that is not acceptable, and logs the reason."""
         try:
             host = str(sock.getpeername()[0])
         except OSError:
-            host = "somebody who has gone already"
+            host = "an unknown host"
         sock.close()
         self._log.warn(host, f"refused a connection from {host}: {why}")
 
@@ -89,7 +93,8 @@ class Acceptor:
                 self._loop.watch(listener, READ, partial(self._accept, listener))
 
     def _pause(self, for_s: float) -> None:
-        """A listener that is always ready must not keep the thread busy for nothing."""
+        """Stops listening for a while: a listener that is always ready would keep the thread
+        busy."""
         for listener in self._listeners:
             self._loop.unwatch(listener)
         self._loop.later(for_s, self._listen)
@@ -123,7 +128,8 @@ class Acceptor:
         self._strangers[stranger] = time.monotonic()
 
     def _make_room(self) -> bool:
-        """Ranks of the job prove themselves at once; who takes long makes room for them."""
+        """Makes room for ranks of the job, which authenticate at once, by closing the oldest slow
+        stranger."""
         if len(self._strangers) < MOST_STRANGERS:
             return True
         oldest, came = next(iter(self._strangers.items()))
@@ -131,7 +137,7 @@ class Acceptor:
         if stayed_s < LEAST_PATIENCE_S:
             self._pause(min(LEAST_PATIENCE_S - stayed_s, _PAUSE_S))
             return False
-        oldest.give_up("said too little while others waited")
+        oldest.give_up("sent too little while others waited")
         return True
 
     def _no_descriptors(self, error: OSError) -> None:

@@ -1,8 +1,9 @@
-"""Dialing a peer: attempts until it answers or is known not to.
+"""Dials a peer: repeats attempts until the peer answers or is known not to.
 
-A refusal is final: the peer listened before its address was known to anybody. What a short cut of
-the link, or a peer that is short of descriptors for a moment, makes of an attempt is not; nor is a
-handshake that one of the ends was too slow for, when hundreds of ranks begin on a few cores.
+A refused connection is final, because the peer listened before its address was published. Three
+other failures are not final: a short interruption of the link, a peer that is briefly short of
+descriptors, and a handshake for which one end was too slow. Slow handshakes occur when hundreds of
+ranks start on a few cores.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from unisono.transport.introduction import Introduction
 from unisono.transport.security import Security
 from unisono.transport.sockets import Address, dial, show
 
-_ATTEMPT_S = 0.7  # the kernel itself would try again after 1, 3 and 7 s only
+_ATTEMPT_S = 0.7  # the kernel itself would retry only after 1, 3 and 7 s
 _PAUSE_S = 0.1
 _FINAL = (errno.ECONNREFUSED, errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT)
-_HERE = (  # of this host, not the other
+_HERE = (  # errors of this host, not of the other
     errno.EADDRNOTAVAIL,
     errno.ENOBUFS,
     errno.ENOMEM,
@@ -39,7 +40,8 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialRequest:
-    """Whom to dial, from where, as whom; how long its host and then its process may take."""
+    """The target of a dial, this end's identity, and the times that the target's host and process
+    may take."""
 
     rank: int
     address: Address
@@ -54,8 +56,11 @@ class DialRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialFailure:
-    """Why there is no connection. `here`: because of this process, not the peer. `answered`: the
-    peer's host did answer, but nobody on it in time. `silent`: nothing was heard of that host."""
+    """Reason for a missing connection.
+
+    `here`: the cause is this process, not the peer. `answered`: the peer's host answered, but its
+    process did not in time. `silent`: the peer's host did not answer at all.
+    """
 
     text: str
     here: bool = False
@@ -65,7 +70,8 @@ class DialFailure:
 
 
 class Dial:
-    """One connection in the making. Calls `opened` or `failed`, once, unless it is cancelled."""
+    """One outgoing connection in progress. Calls `opened` or `failed` once, unless it is
+    cancelled."""
 
     def __init__(
         self,
@@ -86,7 +92,7 @@ class Dial:
         self._attempt()
 
     def cancel(self) -> None:
-        """Gives it up without a word."""
+        """Ends the dial without calling `opened` or `failed`."""
         self._over = True
         self._drop()
 
@@ -126,7 +132,7 @@ class Dial:
 
     def _broken(self, broken: SetupFailure) -> None:
         now = time.monotonic()
-        if broken.slow:  # its host does answer
+        if broken.slow:  # the peer's host does answer
             self._deadline = min(now + self._wanted.host_s, self._last)
         if broken.false or now >= self._deadline:
             self._fail(broken.text, false=broken.false, answered=not broken.false)

@@ -1,8 +1,8 @@
-"""The time for which a connection's peer has owed an answer; as in `csrc/transport/silence.h`.
+"""Measures how long a peer has owed an acknowledgement; as in `csrc/transport/silence.h`.
 
-The kernel's own limit (TCP_USER_TIMEOUT) does not fit. It counts from the first retransmission. It
-also gives up at once on an interface without a cable, although a retry could succeed a moment
-later. So this module only asks the kernel when data last arrived.
+The kernel's own limit (TCP_USER_TIMEOUT) does not fit: it counts from the first retransmission. It
+also fails at once on an interface without a cable, although a retry could succeed a moment later.
+So this module only asks the kernel when data last arrived.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import time
 from unisono.transport.sockets import read_info
 
 LOOK_EACH_S = 0.1
-_PAUSE_S = 1.0  # after so long without a look, what is unanswered may just have been sent
+_PAUSE_S = 1.0  # after this time without a check, unacknowledged data may just have been sent
 
-_UNACKED, _HEARD_MS = 24, 56  # their places in struct tcp_info
+_UNACKED, _HEARD_MS = 24, 56  # their offsets in struct tcp_info
 
 
 class Silence:
-    """Of one connection. Begins when something is sent; counts while it is looked at."""
+    """The silence of one connection, from a send onwards. Periodic calls of `lasts_s` measure
+    it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._since_s = self._looked_s = time.monotonic()
 
     def lasts_s(self) -> float | None:
-        """For how long nothing was heard that should have been; None if nothing is owed."""
+        """Returns the seconds without an expected acknowledgement; None if none is expected."""
         now = time.monotonic()
         unacked, heard_ms = read_info(self._sock, _UNACKED, _HEARD_MS)
         was_away = now - self._looked_s > _PAUSE_S
