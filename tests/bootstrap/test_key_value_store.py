@@ -60,7 +60,7 @@ def test_what_failed_attempts_have_left_is_not_believed() -> None:
     store = Dictionary()
     # The first attempt missed a rank, in the second rank 0 was killed before the others came.
     failed = at_once(*[meet(store, rank, 4, 0.3) for rank in (0, 1, 2)])
-    all_are(failed, RendezvousError, "after 0.3 s (timeout) these ranks of 4 had not come: [3]")
+    all_are(failed, RendezvousError, "after 0.3 s (timeout) these ranks of 4 are missing: [3]")
     store.set("job/round", "of a rank 0 that was killed")
 
     def late() -> Any:
@@ -73,7 +73,7 @@ def test_what_failed_attempts_have_left_is_not_believed() -> None:
 
 def test_without_rank_0() -> None:
     outcomes = at_once(meet(Dictionary(), 1, 2, 0.2))
-    text = "rank 1 of 2: rank 0 did not come to the store within 0.2 s (timeout)"
+    text = "rank 1 of 2: rank 0 did not reach the store within 0.2 s (timeout)"
     all_are(outcomes, RendezvousError, text)
 
 
@@ -87,7 +87,7 @@ def test_two_claims_to_one_rank() -> None:
     store = Dictionary()
     outcomes = at_once(meet(store, 0, 2, 1), meet(store, 1, 2, 1), meet(store, 1, 2, 1))
     refused = [outcome for outcome in outcomes if outcome != texts(2)]
-    all_are(refused, RendezvousError, "another process came as rank 1")
+    all_are(refused, RendezvousError, "another process claims to be rank 1")
     assert len(refused) == 1
 
 
@@ -99,7 +99,7 @@ def test_a_rank_that_is_lost_before_it_has_read() -> None:
         store.set(f"job/{store.get('job/round').decode()}/1", bytes(16) + b"\1\0\0\0\2\0\0\0")
 
     outcomes = at_once(meet(store, 0, 2, 0.5), posts_and_dies)
-    all_are(outcomes[:1], RendezvousError, "ranks [1] were lost while the ranks were meeting")
+    all_are(outcomes[:1], RendezvousError, "ranks [1] were lost during the bootstrap")
 
 
 def test_a_store_that_fails() -> None:
@@ -109,7 +109,7 @@ def test_a_store_that_fails() -> None:
 
     started = time.monotonic()
     outcomes = at_once(*[meet(Gone(), rank, 2) for rank in (0, 1)])
-    all_are(outcomes, RendezvousError, "the store by which the ranks meet failed: Connection reset")
+    all_are(outcomes, RendezvousError, "the store through which ranks find each other failed: Connection reset")
     assert time.monotonic() - started < 5
 
 
@@ -124,7 +124,7 @@ def test_stores_of_torch() -> None:
         calls = [meet(store, rank, len(stores)) for rank, store in enumerate(stores)]
         assert at_once(*calls) == [texts(len(stores))] * len(stores)
     missing = at_once(meet(dist.TCPStore("127.0.0.1", port, is_master=False), 0, 2, 0.5))
-    all_are(missing, RendezvousError, "after 0.5 s (timeout) these ranks of 2 had not come: [1]")
+    all_are(missing, RendezvousError, "after 0.5 s (timeout) these ranks of 2 are missing: [1]")
     del server
 
 

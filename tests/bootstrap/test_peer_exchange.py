@@ -125,7 +125,7 @@ def test_loopback_where_hosts_do_not_share_it(change: dict[str, Any]) -> None:
 def test_addresses_of_two_kinds() -> None:
     addresses = [[("192.0.2.1", 1)], [("2001:db8::1", 1)]]
     outcomes = meet([HERE, host("b")], addresses=addresses)
-    all_are(outcomes, RendezvousError, "choose addresses of one kind by UNISONO_SOCKET_FAMILY")
+    all_are(outcomes, RendezvousError, "choose addresses of one version by UNISONO_SOCKET_FAMILY")
 
 
 def test_a_secret_that_only_some_have() -> None:
@@ -144,7 +144,7 @@ def test_a_secret_that_only_some_have() -> None:
 @given(st.one_of(st.binary(max_size=40), st.dictionaries(st.text(), st.integers()).map(str)))
 def test_what_is_no_introduction_is_refused(text: str | bytes) -> None:
     data = text.encode() if isinstance(text, str) else text
-    with pytest.raises(RendezvousError, match="rank 3 introduced itself in another way"):
+    with pytest.raises(RendezvousError, match="rank 3 sent facts of an unknown form"):
         peer_exchange._Card.unpack(3, data)
 
 
@@ -173,7 +173,7 @@ def test_what_no_rank_would_write_is_refused(change: dict[str, Any]) -> None:
     arrival = RankFacts(rank=0, size=1, timeout_s=1, addresses=[], staging_bytes=1 << 20)
     facts = json.loads(peer_exchange._pack(arrival, False)) | change
     for text in (json.dumps(facts), "[" * 100_000):
-        with pytest.raises(RendezvousError, match="rank 3 introduced itself in another way"):
+        with pytest.raises(RendezvousError, match="rank 3 sent facts of an unknown form"):
             peer_exchange._Card.unpack(3, text.encode())
 
 
@@ -207,11 +207,11 @@ def test_ranks_that_only_look_as_if_they_were_on_one_host() -> None:
     outcome = at_once(
         lambda: join_host_group(outcomes[0], 0, timeout_s=0.3)
     )  # rank 1 is elsewhere in truth
-    all_are(outcome, RendezvousError, "ranks [0, 1] look as if they were on one host")
-    all_are(outcome, RendezvousError, "had not come: [1] (if they are on several hosts after all")
+    all_are(outcome, RendezvousError, "ranks [0, 1] have equal host keys")
+    all_are(outcome, RendezvousError, "are missing: [1] (if the ranks are on several hosts")
 
 
 def test_a_missing_rank_has_the_number_of_the_world() -> None:
     found = meet([host("a"), host("b"), host("b"), host("b")])[0]
     calls = [lambda rank=rank: join_host_group(found, rank, timeout_s=0.3) for rank in (1, 3)]
-    all_are(at_once(*calls), RendezvousError, "these ranks of 3 had not come: [2]")
+    all_are(at_once(*calls), RendezvousError, "these ranks of 3 are missing: [2]")

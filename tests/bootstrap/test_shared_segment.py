@@ -86,7 +86,7 @@ def test_a_missing_rank_is_named_to_all() -> None:
     outcomes = gather(join(name, 0, 5, 0.5), join(name, 2, 5, 0.5), join(name, 4, 5, 0.5))
     assert time.monotonic() - started < 10
     assert all(isinstance(outcome, RendezvousError) for outcome in outcomes), outcomes
-    assert "after 0.5 s (timeout) these ranks of 5 had not come: [1, 3]" in str(outcomes[0])
+    assert "after 0.5 s (timeout) these ranks of 5 are missing: [1, 3]" in str(outcomes[0])
     for outcome in outcomes[1:]:
         assert "[1, 3]" in str(outcome) or "came within 0.5 s (timeout)" in str(outcome)
 
@@ -188,7 +188,7 @@ def test_strangers_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
 
     first, other, _ = gather(join(name, 0, 2), second, strangers)
     assert gather(first.barrier, other.barrier) == [None, None]
-    assert caplog.text.count("turned a connection away") == 6
+    assert caplog.text.count("rejected a connection") == 6
 
 
 def test_a_listener_that_is_no_rank_is_not_believed() -> None:
@@ -281,11 +281,11 @@ def test_ranks_of_different_users_are_told_which_and_that_it_must_be_one() -> No
         for ranks, leader, follower in ((some, 0, NOBODY), (others, NOBODY, 0)):
             one, other = (said["text"] for said in ranks.wait_for("refused", [0, 1]))
             tried = f"rank 0 of 2 runs as user {leader}, a process that tried to join as user "
-            assert f"these ranks of 2 had not come: [1]; {tried}{follower}: {rule}" in one
+            assert f"these ranks of 2 are missing: [1]; {tried}{follower}: {rule}" in one
             assert f"rank 1 of 2 runs as user {follower}, rank 0 as user {leader}: {rule}" in other
             first = ranks.events[0][0]
             assert first["event"] == "logged"  # long before its time is over
-            assert f"turned a connection away: {tried}{follower}: {rule}" in first["text"]
+            assert f"rejected a connection: {tried}{follower}: {rule}" in first["text"]
 
 
 def joining_after_another_user(me: Me) -> None:
@@ -323,6 +323,6 @@ def test_who_finds_a_listener_of_another_user_is_told_what_to_do() -> None:
     with Processes(beside_a_listener_of_another_user, 2, name="taken") as ranks:
         (said,) = ranks.wait_for("refused", [1])
     assert said["text"] == (
-        "rank 1 of 2 runs as user 0, what listens as rank 0 as user 65534: one user must run all "
-        "ranks of a job; if that is no rank of this job, choose another rendezvous than 'taken'"
+        "rank 1 of 2 runs as user 0, the listener as rank 0 as user 65534: one user must run all "
+        "ranks of a job; if the listener is not a rank of this job, choose another rendezvous than 'taken'"
     )

@@ -119,7 +119,7 @@ def test_256_ranks_meet_in_seconds(point: str) -> None:
 def test_a_missing_rank_is_named_to_all(point: str) -> None:
     outcomes = at_once(*[meet(point, rank, 5, 0.5) for rank in (0, 2, 4)])
     all_are(
-        outcomes, RendezvousError, "after 0.5 s (timeout) these ranks of 5 had not come: [1, 3]"
+        outcomes, RendezvousError, "after 0.5 s (timeout) these ranks of 5 are missing: [1, 3]"
     )
 
 
@@ -132,7 +132,7 @@ def test_without_rank_0(point: str) -> None:
 def test_who_waits_in_vain_at_loopback_is_told_what_it_is(host: str) -> None:
     """For each host it is the host itself, which cannot be known before nobody has come."""
     point = f"tcp://{host}:{free_port()}"
-    hint = f"{host} is another place on each host: if there are several, set UNISONO_RENDEZVOUS"
+    hint = f"{host} is a different machine on each host: with several hosts, set UNISONO_RENDEZVOUS"
     all_are(at_once(meet(point, 1, 2, 0.3)), RendezvousError, hint)
     all_are(at_once(meet(point, 0, 2, 0.3)), RendezvousError, hint)
 
@@ -179,7 +179,7 @@ TcpStore({point!r}, None).exchange(1, 3, b"", 60)
     started = time.monotonic()
     outcomes = at_once(meet(point, 0, 3, 60), killed)
     all_are(outcomes[:1], RendezvousError, "rank 1 (127.0.0.1 port")
-    assert "was lost while the ranks were meeting" in str(outcomes[0])
+    assert "was lost during the bootstrap" in str(outcomes[0])
     assert time.monotonic() - started < 20
 
 
@@ -195,7 +195,7 @@ def test_rank_0_that_is_lost_while_the_others_wait(point: str) -> None:
                 time.sleep(0.1)
 
     outcomes = at_once(meet(point, 1, 2, 60), leader_that_dies)
-    all_are(outcomes[:1], RendezvousError, "rank 0 was lost while the ranks were meeting")
+    all_are(outcomes[:1], RendezvousError, "rank 0 was lost during the bootstrap")
 
 
 # ---- places that cannot be
@@ -206,7 +206,7 @@ def test_rank_0_that_is_lost_while_the_others_wait(point: str) -> None:
              "tcp://[fd00::1:29400", "tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://host:port"]
 )  # fmt: skip
 def test_what_is_no_place_is_said_at_once(text: str) -> None:
-    with pytest.raises(ValueError, match=r"tcp://HOST:PORT|must know the address of rank 0"):
+    with pytest.raises(ValueError, match=r"tcp://HOST:PORT|need the address of rank 0"):
         TcpStore(text, None)
 
 
@@ -279,7 +279,7 @@ def test_strangers_do_no_harm(
     for connection in silent:
         connection.close()
     assert outcomes[:2] == [texts(2)] * 2, outcomes
-    assert caplog.text.count("turned a connection") == 1
+    assert caplog.text.count("rejected a connection") == 1
 
 
 def test_one_who_says_a_byte_a_second_is_turned_away(
@@ -299,7 +299,7 @@ def test_one_who_says_a_byte_a_second_is_turned_away(
         return meet(point, 1, 2)()
 
     assert at_once(meet(point, 0, 2), second, slow)[:2] == [texts(2)] * 2
-    assert "did not say who it is within 0.4 s" in caplog.text
+    assert "did not identify itself within 0.4 s" in caplog.text
 
 
 def test_more_strangers_than_are_borne(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_ranks_with_different_secrets(
     point: str, first: bytes | None, second: bytes | None
 ) -> None:
     outcomes = at_once(meet(point, 0, 2, 1.5, first), meet(point, 1, 2, 1.5, second))
-    all_are(outcomes[:1], RendezvousError, "these ranks of 2 had not come: [1]")
+    all_are(outcomes[:1], RendezvousError, "these ranks of 2 are missing: [1]")
     all_are(outcomes[1:], AuthenticationError, "the same job secret?")
 
 
@@ -339,7 +339,7 @@ def test_another_secret_is_told_soon_and_on_rank_0_in_the_end(point: str) -> Non
     outcomes = at_once(meet(point, 0, 2, 4, SECRET), second)
     all_are(outcomes[1:], AuthenticationError, "the same job secret?")
     assert told[0] < 15
-    all_are(outcomes[:1], RendezvousError, "turned away came from 127.0.0.1 port")
+    all_are(outcomes[:1], RendezvousError, "rejected connection came from 127.0.0.1 port")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -367,7 +367,7 @@ def test_a_listener_that_is_no_rank_is_not_believed(
             done.set()
 
     outcomes = at_once(rank, impostor)
-    all_are(outcomes[:1], AuthenticationError, "was not let in")
+    all_are(outcomes[:1], AuthenticationError, "was not admitted")
 
 
 @given(st.lists(st.binary(max_size=50), max_size=6))

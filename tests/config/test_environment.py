@@ -154,7 +154,7 @@ def test_slurm_of_several_hosts() -> None:
     assert all(61440 <= int(text.split("/")[2].rpartition(":")[2]) <= 65535 for text in ports)
     job_alone = environ | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "a1,b2"}
     assert config.launched_rank(job_alone).rendezvous.startswith("tcp://a1:")
-    with pytest.raises(ValueError, match=r"SLURM_STEP_NODELIST: 'n\[' is no list of hosts"):
+    with pytest.raises(ValueError, match=r"SLURM_STEP_NODELIST: 'n\[' is not a list of hosts"):
         config.launched_rank(environ | {"SLURM_STEP_NODELIST": "n["})
     del environ["SLURM_STEP_NODELIST"]
     with pytest.raises(RendezvousError, match=NOWHERE):

@@ -39,7 +39,7 @@ def test_names_are_made_when_they_are_asked_for() -> None:
              "n[1,]", "n 1", "n[[1]]", "n[1-2"]
 )  # fmt: skip
 def test_what_is_no_list_is_refused_before_the_first_name(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no list of hosts|no range of hosts"):
+    with pytest.raises(ValueError, match=r"not a list of hosts|not a range of hosts"):
         hosts(text)
 
 

@@ -427,7 +427,7 @@ def test_who_ends_in_the_middle_of_its_proof_is_missing_in_a_circle() -> None:
 
             with ThreadPoolExecutor(1) as pool:
                 ended = pool.submit(end_in_the_middle)
-                with pytest.raises(RendezvousError, match="closed the connection on our proof"):
+                with pytest.raises(RendezvousError, match="closed the connection after our proof"):
                     places[1].porter.rally(b"a circle", [0, 1], b"", 10, lambda: None)
                 ended.result()
 

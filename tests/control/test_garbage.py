@@ -156,4 +156,4 @@ def test_who_has_no_reason_to_dial_for_a_group_is_refused(place: World, rank: in
         groups.enter(TAG, range(RANKS), 0, group, circle)
         groups.take(sock, Introduction(kind=ConnectionKind.COLLECTIVES, rank=rank, pid=1, tag=TAG))
         groups.leave_all()
-    assert refused == [f"rank {rank} has no reason to dial for this group"]
+    assert refused == [f"rank {rank} must not dial for this group"]

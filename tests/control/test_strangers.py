@@ -89,7 +89,7 @@ def test_random_bytes(job: list[Place], said: bytes, caplog: pytest.LogCaptureFi
         with contextlib.suppress(OSError):
             sock.sendall(said)
         assert _is_closed_in(sock, 2)
-    wait_until(lambda: "no unisono rank" in caplog.text)
+    wait_until(lambda: "not a unisono rank" in caplog.text)
 
 
 def test_a_wrong_secret(job: list[Place], caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +177,7 @@ def test_a_changed_introduction(job: list[Place], caplog: pytest.LogCaptureFixtu
         said = Introduction(kind=ConnectionKind.COLLECTIVES, rank=1, pid=1).pack(key)
         sock.sendall(said[:4] + b"\x02" + said[5:])
         assert _is_closed_in(sock, 2)
-    wait_until(lambda: "changed on its way" in caplog.text)
+    wait_until(lambda: "changed in transit" in caplog.text)
 
 
 def test_parked_connections_are_bounded(job: list[Place]) -> None:
@@ -211,7 +211,7 @@ def test_garbage_of_a_rank_is_its_end(garbage: bytes) -> None:
         for end in ends:  # its own too: else the ranks of its host would hear that rank 0 is gone
             fault, text = end.failure() or (0, "")
             assert fault == Fault.PEER_LOST
-            assert f"rank 2 (host 127.0.0.1, pid {os.getpid()}) speaks garbage" in text
+            assert f"rank 2 (host 127.0.0.1, pid {os.getpid()}) sent a malformed message" in text
 
 
 def test_a_fault_of_another_version_is_a_failure_all_the_same() -> None:
@@ -241,8 +241,8 @@ def test_a_message_that_cannot_be_handled_ends_its_line(caplog: pytest.LogCaptur
         for end in ends:
             fault, text = end.failure() or (0, "")
             assert fault == Fault.PEER_LOST
-            assert text.startswith("rank 1 (") and "failed to handle (RuntimeError: a bug)" in text
-    assert "an error of unisono's own" in caplog.text
+            assert text.startswith("rank 1 (") and "failed to handle: RuntimeError: a bug" in text
+    assert "unisono failed to handle a message" in caplog.text
 
 
 def test_half_a_frame_waits_for_its_other_half() -> None:
@@ -273,7 +273,7 @@ def test_exhausted_descriptors_end_in_a_named_error(caplog: pytest.LogCaptureFix
             assert time.process_time() - busy < 0.5  # it does not spin meanwhile
         fault, text = end.failure() or (0, "")
         assert fault == Fault.SYSTEM
-        assert "rank 0 cannot let in ranks [1]: no descriptors are left (ulimit -n is" in text
+        assert "rank 0 cannot accept ranks [1]: no descriptors are left (ulimit -n is" in text
         assert sum("no descriptors" in record.message for record in caplog.records) == 1
 
 

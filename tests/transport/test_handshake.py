@@ -83,7 +83,7 @@ def test_every_changed_bit_is_refused(message: int, byte: int) -> None:
         dialer, listener = pair()
         with pytest.raises(AuthenticationError):
             talk(dialer, listener, flip)
-        with pytest.raises(AuthenticationError, match="not proved itself yet"):
+        with pytest.raises(AuthenticationError, match="not authenticated yet"):
             assert dialer.key
 
 
@@ -133,7 +133,7 @@ def test_no_made_up_bytes_are_a_proof(dialing: bool, nonce: bytes, proof: bytes)
     end.take(b"unisono1" + nonce)
     with pytest.raises(AuthenticationError, match="does not know"):
         end.take(proof)
-    with pytest.raises(AuthenticationError, match="has not proved itself"):
+    with pytest.raises(AuthenticationError, match="is not authenticated"):
         _ = end.key
 
 

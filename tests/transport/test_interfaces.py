@@ -60,12 +60,12 @@ def test_loopback_is_the_last_resort() -> None:
 
 @pytest.mark.parametrize("spec", ["=eth", "wlan", "^lo,e,ib,docker,virbr,br-"])
 def test_nothing_left_is_an_error_that_names_what_there_is(spec: str) -> None:
-    with pytest.raises(RendezvousError, match=r"leaves no interface .*eth0 \(192\.0\.2\.3\)"):
+    with pytest.raises(RendezvousError, match=r"matches no interface .*eth0 \(192\.0\.2\.3\)"):
         choose_interfaces(spec, HOST)
     with pytest.raises(RendezvousError, match="none that is up"):
         choose_interfaces("", [])
     with pytest.raises(
-        RendezvousError, match=r"leaves no interface of this host, which has docker0"
+        RendezvousError, match=r"matches no interface of this host, which has docker0"
     ):
         choose_interfaces("", host("docker0"))
 

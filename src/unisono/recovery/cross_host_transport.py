@@ -38,7 +38,7 @@ _LOOK_S = 0.05
 
 _TOO_FEW = (
     "rank {rank} cannot shrink: it reaches the hosts of only {count} of the {voters} ranks, "
-    "{reached}. A majority of {most}{half} is needed. Ranks {silent} may have survived beyond a "
+    "{reached}. It needs a majority of {most}{half}. Ranks {silent} may have survived beyond a "
     "network failure, and shrink there. If you know that they have ended, call "
     "shrink(exclude={exclude}) on all ranks that are left"
 )
