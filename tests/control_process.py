@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from connection_managers import SECRET, Recorder, make_porter
-from unisono.control.group_endpoint import ANXIOUS_EVENT, PeerInfo
+from connection_managers import SECRET, Recorder, make_manager
+from unisono.control.group_endpoint import OVERDUE_EVENT, PeerInfo
 
-_ASK_S = 0.1
+_QUERY_PAUSE_S = 0.1
 
 
-class Telling(Recorder):
+class ReportingRecorder(Recorder):
     """Says what it is told."""
 
     received_at = 0.0
@@ -33,19 +33,19 @@ class Telling(Recorder):
         self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: object = None
     ) -> None:
         super().attach(peer, kind, stream, streams, fd, tls)
-        tell("attached", peer=peer)
+        report("attached", peer=peer)
 
     def fail(self, fault: int, text: str) -> None:
         if self.failure() is None:
-            tell("failed", fault=fault, text=text)
+            report("failed", fault=fault, text=text)
         super().fail(fault, text)
 
     def peer_left(self, peer: int) -> None:
-        tell("left", peer=peer)
+        report("left", peer=peer)
 
     def heard(self, peer: int, called: bytes) -> None:
         if peer not in self.calls:
-            tell("heard", peer=peer)
+            report("heard", peer=peer)
         super().heard(peer, called)
 
     def pump(self) -> None:
@@ -59,51 +59,51 @@ class Telling(Recorder):
             while True:
                 sock.sendall(bytes(1 << 16))
         except OSError as error:
-            tell("broken", error=error.strerror)
+            report("broken", error=error.strerror)
 
     def _receive(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while sock.recv(1 << 20):
                 self.received_at = time.monotonic()
 
-    def be_anxious(self) -> None:
+    def be_overdue(self) -> None:
         while self.failure() is None:
-            self.raise_events(ANXIOUS_EVENT)
-            time.sleep(_ASK_S)
+            self.raise_events(OVERDUE_EVENT)
+            time.sleep(_QUERY_PAUSE_S)
 
 
-def tell(event: str, **facts: Any) -> None:
+def report(event: str, **facts: Any) -> None:
     # One write: threads tell at once.
     sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n")
     sys.stdout.flush()
 
 
 def main(rank: int, size: int, address: str) -> None:
-    porter = make_porter(address)
-    tell("listens", address=porter.bound[0])
-    contacts = [
+    manager = make_manager(address)
+    report("listens", address=manager.bound[0])
+    peer_infos = [
         PeerInfo(rank=number, host=number, addresses=((host, port),))
         for number, (host, port) in enumerate(json.loads(sys.stdin.readline()))
     ]
-    porter.join(world=b"processes", secret=SECRET, rank=rank, contacts=contacts, timeout_s=20)
-    end = Telling()
-    porter.enter(b"all", range(size), rank, end)
-    tell("joined")
+    manager.join(world=b"processes", secret=SECRET, rank=rank, peer_infos=peer_infos, timeout_s=20)
+    end = ReportingRecorder()
+    manager.enter(b"all", range(size), rank, end)
+    report("joined")
     for line in sys.stdin:
         if line == "anxious\n":
-            threading.Thread(target=end.be_anxious, daemon=True).start()
+            threading.Thread(target=end.be_overdue, daemon=True).start()
         elif line == "reach\n":
-            porter.reach(b"all", range(size), 0)
+            manager.reach(b"all", range(size), 0)
         elif line == "pump\n":
             end.pump()
         elif line == "flowing\n":
-            tell("flowing", still=time.monotonic() - end.received_at < 0.5)
+            report("flowing", still=time.monotonic() - end.received_at < 0.5)
         elif line == "quit\n":
             break
-    porter.close()
+    manager.close()
 
 
-class LinkProcess:
+class RankProcess:
     """The other side of it: the process as a test sees it."""
 
     def __init__(self, words: Sequence[str], start: Callable[..., subprocess.Popen[str]]) -> None:
@@ -118,7 +118,7 @@ class LinkProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -148,11 +148,11 @@ class LinkProcess:
                 self._changed.notify_all()
 
 
-def join_all(ranks: Sequence[LinkProcess]) -> None:
+def join_all(ranks: Sequence[RankProcess]) -> None:
     """Hands the contacts round, and waits until all have joined."""
-    contacts = json.dumps([rank.expect("listens", 20)["address"] for rank in ranks])
+    peer_infos = json.dumps([rank.expect("listens", 20)["address"] for rank in ranks])
     for rank in ranks:
-        rank.say(contacts)
+        rank.send(peer_infos)
     for rank in ranks:
         rank.expect("joined", 20)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import unisono
 from unisono import Communicator, config
-from unisono.transport.mpi_wire import WATCH_TAG, MpiLink
+from unisono.transport.mpi_transport import WATCH_TAG, MpiLink
 
 Body = Callable[[Communicator], None]
 
@@ -129,7 +129,11 @@ def mismatch(comm: Communicator) -> None:
 
 def abort(comm: Communicator) -> None:
     comm.barrier()
-    expect(unisono.UnsupportedError, comm.shrink, "a communicator that uses MPI between hosts cannot shrink")
+    expect(
+        unisono.UnsupportedError,
+        comm.shrink,
+        "a communicator that uses MPI between hosts cannot shrink",
+    )
     comm.barrier()  # and goes on
     if comm.rank == 0:
         comm.abort("enough")

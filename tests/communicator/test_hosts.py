@@ -17,7 +17,7 @@ from ranks import Threads
 from unisono import Communicator, config
 from unisono.algorithms.host_layout import Hosts
 from unisono.bootstrap.group_config import GroupConfig, JoinedGroup
-from unisono.bootstrap.group_network import GroupNetwork, WireKind
+from unisono.bootstrap.group_network import GroupNetwork, TransportKind
 from unisono.communicator.engine import Engine
 from unisono.selection.network_cost_model import Demands, candidates
 from unisono.selection.precedence import BUILT_IN_SOURCE, MODEL_SOURCE, SelectionTable
@@ -35,7 +35,7 @@ class Nowhere:
     def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
         raise NotImplementedError
 
-    def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
+    def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
         pass
 
     def leave(self, name: bytes) -> None:

@@ -17,7 +17,7 @@ import pytest
 from ranks import Threads
 from signal_steps import Step
 from unisono import Communicator
-from unisono.bootstrap.group_network import GroupNetwork, WireKind
+from unisono.bootstrap.group_network import GroupNetwork, TransportKind
 from unisono.communicator import engine, work
 from unisono.communicator.work import Work
 from unisono.errors import UnisonoError
@@ -126,7 +126,7 @@ def test_connections_that_an_interrupt_prevented_are_made_by_the_next_call() -> 
     class Interrupted:
         reached: ClassVar[list[int]] = []
 
-        def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
+        def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
             if not self.reached:
                 self.reached.append(-1)
                 raise KeyboardInterrupt
@@ -135,6 +135,6 @@ def test_connections_that_an_interrupt_prevented_are_made_by_the_next_call() -> 
     roads: Any = Interrupted()
     span = GroupNetwork(roads, b"", 0, (0, 1), ((0,), (1,)))
     with pytest.raises(KeyboardInterrupt):
-        span.reach(range(len(span.members)), WireKind.COLLECTIVES)
-    span.reach(range(len(span.members)), WireKind.COLLECTIVES)
+        span.reach(range(len(span.members)), TransportKind.COLLECTIVES)
+    span.reach(range(len(span.members)), TransportKind.COLLECTIVES)
     assert roads.reached == [-1, 1]

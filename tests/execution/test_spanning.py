@@ -1,6 +1,6 @@
-"""A group that spans hosts does what the reference executor does, bit for bit.
+"""A group on several hosts matches the reference executor, bit for bit.
 
-The hosts are segments of one process that share nothing but TCP connections over loopback.
+The hosts are segments of one process that share only TCP connections over loopback.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def connected() -> tuple[int, int]:
 
 
 class SpanningCrew(Crew):
-    """Ranks on several hosts, with `streams` connections between each two of different hosts."""
+    """Ranks on several hosts, with `streams` connections between each two ranks of different
+    hosts."""
 
     def __init__(self, hosts: Hosts, streams: int = 1) -> None:
         self.streams = streams
@@ -86,7 +87,7 @@ def crews(request: pytest.FixtureRequest) -> Iterator[list[SpanningCrew]]:
 
 
 def serves(crew: SpanningCrew, op: Op, name: str) -> bool:
-    """Whether an algorithm can do with hosts like these at all."""
+    """Returns whether an algorithm supports hosts like these."""
     try:
         algorithms.build(op, name, ranks=crew.ranks, hosts=crew.hosts)
     except UnsupportedError:

@@ -8,7 +8,7 @@ network per world (`GroupNetwork`). `join_group` does all of this and returns a 
 from typing import TYPE_CHECKING
 
 from unisono.bootstrap.group_config import GroupConfig, JoinedGroup, StagingShape
-from unisono.bootstrap.group_network import GroupNetwork, WireKind
+from unisono.bootstrap.group_network import GroupNetwork, TransportKind
 from unisono.bootstrap.join_group import join_group
 from unisono.bootstrap.shared_segment import join_segment
 from unisono.bootstrap.single_copy import NO_SINGLE_COPY, SingleCopyRules, single_copy_for
@@ -39,7 +39,7 @@ __all__ = [
     "KeyValueBootstrap",
     "SingleCopyRules",
     "StagingShape",
-    "WireKind",
+    "TransportKind",
     "join_group",
     "join_segment",
     "single_copy_for",

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 _SPARE = 4
 """Descriptors for reporting a shortage to the others, and for other threads of this process."""
 
-_CURES = {
+_REMEDIES = {
     errno.EMFILE: "raise the limit (ulimit -n, now {limit})",
     errno.ENFILE: "raise the limit of the machine (sysctl fs.file-max)",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lack:
+class Shortage:
     """A shortage of descriptors in this process."""
 
     free: int
@@ -26,22 +26,22 @@ class Lack:
     """Error text: the number needed, the number free, and the remedy."""
 
 
-def lack_of(needed: int, whose: str) -> Lack | None:
+def shortage_of(needed: int, whose: str) -> Shortage | None:
     """Returns None if this process can open `needed` files and a few more, else the shortage."""
     held: list[int] = []
     try:
         for _ in range(needed + _SPARE):
             held.append(os.eventfd(0, os.EFD_CLOEXEC))
     except OSError as error:
-        if error.errno not in _CURES:
+        if error.errno not in _REMEDIES:
             return None  # another kind of descriptor may still be permitted
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        cure = _CURES[error.errno].format(limit=limit)
-        return Lack(
+        remedy = _REMEDIES[error.errno].format(limit=limit)
+        return Shortage(
             free=len(held),
             why=f"{whose} has too few descriptors left ({errno.errorcode[error.errno]}): it needs "
             f"{needed} to form this group, with {_SPARE} to spare, and can open {len(held)} more; "
-            f"{cure}, or close communicators: each keeps one descriptor open",
+            f"{remedy}, or close communicators: each keeps one descriptor open",
         )
     finally:
         for fd in held:

@@ -37,7 +37,7 @@ class GroupConfig:
     rendezvous: str
     timeout_s: float
     staging_bytes: int
-    word: bytes = b""
+    rank0_data: bytes = b""
     """Data that rank 0 sends to all other ranks."""
     single_copy: SingleCopy = SingleCopy.AUTO
     """Whether ranks read each other's memory where they can; rank 0's value applies to all."""
@@ -57,7 +57,7 @@ class GroupConfig:
             raise ValueError(f"{len(self.names)} names for {self.size} ranks: expected one each")
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         """Returns the text by which errors call this rank."""
         return f"rank {self.name(self.rank)} of {self.size}"
 
@@ -75,8 +75,8 @@ class JoinedGroup:
 
     group: Group
     nonce: bytes
-    word: bytes
-    span: GroupNetwork | None = None
+    rank0_data: bytes
+    network: GroupNetwork | None = None
     single_copy: SingleCopy = SingleCopy.NEVER
     """Whether ranks read each other's memory. NEVER also where some rank cannot."""
     timeout_s: float = 0.0
@@ -97,8 +97,8 @@ class JoinedGroup:
         try:
             self.group.close(self.timeout_s)
         finally:
-            if self.span is not None:
-                self.span.leave()
+            if self.network is not None:
+                self.network.leave()
             self.group.give_back()  # last: ranks of other hosts may still read from this memory
 
 

@@ -14,7 +14,7 @@ Hosts: TypeAlias = tuple[tuple[int, ...], ...]
 """The ranks of each host."""
 
 
-class WireKind(IntEnum):
+class TransportKind(IntEnum):
     """Kinds of connection between ranks of different hosts; as in `csrc/execution/group.h`."""
 
     COLLECTIVES = 0
@@ -24,10 +24,10 @@ class WireKind(IntEnum):
 class Network(Protocol):
     """A world's network, as its groups use it."""
 
-    def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
+    def form(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
         """Forms a group of these ranks of the world."""
 
-    def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
+    def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
         """Connects to these ranks of the group `name`. Returns at once."""
 
     def leave(self, name: bytes) -> None:
@@ -54,14 +54,16 @@ class GroupNetwork:
         self.members = members
         self.hosts = hosts
         here = next(host for host in hosts if rank in host)
-        self._reached = {wire: set(here) for wire in WireKind}
+        self._reached = {transport: set(here) for transport in TransportKind}
 
-    def reach(self, peers: Iterable[int], wire: WireKind) -> None:
+    def reach(self, peers: Iterable[int], transport: TransportKind) -> None:
         """Ensures that this rank is connected, or will be soon, to these peers."""
-        new = set(peers) - self._reached[wire]
+        new = set(peers) - self._reached[transport]
         if new:
-            self.network.reach(self.name, sorted(new), wire)
-            self._reached[wire] |= new  # last: a signal handler may raise before `reach` returns
+            self.network.reach(self.name, sorted(new), transport)
+            self._reached[transport] |= (
+                new  # last: a signal handler may raise before `reach` returns
+            )
 
     def leave(self) -> None:
         """Releases the group's connections, after the group was closed."""

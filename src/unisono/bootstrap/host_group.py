@@ -26,19 +26,19 @@ def join_host_group(
     with equal host keys cannot share memory.
     """
     local = found.host_of(rank)
-    meeting = GroupConfig(
+    group_config = GroupConfig(
         rank=local.index(rank),
         size=len(local),
-        rendezvous=f"world {found.world.hex()} of host {found.contacts[rank].host}",
+        rendezvous=f"world {found.world.hex()} of host {found.peer_infos[rank].host}",
         timeout_s=timeout_s,
         staging_bytes=0,
         shape=found.shape,
         names=local,
-        word=found.word,
+        rank0_data=found.rank0_data,
         single_copy=single_copy,
     )
     try:
-        return join_segment(meeting)
+        return join_segment(group_config)
     except RendezvousError as error:
         raise RendezvousError(
             f"ranks {list(local)} have equal host keys, but rank {rank} cannot share memory with "

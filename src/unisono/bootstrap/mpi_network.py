@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from unisono.bootstrap.group_config import GroupConfig, JoinedGroup, OpenGroup
-from unisono.bootstrap.group_network import GroupNetwork, Hosts, WireKind, ranks_by_host
+from unisono.bootstrap.group_network import GroupNetwork, Hosts, TransportKind, ranks_by_host
 from unisono.bootstrap.host_group import join_host_group
 from unisono.bootstrap.mpi_store import MpiStore
 from unisono.bootstrap.peer_exchange import RankFacts, WorldFacts, exchange_facts, this_host
@@ -28,20 +28,20 @@ _NAME_BYTES = 16
 
 
 def open_mpi_group(
-    link: MpiLink, meeting: GroupConfig, here: Sequence[int], open_group: OpenGroup
+    link: MpiLink, group_config: GroupConfig, here: Sequence[int], open_group: OpenGroup
 ) -> tuple[Group, MpiWatch]:
     """Makes the group of `link`'s ranks; the ranks `here` are on this host and share a segment.
 
     `local` configures the ranks of this host; `open_group` makes the group. Returns the group and
     the watcher of its peers on other hosts. Raises `RendezvousError`.
     """
-    group = join_segment(meeting, open_group).group
+    group = join_segment(group_config, open_group).group
     away = [rank for rank in range(link.comm.size) if rank not in here]
     return group, MpiWatch(link, group, away)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Entered:
+class _EnteredGroup:
     """MPI objects of a group that this rank has entered."""
 
     link: MpiLink
@@ -60,46 +60,52 @@ class MpiNetwork:
     def __init__(self, link: MpiLink, found: WorldFacts) -> None:
         self._link = link
         self._found = found
-        self._groups: dict[bytes, _Entered] = {}
-        self._partings: deque[PendingRelease] = deque()
+        self._groups: dict[bytes, _EnteredGroup] = {}
+        self._releases: deque[PendingRelease] = deque()
         self._pid = os.getpid()
 
-    def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
+    def form(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
         """Forms a group of these ranks of the world, in this order; all of them call this.
 
         A group on one host uses shared memory only. Raises `RendezvousError` if ranks are missing.
         """
         hosts = self._hosts(members)
         if len(hosts) == 1:
-            return join_segment(meeting)
-        name = hashlib.sha256(self._found.world + meeting.rendezvous.encode()).digest()
+            return join_segment(group_config)
+        name = hashlib.sha256(self._found.world + group_config.rendezvous.encode()).digest()
         name = name[:_NAME_BYTES]
-        here = next(host for host in hosts if meeting.rank in host)
+        here = next(host for host in hosts if group_config.rank in host)
         local = replace(
-            meeting,
-            rank=here.index(meeting.rank),
+            group_config,
+            rank=here.index(group_config.rank),
             size=len(here),
             rendezvous=f"{name.hex()} by MPI of host {hosts.index(here)}",
-            word=b"",
+            rank0_data=b"",
             shape=self._found.shape,
             names=here,
             single_copy=SingleCopy.NEVER,
         )
         self._give_back()
-        link = _part(self._link, members, meeting.timeout_s)
+        link = _part(self._link, members, group_config.timeout_s)
 
         def open_group(fd: int, _: int, nonce: bytes) -> Group:
             cores = usable_cores()
-            return Group.of_hosts(fd, meeting.rank, len(members), here, nonce, cores, link.carrier)
+            return Group.of_hosts(
+                fd, group_config.rank, len(members), here, nonce, cores, link.library
+            )
 
         group, watch = open_mpi_group(link, local, here, open_group)
-        self._groups[name] = _Entered(link=link, watch=watch, group=group)
-        span = GroupNetwork(self, name, meeting.rank, tuple(members), hosts)
+        self._groups[name] = _EnteredGroup(link=link, watch=watch, group=group)
+        network = GroupNetwork(self, name, group_config.rank, tuple(members), hosts)
         return JoinedGroup(
-            group=group, nonce=name, word=meeting.word, span=span, timeout_s=meeting.timeout_s
+            group=group,
+            nonce=name,
+            rank0_data=group_config.rank0_data,
+            network=network,
+            timeout_s=group_config.timeout_s,
         )
 
-    def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
+    def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
         """Does nothing: MPI connects by itself."""
 
     def leave(self, name: bytes) -> None:
@@ -110,7 +116,7 @@ class MpiNetwork:
         left = self._groups.pop(name)
         left.watch.close()
         if left.link.quiet and left.group.failure() is None:
-            self._partings.append(PendingRelease(left.link))
+            self._releases.append(PendingRelease(left.link))
         self._give_back()
 
     def connections(self) -> NoReturn:
@@ -126,43 +132,43 @@ class MpiNetwork:
 
     def _give_back(self) -> None:
         """Frees the MPI communicators that all their ranks have left."""
-        for _ in range(len(self._partings)):
+        for _ in range(len(self._releases)):
             with contextlib.suppress(IndexError):  # another thread may empty the queue
-                parting = self._partings.popleft()
-                if not parting.over():
-                    self._partings.append(parting)
+                release = self._releases.popleft()
+                if not release.is_complete():
+                    self._releases.append(release)
 
     def _hosts(self, members: Sequence[int]) -> Hosts:
-        return ranks_by_host([self._found.contacts[member].host for member in members])
+        return ranks_by_host([self._found.peer_infos[member].host for member in members])
 
 
-def join_by_mpi(meeting: GroupConfig, settings: Settings) -> JoinedGroup:
+def join_by_mpi(group_config: GroupConfig, settings: Settings) -> JoinedGroup:
     """Joins the world of all ranks that mpiexec started.
 
     Raises `RendezvousError` if a rank is missing at the timeout, `UnsupportedError` if no usable
     MPI is found.
     """
-    board = MpiStore()
-    arrival = RankFacts(
-        rank=meeting.rank,
-        size=meeting.size,
-        timeout_s=meeting.timeout_s,
+    bootstrap_store = MpiStore()
+    rank_facts = RankFacts(
+        rank=group_config.rank,
+        size=group_config.size,
+        timeout_s=group_config.timeout_s,
         addresses=(),
-        staging_bytes=meeting.staging_bytes,
+        staging_bytes=group_config.staging_bytes,
         host=this_host(settings.host_id),
-        word=meeting.word,
+        rank0_data=group_config.rank0_data,
     )
-    found = exchange_facts(board, arrival, by_address=False)
+    found = exchange_facts(bootstrap_store, rank_facts, by_address=False)
     if len(found.hosts) == 1:
         return join_host_group(
             found,
-            meeting.rank,
-            timeout_s=meeting.timeout_s,
-            single_copy=meeting.single_copy,
+            group_config.rank,
+            timeout_s=group_config.timeout_s,
+            single_copy=group_config.single_copy,
         )
-    network = MpiNetwork(MpiLink(board.mpi, board.comm), found)
-    whole = replace(meeting, rendezvous="world", word=found.word)
-    return network.form(whole, range(meeting.size))
+    network = MpiNetwork(MpiLink(bootstrap_store.mpi, bootstrap_store.comm), found)
+    world_group_config = replace(group_config, rendezvous="world", rank0_data=found.rank0_data)
+    return network.form(world_group_config, range(group_config.size))
 
 
 def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:

@@ -40,8 +40,8 @@ class MpiStore:
         lengths = np.zeros(size, np.int64)
         self._finish(self.comm.Iallgather(np.array([len(mine)]), lengths), deadline, timeout_s)
         texts = bytearray(int(lengths.sum()))
-        all_of_them = [texts, list(map(int, lengths)), self.mpi.BYTE]
-        request = self.comm.Iallgatherv([mine, self.mpi.BYTE], all_of_them)
+        receive_buffer = [texts, list(map(int, lengths)), self.mpi.BYTE]
+        request = self.comm.Iallgatherv([mine, self.mpi.BYTE], receive_buffer)
         self._finish(request, deadline, timeout_s)
         ends = np.cumsum(lengths)
         return [bytes(texts[end - length : end]) for end, length in zip(ends, lengths, strict=True)]

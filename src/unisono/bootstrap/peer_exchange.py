@@ -86,7 +86,7 @@ class RankFacts:
     """For all ranks of the fullest host together; rank 0's value applies."""
     host: HostKey = field(default_factory=this_host)
     cores: int = field(default_factory=usable_cores)
-    word: bytes = b""
+    rank0_data: bytes = b""
     """Data that rank 0 sends to all other ranks."""
     tls: str = "off"
     """The value of UNISONO_TLS."""
@@ -98,11 +98,11 @@ class WorldFacts:
 
     hosts: tuple[tuple[int, ...], ...]
     """The ranks of each host (candidates), ordered by each host's first rank."""
-    contacts: tuple[PeerInfo, ...]
+    peer_infos: tuple[PeerInfo, ...]
     """Peer info of all ranks, by rank."""
     world: bytes
     """16 bytes that identify this world."""
-    word: bytes
+    rank0_data: bytes
     """Data that rank 0 sent."""
     secret: bytes = field(repr=False)
     """The job's secret, else a random secret that rank 0 sent through the store."""
@@ -112,11 +112,11 @@ class WorldFacts:
 
     def host_of(self, rank: int) -> tuple[int, ...]:
         """Returns the ranks of this rank's host."""
-        return self.hosts[self.contacts[rank].host]
+        return self.hosts[self.peer_infos[rank].host]
 
 
 def exchange_facts(
-    board: BootstrapStore, arrival: RankFacts, *, by_address: bool = True
+    bootstrap_store: BootstrapStore, rank_facts: RankFacts, *, by_address: bool = True
 ) -> WorldFacts:
     """Exchanges facts with the other ranks; returns the same on all ranks.
 
@@ -131,26 +131,26 @@ def exchange_facts(
     >>> exchange_facts(TcpStore("tcp://127.0.0.1:29400", None), alone).hosts
     ((0,),)
     """
-    mine = _pack(arrival, board.secret is not None)
-    texts = board.exchange(arrival.rank, arrival.size, mine, arrival.timeout_s)
-    cards = [_Card.unpack(rank, text) for rank, text in enumerate(texts)]
-    first = cards[0]
-    _require_alike(cards)
-    hosts = _hosts(cards)
+    mine = _pack(rank_facts, bootstrap_store.secret is not None)
+    texts = bootstrap_store.exchange(rank_facts.rank, rank_facts.size, mine, rank_facts.timeout_s)
+    all_facts = [_ParsedFacts.unpack(rank, text) for rank, text in enumerate(texts)]
+    first = all_facts[0]
+    _require_alike(all_facts)
+    hosts = _hosts(all_facts)
     if by_address:
-        _require_reachable(cards, hosts)
-    rails = min(len(card.addresses) for card in cards)
-    places = {rank: place for place, ranks in enumerate(hosts) for rank in ranks}
-    fullest, fewest_cores = max(map(len, hosts)), min(card.cores for card in cards)
+        _require_reachable(all_facts, hosts)
+    rails = min(len(facts.addresses) for facts in all_facts)
+    host_of_rank = {rank: host for host, ranks in enumerate(hosts) for rank in ranks}
+    fullest, fewest_cores = max(map(len, hosts)), min(facts.cores for facts in all_facts)
     return WorldFacts(
         hosts=hosts,
-        contacts=tuple(
-            PeerInfo(rank=rank, host=places[rank], addresses=card.addresses[:rails])
-            for rank, card in enumerate(cards)
+        peer_infos=tuple(
+            PeerInfo(rank=rank, host=host_of_rank[rank], addresses=facts.addresses[:rails])
+            for rank, facts in enumerate(all_facts)
         ),
         world=first.world,
-        word=first.word,
-        secret=board.secret or first.secret,
+        rank0_data=first.rank0_data,
+        secret=bootstrap_store.secret or first.secret,
         shape=shape_among(len(hosts), fullest, fewest_cores, first.staging_bytes),
     )
 
@@ -166,7 +166,7 @@ def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> Sta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
+class _ParsedFacts:
     """A rank's text, parsed."""
 
     host: HostKey
@@ -178,10 +178,10 @@ class _Card:
     staging_bytes: int
     world: bytes
     secret: bytes
-    word: bytes
+    rank0_data: bytes
 
     @classmethod
-    def unpack(cls, rank: int, text: bytes) -> _Card:
+    def unpack(cls, rank: int, text: bytes) -> _ParsedFacts:
         """Parses a text. Raises `RendezvousError` if this version would not have written it."""
         try:
             facts: dict[str, Any] = json.loads(text)
@@ -200,7 +200,7 @@ class _Card:
                 staging_bytes=_within(facts.get("staging_bytes", 0), 1 << 62),
                 world=base64.b64decode(facts.get("world", "")),
                 secret=base64.b64decode(facts.get("secret", "")),
-                word=base64.b64decode(facts.get("word", "")),
+                rank0_data=base64.b64decode(facts.get("word", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RendezvousError(
@@ -222,21 +222,21 @@ def _within(number: Any, end: int) -> int:
     return number
 
 
-def _pack(arrival: RankFacts, has_secret: bool) -> bytes:
+def _pack(rank_facts: RankFacts, has_secret: bool) -> bytes:
     facts: dict[str, Any] = {
         "version": _VERSION,
-        "host": asdict(arrival.host),
+        "host": asdict(rank_facts.host),
         "name": socket.gethostname(),
-        "addresses": [list(address) for address in arrival.addresses],
-        "cores": arrival.cores,
+        "addresses": [list(address) for address in rank_facts.addresses],
+        "cores": rank_facts.cores,
         "has_secret": has_secret,
-        "tls": arrival.tls,
+        "tls": rank_facts.tls,
     }
-    if arrival.rank == 0:
-        facts["staging_bytes"] = arrival.staging_bytes
+    if rank_facts.rank == 0:
+        facts["staging_bytes"] = rank_facts.staging_bytes
         facts["world"] = _text(secrets.token_bytes(_WORLD_BYTES))
         facts["secret"] = "" if has_secret else _text(random_secret())
-        facts["word"] = _text(arrival.word)
+        facts["word"] = _text(rank_facts.rank0_data)
     return json.dumps(facts).encode()
 
 
@@ -244,48 +244,48 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _hosts(cards: Sequence[_Card]) -> tuple[tuple[int, ...], ...]:
+def _hosts(all_facts: Sequence[_ParsedFacts]) -> tuple[tuple[int, ...], ...]:
     ranks: dict[HostKey, list[int]] = {}
-    for rank, card in enumerate(cards):
-        ranks.setdefault(card.host, []).append(rank)
+    for rank, facts in enumerate(all_facts):
+        ranks.setdefault(facts.host, []).append(rank)
     return tuple(map(tuple, ranks.values()))
 
 
-def _require_alike(cards: Sequence[_Card]) -> None:
+def _require_alike(all_facts: Sequence[_ParsedFacts]) -> None:
     """Requires that all ranks or none have a job secret, and that all use the same UNISONO_TLS."""
-    for rank, card in enumerate(cards):
-        if card.tls != cards[0].tls:
+    for rank, facts in enumerate(all_facts):
+        if facts.tls != all_facts[0].tls:
             raise RendezvousError(
-                f"rank {rank} ({card.name}) has UNISONO_TLS={card.tls}, rank 0 ({cards[0].name}) "
-                f"has UNISONO_TLS={cards[0].tls}: give all ranks the same"
+                f"rank {rank} ({facts.name}) has UNISONO_TLS={facts.tls}, rank 0 "
+                f"({all_facts[0].name}) has UNISONO_TLS={all_facts[0].tls}: give all ranks the same"
             )
-        if card.has_secret != cards[0].has_secret:
-            with_, without = (rank, 0) if card.has_secret else (0, rank)
+        if facts.has_secret != all_facts[0].has_secret:
+            with_, without = (rank, 0) if facts.has_secret else (0, rank)
             raise RendezvousError(
                 f"rank {with_} has a job secret (UNISONO_JOB_SECRET), rank {without} has none: "
                 "give it to all ranks or to none"
             )
 
 
-def _require_reachable(cards: Sequence[_Card], hosts: Sequence[Sequence[int]]) -> None:
+def _require_reachable(all_facts: Sequence[_ParsedFacts], hosts: Sequence[Sequence[int]]) -> None:
     """Requires that every rank listens at an address that other hosts can reach, as far as can be
     checked."""
     if len(hosts) == 1:
         return
-    here = [cards[ranks[0]] for ranks in hosts]
-    for rank, card in enumerate(cards):
-        if not card.addresses:
-            raise RendezvousError(f"rank {rank} ({card.name}) listens on no address")
-        addresses = [ipaddress.ip_address(ip) for ip, _ in card.addresses]
+    here = [all_facts[ranks[0]] for ranks in hosts]
+    for rank, facts in enumerate(all_facts):
+        if not facts.addresses:
+            raise RendezvousError(f"rank {rank} ({facts.name}) listens on no address")
+        addresses = [ipaddress.ip_address(ip) for ip, _ in facts.addresses]
         for ip in addresses:
-            if ip.is_loopback and not all(card.host.same_network(other.host) for other in here):
+            if ip.is_loopback and not all(facts.host.same_network(other.host) for other in here):
                 raise RendezvousError(
-                    f"rank {rank} ({card.name}) listens on {ip}, which ranks of other hosts cannot "
-                    "reach: choose one of its interfaces by UNISONO_INTERFACE"
+                    f"rank {rank} ({facts.name}) listens on {ip}, which ranks of other hosts "
+                    "cannot reach: choose one of its interfaces by UNISONO_INTERFACE"
                 )
-        if addresses[0].version != ipaddress.ip_address(cards[0].addresses[0][0]).version:
+        if addresses[0].version != ipaddress.ip_address(all_facts[0].addresses[0][0]).version:
             raise RendezvousError(
-                f"rank 0 ({cards[0].name}) listens on {cards[0].addresses[0][0]}, rank {rank} "
-                f"({card.name}) on {addresses[0]}: choose addresses of one version by "
+                f"rank 0 ({all_facts[0].name}) listens on {all_facts[0].addresses[0][0]}, rank "
+                f"{rank} ({facts.name}) on {addresses[0]}: choose addresses of one version by "
                 "UNISONO_SOCKET_FAMILY=AF_INET or AF_INET6, or interfaces by UNISONO_INTERFACE"
             )

@@ -66,40 +66,40 @@ def parse(text: str) -> TcpAddress:
     return TcpAddress(host=host, port=port, text=text)
 
 
-def resolve(place: TcpAddress) -> list[Address]:
+def resolve(address: TcpAddress) -> list[Address]:
     """Returns the addresses that the name has on this host, without those unreachable from others.
 
     Raises `RendezvousError` if the name means only this host, `OSError` if the name is unknown.
     """
-    found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     addresses: list[Address] = [(int(family), where) for family, _, _, _, where in found]  # type: ignore[misc]
-    if _is_address(place.host) or _only_here(place.host):
+    if _is_address(address.host) or _only_here(address.host):
         return addresses
     outside = [one for one in addresses if not ipaddress.ip_address(one[1][0]).is_loopback]
     if not outside:
         raise RendezvousError(
-            f"{place.text}: on this host the name {place.host} means {addresses[0][1][0]}, which "
-            "other hosts cannot reach: correct its line in /etc/hosts, or " + _SET_IT
+            f"{address.text}: on this host the name {address.host} means {addresses[0][1][0]}, "
+            "which other hosts cannot reach: correct its line in /etc/hosts, or " + _SET_IT
         )
     return outside
 
 
-def listen(place: TcpAddress, backlog: int, deadline: float) -> list[socket.socket]:
+def listen(address: TcpAddress, backlog: int, deadline: float) -> list[socket.socket]:
     """Listens at this address only. Raises `RendezvousError` if this host cannot."""
     until = min(deadline, time.monotonic() + PATIENCE_S)
     while True:
         try:
-            return _listen(resolve(place), backlog)
+            return _listen(resolve(address), backlog)
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 own = ", ".join(map(str, available_interfaces())) or "none"
                 raise RendezvousError(
-                    f"{place.text}: rank 0 must listen there, but runs on another host, whose "
+                    f"{address.text}: rank 0 must listen there, but runs on another host, whose "
                     f"addresses are {own}: {_SET_IT}"
                 ) from None
             if time.monotonic() > until:
                 raise RendezvousError(
-                    f"{place.text}: rank 0 cannot listen there: {error.strerror}"
+                    f"{address.text}: rank 0 cannot listen there: {error.strerror}"
                 ) from error
         time.sleep(_PAUSE_S)
 

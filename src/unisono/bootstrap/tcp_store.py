@@ -57,9 +57,9 @@ class TcpStore:
     """
 
     def __init__(self, rendezvous: str, secret: bytes | None, security: Security = CLEAR) -> None:
-        self._place = parse(rendezvous)
+        self._address = parse(rendezvous)
         self._secret = secret
-        self._asked = security.secret_to_meet(secret)
+        self._handshake_secret = security.bootstrap_secret(secret)
         self._security = security
 
     @property
@@ -84,22 +84,27 @@ class TcpStore:
             return [mine]
         if rank == 0:
             return self._lead(size, mine, deadline, timeout_s)
-        hello = Hello(job=self._place.digest(), rank=rank, size=size, text_bytes=len(mine))
+        hello = Hello(job=self._address.digest(), rank=rank, size=size, text_bytes=len(mine))
         return self._follow(hello, mine, deadline, timeout_s)
 
     def _lead(self, size: int, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
-        listeners = listen(self._place, size + 64, deadline)
-        reception = TcpStoreServer(
-            listeners, self._place, self._asked, self._security, size=size, deadline=deadline
+        listeners = listen(self._address, size + 64, deadline)
+        server = TcpStoreServer(
+            listeners,
+            self._address,
+            self._handshake_secret,
+            self._security,
+            size=size,
+            deadline=deadline,
         )
         try:
-            return reception.exchange(mine, timeout_s)
+            return server.exchange(mine, timeout_s)
         finally:
-            reception.close()
+            server.close()
 
     def _follow(self, hello: Hello, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
         """Tries until rank 0 admits this rank or the timeout passes; then waits for the texts."""
-        who = f"{self._place.text}: rank {hello.rank} of {hello.size}"
+        who = f"{self._address.text}: rank {hello.rank} of {hello.size}"
         refused: _Refused | None = None
         pause_s = 0.005
         while True:
@@ -108,7 +113,7 @@ class TcpStore:
                 with self._dial(deadline) as leader:
                     connected = True
                     self._introduce(leader, hello, mine, deadline)
-                    return self._listen_to(leader, who, hello.size, deadline, timeout_s)
+                    return self._receive_result(leader, who, hello.size, deadline, timeout_s)
             except (OSError, AuthenticationError) as error:
                 now = time.monotonic()
                 refused = _Refused.after(refused, error, now) if connected else None
@@ -121,24 +126,24 @@ class TcpStore:
                     raise RendezvousError(
                         f"{who}: rank 0 did not listen within {timeout_s:g} s (timeout): {error}; "
                         "is the address of its host right, and does a firewall block the port?"
-                        + self._place.warning()
+                        + self._address.warning()
                     ) from error
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def _dial(self, deadline: float) -> Connection:
         left_s = max(deadline - time.monotonic(), 0.05)
-        leader = Connection.of(dial(resolve(self._place), min(left_s, _ATTEMPT_S)))
+        leader = Connection.of(dial(resolve(self._address), min(left_s, _ATTEMPT_S)))
         keep_alive(leader)
         return leader
 
     def _introduce(self, leader: socket.socket, hello: Hello, mine: bytes, deadline: float) -> None:
         """Returns when rank 0 has admitted this rank. Raises `OSError`, `AuthenticationError`."""
         until = max(min(deadline, time.monotonic() + _ATTEMPT_S), time.monotonic() + _VERDICT_S)
-        if self._asked is not None:
+        if self._handshake_secret is not None:
             authenticate(
                 leader,
-                self._asked,
+                self._handshake_secret,
                 dialing=True,
                 purpose=tcp_store_frames.PURPOSE,
                 deadline=until,
@@ -152,7 +157,7 @@ class TcpStore:
         if kind != tcp_store_frames.ADMITTED:
             raise AuthenticationError("the listener is not a unisono rank 0")
 
-    def _listen_to(
+    def _receive_result(
         self, leader: socket.socket, who: str, size: int, deadline: float, timeout_s: float
     ) -> list[bytes]:
         """Returns the texts from rank 0. Rank 0 may have started later, and then times out

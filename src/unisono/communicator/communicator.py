@@ -74,14 +74,14 @@ class Communicator:
         """Which ranks these were in the communicator that this one was shrunk from, if it was."""
         self._settings = settings
         self._group = met.group
-        self._span = met.span
+        self._span = met.network
         self._engine = Engine(
             met.group,
             self.rank,
             self.size,
             settings,
-            SelectionTable.unpack(met.word),
-            met.span,
+            SelectionTable.unpack(met.rank0_data),
+            met.network,
             single_copy=met.single_copy,
         )
         self._quick = self._engine.quick

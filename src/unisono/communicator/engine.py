@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from unisono import config, native
-from unisono.bootstrap import GroupNetwork, WireKind, single_copy_for
+from unisono.bootstrap import GroupNetwork, TransportKind, single_copy_for
 from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.calls import CallCache, CallRequest
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
@@ -120,7 +120,7 @@ class Engine:
         self.group = group
         self.span = span
         hosts = span.hosts if span else None
-        reach = functools.partial(span.reach, wire=WireKind.COLLECTIVES) if span else None
+        reach = functools.partial(span.reach, transport=TransportKind.COLLECTIVES) if span else None
         self.rank = rank
         self.size = size
         lending = single_copy_for(size, cores=table.cores, wanted=single_copy)
@@ -285,7 +285,7 @@ class Engine:
         if self.span is None:
             return
         peers = range(self.size) if peer == native.ANY_SOURCE else [peer]
-        self.span.reach(peers, WireKind.P2P)
+        self.span.reach(peers, TransportKind.P2P)
         for rank in peers:
             self.messages.reach(rank)
 

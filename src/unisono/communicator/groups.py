@@ -97,7 +97,7 @@ def _child(
         timeout_s=self.timeout_s,
         staging_bytes=self._settings.staging_bytes,
         single_copy=self._settings.single_copy,
-        word=self._engine.book.table.under(selection).pack(),
+        rank0_data=self._engine.book.table.under(selection).pack(),
         watch=watch,
     )
     met = None
@@ -107,7 +107,7 @@ def _child(
     child.timeout_s = self.timeout_s
     if child._span is not None:
         with _given_up_on_failure(child):
-            _adopt_table(child, meeting.word, watch)
+            _adopt_table(child, meeting.rank0_data, watch)
     return child
 
 

@@ -73,7 +73,7 @@ def shrink(
         exclude=_excluded(self, exclude),
         timeout_s=limit_s,
         staging_bytes=self._settings.staging_bytes,
-        word=self._engine.book.table.under(selection).pack(),
+        rank0_data=self._engine.book.table.under(selection).pack(),
     )
     found = recover(self._group, asked, self._span)
     meeting = GroupConfig(
@@ -83,7 +83,7 @@ def shrink(
         timeout_s=self.timeout_s,
         staging_bytes=self._settings.staging_bytes,
     )
-    shrunk = type(self)(meeting, self._settings, met=found.met)
+    shrunk = type(self)(meeting, self._settings, met=found.joined)
     shrunk.timeout_s = self.timeout_s
     shrunk.former_ranks = found.members
     return shrunk

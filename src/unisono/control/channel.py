@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from unisono.control.messages import ControlMessage, Frames, MessageKind
 from unisono.transport import (
-    LOOK_EACH_S,
+    CHECK_INTERVAL_S,
     READ,
     WRITE,
     EventLoop,
     Silence,
     prepare,
+    probe_idle,
     retry_often,
-    watch_idle,
 )
 
 _log = logging.getLogger("unisono")
@@ -27,7 +27,7 @@ _MOST_PENDING_BYTES = 8 << 20
 # Most bytes of last-call queries and their answers to a peer that has sent nothing since. A stopped
 # process does not read. Once these messages fill its kernel's buffers, that process would look like
 # a lost host.
-_MOST_UNHEARD_BYTES = 8 << 10
+_MOST_UNREAD_BYTES = 8 << 10
 # Part of a silence that may go unnoticed: a query starts within this time, and a busy machine is
 # late.
 _UNSEEN_S = 0.4
@@ -47,53 +47,53 @@ class ControlChannel:
         sock: socket.socket,
         peer_timeout_s: float,
         *,
-        heard: Callable[[ControlMessage], None],
+        received: Callable[[ControlMessage], None],
         ended: Callable[[str], None],
     ) -> None:
         self._loop, self._sock, self._peer_timeout_s = loop, sock, peer_timeout_s
-        self._borne_s = max(peer_timeout_s - _UNSEEN_S, peer_timeout_s / 2)
-        self._heard, self._ended = heard, ended
+        self._silence_limit_s = max(peer_timeout_s - _UNSEEN_S, peer_timeout_s / 2)
+        self._received, self._ended = received, ended
         self._frames = Frames()
         self._pending = bytearray()
-        self._unheard_bytes = 0
+        self._unread_bytes = 0
         self._flush_is_due = False
         self._waiting = False
         self._silence: Silence | None = None  # while an acknowledgement is missing
-        self._said_bye = False
+        self._has_left = False
         self._over = False
         self.was_silent = False
         """The connection ended because the rank's host was silent for too long."""
         prepare(sock, peer_timeout_s)
         retry_often(sock)
-        watch_idle(sock, peer_timeout_s)
+        probe_idle(sock, peer_timeout_s)
         loop.watch(sock, READ, self._ready)
 
-    def say(self, message: ControlMessage) -> None:
+    def send(self, message: ControlMessage) -> None:
         """Sends a message soon, in one system call with other messages of the moment."""
-        looks = message.say in (MessageKind.LOOK, MessageKind.LOOKED)
-        if self._over or (looks and self._unheard_bytes > _MOST_UNHEARD_BYTES):
+        is_query = message.kind in (MessageKind.LAST_CALL_QUERY, MessageKind.LAST_CALLS)
+        if self._over or (is_query and self._unread_bytes > _MOST_UNREAD_BYTES):
             return
         packed = message.pack()
         self._pending += packed
-        if looks:
-            self._unheard_bytes += len(packed)
+        if is_query:
+            self._unread_bytes += len(packed)
         if len(self._pending) > _MOST_PENDING_BYTES:
             self._end("has not read its messages for too long")
         elif not self._flush_is_due:
             self._flush_is_due = True
             self._loop.later(0, self._flush)
 
-    def ask(self, message: ControlMessage) -> None:
+    def send_query(self, message: ControlMessage) -> None:
         """Sends a message that requires an answer: from now on, silence means that the host is
         lost."""
         self._waiting = True
-        self.say(message)
+        self.send(message)
 
-    def is_read(self) -> None:
+    def mark_read(self) -> None:
         """Records that the rank reads: another connection received a message from the rank."""
-        self._unheard_bytes = 0
+        self._unread_bytes = 0
 
-    def say_last(self, message: ControlMessage) -> None:
+    def send_last(self, message: ControlMessage) -> None:
         """Sends a message before the channel closes, if the socket still takes it."""
         with contextlib.suppress(OSError):
             self._sock.send(self._pending + message.pack())
@@ -122,11 +122,11 @@ class ControlChannel:
             self._end("is gone")
             return
         self._waiting = False
-        self._unheard_bytes = 0
+        self._unread_bytes = 0
         try:
             for message in self._frames.take(data):
-                self._said_bye = self._said_bye or message.say is MessageKind.BYE
-                self._heard(message)
+                self._has_left = self._has_left or message.kind is MessageKind.BYE
+                self._received(message)
                 if self._over:
                     return
         except ValueError as error:
@@ -154,19 +154,19 @@ class ControlChannel:
         self._loop.watch(self._sock, READ | WRITE if self._pending else READ, self._ready)
         if self._silence is None:
             self._silence = Silence(self._sock)
-            self._loop.later(LOOK_EACH_S, self._listen)
+            self._loop.later(CHECK_INTERVAL_S, self._check_silence)
 
-    def _listen(self) -> None:
+    def _check_silence(self) -> None:
         """Checks for how long an acknowledgement has been missing, until one arrives."""
         if self._over or self._silence is None:
             return
-        lasts_s = self._silence.lasts_s()
-        if lasts_s is None:
+        duration_s = self._silence.duration_s()
+        if duration_s is None:
             self._silence = None
-        elif self._waiting and lasts_s >= self._borne_s:
+        elif self._waiting and duration_s >= self._silence_limit_s:
             self._end_silent()
         else:
-            self._loop.later(LOOK_EACH_S, self._listen)
+            self._loop.later(CHECK_INTERVAL_S, self._check_silence)
 
     def _lost(self, error: OSError) -> None:
         if error.errno in _SILENT:
@@ -183,6 +183,6 @@ class ControlChannel:
             self._over = True
             self._loop.unwatch(self._sock)
             try:
-                self._ended("" if self._said_bye else why)
+                self._ended("" if self._has_left else why)
             finally:
                 self._sock.close()

@@ -56,10 +56,10 @@ class ConnectionManager:
         self._listeners = listen(addresses, ports)
         self._bound: tuple[Address, ...] = tuple(one.getsockname()[:2] for one in self._listeners)
         self._loop = EventLoop()
-        self._joined: WorldConnections | None = None
+        self._world_connections: WorldConnections | None = None
         self._open = threading.Lock()  # taken by the thread that closes; no thread waits for it
         this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _abandon(this))
+        os.register_at_fork(after_in_child=lambda: _abandon_in_child(this))
 
     @property
     def bound(self) -> tuple[Address, ...]:
@@ -72,10 +72,10 @@ class ConnectionManager:
         world: bytes,
         secret: bytes,
         rank: int,
-        contacts: Sequence[PeerInfo],
+        peer_infos: Sequence[PeerInfo],
         timeout_s: float,
     ) -> None:
-        """Joins the ranks at `contacts` (by rank, including this one). Returns when rank 0 is
+        """Joins the ranks at `peer_infos` (by rank, including this one). Returns when rank 0 is
         connected; on rank 0, when all ranks are.
 
         `world` is equal on all ranks, and no other world uses it; `secret` is the job's. Raises
@@ -84,12 +84,12 @@ class ConnectionManager:
         """
         if not secret:
             raise ValueError("a connection manager needs the job's secret, not an empty one")
-        if not 0 <= rank < len(contacts):
-            raise ValueError(f"rank {rank} of {len(contacts)}: expected a rank from 0 to size-1")
-        terms = WorldConfig(
+        if not 0 <= rank < len(peer_infos):
+            raise ValueError(f"rank {rank} of {len(peer_infos)}: expected a rank from 0 to size-1")
+        config = WorldConfig(
             world=world,
             rank=rank,
-            contacts=tuple(contacts),
+            peer_infos=tuple(peer_infos),
             sources=self._sources,
             secret=secret,
             security=self._security,
@@ -97,7 +97,7 @@ class ConnectionManager:
             peer_timeout_s=self._peer_timeout_s,
             timeout_s=timeout_s,
         )
-        joined = self._joined = WorldConnections(self._loop, self._listeners, terms)
+        joined = self._world_connections = WorldConnections(self._loop, self._listeners, config)
         self._loop.start(f"unisono-porter-{rank}")
         self._loop.call(joined.begin)
         try:
@@ -112,7 +112,7 @@ class ConnectionManager:
         members: Sequence[int],
         me: int,
         group: GroupEndpoint,
-        circle: bytes | None = None,
+        control_group: bytes | None = None,
     ) -> None:
         """Enters a group on this rank.
 
@@ -120,31 +120,33 @@ class ConnectionManager:
         members inform each other through a control group: the one given, else the world's.
         Connections and messages that arrived early are handled now.
         """
-        joined = self._world()
-        tag = NO_GROUP if circle is None else tag_of(circle)
+        joined = self._require_joined()
+        tag = NO_GROUP if control_group is None else tag_of(control_group)
         self._loop.call(
-            lambda: joined.groups.enter(tag_of(group_id), members, me, group, joined.circle(tag))
+            lambda: joined.groups.enter(
+                tag_of(group_id), members, me, group, joined.control_group(tag)
+            )
         )
 
     def reach(self, group_id: bytes, peers: Iterable[int], kind: int) -> None:
         """Connects to ranks of a group: dials lower ranks, waits for higher ranks to dial. Returns
         at once. Existing connections stay as they are."""
-        groups, wanted = self._world().groups, tuple(peers)
+        groups, wanted = self._require_joined().groups, tuple(peers)
         self._loop.call(lambda: groups.reach(tag_of(group_id), wanted, kind))
 
     def leave(self, group_id: bytes) -> None:
         """Leaves a group in good order. After the return, the native group is not called any
         more."""
-        groups = self._world().groups
+        groups = self._require_joined().groups
         self._loop.run(lambda: groups.leave(tag_of(group_id)), _STOP_S)
 
     # ---- recovery after a group has failed
 
-    def rally(
+    def form_control_group(
         self,
-        circle: bytes,
+        control_group: bytes,
         members: Sequence[int],
-        word: bytes,
+        rank0_data: bytes,
         timeout_s: float,
         watch: Callable[[], None],
     ) -> bytes:
@@ -153,34 +155,42 @@ class ConnectionManager:
 
         `watch` is called meanwhile, and may raise. Raises `RendezvousError` if ranks are missing.
         """
-        return self._world().rally(tag_of(circle), members, word, timeout_s, watch)
+        return self._require_joined().form_control_group(
+            tag_of(control_group), members, rank0_data, timeout_s, watch
+        )
 
-    def disband(self, circle: bytes) -> None:
+    def drop_control_group(self, control_group: bytes) -> None:
         """Leaves a control group whose group was not formed."""
-        self._world().disband(tag_of(circle))
+        self._require_joined().drop_control_group(tag_of(control_group))
 
-    def open_box(self, attempt: Attempt, peers: Iterable[int]) -> RecoveryInbox:
+    def open_inbox(self, attempt: Attempt, peers: Iterable[int]) -> RecoveryInbox:
         """Begins to shrink a group on this rank. `peers` are the world ranks of its other ranks;
         all of them are dialed."""
-        post, box, others = self._world().post, RecoveryInbox(), tuple(peers)
-        self._loop.call(lambda: post.open(attempt, others, box))
-        return box
+        peer_messages, inbox, others = (
+            self._require_joined().peer_messages,
+            RecoveryInbox(),
+            tuple(peers),
+        )
+        self._loop.call(lambda: peer_messages.open_attempt(attempt, others, inbox))
+        return inbox
 
-    def shut_box(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
+    def close_inbox(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
         """Ends an attempt to shrink. Unless the attempt `finished`, the other ranks are told; if
         this rank leaves the group `for_good`, ranks that start later are told, too."""
-        post = self._world().post
-        self._loop.call(lambda: post.shut(attempt, finished=finished, for_good=for_good))
+        peer_messages = self._require_joined().peer_messages
+        self._loop.call(
+            lambda: peer_messages.close_attempt(attempt, finished=finished, for_good=for_good)
+        )
 
     def send(self, attempt: Attempt, to: int, data: bytes) -> None:
         """Sends a recovery message to another rank that shrinks the group."""
-        post = self._world().post
-        self._loop.call(lambda: post.send(attempt, to, data))
+        peer_messages = self._require_joined().peer_messages
+        self._loop.call(lambda: peer_messages.send(attempt, to, data))
 
-    def ask(self, attempt: Attempt, to: int, ask: VoteRequest) -> None:
+    def request_vote(self, attempt: Attempt, to: int, request: VoteRequest) -> None:
         """Requests the vote of a rank's host on the group that replaces a failed one."""
-        post = self._world().post
-        self._loop.call(lambda: post.ask(attempt[0], to, ask))
+        peer_messages = self._require_joined().peer_messages
+        self._loop.call(lambda: peer_messages.request_vote(attempt[0], to, request))
 
     # ---- closing
 
@@ -189,16 +199,16 @@ class ConnectionManager:
         nothing."""
         if os.getpid() != self._pid or not self._open.acquire(blocking=False):
             return
-        if self._joined is not None:
+        if self._world_connections is not None:
             with contextlib.suppress(AbortedError):
-                self._loop.call(self._joined.goodbye)
+                self._loop.call(self._world_connections.leave)
         if self._loop.join(_STOP_S):
             self._close_descriptors()
 
-    def _world(self) -> WorldConnections:
-        if self._joined is None:
+    def _require_joined(self) -> WorldConnections:
+        if self._world_connections is None:
             raise RendezvousError("this connection manager has not joined a world: call join first")
-        return self._joined
+        return self._world_connections
 
     def _close_descriptors(self) -> None:
         for listener in self._listeners:
@@ -207,13 +217,13 @@ class ConnectionManager:
     def _in_child(self) -> None:
         self._loop.abandon()
         self._close_descriptors()
-        if self._joined is not None:
-            self._joined.abandon()
+        if self._world_connections is not None:
+            self._world_connections.abandon()
 
 
-def _abandon(porter: weakref.ref[ConnectionManager]) -> None:
+def _abandon_in_child(manager: weakref.ref[ConnectionManager]) -> None:
     """Closes a forked child's copies, which would keep connections open after the parent's
     death."""
-    found = porter()
+    found = manager()
     if found is not None:
         found._in_child()

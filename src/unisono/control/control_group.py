@@ -24,31 +24,31 @@ _WATCH_S = 0.02
 class ControlGroup:
     """A control group of the world ranks `members`; the first member runs the server.
 
-    The server sends `word` to the others. Any thread may call `wait`; the loop's thread calls the
-    other methods.
+    The server sends `rank0_data` to the others. Any thread may call `wait`; the loop's thread calls
+    the other methods.
     """
 
     def __init__(
         self,
-        place: World,
+        world: World,
         tag: bytes,
         members: Sequence[int],
-        word: bytes,
-        hear: Callable[[ControlMessage, ControlGroup], None],
-        orphaned: Callable[[ControlGroup], None],
+        rank0_data: bytes,
+        handle: Callable[[ControlMessage, ControlGroup], None],
+        server_lost: Callable[[ControlGroup], None],
     ) -> None:
-        """`orphaned` is called when the server has left or is lost. From then on, `place` sends
+        """`server_lost` is called when the server has left or is lost. From then on, `world` sends
         messages directly to their ranks."""
-        self.is_orphaned = False
-        self._directly = place.tell
-        self.place = replace(place, tell=self._tell)
-        """The world, for the groups of this control group: its `tell` uses the server."""
-        self.gone: dict[int, str] = {}
-        self.word = word
+        self.has_lost_server = False
+        self._send_directly = world.send
+        self.world = replace(world, send=self._send)
+        """The world, for the groups of this control group: its `send` uses the server."""
+        self.lost: dict[int, str] = {}
+        self.rank0_data = rank0_data
         self.tag = tag
-        self._members, self._hear, self._orphaned = tuple(members), hear, orphaned
-        self._star: ControlEndpoint | None = None
-        self._hub: ControlServer | None = None
+        self._members, self._handle, self._server_lost = tuple(members), handle, server_lost
+        self._endpoint: ControlEndpoint | None = None
+        self._server: ControlServer | None = None
         self._dial: Dial | None = None
         self._complete = OneShotEvent()
         self._problem: UnisonoError | None = None
@@ -56,19 +56,19 @@ class ControlGroup:
     def begin(self, host_s: float) -> None:
         """Connects this rank, or starts the server; the server's host may take `host_s` to
         answer."""
-        terms, first = self.place.terms, self._members[0]
-        if terms.rank == first:
-            hosts = {rank: terms.contacts[rank].addresses[0][0] for rank in self._members}
-            self._star = self._hub = ControlServer(
-                self.place.loop, first, hosts, terms.peer_timeout_s, self.word, self._deliver
+        config, first = self.world.config, self._members[0]
+        if config.rank == first:
+            hosts = {rank: config.peer_infos[rank].addresses[0][0] for rank in self._members}
+            self._endpoint = self._server = ControlServer(
+                self.world.loop, first, hosts, config.peer_timeout_s, self.rank0_data, self._deliver
             )
             self._check_complete()
         else:
-            said = Introduction(
-                kind=ConnectionKind.STAR, rank=terms.rank, pid=os.getpid(), tag=self.tag
+            introduction = Introduction(
+                kind=ConnectionKind.CONTROL, rank=config.rank, pid=os.getpid(), tag=self.tag
             )
-            self._dial = self.place.dial(
-                first, 0, said, host_s=host_s, opened=self._connected, failed=self._refused
+            self._dial = self.world.dial(
+                first, 0, introduction, host_s=host_s, opened=self._connected, failed=self._refused
             )
 
     def wait(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
@@ -83,86 +83,90 @@ class ControlGroup:
                 watch()
         if self._problem is not None:
             raise self._problem
-        if not self._complete.told:
-            whom = f"rank {self._members[0]}" if self._hub is None else f"ranks {self._hub.missing}"
+        if not self._complete.happened:
+            whom = (
+                f"rank {self._members[0]}"
+                if self._server is None
+                else f"ranks {self._server.missing}"
+            )
             raise RendezvousError(
-                f"rank {self.place.terms.rank}: after {timeout_s:g} s (timeout) {whom} "
+                f"rank {self.world.config.rank}: after {timeout_s:g} s (timeout) {whom} "
                 f"of {len(self._members)} had not connected"
             )
 
-    def take(self, sock: socket.socket, said: Introduction) -> str:
+    def take(self, sock: socket.socket, introduction: Introduction) -> str:
         """Takes a rank's connection to the server; returns the reason for a refusal, else an empty
         text."""
-        if self._hub is None or not self._hub.awaits(said.rank):
-            return f"a second process claims to be rank {said.rank}"
-        self._hub.take(sock, said)
+        if self._server is None or not self._server.awaits(introduction.rank):
+            return f"a second process claims to be rank {introduction.rank}"
+        self._server.take(sock, introduction)
         self._check_complete()
         return ""
 
     def give_up(self, problem: UnisonoError) -> None:
         """Ends `wait` with an error. Does nothing if `wait` has ended."""
-        if not self._complete.told:
+        if not self._complete.happened:
             self._problem = problem
-            self._complete.tell()
+            self._complete.set()
 
-    def bye(self) -> None:
+    def leave(self) -> None:
         """Leaves in good order."""
         if self._dial is not None:
             self._dial.cancel()
-        if self._star is not None:
-            self._star.bye()
+        if self._endpoint is not None:
+            self._endpoint.leave()
 
     def ended(self) -> bool:
         """Returns whether the other side has acknowledged the departure."""
-        return self._star is None or self._star.ended()
+        return self._endpoint is None or self._endpoint.ended()
 
     def close(self) -> None:
         """Closes all connections."""
         if self._dial is not None:
             self._dial.cancel()
-        if self._star is not None:
-            self._star.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
 
     def _connected(self, sock: socket.socket) -> None:
-        terms, first = self.place.terms, self._members[0]
-        self._star = ControlClient(
-            self.place.loop,
+        config, first = self.world.config, self._members[0]
+        self._endpoint = ControlClient(
+            self.world.loop,
             sock,
-            terms.peer_timeout_s,
-            rank=terms.rank,
-            hub=first,
-            hub_host=terms.contacts[first].addresses[0][0],
+            config.peer_timeout_s,
+            rank=config.rank,
+            server_rank=first,
+            server_host=config.peer_infos[first].addresses[0][0],
             deliver=self._deliver,
             welcome=self._welcome,
-            orphaned=self._lose_middle,
+            server_lost=self._lose_server,
         )
 
-    def _lose_middle(self) -> None:
-        self.is_orphaned = True
-        self._orphaned(self)
+    def _lose_server(self) -> None:
+        self.has_lost_server = True
+        self._server_lost(self)
 
-    def _welcome(self, word: bytes) -> None:
-        self.word = word
-        self._complete.tell()
+    def _welcome(self, rank0_data: bytes) -> None:
+        self.rank0_data = rank0_data
+        self._complete.set()
 
     def _refused(self, failed: DialFailure) -> None:
-        text = f"rank {self.place.terms.rank} cannot connect to {failed.text}"
-        self.give_up(AuthenticationError(text) if failed.false else RendezvousError(text))
+        text = f"rank {self.world.config.rank} cannot connect to {failed.text}"
+        self.give_up(AuthenticationError(text) if failed.impostor else RendezvousError(text))
 
     def _check_complete(self) -> None:
-        if self._hub is not None and not self._hub.missing:
-            self._complete.tell()
+        if self._server is not None and not self._server.missing:
+            self._complete.set()
 
-    def _tell(self, message: ControlMessage) -> None:
-        if self._star is None or self._star.tell(message):
+    def _send(self, message: ControlMessage) -> None:
+        if self._endpoint is None or self._endpoint.send(message):
             return
         # All ranks that share a group with a lost server have detected the loss themselves.
         first = self._members[0]
-        if first not in self.gone or first not in message.to:
-            self._directly(message)
+        if first not in self.lost or first not in message.to:
+            self._send_directly(message)
 
     def _deliver(self, message: ControlMessage) -> None:
-        if message.say is MessageKind.GONE:
+        if message.kind is MessageKind.LOST:
             text = message.body.decode(errors="replace")
             self.give_up(RendezvousError(f"{text}, before all ranks had connected"))
-        self._hear(message, self)
+        self._handle(message, self)

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from unisono.control.control_group import ControlGroup
-from unisono.control.group_endpoint import ANXIOUS_EVENT, FAILED_EVENT, Fault, GroupEndpoint
-from unisono.control.last_call_query import EACH_S
+from unisono.control.group_endpoint import FAILED_EVENT, OVERDUE_EVENT, Fault, GroupEndpoint
+from unisono.control.last_call_query import QUERY_INTERVAL_S
 from unisono.control.messages import (
     CALLED_BYTES,
     ControlMessage,
     MessageKind,
-    failed_body,
-    looked_bodies,
-    read_failed,
-    read_looked,
+    pack_failure,
+    pack_last_calls,
+    unpack_failure,
+    unpack_last_calls,
 )
 from unisono.control.vote import Vote, VoteReply, VoteRequest, cast_in
 from unisono.transport import (
@@ -28,11 +28,11 @@ from unisono.transport import (
     DialFailure,
     Introduction,
     Timer,
+    avoid_bbr,
     prepare,
-    send_at_once,
 )
 
-_BETTER_NEWS_S = 0.2  # a dial may fail before the control server reports the reason
+_REPORT_DELAY_S = 0.2  # a dial may fail before the control server reports the reason
 
 
 class GroupConnections:
@@ -44,14 +44,19 @@ class GroupConnections:
 
     def __init__(
         self,
-        circle: ControlGroup,
+        control_group: ControlGroup,
         tag: bytes,
         members: Sequence[int],
         me: int,
         group: GroupEndpoint,
     ) -> None:
         self.tag = tag
-        self.circle, self.place, self._me, self._group = circle, circle.place, me, group
+        self.control_group, self.world, self._me, self._group = (
+            control_group,
+            control_group.world,
+            me,
+            group,
+        )
         self._members = tuple(members)
         self._peers = {rank: peer for peer, rank in enumerate(members)}
         self._reached: set[tuple[int, int]] = set()  # pairs of peer and kind
@@ -61,34 +66,34 @@ class GroupConnections:
         self._left: set[int] = set()
         self._is_over = False  # the native group is not called any more
         self._failed = False
-        self._has_told = False  # the others of the failure
-        self._is_orphaned = False
-        self._looked_at = float("-inf")
-        self._look_alarm: Timer | None = None
+        self._has_sent_failure = False  # the others of the failure
+        self._has_lost_server = False
+        self._queried_at = float("-inf")
+        self._query_timer: Timer | None = None
         self._events = group.events_fd()
-        self.place.loop.watch(self._events, READ, self._take_events)
+        self.world.loop.watch(self._events, READ, self._take_events)
 
     def leave(self) -> None:
         """Tells the others, and releases the native group."""
         if not self._failed:  # later this failure would reach nobody
-            self._tell_failure()
-        self.place.loop.unwatch(self._events)
+            self._send_failure()
+        self.world.loop.unwatch(self._events)
         for dial in self._dials:
             dial.cancel()
         self._dials.clear()  # a dial and its group refer to each other
-        if self._look_alarm is not None:
-            self._look_alarm.cancel()
+        if self._query_timer is not None:
+            self._query_timer.cancel()
         self._is_over = self._failed = True
-        self._has_told = False
-        self._tell(MessageKind.LEFT, self._members)
+        self._has_sent_failure = False
+        self._send(MessageKind.LEFT, self._members)
 
     def abandon(self) -> None:
         """Closes a forked child's copies of the connections."""
         self._group.abandon()
 
-    def cast(self, ask: VoteRequest) -> VoteReply:
+    def cast(self, request: VoteRequest) -> VoteReply:
         """Returns this host's reply to a vote request."""
-        return cast_in(self._group.exchange_successor, ask)
+        return cast_in(self._group.exchange_successor, request)
 
     def vote(self) -> Vote:
         """Returns this host's vote on the group that replaces a failed one."""
@@ -108,63 +113,72 @@ class GroupConnections:
             elif peer not in self._left and not self._failed:
                 self._dial(peer, ConnectionKind(kind))
 
-    def take(self, sock: Connection, said: Introduction) -> str:
+    def take(self, sock: Connection, introduction: Introduction) -> str:
         """Takes a connection of a higher peer; returns the reason for a refusal, else an empty
         text."""
-        peer = self._peers.get(said.rank)
-        if peer is None or peer <= self._me or not self.place.is_remote(said.rank):
-            return f"rank {said.rank} must not dial for this group"
-        have = self._attached.setdefault((peer, said.kind), set())
-        if said.stream in have:
-            return f"rank {said.rank} dialed twice for stream {said.stream}"
-        self._awaited.discard((peer, said.kind))
-        have.add(said.stream)
-        self._attach(peer, said, sock)
+        peer = self._peers.get(introduction.rank)
+        if peer is None or peer <= self._me or not self.world.is_remote(introduction.rank):
+            return f"rank {introduction.rank} must not dial for this group"
+        have = self._attached.setdefault((peer, introduction.kind), set())
+        if introduction.stream in have:
+            return f"rank {introduction.rank} dialed twice for stream {introduction.stream}"
+        self._awaited.discard((peer, introduction.kind))
+        have.add(introduction.stream)
+        self._attach(peer, introduction, sock)
         return ""
 
-    def starved(self, why: str) -> None:
+    def accept_failed(self, why: str) -> None:
         """Fails the group if a peer is awaited while no connection can be accepted for long."""
         if self._awaited:
             ranks = sorted({self._members[peer] for peer, _ in self._awaited})
             self.fail(
-                Fault.SYSTEM, f"rank {self.place.terms.rank} cannot accept ranks {ranks}: {why}"
+                Fault.SYSTEM, f"rank {self.world.config.rank} cannot accept ranks {ranks}: {why}"
             )
 
     def _dial(self, peer: int, kind: ConnectionKind) -> None:
         to = self._members[peer]
-        rails = self.place.rails(to)
-        streams = self.place.terms.streams * rails
+        rails = self.world.rails(to)
+        streams = self.world.config.streams * rails
         for stream in range(streams):
-            said = Introduction(
+            introduction = Introduction(
                 kind=kind,
-                rank=self.place.terms.rank,
+                rank=self.world.config.rank,
                 pid=os.getpid(),
                 tag=self.tag,
                 stream=stream,
                 streams=streams,
             )
-            dial = self.place.dial(
+            dial = self.world.dial(
                 to,
                 stream % rails,
-                said,
-                host_s=self.place.terms.peer_timeout_s,
-                opened=partial(self._attach, peer, said),
+                introduction,
+                host_s=self.world.config.peer_timeout_s,
+                opened=partial(self._attach, peer, introduction),
                 failed=partial(self._dial_failed, peer),
             )
             self._dials.append(dial)
 
-    def _attach(self, peer: int, said: Introduction, sock: Connection) -> None:
-        prepare(sock, self.place.terms.peer_timeout_s)
-        send_at_once(sock)
-        self._group.attach(peer, int(said.kind), said.stream, said.streams, sock.detach(), sock.tls)
+    def _attach(self, peer: int, introduction: Introduction, sock: Connection) -> None:
+        prepare(sock, self.world.config.peer_timeout_s)
+        avoid_bbr(sock)
+        self._group.attach(
+            peer,
+            int(introduction.kind),
+            introduction.stream,
+            introduction.streams,
+            sock.detach(),
+            sock.tls,
+        )
 
     def _dial_failed(self, peer: int, failed: DialFailure) -> None:
         def fail() -> None:
             if peer not in self._left:
                 fault = Fault.SYSTEM if failed.here else Fault.PEER_LOST
-                self.fail(fault, f"rank {self.place.terms.rank} has no connection to {failed.text}")
+                self.fail(
+                    fault, f"rank {self.world.config.rank} has no connection to {failed.text}"
+                )
 
-        self.place.loop.later(_BETTER_NEWS_S, fail)
+        self.world.loop.later(_REPORT_DELAY_S, fail)
 
     # ---- control messages
 
@@ -172,9 +186,9 @@ class GroupConnections:
         """Records a failure found on this rank, and tells all."""
         if not self._failed:
             self._group.fail(fault, text)
-            self._tell_failure()
+            self._send_failure()
 
-    def gone(self, rank: int, text: str) -> None:
+    def lost(self, rank: int, text: str) -> None:
         """Records the loss of a world rank. The control server tells all ranks, so this rank does
         not."""
         peer = self._peers.get(rank)
@@ -182,58 +196,58 @@ class GroupConnections:
             self._failed = True
             self._group.fail(Fault.PEER_LOST, text)
 
-    def orphaned(self) -> None:
+    def server_lost(self) -> None:
         """Repeats a failure message directly: the control server is gone, perhaps with that
         message."""
-        self._is_orphaned = True
-        if self._has_told:
-            self._tell_failure()
+        self._has_lost_server = True
+        if self._has_sent_failure:
+            self._send_failure()
 
-    def unreached(self, rank: int, silent: str) -> None:
+    def unreachable(self, rank: int, silent: str) -> None:
         """Handles a rank that direct messages cannot reach, if there is no control server.
 
         If the rank's host is `silent`, the rank is lost. Otherwise it has left or is lost, and no
         rank can tell which, so it counts as left. Data that it sent before is still delivered.
         """
         peer = self._peers.get(rank)
-        if not self._is_orphaned or peer is None:
+        if not self._has_lost_server or peer is None:
             return
         if silent and peer not in self._left:
             self.fail(Fault.PEER_LOST, silent)
         else:
             self._take_leave(peer)
 
-    def hear(self, message: ControlMessage) -> None:
+    def handle(self, message: ControlMessage) -> None:
         """Handles a message about this group. Raises `ValueError` for a malformed message."""
-        match message.say:
+        match message.kind:
             case MessageKind.LEFT:
                 peer = self._peers.get(message.origin)
                 if peer is not None:
                     self._take_leave(peer)
             case MessageKind.FAILED:
-                fault, text = read_failed(message.body)
+                fault, text = unpack_failure(message.body)
                 if not self._failed:
                     self._failed = True
                     self._group.fail(fault, text)
-            case MessageKind.LOOK:
+            case MessageKind.LAST_CALL_QUERY:
                 # the server reports calls itself; without a server, the query holds the sender's
                 # last call
                 if message.body:
                     self._take_calls([(message.origin, message.body)])
-                (body,) = looked_bodies([(self.place.terms.rank, self._called())])
-                self._tell(MessageKind.LOOKED, (message.origin,), body)
-            case MessageKind.LOOKED:
-                self._take_calls(read_looked(message.body))
+                (body,) = pack_last_calls([(self.world.config.rank, self._called())])
+                self._send(MessageKind.LAST_CALLS, (message.origin,), body)
+            case MessageKind.LAST_CALLS:
+                self._take_calls(unpack_last_calls(message.body))
             case _:
-                raise ValueError(f"a message of kind {message.say} about a group")
+                raise ValueError(f"a message of kind {message.kind} about a group")
 
     def _take_leave(self, peer: int) -> None:
         if peer not in self._left:
             self._left.add(peer)
             # Its last message may be on a connection that the loop reads after this one.
-            self.place.loop.later(0, partial(self._tell_left, peer))
+            self.world.loop.later(0, partial(self._report_left, peer))
 
-    def _tell_left(self, peer: int) -> None:
+    def _report_left(self, peer: int) -> None:
         if not self._is_over:
             self._group.peer_left(peer)
 
@@ -241,40 +255,40 @@ class GroupConnections:
         for rank, called in calls:
             if len(called) != CALLED_BYTES:
                 raise ValueError(f"a call of {len(called)} bytes")
-            if rank in self._peers and self.place.is_remote(rank):
+            if rank in self._peers and self.world.is_remote(rank):
                 self._group.heard(self._peers[rank], called)
 
     def _take_events(self) -> None:
         events = self._group.take_events()
         if events & FAILED_EVENT and not self._failed:
-            self._tell_failure()
-        if events & ANXIOUS_EVENT:
-            self._look()
+            self._send_failure()
+        if events & OVERDUE_EVENT:
+            self._query_last_calls()
 
-    def _tell_failure(self) -> None:
+    def _send_failure(self) -> None:
         failure = self._group.failure()
         if failure is not None:
-            self._failed = self._has_told = True
-            self._tell(MessageKind.FAILED, self._members, failed_body(*failure))
+            self._failed = self._has_sent_failure = True
+            self._send(MessageKind.FAILED, self._members, pack_failure(*failure))
 
-    def _look(self) -> None:
+    def _query_last_calls(self) -> None:
         """Asks all ranks for their last calls, at most four times a second."""
-        wait_s = self._looked_at + EACH_S - time.monotonic()
+        wait_s = self._queried_at + QUERY_INTERVAL_S - time.monotonic()
         if wait_s > 0:
-            if self._look_alarm is None or self._look_alarm.cancelled:
-                self._look_alarm = self.place.loop.later(wait_s, self._look)
+            if self._query_timer is None or self._query_timer.cancelled:
+                self._query_timer = self.world.loop.later(wait_s, self._query_last_calls)
             return
-        if self._look_alarm is not None:
-            self._look_alarm.cancel()
-        self._looked_at = time.monotonic()
-        remote = tuple(rank for rank in self._members if self.place.is_remote(rank))
+        if self._query_timer is not None:
+            self._query_timer.cancel()
+        self._queried_at = time.monotonic()
+        remote = tuple(rank for rank in self._members if self.world.is_remote(rank))
         if remote:
-            self._tell(MessageKind.LOOK, remote, self._called())
+            self._send(MessageKind.LAST_CALL_QUERY, remote, self._called())
 
     def _called(self) -> bytes:
         return self._group.called()[:CALLED_BYTES].ljust(CALLED_BYTES, b"\0")
 
-    def _tell(self, say: MessageKind, to: tuple[int, ...], body: bytes = b"") -> None:
-        self.place.tell(
-            ControlMessage(say=say, origin=self.place.terms.rank, tag=self.tag, to=to, body=body)
+    def _send(self, kind: MessageKind, to: tuple[int, ...], body: bytes = b"") -> None:
+        self.world.send(
+            ControlMessage(kind=kind, origin=self.world.config.rank, tag=self.tag, to=to, body=body)
         )

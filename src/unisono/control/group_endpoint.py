@@ -11,7 +11,7 @@ from unisono.native import TlsSession
 from unisono.transport import Address
 
 FAILED_EVENT = 1
-ANXIOUS_EVENT = 2
+OVERDUE_EVENT = 2
 
 
 class Fault(IntEnum):
@@ -84,6 +84,6 @@ class GroupEndpoint(Protocol):
     def take_events(self) -> int:
         """Returns event bits, each once.
 
-        `FAILED_EVENT`: the group failed here. `ANXIOUS_EVENT`: a rank here has waited for other
+        `FAILED_EVENT`: the group failed here. `OVERDUE_EVENT`: a rank here has waited for other
         hosts for a while.
         """

@@ -33,20 +33,20 @@ class MessageKind(IntEnum):
     WELCOME = 1  # from the server to a rank that has connected: its process, and its data
     LEFT = 2  # a rank closed a group in good order
     FAILED = 3  # a group failed on a rank: fault and text
-    LOOK = 4  # which call did each rank make last? With the sender's own last call
-    LOOKED = 5  # the last calls of some ranks
-    GONE = 6  # a rank is lost: text
+    LAST_CALL_QUERY = 4  # which call did each rank make last? With the sender's own last call
+    LAST_CALLS = 5  # the last calls of some ranks
+    LOST = 6  # a rank is lost: text
     BYE = 7  # a rank leaves the control group in good order
-    POST = 8  # to a rank that shrinks a group: a recovery message of another
-    ASK = 9  # to the vote of a rank's host on the group that replaces a failed one
-    ANSWER = 10  # answer to a vote request
+    RECOVERY_TEXT = 8  # to a rank that shrinks a group: a recovery message of another
+    VOTE_REQUEST = 9  # to the vote of a rank's host on the group that replaces a failed one
+    VOTE_REPLY = 10  # answer to a vote request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlMessage:
     """A message. `origin`: the world rank that sends it, or that it is about. `to`: world ranks."""
 
-    say: MessageKind
+    kind: MessageKind
     origin: int
     tag: bytes = NO_GROUP
     to: tuple[int, ...] = ()
@@ -56,13 +56,13 @@ class ControlMessage:
         """Returns the frame.
 
         >>> frames = Frames()
-        >>> said = ControlMessage(say=MessageKind.LEFT, origin=3, to=(0, 1))
-        >>> list(frames.take(said.pack())) == [said]
+        >>> message = ControlMessage(kind=MessageKind.LEFT, origin=3, to=(0, 1))
+        >>> list(frames.take(message.pack())) == [message]
         True
         """
         to = struct.pack(f"<{len(self.to)}I", *self.to)
         length = len(to) + len(self.body)
-        return _HEAD.pack(length, self.say, self.origin, self.tag, len(self.to)) + to + self.body
+        return _HEAD.pack(length, self.kind, self.origin, self.tag, len(self.to)) + to + self.body
 
 
 class Frames:
@@ -75,10 +75,10 @@ class Frames:
         """Yields the messages that `data` completes. Raises `ValueError` for a malformed frame."""
         self._data += data
         while len(self._data) >= _HEAD.size:
-            length, say, origin, tag, count = _HEAD.unpack_from(self._data)
-            if length > MOST_FRAME_BYTES or count * 4 > length or say not in list(MessageKind):
+            length, kind, origin, tag, count = _HEAD.unpack_from(self._data)
+            if length > MOST_FRAME_BYTES or count * 4 > length or kind not in list(MessageKind):
                 raise ValueError(
-                    f"malformed message: {length} bytes of kind {say} to {count} ranks"
+                    f"malformed message: {length} bytes of kind {kind} to {count} ranks"
                 )
             end = _HEAD.size + length
             if len(self._data) < end:
@@ -86,21 +86,21 @@ class Frames:
             to = struct.unpack_from(f"<{count}I", self._data, _HEAD.size)
             body = bytes(self._data[_HEAD.size + 4 * count : end])
             del self._data[:end]
-            yield ControlMessage(say=MessageKind(say), origin=origin, tag=tag, to=to, body=body)
+            yield ControlMessage(kind=MessageKind(kind), origin=origin, tag=tag, to=to, body=body)
 
 
 # ---- bodies
 
 
-def failed_body(fault: int, text: str) -> bytes:
+def pack_failure(fault: int, text: str) -> bytes:
     """Packs a failure; a text that is too long is cut."""
     return _FAULT.pack(fault) + text.encode()[:MOST_TEXT_BYTES]
 
 
-def read_failed(body: bytes) -> tuple[Fault, str]:
+def unpack_failure(body: bytes) -> tuple[Fault, str]:
     """Returns fault and text. Raises `ValueError`.
 
-    >>> read_failed(failed_body(1, "rank 3 is gone"))
+    >>> unpack_failure(pack_failure(1, "rank 3 is lost"))
     (<Fault.PEER_LOST: 1>, 'rank 3 is gone')
     """
     if not _FAULT.size <= len(body) <= _FAULT.size + MOST_TEXT_BYTES:
@@ -109,18 +109,18 @@ def read_failed(body: bytes) -> tuple[Fault, str]:
     return fault_of(number), body[_FAULT.size :].decode(errors="replace")
 
 
-def looked_bodies(called: Iterable[tuple[int, bytes]]) -> list[bytes]:
+def pack_last_calls(called: Iterable[tuple[int, bytes]]) -> list[bytes]:
     """Packs last calls of ranks into as many bodies as needed; at least one."""
     entries = [_ENTRY.pack(rank, last) for rank, last in called]
     starts = range(0, max(len(entries), 1), _MOST_ENTRIES)
     return [b"".join(entries[start : start + _MOST_ENTRIES]) for start in starts]
 
 
-def read_looked(body: bytes) -> list[tuple[int, bytes]]:
+def unpack_last_calls(body: bytes) -> list[tuple[int, bytes]]:
     """Returns last calls, by world rank. Raises `ValueError`.
 
-    >>> (body,) = looked_bodies([(3, bytes(CALLED_BYTES))])
-    >>> read_looked(body) == [(3, bytes(CALLED_BYTES))]
+    >>> (body,) = pack_last_calls([(3, bytes(CALLED_BYTES))])
+    >>> unpack_last_calls(body) == [(3, bytes(CALLED_BYTES))]
     True
     """
     if len(body) % _ENTRY.size:
@@ -128,15 +128,15 @@ def read_looked(body: bytes) -> list[tuple[int, bytes]]:
     return [(rank, called) for rank, called in _ENTRY.iter_unpack(body)]
 
 
-def welcome_body(pid: int, word: bytes) -> bytes:
+def pack_welcome(pid: int, rank0_data: bytes) -> bytes:
     """Packs the server's process id and its data for the other ranks."""
-    return _PID.pack(pid) + word
+    return _PID.pack(pid) + rank0_data
 
 
-def read_welcome(body: bytes) -> tuple[int, bytes]:
+def unpack_welcome(body: bytes) -> tuple[int, bytes]:
     """Returns the server's process id and its data. Raises `ValueError`.
 
-    >>> read_welcome(welcome_body(812, b"word"))
+    >>> unpack_welcome(pack_welcome(812, b"rank0_data"))
     (812, b'word')
     """
     if len(body) < _PID.size:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.control.group_endpoint import (
-    ANXIOUS_EVENT,
     FAILED_EVENT,
+    OVERDUE_EVENT,
     Fault,
     GroupEndpoint,
     fault_of,
@@ -25,10 +25,10 @@ from unisono.control.group_endpoint import (
 from unisono.control.messages import CALLED_BYTES
 from unisono.transport import WATCH_TAG, Doorbell, MpiLink
 
-_LOOK_S = 0.05
-_LAST_WORDS_S = 1.0
+_POLL_S = 0.05
+_LAST_SENDS_S = 1.0
 _MOST_TEXT_BYTES = 4096
-_FAILED, _LOOK, _LOOKED = 1, 2, 3
+_FAILED, _QUERY, _LAST_CALL = 1, 2, 3
 _UNENDED: list[object] = []  # memory that MPI may read until it is finalised
 _HEAD = struct.Struct("<BI")  # kind, fault; then a text or a last call
 
@@ -40,10 +40,10 @@ class MpiWatch:
         self._link = link
         self._group = group
         self._away = away
-        self._told = False  # whether the others know that the group has failed
+        self._failure_is_known = False  # whether the others know that the group has failed
         self._sends: list[tuple[Any, bytes]] = []
         self._closing = False
-        self._bell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._doorbell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="unisono-mpi-watch", daemon=True)
         self._thread.start()
@@ -56,43 +56,43 @@ class MpiWatch:
         """
         if os.getpid() == self._pid:
             self._closing = True
-            self._bell.ring()
+            self._doorbell.ring()
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
     def _run(self) -> None:
         poll = select.poll()
-        for fd in (self._group.events_fd(), self._bell.fd):
+        for fd in (self._group.events_fd(), self._doorbell.fd):
             poll.register(fd, select.POLLIN)
         try:
             while not self._closing:
-                poll.poll(_LOOK_S * 1000)
-                self._tell()
-                self._listen()
-            self._tell()
+                poll.poll(_POLL_S * 1000)
+                self._report_events()
+                self._receive()
+            self._report_events()
             self._wait_for_sends()
         except self._link.mpi.Exception:
             pass  # a rank that waits for the lost rank detects the loss itself
 
     def _wait_for_sends(self) -> None:
-        deadline = time.monotonic() + _LAST_WORDS_S
+        deadline = time.monotonic() + _LAST_SENDS_S
         while not all(request.Test() for request, _ in self._sends):
             if time.monotonic() > deadline:
                 _UNENDED.extend(self._sends)
                 return
             time.sleep(1e-3)
 
-    def _tell(self) -> None:
+    def _report_events(self) -> None:
         events = self._group.take_events()
         failure = self._group.failure() if events & FAILED_EVENT else None
-        if failure is not None and not self._told:
-            self._told = True
+        if failure is not None and not self._failure_is_known:
+            self._failure_is_known = True
             fault, text = failure
             self._send_all(_HEAD.pack(_FAILED, fault) + text.encode()[:_MOST_TEXT_BYTES])
-        elif events & ANXIOUS_EVENT:
-            self._send_all(_HEAD.pack(_LOOK, 0) + self._group.called())
+        elif events & OVERDUE_EVENT:
+            self._send_all(_HEAD.pack(_QUERY, 0) + self._group.called())
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         mpi, comm = self._link.mpi, self._link.comm
         if self._sends:
             self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
@@ -101,18 +101,18 @@ class MpiWatch:
             data = bytearray(status.Get_count(mpi.BYTE))
             peer = status.Get_source()
             comm.Recv([data, mpi.BYTE], peer, WATCH_TAG)
-            self._hear(peer, bytes(data))
+            self._handle(peer, bytes(data))
 
-    def _hear(self, peer: int, data: bytes) -> None:
+    def _handle(self, peer: int, data: bytes) -> None:
         what, fault = _HEAD.unpack(data[: _HEAD.size].ljust(_HEAD.size, b"\0"))
         rest = data[_HEAD.size :]
         if what == _FAILED:
-            self._told = True  # the peer has told all ranks
+            self._failure_is_known = True  # the peer has told all ranks
             self._group.fail(fault_of(fault), rest.decode(errors="replace"))
-        elif what in (_LOOK, _LOOKED) and len(rest) == CALLED_BYTES:
+        elif what in (_QUERY, _LAST_CALL) and len(rest) == CALLED_BYTES:
             self._group.heard(peer, rest)
-            if what == _LOOK:
-                self._send(peer, _HEAD.pack(_LOOKED, 0) + self._group.called())
+            if what == _QUERY:
+                self._send(peer, _HEAD.pack(_LAST_CALL, 0) + self._group.called())
         else:
             text = f"rank {peer} sent a malformed message: {len(data)} bytes of kind {what}"
             self._group.fail(Fault.SYSTEM, text)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
-_ASK = struct.Struct("<BII")
-_ANSWER = struct.Struct("<?Q")
+_REQUEST = struct.Struct("<BII")
+_REPLY = struct.Struct("<?Q")
 _BALLOT_BITS = 21
 END_OF_BALLOTS: Final = 1 << _BALLOT_BITS
 """Upper bound of ballots: the numbers of three fit into a vote's word."""
@@ -47,7 +47,7 @@ class Vote:
         (True, True)
         """
         promised, ballot, choice = (
-            word >> (1 + place * _BALLOT_BITS) & (END_OF_BALLOTS - 1) for place in range(3)
+            word >> (1 + world * _BALLOT_BITS) & (END_OF_BALLOTS - 1) for world in range(3)
         )
         return cls(promised=promised, ballot=ballot, choice=choice, decided=bool(word & 1))
 
@@ -56,7 +56,7 @@ class Vote:
         """The vote packed into a word of memory."""
         fields = (self.promised, self.ballot, self.choice)
         return self.decided + sum(
-            field << (1 + place * _BALLOT_BITS) for place, field in enumerate(fields)
+            field << (1 + world * _BALLOT_BITS) for world, field in enumerate(fields)
         )
 
 
@@ -65,20 +65,20 @@ class VotePhase(IntEnum):
 
     PROMISE = 1
     CHOOSE = 2
-    KNOW = 3  # this choice is decided; not answered
+    DECIDED = 3  # this choice is decided; not answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteRequest:
     """A request of the rank that opened the ballot."""
 
-    step: VotePhase
+    phase: VotePhase
     ballot: int
     choice: int = 0
 
     def pack(self) -> bytes:
         """Packs the request."""
-        return _ASK.pack(self.step, self.ballot, self.choice)
+        return _REQUEST.pack(self.phase, self.ballot, self.choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,58 +91,58 @@ class VoteReply:
 
     def pack(self) -> bytes:
         """Packs the reply."""
-        return _ANSWER.pack(self.yes, self.vote.word) + self.to.pack()
+        return _REPLY.pack(self.yes, self.vote.word) + self.to.pack()
 
 
-def cast(vote: Vote, ask: VoteRequest) -> tuple[Vote, VoteReply]:
+def cast(vote: Vote, request: VoteRequest) -> tuple[Vote, VoteReply]:
     """Returns the vote after a request, and the reply.
 
-    >>> vote, answer = cast(Vote(), VoteRequest(step=VotePhase.CHOOSE, ballot=5, choice=5))
-    >>> answer.yes, cast(vote, VoteRequest(step=VotePhase.PROMISE, ballot=4))[1].yes
+    >>> vote, reply = cast(Vote(), VoteRequest(phase=VotePhase.CHOOSE, ballot=5, choice=5))
+    >>> reply.yes, cast(vote, VoteRequest(phase=VotePhase.PROMISE, ballot=4))[1].yes
     (True, False)
     """
-    if ask.step is VotePhase.KNOW:  # regardless of later promises
-        latest, promised = max(vote.ballot, ask.ballot), max(vote.promised, ask.ballot)
-        vote = Vote(promised=promised, ballot=latest, choice=ask.choice, decided=True)
-        return vote, VoteReply(to=ask, yes=True, vote=vote)
-    yes = ask.ballot >= vote.promised
+    if request.phase is VotePhase.DECIDED:  # regardless of later promises
+        latest, promised = max(vote.ballot, request.ballot), max(vote.promised, request.ballot)
+        vote = Vote(promised=promised, ballot=latest, choice=request.choice, decided=True)
+        return vote, VoteReply(to=request, yes=True, vote=vote)
+    yes = request.ballot >= vote.promised
     if yes:
-        vote = replace(vote, promised=ask.ballot)
-        if ask.step is VotePhase.CHOOSE:
-            vote = replace(vote, ballot=ask.ballot, choice=ask.choice)
-    return vote, VoteReply(to=ask, yes=yes, vote=vote)
+        vote = replace(vote, promised=request.ballot)
+        if request.phase is VotePhase.CHOOSE:
+            vote = replace(vote, ballot=request.ballot, choice=request.choice)
+    return vote, VoteReply(to=request, yes=yes, vote=vote)
 
 
-def cast_in(exchange: Exchange, ask: VoteRequest) -> VoteReply:
+def cast_in(exchange: Exchange, request: VoteRequest) -> VoteReply:
     """Applies a request to a vote in a word that other ranks change, too; returns the reply."""
     seen = exchange(0, 0)
     while True:
-        vote, answer = cast(Vote.of(seen), ask)
+        vote, reply = cast(Vote.of(seen), request)
         before, seen = seen, exchange(seen, vote.word)
         if seen == before:
-            return answer
+            return reply
 
 
-def read_ask(body: bytes) -> VoteRequest:
+def unpack_request(body: bytes) -> VoteRequest:
     """Unpacks a request. Raises `ValueError`.
 
-    >>> read_ask(VoteRequest(step=VotePhase.CHOOSE, ballot=5, choice=3).pack()).choice
+    >>> unpack_request(VoteRequest(phase=VotePhase.CHOOSE, ballot=5, choice=3).pack()).choice
     3
     """
-    if len(body) != _ASK.size:
-        raise ValueError(f"a vote request of {len(body)} bytes: expected {_ASK.size}")
-    step, ballot, choice = _ASK.unpack(body)
+    if len(body) != _REQUEST.size:
+        raise ValueError(f"a vote request of {len(body)} bytes: expected {_REQUEST.size}")
+    phase, ballot, choice = _REQUEST.unpack(body)
     if not 0 < ballot < END_OF_BALLOTS or not 0 <= choice <= ballot:
         raise ValueError(f"a vote request for choice {choice} under ballot {ballot}")
-    return VoteRequest(step=VotePhase(step), ballot=ballot, choice=choice)
+    return VoteRequest(phase=VotePhase(phase), ballot=ballot, choice=choice)
 
 
-def read_answer(body: bytes) -> VoteReply:
+def unpack_reply(body: bytes) -> VoteReply:
     """Unpacks a reply. Raises `ValueError`."""
-    if len(body) != _ANSWER.size + _ASK.size:
+    if len(body) != _REPLY.size + _REQUEST.size:
         raise ValueError(f"a vote reply of {len(body)} bytes: wrong length")
-    yes, word = _ANSWER.unpack_from(body)
+    yes, word = _REPLY.unpack_from(body)
     vote = Vote.of(word)
     if not vote.choice <= vote.ballot <= vote.promised:
         raise ValueError(f"inconsistent vote: {vote}")
-    return VoteReply(to=read_ask(body[_ANSWER.size :]), yes=yes, vote=vote)
+    return VoteReply(to=unpack_request(body[_REPLY.size :]), yes=yes, vote=vote)

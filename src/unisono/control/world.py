@@ -26,7 +26,7 @@ class WorldConfig:
 
     world: bytes
     rank: int
-    contacts: tuple[PeerInfo, ...]
+    peer_infos: tuple[PeerInfo, ...]
     sources: tuple[str, ...]
     secret: bytes
     security: Security
@@ -37,12 +37,12 @@ class WorldConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """State that all groups of a rank share. `tell` sends a message about a group to other
+    """State that all groups of a rank share. `send` sends a message about a group to other
     ranks."""
 
     loop: EventLoop
-    terms: WorldConfig
-    tell: Callable[[ControlMessage], None]
+    config: WorldConfig
+    send: Callable[[ControlMessage], None]
 
     def dial(
         self,
@@ -60,27 +60,27 @@ class World:
         The rank's host may take `host_s` to answer, its process `process_s`; the default is the
         world's join timeout.
         """
-        terms = self.terms
-        wanted = DialRequest(
+        config = self.config
+        request = DialRequest(
             rank=to,
-            address=terms.contacts[to].addresses[rail],
+            address=config.peer_infos[to].addresses[rail],
             # With one rail, the kernel chooses the source. With several, each connection uses its
             # rail's.
-            source=None if self.rails(to) == 1 else terms.sources[rail],
-            secret=terms.secret,
-            purpose=purpose_of(terms.world, to),
-            security=terms.security,
+            source=None if self.rails(to) == 1 else config.sources[rail],
+            secret=config.secret,
+            purpose=purpose_of(config.world, to),
+            security=config.security,
             introduction=introduction,
             host_s=host_s,
-            process_s=terms.timeout_s if process_s is None else process_s,
+            process_s=config.timeout_s if process_s is None else process_s,
         )
-        return Dial(self.loop, wanted, opened=opened, failed=failed)
+        return Dial(self.loop, request, opened=opened, failed=failed)
 
     def rails(self, to: int) -> int:
         """Returns the number of rails to a rank."""
-        return min(len(self.terms.sources), len(self.terms.contacts[to].addresses))
+        return min(len(self.config.sources), len(self.config.peer_infos[to].addresses))
 
     def is_remote(self, rank: int) -> bool:
         """Returns whether a rank is on another host."""
-        contacts = self.terms.contacts
-        return contacts[rank].host != contacts[self.terms.rank].host
+        peer_infos = self.config.peer_infos
+        return peer_infos[rank].host != peer_infos[self.config.rank].host

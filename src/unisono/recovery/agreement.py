@@ -25,7 +25,7 @@ Lamport, Paxos Made Simple (2001), section 2. Its purpose is that of MPI_Comm_sh
 Failure Mitigation (Bland et al., IJHPCA 27(3), 2013).
 
 >>> state = begin(rank=0, ranks=2, timeout_s=5.0, now=0.0)
->>> state, todo = step(state, Look(gone=frozenset({1}), entry=0), now=0.1)
+>>> state, todo = step(state, Observation(gone=frozenset({1}), entry=0), now=0.1)
 >>> todo
 (Advance(expected=0, desired=4),)
 >>> state, todo = step(state, Advanced(expected=0, desired=4, seen=0), now=0.1)
@@ -51,7 +51,7 @@ _NOBODY: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Received:
     """A message arrived from `source`."""
 
     source: int
@@ -59,7 +59,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Observation:
     """Periodic observation: ranks that are dead or out of reach for ever, and the ledger's value.
     Due about every 10 ms."""
 
@@ -85,7 +85,7 @@ class Advanced:
     seen: int
 
 
-Event: TypeAlias = Heard | Look | Formed | Advanced
+Event: TypeAlias = Received | Observation | Formed | Advanced
 
 
 # ---- actions
@@ -199,22 +199,22 @@ def step(state: State, event: Event, now: float) -> tuple[State, Actions]:
     if state.has_ended:
         return state, ()
     match event:
-        case Heard():
-            state, first = _hear(state, event.source, event.message, now)
-        case Look():
-            state, first = _look(state, event, now), ()
+        case Received():
+            state, first = _receive(state, event.source, event.message, now)
+        case Observation():
+            state, first = _observe(state, event, now), ()
         case Formed():
             state, first = _formed(state, event, now), ()
         case Advanced():
             state, first = _advanced(state, event, now)
-    state, then = _carry_on(state, now)
+    state, then = _next_actions(state, now)
     return state, (*first, *then)
 
 
 # ---- state changes by event
 
 
-def _hear(state: State, source: int, message: Message, now: float) -> tuple[State, Actions]:
+def _receive(state: State, source: int, message: Message, now: float) -> tuple[State, Actions]:
     if source in state.out:
         # Messages of a rank that is out do not count. But the rank must learn that it is out, else
         # it would form a group by itself. A `Hold` gets no answer: two ranks that think each other
@@ -238,7 +238,7 @@ def _hear(state: State, source: int, message: Message, now: float) -> tuple[Stat
     return state, first
 
 
-def _look(state: State, seen: Look, now: float) -> State:
+def _observe(state: State, seen: Observation, now: float) -> State:
     gone = seen.gone - {state.rank}
     state = replace(state, out=state.out | gone, gone=state.gone | gone)
     state = _read(state, seen.entry, now)
@@ -296,7 +296,7 @@ def _advanced(state: State, advanced: Advanced, now: float) -> tuple[State, Acti
 # ---- consequences of the state
 
 
-def _carry_on(state: State, now: float) -> tuple[State, Actions]:
+def _next_actions(state: State, now: float) -> tuple[State, Actions]:
     if state.has_ended or state.is_busy:
         return state, ()
     if decided(state.entry) and state.ready and state.entry == undecided(state.ready) + 1:
@@ -335,8 +335,10 @@ def _lead(state: State, now: float) -> tuple[State, Actions]:
         return state, ()
     if now < state.yields_until and state.entry // 2 % state.ranks not in state.gone:
         return state, ()
-    stands = state.ready and state.entry == undecided(state.ready) and state.members == state.live
-    if stands and all(state.reports[rank] == state.ready for rank in others):
+    is_formed = (
+        state.ready and state.entry == undecided(state.ready) and state.members == state.live
+    )
+    if is_formed and all(state.reports[rank] == state.ready for rank in others):
         desired = state.entry + 1
     else:
         # Greater than any earlier number, and not a number of another rank.

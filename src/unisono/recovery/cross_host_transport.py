@@ -34,7 +34,7 @@ _VOTE_S = 5.0
 """Time limit after the last reply. A connection manager replies at once, unless its process is
 stopped. But if many ranks share a core, replies arrive one by one."""
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 _TOO_FEW = (
     "rank {rank} cannot shrink: it reaches the hosts of only {count} of the {voters} ranks, "
@@ -56,29 +56,29 @@ class CrossHostTransport:
         )
         self._group = group
         self._rank, self._members = request.rank, network.members
-        self._places = {member: rank for rank, member in enumerate(self._members)}
+        self._rank_of = {member: rank for rank, member in enumerate(self._members)}
         self._others = [rank for rank in range(len(self._members)) if rank != self._rank]
         self._hosts = [frozenset(host) - request.exclude for host in network.hosts]
         self._voters = frozenset[int]().union(*self._hosts)
         here = next(host for host in network.hosts if self._rank in host)
-        self._away = self._voters - set(here)
+        self._remote = self._voters - set(here)
         self._texts: list[tuple[int, bytes]] = []
-        self._answers: list[tuple[int, VoteReply]] = []
-        self._unreached: set[int] = set()
-        self._mute: set[int] = set()  # ranks that have left the group and have no vote
-        self._quit: set[int] = set()
+        self._replies: list[tuple[int, VoteReply]] = []
+        self._unreachable: set[int] = set()
+        self._voteless: set[int] = set()  # ranks that have left the group and have no vote
+        self._gave_up_ranks: set[int] = set()
         self._gave_up = False
         # A rank that was given another `exclude` makes a different attempt.
         excluded = hashlib.sha256(repr(sorted(request.exclude)).encode()).digest()
         self._attempt = (tag_of(network.name), excluded)
-        self._box = self._connections.open_box(
+        self._inbox = self._connections.open_inbox(
             self._attempt, [self._members[rank] for rank in self._others]
         )
 
     def close(self, *, finished: bool) -> None:
         """Ends the attempt; unless it `finished`, tells the others not to wait."""
         for_good = not self._gave_up
-        self._connections.shut_box(self._attempt, finished=finished, for_good=for_good)
+        self._connections.close_inbox(self._attempt, finished=finished, for_good=for_good)
 
     # ---- messages
 
@@ -92,28 +92,28 @@ class CrossHostTransport:
         texts, self._texts = self._texts, []
         return texts
 
-    def keep_up(self) -> frozenset[int]:
+    def progress(self) -> frozenset[int]:
         """Returns ranks that have ended on this host, have left the group, have given up, or are
         out of reach."""
         self._read(0)
         left = {rank for rank in self._others if not self._group.present(rank)}
-        return frozenset(left | self._quit | self._unreached)
+        return frozenset(left | self._gave_up_ranks | self._unreachable)
 
     def _read(self, timeout_s: float) -> None:
-        for news in self._box.take(timeout_s):
-            match news:
-                case RecoveryText(source=source, data=data) if source in self._places:
-                    self._texts.append((self._places[source], data))
-                case VoteArrived(source=source, answer=None) if source in self._places:
-                    self._mute.add(self._places[source])
-                case VoteArrived(source=source, answer=VoteReply() as answer) if (
-                    source in self._places
+        for event in self._inbox.take(timeout_s):
+            match event:
+                case RecoveryText(source=source, data=data) if source in self._rank_of:
+                    self._texts.append((self._rank_of[source], data))
+                case VoteArrived(source=source, reply=None) if source in self._rank_of:
+                    self._voteless.add(self._rank_of[source])
+                case VoteArrived(source=source, reply=VoteReply() as reply) if (
+                    source in self._rank_of
                 ):
-                    self._answers.append((self._places[source], answer))
-                case Unreachable(rank=member) if member in self._places:
-                    self._unreached.add(self._places[member])
-                case GaveUp(rank=member) if member in self._places:
-                    self._quit.add(self._places[member])
+                    self._replies.append((self._rank_of[source], reply))
+                case Unreachable(rank=member) if member in self._rank_of:
+                    self._unreachable.add(self._rank_of[member])
+                case GaveUp(rank=member) if member in self._rank_of:
+                    self._gave_up_ranks.add(self._rank_of[member])
 
     # ---- the ledger
 
@@ -125,43 +125,43 @@ class CrossHostTransport:
         if desired // 2 >= END_OF_BALLOTS:
             raise AbortedError(f"rank {self._rank}: the ranks do not agree on a new group")
         poll = Poll(self._hosts, expected, desired)
-        asked: VoteRequest | None = None
+        requested: VoteRequest | None = None
         deadline = time.monotonic() + _VOTE_S
         while True:
-            if poll.ask is not asked:
-                asked = poll.ask
-                self._ask(asked)
-                poll.hear(self._rank, cast_in(self._group.exchange_successor, asked))
+            if poll.request is not requested:
+                requested = poll.request
+                self._request_votes(requested)
+                poll.handle(self._rank, cast_in(self._group.exchange_successor, requested))
             elif poll.seen is not None:
                 break
             elif agreement.decided(entry := self._entry()):
                 return entry
             elif self._awaited(poll.reached) and time.monotonic() < deadline:
-                if self._hear(poll):
+                if self._take_replies(poll):
                     deadline = time.monotonic() + _VOTE_S
             else:
                 self._gave_up = True
                 raise TooFewError(self._too_few(poll.reached))
         if poll.decision is not None:
             cast_in(self._group.exchange_successor, poll.decision)
-            self._ask(poll.decision)
+            self._request_votes(poll.decision)
         return poll.seen
 
-    def _hear(self, poll: Poll) -> bool:
+    def _take_replies(self, poll: Poll) -> bool:
         """Returns whether replies arrived."""
-        self._read(_LOOK_S)
-        answers, self._answers = self._answers, []
-        for rank, answer in answers:
-            poll.hear(rank, answer)
-        return bool(answers)
+        self._read(_POLL_S)
+        replies, self._replies = self._replies, []
+        for rank, reply in replies:
+            poll.handle(rank, reply)
+        return bool(replies)
 
     def _awaited(self, reached: Set[int]) -> Set[int]:
         """Returns ranks that may still reply for a host without a reply."""
-        return self._away - reached - self._unreached - self._mute
+        return self._remote - reached - self._unreachable - self._voteless
 
-    def _ask(self, ask: VoteRequest) -> None:
-        for rank in sorted(self._away):
-            self._connections.ask(self._attempt, self._members[rank], ask)
+    def _request_votes(self, request: VoteRequest) -> None:
+        for rank in sorted(self._remote):
+            self._connections.request_vote(self._attempt, self._members[rank], request)
 
     def _entry(self) -> int:
         return entry_of(Vote.of(self._group.exchange_successor(0, 0)))
@@ -184,5 +184,5 @@ class CrossHostTransport:
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:
         """Forms the group of a ballot, as a world's groups are formed."""
-        meeting = recovered_group_config(self, request, ballot, members)
-        return self._form(meeting, [self._members[rank] for rank in members])
+        group_config = recovered_group_config(self, request, ballot, members)
+        return self._form(group_config, [self._members[rank] for rank in members])

@@ -51,12 +51,12 @@ class HostMessages:
     def send(self, to: int, data: bytes) -> None:
         """Sends `data` as soon as the socket of `to` takes it, in order."""
         self._waiting[to].append(_SOURCE.pack(self._rank) + data)
-        self._pass_on(to)
+        self._send_waiting(to)
 
     def flush(self) -> None:
         """Tries again to send waiting messages."""
         for peer in self._waiting:
-            self._pass_on(peer)
+            self._send_waiting(peer)
 
     def drop(self, peers: Iterable[int]) -> None:
         """Drops messages that wait for these ranks."""
@@ -95,7 +95,7 @@ class HostMessages:
         (source,) = _SOURCE.unpack_from(data)
         return (source, data[_SOURCE.size :]) if source in self._waiting else None
 
-    def _pass_on(self, peer: int) -> None:
+    def _send_waiting(self, peer: int) -> None:
         waiting = self._waiting[peer]
         # Refused: the peer's socket is not open. Would block: it is full.
         with contextlib.suppress(ConnectionRefusedError, BlockingIOError):

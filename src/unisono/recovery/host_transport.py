@@ -14,15 +14,15 @@ class HostTransport:
     def __init__(self, group: native.Group, request: RecoveryRequest) -> None:
         self._group = group
         self._others = [r for r in range(request.ranks) if r != request.rank]
-        self._box = HostMessages(request.name, request.rank, request.ranks)
-        self.send = self._box.send
-        self.receive = self._box.receive
+        self._messages = HostMessages(request.name, request.rank, request.ranks)
+        self.send = self._messages.send
+        self.receive = self._messages.receive
 
-    def keep_up(self) -> frozenset[int]:
+    def progress(self) -> frozenset[int]:
         """Sends waiting messages; returns dead ranks, according to the kernel."""
         gone = frozenset(rank for rank in self._others if not self._group.present(rank))
-        self._box.drop(gone)
-        self._box.flush()
+        self._messages.drop(gone)
+        self._messages.flush()
         return gone
 
     def advance(self, expected: int, desired: int) -> int:
@@ -35,4 +35,4 @@ class HostTransport:
     def close(self, *, finished: bool) -> None:
         """Closes the socket. A rank that has not finished leaves the group, which all ranks
         detect."""
-        self._box.close()
+        self._messages.close()

@@ -38,7 +38,7 @@ class Poll:
     ranks. One live rank replies for itself, for ranks that share the word, and for ranks that its
     kernel knows to be dead.
 
-    The class uses no socket and no clock. Whenever `ask` changes, send it to all hosts.
+    The class uses no socket and no clock. Whenever `request` changes, send it to all hosts.
     """
 
     def __init__(self, hosts: Iterable[Set[int]], expected: int, desired: int) -> None:
@@ -47,9 +47,11 @@ class Poll:
         self._votes: dict[frozenset[int], Vote] = {}
         self._expected, self._ballot = expected, desired // 2
         if decided(desired):
-            self.ask = VoteRequest(step=VotePhase.CHOOSE, ballot=self._ballot, choice=self._ballot)
+            self.request = VoteRequest(
+                phase=VotePhase.CHOOSE, ballot=self._ballot, choice=self._ballot
+            )
         else:
-            self.ask = VoteRequest(step=VotePhase.PROMISE, ballot=self._ballot)
+            self.request = VoteRequest(phase=VotePhase.PROMISE, ballot=self._ballot)
         self.seen: int | None = None
         """At the end: the ledger's previous value. It equals `expected` if the ledger has moved."""
         self.decision: VoteRequest | None = None
@@ -60,26 +62,32 @@ class Poll:
         """Ranks of the hosts that have agreed to the latest request."""
         return frozenset[int]().union(*self._votes)
 
-    def hear(self, rank: int, answer: VoteReply) -> None:
+    def handle(self, rank: int, reply: VoteReply) -> None:
         """Handles a rank's reply for its host; ignores a reply to an earlier request."""
-        if self.seen is not None or answer.to != self.ask:
+        if self.seen is not None or reply.to != self.request:
             return
-        if not answer.yes:  # another rank opened a higher ballot
-            self.seen = entry_of(answer.vote)
+        if not reply.yes:  # another rank opened a higher ballot
+            self.seen = entry_of(reply.vote)
             return
-        self._votes.update({host: answer.vote for host in self._hosts if rank in host})
+        self._votes.update({host: reply.vote for host in self._hosts if rank in host})
         if suffices(self.reached, self._voters):
             self._take()
 
     def _take(self) -> None:
-        ask = self.ask
-        if ask.step is VotePhase.CHOOSE:
-            self.decision = VoteRequest(step=VotePhase.KNOW, ballot=ask.ballot, choice=ask.choice)
-            self.seen = self._expected if ask.choice == self._ballot else undecided(ask.choice) + 1
+        request = self.request
+        if request.phase is VotePhase.CHOOSE:
+            self.decision = VoteRequest(
+                phase=VotePhase.DECIDED, ballot=request.ballot, choice=request.choice
+            )
+            self.seen = (
+                self._expected if request.choice == self._ballot else undecided(request.choice) + 1
+            )
             return
         latest = max(self._votes.values(), key=lambda vote: vote.ballot)
         if latest.choice:  # may be decided already, so no other choice can be
-            self.ask = VoteRequest(step=VotePhase.CHOOSE, ballot=ask.ballot, choice=latest.choice)
+            self.request = VoteRequest(
+                phase=VotePhase.CHOOSE, ballot=request.ballot, choice=latest.choice
+            )
             self._votes = {}
         else:
             self.seen = self._expected

@@ -24,8 +24,8 @@ from unisono.recovery.agreement import (
     Form,
     Formed,
     GiveUp,
-    Heard,
-    Look,
+    Observation,
+    Received,
     Send,
 )
 from unisono.recovery.host_transport import HostTransport
@@ -34,18 +34,18 @@ from unisono.recovery.transport import RecoveryRequest, RecoveryTransport, TooFe
 
 _log = logging.getLogger("unisono")
 
-_LEFT_BEHIND = (
+_EXCLUDED = (
     "rank {rank}: the others formed a new group without this rank: it called shrink too late, or "
     "they excluded it"
 )
-_LOOK_S = 0.01  # interval between checks for dead ranks, while no message arrives
+_POLL_S = 0.01  # interval between checks for dead ranks, while no message arrives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
     """The new group, and the old ranks that are its ranks 0, 1, ..."""
 
-    met: JoinedGroup
+    joined: JoinedGroup
     members: tuple[int, ...]
 
 
@@ -96,7 +96,7 @@ class _Loop:
             now=time.monotonic(),
             exclude=request.exclude,
         )
-        self._met: JoinedGroup | None = None
+        self._joined: JoinedGroup | None = None
 
     def run(self) -> Recovered:
         try:
@@ -111,24 +111,26 @@ class _Loop:
             # Messages first: after this rank was stopped for a while, it must not think those ranks
             # late whose messages are waiting. Then an observation, because the messages may have
             # moved the ledger.
-            for heard in self._heard(timeout_s):
-                if (recovered := self._happen(heard)) is not None:
+            for received in self._received(timeout_s):
+                if (recovered := self._handle(received)) is not None:
                     return recovered
-            look = Look(gone=self._transport.keep_up(), entry=self._transport.advance(0, 0))
-            if (recovered := self._happen(look)) is not None:
+            observation = Observation(
+                gone=self._transport.progress(), entry=self._transport.advance(0, 0)
+            )
+            if (recovered := self._handle(observation)) is not None:
                 return recovered
-            timeout_s = _LOOK_S
+            timeout_s = _POLL_S
 
-    def _heard(self, timeout_s: float) -> Iterable[Heard]:
+    def _received(self, timeout_s: float) -> Iterable[Received]:
         for source, data in self._transport.receive(timeout_s):
             try:
                 message = unpack(data, self._request.ranks)
             except ValueError as error:
                 _log.warning("ignored an invalid message of rank %d: %s", source, error)
             else:
-                yield Heard(source=source, message=message)
+                yield Received(source=source, message=message)
 
-    def _happen(self, event: Event) -> Recovered | None:
+    def _handle(self, event: Event) -> Recovered | None:
         """Takes a step and its actions, which lead to further steps."""
         events = [event]
         while events:
@@ -147,23 +149,23 @@ class _Loop:
                     case Form():
                         events.append(Formed(ballot=action.ballot, good=self._form(action)))
                     case Finish():
-                        assert self._met is not None, "only a formed group is decided"
-                        return Recovered(met=self._met, members=self._state.members)
+                        assert self._joined is not None, "only a formed group is decided"
+                        return Recovered(joined=self._joined, members=self._state.members)
                     case GiveUp():
-                        raise AbortedError(_LEFT_BEHIND.format(rank=self._request.rank))
+                        raise AbortedError(_EXCLUDED.format(rank=self._request.rank))
         return None
 
     def _form(self, order: Form) -> bool:
         self._drop()
         with contextlib.suppress(RendezvousError):
-            self._met = self._transport.form(self._request, order.ballot, order.members)
-        return self._met is not None
+            self._joined = self._transport.form(self._request, order.ballot, order.members)
+        return self._joined is not None
 
     def _drop(self) -> None:
         """Closes the group of a failed ballot."""
-        if self._met is not None:
-            self._met.close()
-        self._met = None
+        if self._joined is not None:
+            self._joined.close()
+        self._joined = None
 
 
 def _named(ranks: Iterable[int]) -> str:

@@ -23,7 +23,7 @@ class RecoveryRequest:
     exclude: frozenset[int]
     timeout_s: float
     staging_bytes: int
-    word: bytes
+    rank0_data: bytes
 
 
 class TooFewError(Exception):
@@ -40,7 +40,7 @@ class RecoveryTransport(Protocol):
         """Returns messages that arrived, with their sources; waits at most `timeout_s` for the
         first."""
 
-    def keep_up(self) -> frozenset[int]:
+    def progress(self) -> frozenset[int]:
         """Sends waiting messages; returns ranks that are certainly gone. Called often."""
 
     def advance(self, expected: int, desired: int) -> int:
@@ -63,7 +63,7 @@ def recovered_group_config(
     """Configures the group of a ballot: as any other group, but watched for lost members."""
 
     def watch() -> None:
-        lost = transport.keep_up() & frozenset(members)
+        lost = transport.progress() & frozenset(members)
         if lost:
             raise RendezvousError(
                 f"ranks {sorted(lost)} were lost while the group was being formed"
@@ -77,6 +77,6 @@ def recovered_group_config(
         rendezvous=f"shrink-{request.name}-{ballot}",
         timeout_s=request.timeout_s,
         staging_bytes=request.staging_bytes,
-        word=request.word,
+        rank0_data=request.rank0_data,
         watch=watch,
     )

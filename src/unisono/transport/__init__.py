@@ -20,22 +20,22 @@ from unisono.transport.introduction import (
     tag_of,
 )
 from unisono.transport.mpi_release import PendingRelease
-from unisono.transport.mpi_wire import WATCH_TAG, MpiLink, load_mpi
+from unisono.transport.mpi_transport import WATCH_TAG, MpiLink, load_mpi
 from unisono.transport.secret import job_secret, random_secret
 from unisono.transport.security import CLEAR, Security, security_of
-from unisono.transport.silence import LOOK_EACH_S, Silence
+from unisono.transport.silence import CHECK_INTERVAL_S, Silence
 from unisono.transport.sockets import (
     Address,
+    avoid_bbr,
     listen,
     prepare,
+    probe_idle,
     retry_often,
-    send_at_once,
-    watch_idle,
 )
 
 __all__ = [
+    "CHECK_INTERVAL_S",
     "CLEAR",
-    "LOOK_EACH_S",
     "NO_GROUP",
     "READ",
     "TAG_BYTES",
@@ -61,16 +61,16 @@ __all__ = [
     "Timer",
     "authenticate",
     "available_interfaces",
+    "avoid_bbr",
     "choose_interfaces",
     "job_secret",
     "listen",
     "load_mpi",
     "prepare",
+    "probe_idle",
     "purpose_of",
     "random_secret",
     "retry_often",
     "security_of",
-    "send_at_once",
     "tag_of",
-    "watch_idle",
 ]

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from unisono.transport.connection import Connection
-from unisono.transport.connection_setup import LEAST_PATIENCE_S, IncomingSetup, SetupFailure
+from unisono.transport.connection_setup import LEAST_WAIT_S, IncomingSetup, SetupFailure
 from unisono.transport.event_loop import READ, EventLoop
 from unisono.transport.handshake import Handshake
 from unisono.transport.introduction import Introduction
 from unisono.transport.security import Security
 
-STRANGER_S = 5.0
-MOST_STRANGERS = 128
+HANDSHAKE_S = 5.0
+MOST_PENDING = 128
 _PAUSE_S = 0.1
 _LOG_EACH_S = 60.0
 _MOST_LOGGED = 64
@@ -45,8 +45,8 @@ class SparingLog:
 class Acceptor:
     """Accepts connections on all listeners.
 
-    `arrived` receives each authenticated connection and owns its socket. `starved` is called with
-    the seconds for which accepting has failed, and the reason.
+    `arrived` receives each authenticated connection and owns its socket. `accept_failed` is called
+    with the seconds for which accepting has failed, and the reason.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class Acceptor:
         purpose: bytes,
         security: Security,
         arrived: Callable[[Connection, Introduction], None],
-        starved: Callable[[float, str], None],
+        accept_failed: Callable[[float, str], None],
     ) -> None:
         self._loop, self._listeners = loop, listeners
         self._secret, self._purpose, self._security = secret, purpose, security
-        self._arrived, self._starved = arrived, starved
-        self._strangers: dict[IncomingSetup, float] = {}  # in order of arrival
+        self._arrived, self._accept_failed = arrived, accept_failed
+        self._pending: dict[IncomingSetup, float] = {}  # in order of arrival
         self._log = SparingLog()
         self._open = True
-        self._full_since: float | None = None
+        self._failing_since: float | None = None
         self._listen()
 
     def close(self) -> None:
@@ -74,9 +74,9 @@ class Acceptor:
         self._open = False
         for listener in self._listeners:
             self._loop.unwatch(listener)
-        for stranger in list(self._strangers):
-            stranger.cancel()
-        self._strangers.clear()
+        for setup in list(self._pending):
+            setup.cancel()
+        self._pending.clear()
 
     def refuse(self, sock: socket.socket, why: str) -> None:
         """Closes an authenticated connection that is not acceptable, and logs the reason."""
@@ -109,51 +109,51 @@ class Acceptor:
         except OSError as error:
             self._no_descriptors(error)
             return
-        self._full_since = None
+        self._failing_since = None
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handshake = Handshake(
             self._secret, dialing=False, purpose=self._purpose, tls=self._security.tls
         )
-        stranger = IncomingSetup(
+        setup = IncomingSetup(
             self._loop,
             Connection.of(sock),
             handshake,
-            STRANGER_S,
+            HANDSHAKE_S,
             security=self._security,
             host=str(address[0]),
-            opened=self._proved,
-            failed=self._unproved,
+            opened=self._authenticated,
+            failed=self._rejected,
         )
-        self._strangers[stranger] = time.monotonic()
+        self._pending[setup] = time.monotonic()
 
     def _make_room(self) -> bool:
         """Makes room for ranks of the job, which authenticate at once, by closing the oldest slow
         stranger."""
-        if len(self._strangers) < MOST_STRANGERS:
+        if len(self._pending) < MOST_PENDING:
             return True
-        oldest, came = next(iter(self._strangers.items()))
-        stayed_s = time.monotonic() - came
-        if stayed_s < LEAST_PATIENCE_S:
-            self._pause(min(LEAST_PATIENCE_S - stayed_s, _PAUSE_S))
+        oldest, since = next(iter(self._pending.items()))
+        waited_s = time.monotonic() - since
+        if waited_s < LEAST_WAIT_S:
+            self._pause(min(LEAST_WAIT_S - waited_s, _PAUSE_S))
             return False
         oldest.give_up("sent too little while others waited")
         return True
 
     def _no_descriptors(self, error: OSError) -> None:
-        if self._full_since is None:
-            self._full_since = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         short = error.errno in (errno.EMFILE, errno.ENFILE)
         what = f"no descriptors are left (ulimit -n is {limit})" if short else error.strerror
         self._log.warn("", f"cannot accept connections of other hosts: {what}")
-        self._starved(time.monotonic() - self._full_since, str(what))
+        self._accept_failed(time.monotonic() - self._failing_since, str(what))
         self._pause(_PAUSE_S)
 
-    def _proved(self, stranger: IncomingSetup, introduction: Introduction) -> None:
-        self._strangers.pop(stranger, None)
-        self._arrived(stranger.sock, introduction)
+    def _authenticated(self, setup: IncomingSetup, introduction: Introduction) -> None:
+        self._pending.pop(setup, None)
+        self._arrived(setup.sock, introduction)
 
-    def _unproved(self, stranger: IncomingSetup, broken: SetupFailure) -> None:
-        self._strangers.pop(stranger, None)
-        self._log.warn(stranger.host, f"refused a connection from {stranger.host}: {broken.text}")
+    def _rejected(self, setup: IncomingSetup, failure: SetupFailure) -> None:
+        self._pending.pop(setup, None)
+        self._log.warn(setup.host, f"refused a connection from {setup.host}: {failure.text}")

@@ -58,7 +58,7 @@ class Connection(socket.socket):
         tls = self.tls
         if tls is None:
             return super().recv(bufsize, flags)
-        return self._patiently(select.POLLIN, lambda: tls.recv(bufsize))
+        return self._with_timeout(select.POLLIN, lambda: tls.recv(bufsize))
 
     def send(self, data: bytes | bytearray, flags: int = 0, /) -> int:  # type: ignore[override]
         tls = self.tls
@@ -66,7 +66,7 @@ class Connection(socket.socket):
             return super().send(data, flags)
         some = bytes(data[:_MOST_SENT_BYTES])
         try:
-            return self._patiently(select.POLLOUT, lambda: tls.send(some)) if some else 0
+            return self._with_timeout(select.POLLOUT, lambda: tls.send(some)) if some else 0
         except (BrokenPipeError, ConnectionResetError):
             with contextlib.suppress(BlockingIOError):
                 # raises the error that the other end sent before it closed the connection
@@ -80,7 +80,7 @@ class Connection(socket.socket):
         while data:
             data = data[self.send(data) :]
 
-    def _patiently(self, event: int, attempt: Callable[[], _Result]) -> _Result:
+    def _with_timeout(self, event: int, attempt: Callable[[], _Result]) -> _Result:
         """Repeats an attempt until the socket's timeout, as a plain socket does."""
         timeout_s = self.gettimeout()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -15,7 +15,7 @@ from unisono.transport.handshake import Handshake
 from unisono.transport.introduction import INTRODUCTION_BYTES, Introduction, unpack
 from unisono.transport.security import Security
 
-LEAST_PATIENCE_S = 1.0
+LEAST_WAIT_S = 1.0
 """Shortest time that a listener waits for a stranger's data, even while others wait."""
 
 
@@ -23,12 +23,12 @@ LEAST_PATIENCE_S = 1.0
 class SetupFailure:
     """Failure of a connection setup.
 
-    `false`: the other end proved to be an impostor, rather than lost. `slow`: the setup took so
+    `impostor`: the other end proved to be an impostor, rather than lost. `slow`: the setup took so
     long that the listener may have ended it.
     """
 
     text: str
-    false: bool
+    impostor: bool
     slow: bool
 
 
@@ -50,22 +50,22 @@ class _ConnectionSetup(ABC):
         self._loop = loop
         self._data = b""
         self._over = False
-        self._begun = time.monotonic()
-        self._alarm = loop.later(time_s, lambda: self.give_up(f"sent too little in {time_s:g} s"))
+        self._started_at = time.monotonic()
+        self._timer = loop.later(time_s, lambda: self.give_up(f"sent too little in {time_s:g} s"))
         loop.watch(sock, READ, self._read)
 
     @property
     def slow(self) -> bool:
         """Returns whether the listener may have ended its wait: on a busy machine, either end may
         be late."""
-        return time.monotonic() - self._begun >= LEAST_PATIENCE_S
+        return time.monotonic() - self._started_at >= LEAST_WAIT_S
 
-    def give_up(self, why: str, *, false: bool = False) -> None:
+    def give_up(self, why: str, *, impostor: bool = False) -> None:
         """Closes the connection and reports a failure."""
         if not self._over:
             self._end()
             self.sock.close()
-            self.failed(SetupFailure(text=why, false=false, slow=self.slow))
+            self.failed(SetupFailure(text=why, impostor=impostor, slow=self.slow))
 
     def cancel(self) -> None:
         """Closes the connection without a report."""
@@ -86,12 +86,12 @@ class _ConnectionSetup(ABC):
         """Called when the connection is authenticated; the receiver owns the socket."""
 
     @abstractmethod
-    def failed(self, broken: SetupFailure) -> None:
+    def failed(self, failure: SetupFailure) -> None:
         """Called when the setup has failed and the connection is closed."""
 
     def lost(self) -> None:
         """Handles a connection closed by the other end."""
-        self.give_up(self.handshake.objection or "closed the connection during the handshake")
+        self.give_up(self.handshake.greeting_error or "closed the connection during the handshake")
 
     def send(self, data: bytes) -> None:
         """Sends a message. A new connection's buffer has room for all messages of a setup."""
@@ -116,10 +116,10 @@ class _ConnectionSetup(ABC):
         except BlockingIOError:
             return
         except AuthenticationError as error:
-            self.give_up(str(error), false=True)
+            self.give_up(str(error), impostor=True)
         except OSError as error:
             if error.errno == errno.EBADMSG:
-                self.give_up(f"TLS: {error.strerror}", false=True)
+                self.give_up(f"TLS: {error.strerror}", impostor=True)
             else:
                 self.lost()
         else:
@@ -134,7 +134,7 @@ class _ConnectionSetup(ABC):
 
     def _end(self) -> None:
         self._over = True
-        self._alarm.cancel()
+        self._timer.cancel()
         self._loop.unwatch(self.sock)
 
 
@@ -173,8 +173,8 @@ class IncomingSetup(_ConnectionSetup):
         assert self._introduction is not None
         self._opened(self, self._introduction)
 
-    def failed(self, broken: SetupFailure) -> None:
-        self._failed(self, broken)
+    def failed(self, failure: SetupFailure) -> None:
+        self._failed(self, failure)
 
 
 class OutgoingSetup(_ConnectionSetup):
@@ -215,12 +215,12 @@ class OutgoingSetup(_ConnectionSetup):
     def lost(self) -> None:
         if self.handshake.greeted:
             why = "closed the connection after our proof (do all ranks have the same job secret?)"
-            self.give_up(why, false=not self.slow)
+            self.give_up(why, impostor=not self.slow)
         else:
             super().lost()
 
     def opened(self) -> None:
         self._opened(self.sock)
 
-    def failed(self, broken: SetupFailure) -> None:
-        self._failed(broken)
+    def failed(self, failure: SetupFailure) -> None:
+        self._failed(failure)

@@ -57,7 +57,7 @@ class Timer:
         """Cancels the action."""
         self._action = None
 
-    def ring(self) -> None:
+    def run(self) -> None:
         """Runs the action, once."""
         action, self._action = self._action, None
         if action is not None:
@@ -76,22 +76,22 @@ class OneShotEvent:
     """
 
     def __init__(self) -> None:
-        self._untold = threading.Lock()
-        self._untold.acquire()
-        self.told = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.happened = False
         """Whether the event has happened."""
 
-    def tell(self) -> None:
+    def set(self) -> None:
         """Sets the event."""
-        if not self.told:
-            self.told = True
-            self._untold.release()
+        if not self.happened:
+            self.happened = True
+            self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for the event; returns whether it has happened."""
-        if not self.told:
-            self._untold.acquire(timeout=timeout_s)
-        return self.told
+        if not self.happened:
+            self._lock.acquire(timeout=timeout_s)
+        return self.happened
 
 
 class Doorbell:
@@ -108,7 +108,7 @@ class Doorbell:
         """Wakes the thread. Any thread may call this."""
         os.eventfd_write(self.fd, 1)
 
-    def hush(self) -> None:
+    def reset(self) -> None:
         """Resets the doorbell, so that it can be rung again."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
@@ -119,13 +119,13 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        bell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-        self._bell: Doorbell | None = bell
-        self._selector.register(bell.fd, READ, bell.hush)
+        doorbell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._doorbell: Doorbell | None = doorbell
+        self._selector.register(doorbell.fd, READ, doorbell.reset)
         self._calls: deque[tuple[Action, OneShotEvent]] = (
             deque()
         )  # each with an event to set when it is done
-        self._alarms: list[tuple[float, int, Timer]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -145,10 +145,10 @@ class EventLoop:
     def run(self, action: Action, timeout_s: float) -> None:
         """Queues an action and waits until it is done or dropped. Does not wait in the thread
         itself, where the garbage collector may call this."""
-        over = OneShotEvent()
-        self._hand_over(action, over)
+        done = OneShotEvent()
+        self._hand_over(action, done)
         if not self._is_here():
-            over.wait(timeout_s)
+            done.wait(timeout_s)
 
     def join(self, timeout_s: float) -> bool:
         """Waits for the thread's end, except in the thread itself; returns whether it has ended.
@@ -157,7 +157,7 @@ class EventLoop:
             self._close()
         elif not self._is_here():
             self._thread.join(timeout_s)
-        return self._bell is None
+        return self._doorbell is None
 
     def abandon(self) -> None:
         """Closes a forked child's copies of all descriptors; the parent's are not affected.
@@ -190,34 +190,34 @@ class EventLoop:
 
     def later(self, delay_s: float, action: Action) -> Timer:
         """Runs an action after a delay."""
-        alarm = Timer(action)
-        heapq.heappush(self._alarms, (time.monotonic() + delay_s, next(self._order), alarm))
-        return alarm
+        timer = Timer(action)
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._order), timer))
+        return timer
 
     def _run(self) -> None:
         # The main thread handles signals: it may sleep in a call and must be woken.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         while not self._stopping:
-            for key, _ in self._selector.select(self._next_alarm_s()):
+            for key, _ in self._selector.select(self._next_timer_s()):
                 # Skips a descriptor that an earlier action of this round has unwatched.
                 watched = self._selector.get_map().get(key.fd)
                 if watched is key and not self._guarded(key.data):
                     self.unwatch(key.fileobj)  # else it would fail again at once, for ever
             while self._calls and not self._stopping:
                 self._do_call()
-            while self._alarms and self._alarms[0][0] <= time.monotonic() and not self._stopping:
-                self._guarded(heapq.heappop(self._alarms)[2].ring)
+            while self._timers and self._timers[0][0] <= time.monotonic() and not self._stopping:
+                self._guarded(heapq.heappop(self._timers)[2].run)
         self._close()
 
     def _do_call(self) -> None:
-        action, over = self._calls.popleft()
+        action, done = self._calls.popleft()
         self._guarded(action)
-        over.tell()
+        done.set()
 
-    def _next_alarm_s(self) -> float | None:
-        while self._alarms and self._alarms[0][2].cancelled:
-            heapq.heappop(self._alarms)
-        return max(self._alarms[0][0] - time.monotonic(), 0) if self._alarms else None
+    def _next_timer_s(self) -> float | None:
+        while self._timers and self._timers[0][2].cancelled:
+            heapq.heappop(self._timers)
+        return max(self._timers[0][0] - time.monotonic(), 0) if self._timers else None
 
     def _guarded(self, action: Action) -> bool:
         """Runs an action. An error of unisono in one action must not end the thread, on which all
@@ -232,25 +232,27 @@ class EventLoop:
     def _is_here(self) -> bool:
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
-    def _hand_over(self, action: Action, over: OneShotEvent) -> None:
+    def _hand_over(self, action: Action, done: OneShotEvent) -> None:
         if os.getpid() != self._pid:
             raise AbortedError("the connections to other hosts belong to the parent process")
-        bell = self._bell
-        if self._stopping or bell is None:
+        doorbell = self._doorbell
+        if self._stopping or doorbell is None:
             raise AbortedError("the connections to other hosts are closed")
-        self._calls.append((action, over))
-        bell.ring()
-        if self._bell is None:  # the thread has ended meanwhile, perhaps before it saw this action
+        self._calls.append((action, done))
+        doorbell.ring()
+        if (
+            self._doorbell is None
+        ):  # the thread has ended meanwhile, perhaps before it saw this action
             self._drop_calls()
 
     def _close(self) -> None:
-        self._bell = None
+        self._doorbell = None
         self._drop_calls()
-        self._alarms.clear()
+        self._timers.clear()
         self._selector.close()
 
     def _drop_calls(self) -> None:
         """Drops queued actions, which refer to groups, and wakes threads that wait for them."""
         with contextlib.suppress(IndexError):
             while True:
-                self._calls.popleft()[1].tell()
+                self._calls.popleft()[1].set()

@@ -78,7 +78,7 @@ class Handshake:
         self._channel = b""
         self.wanted_bytes = _GREETING_BYTES
         self.wants_channel = False
-        self.objection = ""
+        self.greeting_error = ""
         """Error in the other end's greeting. The greeting is answered nevertheless, so that the
         other end can report the error to its user."""
         self.opening = self._greeting if dialing else b""
@@ -112,8 +112,8 @@ class Handshake:
             raise ValueError(f"a message of {len(message)} bytes, expected {self.wanted_bytes}")
         if not self._peer_nonce:
             return self._take_greeting(message)
-        if self.objection:
-            raise AuthenticationError(self.objection)
+        if self.greeting_error:
+            raise AuthenticationError(self.greeting_error)
         if not hmac.compare_digest(message, self._proof(not self.dialing)):
             raise AuthenticationError("the other end does not know the job's secret")
         self.wanted_bytes = 0
@@ -138,12 +138,12 @@ class Handshake:
         if nonce == self._own_nonce:
             raise AuthenticationError("the other end sends our own messages back")
         if theirs != self._tls:
-            self.objection = (
+            self.greeting_error = (
                 f"UNISONO_TLS is {self._tls} here, {theirs} at the other end: "
                 "give all ranks the same"
             )
             if self.dialing:
-                raise AuthenticationError(self.objection)
+                raise AuthenticationError(self.greeting_error)
         self._peer_nonce = nonce
         self.wanted_bytes = PROOF_BYTES
         return self._proof(True) if self.dialing else self._greeting

@@ -37,10 +37,10 @@ class Pattern:
     exact: bool = False
     exclude: bool = False
 
-    def place(self, name: str) -> int | None:
+    def index_of(self, name: str) -> int | None:
         """Returns the index of the first entry that matches; None if none does."""
         fits = name.__eq__ if self.exact else name.startswith
-        return next((place for place, entry in enumerate(self.names) if fits(entry)), None)
+        return next((index for index, entry in enumerate(self.names) if fits(entry)), None)
 
 
 def parse(spec: str) -> Pattern:
@@ -79,13 +79,13 @@ def choose_interfaces(
     >>> [[one.name for one in choose_interfaces(syntax, found)] for syntax in ("", "docker")]
     [['eth0', 'eth1'], ['docker0']]
     """
-    ordered = sorted(interfaces, key=lambda one: (_natural(one.name), one.name))
+    ordered = sorted(interfaces, key=lambda one: (_natural_order(one.name), one.name))
     pattern = parse(spec) if spec else Pattern(names=_VIRTUAL, exclude=True)
-    placed = [(one, pattern.place(one.name)) for one in ordered]
+    indexed = [(one, pattern.index_of(one.name)) for one in ordered]
     if pattern.exclude:
-        chosen = _loopback_last([one for one, place in placed if place is None])
+        chosen = _loopback_last([one for one, index in indexed if index is None])
     else:
-        named = [(place, one) for one, place in placed if place is not None]
+        named = [(index, one) for one, index in indexed if index is not None]
         chosen = [one for _, one in sorted(named, key=lambda pair: pair[0])]
     if not chosen:
         raise RendezvousError(
@@ -131,6 +131,6 @@ def _loopback_last(found: list[Interface]) -> list[Interface]:
     return [one for one in found if not one.loopback] or found
 
 
-def _natural(name: str) -> list[tuple[str, int]]:
+def _natural_order(name: str) -> list[tuple[str, int]]:
     """Returns a sort key that puts eth2 before eth10."""
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]

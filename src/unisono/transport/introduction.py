@@ -26,9 +26,9 @@ class ConnectionKind(IntEnum):
     """Purpose of a connection. The native core knows the first two."""
 
     COLLECTIVES = 0
-    MAIL = 1
-    STAR = 2
-    POST = 3
+    P2P = 1
+    CONTROL = 2
+    PEER = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class Introduction:
 def unpack(data: bytes, key: bytes) -> Introduction:
     """Unpacks `INTRODUCTION_BYTES` bytes. Raises `AuthenticationError`.
 
-    >>> said = Introduction(kind=ConnectionKind.MAIL, rank=3, pid=812, stream=1, streams=2)
-    >>> unpack(said.pack(b"key"), b"key") == said
+    >>> introduction = Introduction(kind=ConnectionKind.P2P, rank=3, pid=812, stream=1, streams=2)
+    >>> unpack(introduction.pack(b"key"), b"key") == introduction
     True
     """
     fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]

@@ -9,7 +9,7 @@ a rank frees the communicator without the others.
 
 from __future__ import annotations
 
-from unisono.transport.mpi_wire import LAST_TAG, MpiLink
+from unisono.transport.mpi_transport import LAST_TAG, MpiLink
 
 _MOST_BYTES = 8192  # MPI sends so much at once; heads and control messages are shorter
 
@@ -23,7 +23,7 @@ class PendingRelease:
         self._awaited = set(range(comm.size)) - {comm.rank}
         self._sends = [comm.Isend([b"", mpi.BYTE], peer, LAST_TAG) for peer in self._awaited]
 
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Receives arrived messages; returns whether the release is complete. Does not wait."""
         mpi, comm = self._link.mpi, self._link.comm
         if mpi.Is_finalized():

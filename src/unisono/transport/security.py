@@ -18,7 +18,7 @@ class Security:
     tls: str = "off"
     context: TlsContext | None = field(default=None, repr=False)
 
-    def secret_to_meet(self, secret: bytes | None) -> bytes | None:
+    def bootstrap_secret(self, secret: bytes | None) -> bytes | None:
         """Returns the secret for the bootstrap, before rank 0 has sent the job's secret.
 
         This is the user's secret. Without one, it is None; with certificates, which prove more, it

@@ -32,10 +32,10 @@ _PROBE_S = 1
 _LONGEST_RETRY_MS = 1000  # the kernel's minimum
 
 
-def show(address: Sequence[object]) -> str:
+def format_address(address: Sequence[object]) -> str:
     """Formats an address.
 
-    >>> show(("10.77.0.1", 20000)), show(("fd00::1", 20000))
+    >>> format_address(("10.77.0.1", 20000)), format_address(("fd00::1", 20000))
     ('10.77.0.1:20000', '[fd00::1]:20000')
     """
     host, port = address[0], address[1]
@@ -49,7 +49,7 @@ def listen(addresses: Sequence[str], ports: range | None) -> list[socket.socket]
     """
     tries: Iterable[int] = (0,) if ports is None else ports
     for port in tries:
-        with contextlib.suppress(_TakenError):
+        with contextlib.suppress(_PortTakenError):
             return _listen_all(addresses, port)
     first, last = (ports[0], ports[-1]) if ports else (0, 0)
     raise RendezvousError(
@@ -58,7 +58,7 @@ def listen(addresses: Sequence[str], ports: range | None) -> list[socket.socket]
     )
 
 
-class _TakenError(Exception):
+class _PortTakenError(Exception):
     """Raised if another process has the port."""
 
 
@@ -89,9 +89,9 @@ def _listen_one(address: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE and port:
-            raise _TakenError from None
+            raise _PortTakenError from None
         raise RendezvousError(
-            f"cannot listen on {show((address, port))}: {error.strerror}"
+            f"cannot listen on {format_address((address, port))}: {error.strerror}"
         ) from error
 
 
@@ -140,7 +140,7 @@ def prepare(sock: socket.socket, peer_timeout_s: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def send_at_once(sock: socket.socket) -> None:
+def avoid_bbr(sock: socket.socket) -> None:
     """Sets options of connections that carry data: replaces BBR if the other host is near.
 
     BBR takes the pauses between the rounds of a collective for a slow path, and sometimes delays
@@ -158,10 +158,10 @@ def send_at_once(sock: socket.socket) -> None:
             return
 
 
-def read_info(sock: socket.socket, *places: int) -> tuple[int, ...]:
+def read_info(sock: socket.socket, *offsets: int) -> tuple[int, ...]:
     """Returns 4-byte fields of Linux' struct tcp_info, given their offsets."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, max(places) + 4)
-    return tuple(struct.unpack_from("=I", info, at)[0] for at in places)
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, max(offsets) + 4)
+    return tuple(struct.unpack_from("=I", info, at)[0] for at in offsets)
 
 
 def retry_often(sock: socket.socket) -> None:
@@ -175,7 +175,7 @@ def retry_often(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
-def watch_idle(sock: socket.socket, peer_timeout_s: float) -> None:
+def probe_idle(sock: socket.socket, peer_timeout_s: float) -> None:
     """Probes an idle connection each second. An interruption shorter than `peer_timeout_s` does not
     end it."""
     # The last answer may be a probe older than the interruption; so may the last probe before the

@@ -1,8 +1,8 @@
-"""MPI as the wire between hosts: what `csrc/transport/message_transport.h` needs of it, by mpi4py.
+"""MPI as the transport between hosts, by mpi4py: the message library of `csrc/transport`.
 
 For clusters whose fabric (InfiniBand, RoCE, Slingshot) the MPI drives. Messages go from memory to
-memory, MPI copies nothing that Python sees. MPI cannot sleep until something comes: a rank that
-waits looks again and again, with short naps once nothing moves.
+memory, without a copy in Python. MPI cannot sleep until a message arrives, so a waiting rank polls,
+with short naps once nothing moves.
 """
 
 from __future__ import annotations
@@ -16,39 +16,41 @@ from typing import Any
 from unisono.errors import PeerLostError, UnsupportedError
 
 WATCH_TAG = 0
-_WIRES = 2
-LAST_TAG = WATCH_TAG + 1 + 2 * _WIRES
-_FAREWELL_S = 0.5  # for what is coming when a wire is closed
+_TRANSPORTS = 2
+LAST_TAG = WATCH_TAG + 1 + 2 * _TRANSPORTS
+_FAREWELL_S = 0.5  # for incoming messages when a transport is closed
 _FAREWELL_NAP_S = 100e-6
-_NEEDS_MPI = "MPI as wire needs mpi4py: pip install 'unisono[mpi]'"
+_NEEDS_MPI = "MPI as transport needs mpi4py: pip install 'unisono[mpi]'"
 
 
 def load_mpi() -> ModuleType:
-    """`mpi4py.MPI`, which initialises MPI unless the program has.
+    """Imports `mpi4py.MPI`, which initialises MPI unless the program has done so.
 
-    Raises `UnsupportedError` if it is not installed, finds no MPI, or if MPI was initialised
-    without `MPI_THREAD_MULTIPLE`: calls are made by several threads.
+    Raises `UnsupportedError` if mpi4py is not installed or finds no MPI, or if MPI was initialised
+    without `MPI_THREAD_MULTIPLE`, which calls by several threads need.
     """
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: no library of an MPI is found
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library was found
         raise UnsupportedError(f"{_NEEDS_MPI} ({error})") from error
     if not MPI.Is_initialized() or MPI.Is_finalized():
-        raise UnsupportedError("MPI as wire needs an MPI that is initialised and not finalised")
+        raise UnsupportedError(
+            "MPI as transport needs an MPI that is initialised and not finalised"
+        )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise UnsupportedError(
-            "MPI as wire needs MPI_THREAD_MULTIPLE, but MPI was initialised with less: leave "
+            "MPI as transport needs MPI_THREAD_MULTIPLE, but MPI was initialised with less: leave "
             "mpi4py.rc.threads (MPI4PY_RC_THREADS) and mpi4py.rc.thread_level as they are"
         )
     return MPI
 
 
-class Carrier:
-    """What moves the messages of one wire over a communicator of MPI.
+class MpiLibrary:
+    """The message library of one transport: moves its messages over a communicator of MPI.
 
-    Called by the thread that moves the wire, one at a time. Addresses are of memory that stays
-    where it is until its ticket ends; sizes are in bytes. Heads and payloads have a tag each, so
-    that each kind arrives in the order in which it was sent.
+    One thread at a time calls its methods. Memory at a passed address stays valid until its ticket
+    ends; sizes are in bytes. Heads and payloads have separate tags, so that each kind arrives in
+    the order of its sends.
     """
 
     def __init__(self, mpi: ModuleType, comm: Any, kind: int) -> None:
@@ -56,17 +58,17 @@ class Carrier:
         self._comm = comm
         self._head_tag, self._payload_tag = WATCH_TAG + 1 + 2 * kind, WATCH_TAG + 2 + 2 * kind
         self._ring: list[Any] = []
-        self._first = 0  # of the receives that are posted
-        self._next = 0  # to be posted again
+        self._first = 0  # of the posted receives
+        self._next = 0  # to post again
         self._posted = 0
-        self._requests: list[Any] = []  # under way, with
+        self._requests: list[Any] = []  # pending, parallel to the two lists below
         self._tickets: list[int] = []
-        self._inward: list[bool] = []  # whether they are receives
+        self._inward: list[bool] = []  # true for receives
         self.over = False
-        """Whether it is closed, and MPI has nothing of it any more."""
+        """True once the library is closed and MPI uses none of its memory."""
 
     def listen(self, address: int, slot_bytes: int, slots: int) -> None:
-        """Posts receives of heads from anybody into `slots` pieces of memory, in their order."""
+        """Posts receives of heads from any rank into `slots` consecutive buffers, in order."""
         for slot in range(slots):
             memory = self._memory(address + slot * slot_bytes, slot_bytes)
             request = self._comm.Recv_init(memory, self._mpi.ANY_SOURCE, self._head_tag)
@@ -75,21 +77,21 @@ class Carrier:
         self._posted = slots
 
     def reuse(self) -> None:
-        """Posts the oldest slot that was filled again."""
+        """Posts the oldest filled slot again."""
         self._ring[self._next].Start()
         self._next = (self._next + 1) % len(self._ring)
         self._posted += 1
 
     def send_head(self, peer: int, address: int, size: int, ticket: int) -> bool:
-        """True: it is over already. Raises `PeerLostError`."""
+        """Sends a head. True: it is already finished. Raises `PeerLostError`."""
         return self._send(peer, address, size, ticket, self._head_tag)
 
     def send(self, peer: int, address: int, size: int, ticket: int) -> bool:
-        """A payload. True: it is over already. Raises `PeerLostError`."""
+        """Sends a payload. True: it is already finished. Raises `PeerLostError`."""
         return self._send(peer, address, size, ticket, self._payload_tag)
 
     def receive(self, peer: int, address: int, size: int, ticket: int) -> bool:
-        """The next payload of a peer. True: it is over already. Raises `PeerLostError`."""
+        """Receives a peer's next payload. True: it is already finished. Raises `PeerLostError`."""
         try:
             request = self._comm.Irecv(self._memory(address, size), peer, self._payload_tag)
             return self._over(request, ticket, inward=True)
@@ -97,8 +99,9 @@ class Carrier:
             raise _lost(peer, error) from error
 
     def poll(self) -> int | tuple[int, list[tuple[int, str]]]:
-        """How many slots were filled; and the tickets that have ended, if any, with why they
-        failed (empty: they did not)."""
+        """Returns the number of newly filled slots, with the finished tickets if there are any.
+
+        Each ticket comes with the reason of its failure, which is empty after a success."""
         filled = 0
         try:
             while self._posted and self._ring[self._first].Test():
@@ -113,11 +116,11 @@ class Carrier:
         return (filled, ended) if ended else filled
 
     def close(self) -> bool:
-        """Gives up what has not ended; whether MPI needs no memory of it any more.
+        """Cancels pending transfers. Returns true if MPI uses none of the memory any more.
 
-        Only receives that nobody has sent for can be taken back. What a peer is just sending gets a
-        moment to come. What this rank has sent stays to be fetched: MPI may read it as late as in
-        MPI_Finalize, of this process or of the peer's.
+        MPI can cancel only a receive without a matching send. A message in flight gets a short time
+        to arrive. A send cannot be cancelled: MPI may read its memory as late as in MPI_Finalize,
+        of this process or of the peer.
         """
         self.over = self._mpi.Is_finalized() or self._give_up()
         return self.over
@@ -151,7 +154,7 @@ class Carrier:
     def _ended(self, request: Any) -> bool:
         try:
             return bool(request.Test())
-        except self._mpi.Exception:  # an end, too
+        except self._mpi.Exception:  # also an end
             return True
 
     def _memory(self, address: int, size: int) -> list[Any]:
@@ -185,7 +188,7 @@ class Carrier:
         return ended
 
     def _ended_one_by_one(self) -> list[tuple[int, str]]:
-        """After an error of some of them: of which?"""
+        """Tests each request after an error, because the error does not name its requests."""
         ended, left = [], []
         for transfer in zip(self._tickets, self._requests, self._inward, strict=True):
             ticket, request, _ = transfer
@@ -203,21 +206,20 @@ class Carrier:
 
 
 class MpiLink:
-    """A communicator of MPI: that of the world, or one that is a group's own, where rank r of the
-    one is rank r of the other."""
+    """A communicator of MPI, of the world or of one group. Ranks are numbered as in the group."""
 
     def __init__(self, mpi: ModuleType, comm: Any) -> None:
         self.mpi = mpi
         self.comm = comm
-        self._carriers: list[Carrier] = []
+        self._libraries: list[MpiLibrary] = []
 
     @property
     def quiet(self) -> bool:
-        """Whether its wires are closed, and MPI moves nothing for them any more."""
-        return all(carrier.over for carrier in self._carriers)
+        """True if all transports are closed and MPI moves nothing for them any more."""
+        return all(library.over for library in self._libraries)
 
     def part(self, members: Sequence[int]) -> MpiLink:
-        """The link of a group of some ranks, in this order; only they call it."""
+        """Returns the link of a group of these ranks, in this order. Only these ranks call it."""
         group = self.comm.Get_group()
         chosen = group.Incl(list(members))
         try:
@@ -228,11 +230,11 @@ class MpiLink:
             chosen.Free()
             group.Free()
 
-    def carrier(self, kind: int) -> Carrier:
-        """For the wire of collectives (0) or of messages (1)."""
-        carrier = Carrier(self.mpi, self.comm, kind)
-        self._carriers.append(carrier)
-        return carrier
+    def library(self, kind: int) -> MpiLibrary:
+        """Makes the message library of the transport for collectives (0) or messages (1)."""
+        library = MpiLibrary(self.mpi, self.comm, kind)
+        self._libraries.append(library)
+        return library
 
 
 def _lost(peer: int, error: Exception) -> PeerLostError:
