@@ -1,4 +1,4 @@
-"""Porters in one process, and native ends of groups that only write down what they are told."""
+"""Connection managers in one process, with native groups that only record their calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORLD = b"a world of the tests"
 
 
 class Recorder:
-    """A group's end as the links see it; keeps what came, and the sockets."""
+    """A native group, as a connection manager uses it; records calls and keeps the sockets."""
 
     def __init__(self) -> None:
         self.sockets: dict[tuple[int, int, int], socket.socket] = {}
@@ -36,7 +36,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    # ---- what the links call
+    # ---- called by the connection manager
 
     def attach(
         self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: object = None
@@ -84,7 +84,7 @@ class Recorder:
             events, self._events = self._events, 0
             return events
 
-    # ---- what the tests call
+    # ---- called by the tests
 
     def raise_events(self, events: int) -> None:
         with self._lock:
@@ -102,7 +102,7 @@ class Recorder:
 
 
 class Rank:
-    """One rank: its porter, and a recorder for each group that it entered."""
+    """One rank: its connection manager, and a recorder for each group that it entered."""
 
     def __init__(self, manager: ConnectionManager, rank: int) -> None:
         self.manager, self.rank = manager, rank
@@ -152,7 +152,7 @@ def peer_infos_of(managers: Sequence[ConnectionManager]) -> list[PeerInfo]:
 def world(
     ranks: int, address: str | Sequence[str] = "127.0.0.1", *, streams: int = 1
 ) -> Iterator[list[Rank]]:
-    """`ranks` porters that have joined, all in this process."""
+    """Yields `ranks` connection managers that have joined a world, all in this process."""
     managers = [make_manager(address, streams=streams) for _ in range(ranks)]
     peer_infos = peer_infos_of(managers)
     members = [Rank(manager, rank) for rank, manager in enumerate(managers)]
@@ -175,12 +175,12 @@ def world(
 def wait_until(condition: Callable[[], object], in_s: float = 5.0) -> None:
     deadline = time.monotonic() + in_s
     while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.002)
 
 
 def exchange(one: Recorder, other: Recorder, me: int, peer: int, kind: int = 0) -> None:
-    """Shows that the connections between two ranks of a group are those that they think."""
+    """Checks that two ranks of a group agree on the connections between them."""
     (streams,) = one.streams | other.streams
     for stream in range(streams):
         here, there = one.sockets[peer, kind, stream], other.sockets[me, kind, stream]

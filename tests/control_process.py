@@ -1,9 +1,13 @@
-"""One rank of the links as a process of its own: says on stdout, as JSON, what happens to it.
+"""One rank's connection manager as a process, which reports events on stdout as JSON.
 
-`link_process.py RANK SIZE ADDRESS` writes where it listens, reads all contacts from stdin, joins,
-and enters one group of all. Lines that it reads then: `anxious` (from now on it waits for the
-others and hears what they called), `reach`, `pump` (bytes over every connection, both ways, for
-ever), `flowing` (do bytes still come?), `quit`.
+`control_process.py RANK SIZE ADDRESS` reports its address, reads all addresses from stdin, joins,
+and enters one group of all ranks. Then it reads commands, one a line:
+
+- `overdue`: from now on it waits for the others, and so queries their last calls
+- `reach`: connects to all ranks
+- `pump`: sends and receives on every connection, for ever
+- `flowing`: reports whether bytes still arrive
+- `quit`: ends
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ _QUERY_PAUSE_S = 0.1
 
 
 class ReportingRecorder(Recorder):
-    """Says what it is told."""
+    """Reports its calls."""
 
     received_at = 0.0
 
@@ -73,7 +77,7 @@ class ReportingRecorder(Recorder):
 
 
 def report(event: str, **facts: Any) -> None:
-    # One write: threads tell at once.
+    # One write: threads report concurrently.
     sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n")
     sys.stdout.flush()
 
@@ -90,7 +94,7 @@ def main(rank: int, size: int, address: str) -> None:
     manager.enter(b"all", range(size), rank, end)
     report("joined")
     for line in sys.stdin:
-        if line == "anxious\n":
+        if line == "overdue\n":
             threading.Thread(target=end.be_overdue, daemon=True).start()
         elif line == "reach\n":
             manager.reach(b"all", range(size), 0)
@@ -104,7 +108,7 @@ def main(rank: int, size: int, address: str) -> None:
 
 
 class RankProcess:
-    """The other side of it: the process as a test sees it."""
+    """A rank's process, as a test controls it."""
 
     def __init__(self, words: Sequence[str], start: Callable[..., subprocess.Popen[str]]) -> None:
         self.process = start(
@@ -124,7 +128,7 @@ class RankProcess:
         self.process.stdin.flush()
 
     def expect(self, event: str, in_s: float = 10.0) -> dict[str, Any]:
-        """The first such event, which may have been long ago."""
+        """Returns the first such event, even an old one."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.count(event), in_s), (event, self.events)
             return next(one for one in self.events if one["event"] == event)
@@ -149,7 +153,7 @@ class RankProcess:
 
 
 def join_all(ranks: Sequence[RankProcess]) -> None:
-    """Hands the contacts round, and waits until all have joined."""
+    """Sends all addresses to all ranks, and waits until all have joined."""
     peer_infos = json.dumps([rank.expect("listens", 20)["address"] for rank in ranks])
     for rank in ranks:
         rank.send(peer_infos)

@@ -1,4 +1,4 @@
-"""Ranks of several pretended hosts, as threads of this process that connect over loopback."""
+"""Ranks of several simulated hosts, as threads of this process that connect over loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def spanning(
     timeout_s: float = 40.0,
     address: str = "127.0.0.1",
 ) -> list[Any]:
-    """`body(comm)` on a rank for each of the environments: what it returned or raised."""
+    """Runs `body(comm)` on one rank per environment; returns each result or exception."""
     rendezvous = f"tcp://{address}:{free_port()}"
 
     def rank_body(rank: int) -> Any:
@@ -50,7 +50,7 @@ def _join(
 
 
 class World:
-    """A rank on each of these hosts: their communicators, for one thread. Close it after use."""
+    """Communicators of one rank per entry of `hosts`, for one thread. Close it after use."""
 
     def __init__(self, hosts: Sequence[int], *, timeout_s: float) -> None:
         rendezvous = f"tcp://127.0.0.1:{free_port()}"
@@ -63,7 +63,7 @@ class World:
             self.comms = list(pool.map(joined, range(len(hosts))))
 
     def abort(self) -> None:
-        """Ends what is under way, then closes."""
+        """Ends pending calls, then closes."""
         self.comms[0].abort("a test has failed")
         self.close()
 

@@ -1,9 +1,9 @@
-"""Ranks that shrink a group, as states: what happens to them, in any order that a test chooses.
+"""Ranks that shrink a group, as states, with events in any order that a test chooses.
 
-A world delivers their messages in any order that keeps those of a pair in order, kills ranks
-between any two actions, and stops some for so long that the others take them for lost. What a rank
-sees when it looks may be old when it thinks about it. Its ledger is one word, or votes of hosts
-that are asked for one by one, over links that may be cut.
+A world delivers the messages of each pair of ranks in order, but otherwise in any order. It kills
+ranks between any two actions, and stops some for so long that the others think them lost. An
+observation may be old when its rank handles it. The ledger is one word, or consists of votes of
+hosts that are requested one by one, over links that may be cut.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TIMEOUT_S = 10.0
 
 
 class Forming:
-    """A group that is being formed: all enter, then its first member tells the others."""
+    """A group that is being formed: all enter, then the first member completes it on the others."""
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self.members = members
@@ -52,7 +52,7 @@ class Forming:
 
 
 class World:
-    """Ranks, what is on its way between them, and the ledger."""
+    """Ranks, the messages between them, and the ledger."""
 
     def __init__(self, ranks: int, *, exclude: frozenset[int]) -> None:
         self.ranks, self.exclude = ranks, exclude
@@ -68,7 +68,7 @@ class World:
         self.outcomes: dict[int, tuple[int, tuple[int, ...]] | None] = {}
         self.seen: dict[int, Observation] = {}
 
-    # ---- what can happen to a rank
+    # ---- events of a rank
 
     def start(self, rank: int) -> None:
         self.states[rank] = agreement.begin(
@@ -119,7 +119,7 @@ class World:
                 self.outcomes[rank] = None
 
     def form(self, rank: int, *, good: bool) -> bool:
-        """Ends the forming of a group on this rank, if it can end so."""
+        """Ends the forming of a group on this rank, if this result is possible."""
         ballot, since = self.forming[rank]
         forming_group = self.formings[ballot]
         lost = any(r in self.dead or r in self.outcomes for r in forming_group.members)
@@ -137,7 +137,7 @@ class World:
         return True
 
     def moves(self) -> list[Callable[[], Any]]:
-        """What can happen next, but for time, deaths and stops."""
+        """Returns all possible next steps, except time, deaths and stops."""
         found: list[Callable[[], Any]] = []
         for rank in filter(self.runs, range(self.ranks)):
             if self.todo[rank]:
@@ -157,10 +157,10 @@ class World:
                 ]
         return found
 
-    # ---- the end
+    # ---- end
 
     def settle(self) -> None:
-        """Lets all that live come to an end, in a fair order and within bounded time."""
+        """Lets all live ranks end, in a fair order and within bounded time."""
         self.stopped.clear()
         for rank in range(self.ranks):
             if rank not in self.states and rank not in self.dead | self.exclude:
@@ -173,7 +173,7 @@ class World:
         raise AssertionError(f"no end: {self.states}")
 
     def round(self) -> None:
-        """Every rank that runs does all that it can, once."""
+        """Lets every running rank take all its possible steps once."""
         for rank in filter(self.runs, range(self.ranks)):
             while self.todo[rank] and self.runs(rank):
                 self.act(rank)
@@ -187,7 +187,8 @@ class World:
                     self.observe(rank)
 
     def check(self) -> list[int]:
-        """Those that go on: they have one answer, and all are in it."""
+        """Returns the ranks of the new group; checks that they agree on it and that all are
+        members."""
         finished = {rank: found for rank, found in self.outcomes.items() if found is not None}
         assert len(set(finished.values())) <= 1, finished
         for rank, (_, members) in finished.items():
@@ -198,10 +199,10 @@ class World:
 
 
 class WorldOfHosts(World):
-    """Ranks of several hosts: what `SpanningTies` does, with the same votes and polls.
+    """Ranks of several hosts, with the votes and polls of `CrossHostTransport`.
 
-    `layout` names each rank's host. A rank that is out of reach may be dead, beyond a cut, or live
-    behind an address at which somebody else refuses: who dials it sees the same.
+    `layout` names each rank's host. A rank that is out of reach may be dead, beyond a cut, or alive
+    while another host refuses connections at its address: a dialer cannot distinguish these.
     """
 
     def __init__(self, layout: Sequence[int], exclude: frozenset[int] = frozenset()) -> None:
@@ -211,18 +212,18 @@ class WorldOfHosts(World):
             frozenset(r for r in range(self.ranks) if layout[r] == host) for host in set(layout)
         ]
         self.words: dict[int, int] = defaultdict(int)
-        """The vote of each host, in the memory that its ranks share."""
+        """The vote of each host, in its shared memory."""
         self.left: dict[int, int] = {}
-        """Who has left the old group, and the word as it was then."""
+        """Ranks that have left the old group, with their host's vote at that time."""
         self.polls: dict[int, _RankPoll] = {}
         self.requests: dict[tuple[int, int], deque[VoteRequest | VoteReply | None]] = defaultdict(
             deque
         )
         self.severed: set[tuple[int, int]] = set()
-        """Who does not reach whom; once cut, never again."""
+        """Pairs that cannot reach each other; a cut is final."""
 
     def cut(self, side: frozenset[int]) -> None:
-        """Nothing passes any more between the hosts of these ranks and the others."""
+        """Cuts the hosts of these ranks off from the others."""
         hosts = {self.layout[rank] for rank in side}
         within = {rank for rank in range(self.ranks) if self.layout[rank] in hosts}
         for a in within:
@@ -230,7 +231,7 @@ class WorldOfHosts(World):
                 self.sever(a, b)
 
     def sever(self, a: int, b: int) -> None:
-        """Two ranks reach each other no more, if they are on two hosts."""
+        """Cuts the connection of two ranks, if they are on two hosts."""
         if self.layout[a] != self.layout[b]:
             self.severed |= {(a, b), (b, a)}
         for pair in self.severed:
@@ -241,18 +242,18 @@ class WorldOfHosts(World):
         return self.dead | {other for other in range(self.ranks) if (rank, other) in self.severed}
 
     def can_start_again(self, rank: int) -> bool:
-        """Whether it gave up, and may try once more."""
+        """Returns whether a rank gave up and may try once more."""
         over = rank in self.outcomes and self.outcomes[rank] is None
         return over and rank not in self.dead and rank not in self.left
 
     def start(self, rank: int) -> None:
         self.outcomes.pop(rank, None)
-        for forming_group in self.formings.values():  # it has dropped what it had formed
+        for forming_group in self.formings.values():  # it has dropped the group that it had formed
             forming_group.entered.discard(rank)
         super().start(rank)
 
     def leave(self, rank: int) -> None:
-        """Has it closed the old group, after all was over for it."""
+        """Lets a rank leave the old group after its end."""
         self.left.setdefault(rank, self.words[self.layout[rank]])
 
     def view(self, rank: int) -> Observation:
@@ -286,7 +287,7 @@ class WorldOfHosts(World):
             self.check()
 
     def poll(self, rank: int) -> None:
-        """One look of a rank that asks for votes."""
+        """Runs one step of a rank that requests votes."""
         rank_poll = self.polls[rank]
         poll, action = rank_poll.poll, rank_poll.action
         if poll.request is not rank_poll.requested:
@@ -315,7 +316,7 @@ class WorldOfHosts(World):
                 self.requests[rank, to].append(request)
 
     def deliver_vote(self, source: int, to: int) -> None:
-        """Brings a question to a vote, or an answer to who asked."""
+        """Delivers a vote request or its reply."""
         match self.requests[source, to].popleft():
             case VoteRequest() as request if to in self.left:
                 vote = Vote.of(self.left[to])
@@ -336,7 +337,7 @@ class WorldOfHosts(World):
                 self.polls[to].voteless.add(source)
 
     def moves(self) -> list[Callable[[], Any]]:
-        """What can happen next, but for time, deaths, cuts and stops."""
+        """Returns all possible next steps, except time, deaths, cuts and stops."""
         asking = {rank for rank in self.polls if self.runs(rank)}
         found = [
             lambda s=source, t=to: self.deliver_vote(s, t)
@@ -363,7 +364,7 @@ class WorldOfHosts(World):
 
 @dataclass
 class _RankPoll:
-    """A rank's poll under way, the question that was sent last, and who has no vote."""
+    """A rank's pending poll, its latest request, and the ranks without a vote."""
 
     poll: Poll
     action: Advance

@@ -101,11 +101,11 @@ def test_the_store_checks_the_rank() -> None:
 import os
 from unisono.errors import RendezvousError
 from unisono.bootstrap.mpi_store import MpiStore
-board = MpiStore()
-rank = board.comm.rank
-os.write(1, f"{board.exchange(rank, 2, b'x' * (1 + rank), 5.0)}\\n".encode())
+store = MpiStore()
+rank = store.comm.rank
+os.write(1, f"{store.exchange(rank, 2, b'x' * (1 + rank), 5.0)}\\n".encode())
 try:
-    board.exchange(1 - rank, 2, b"", 5.0)
+    store.exchange(1 - rank, 2, b"", 5.0)
 except RendezvousError as error:
     os.write(1, f"{error}\\n".encode())
 """

@@ -158,7 +158,7 @@ def test_two_claims_to_one_rank_are_refused(rendezvous: str) -> None:
     all_are(outcomes, RendezvousError, "two processes claim to be rank 1 of 3 (127.0.0.1 port")
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_patience")
 def test_two_claims_to_rank_0_are_refused(rendezvous: str) -> None:
     outcomes = at_once(exchange(rendezvous, 0, 2, 1), exchange(rendezvous, 0, 2, 1))
     all_are(outcomes, RendezvousError, "")
@@ -229,7 +229,7 @@ def test_a_host_name_of_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
             exchange("tcp://node7:29400", rank, 2)()
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_patience")
 def test_an_unknown_host_name_is_reported() -> None:
     with pytest.raises(RendezvousError, match="rank 0 cannot listen there: "):
         exchange("tcp://no-such-host.invalid:29400", 0, 2)()
@@ -319,7 +319,7 @@ def test_the_oldest_of_too_many_strangers_is_closed(
     assert at_once(exchange(rendezvous, 0, 2), second) == [texts(2)] * 2
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize(
     ("first", "second"), [(SECRET, b"another"), (SECRET, None), (None, SECRET)]
 )
@@ -349,7 +349,7 @@ def test_another_secret_is_reported_soon_and_at_last_on_rank_0(rendezvous: str) 
     all_are(outcomes[:1], RendezvousError, "rejected connection came from 127.0.0.1 port")
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(100), b"A"])
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_a_listener_that_is_not_a_rank_is_refused(

@@ -216,13 +216,15 @@ def test_a_query_without_the_server_of_its_control_group_finds_departures() -> N
             for member in ranks[1:]:
                 pool.submit(
                     member.manager.form_control_group,
-                    b"a circle",
+                    b"a control group",
                     [1, 2, 3],
                     b"",
                     10,
                     lambda: None,
                 )
-        asking, _ = (ranks[rank].enter(GROUP, [2, 3], control_group=b"a circle") for rank in (2, 3))
+        asking, _ = (
+            ranks[rank].enter(GROUP, [2, 3], control_group=b"a control group") for rank in (2, 3)
+        )
         ranks[1].manager.close()
         ranks[3].manager.leave(GROUP)
         asking.raise_events(OVERDUE_EVENT)
@@ -451,7 +453,9 @@ def test_a_rank_that_ends_during_its_proof_is_missing_in_a_control_group() -> No
             with ThreadPoolExecutor(1) as pool:
                 ended = pool.submit(end_during_the_proof)
                 with pytest.raises(RendezvousError, match="closed the connection after our proof"):
-                    ranks[1].manager.form_control_group(b"a circle", [0, 1], b"", 10, lambda: None)
+                    ranks[1].manager.form_control_group(
+                        b"a control group", [0, 1], b"", 10, lambda: None
+                    )
                 ended.result()
 
 

@@ -62,10 +62,10 @@ def test_a_stopped_process_is_not_lost_but_late() -> None:
     with ranks_here(3) as ranks:
         ranks[1].process.send_signal(signal.SIGSTOP)
         for rank in (ranks[0], ranks[2]):
-            rank.send("anxious")
+            rank.send("overdue")
         time.sleep(3.5)  # longer than a host may be silent, but its kernel answers
         ranks[1].process.send_signal(signal.SIGCONT)
-        ranks[1].send("anxious")
+        ranks[1].send("overdue")
         for rank in ranks:
             while rank.count("heard") < 2:
                 rank.expect("heard")
@@ -111,7 +111,7 @@ def ranks_on(lab: Any) -> Iterator[list[RankProcess]]:
 def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bool) -> None:
     with ranks_on(lab) as ranks:
         for rank in ranks:
-            rank.send("anxious")
+            rank.send("overdue")
         time.sleep(0.7)
         cut_at = time.monotonic()
         lab.cut(victim, carrier=carrier)
@@ -126,7 +126,7 @@ def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("met", [True, False])
+@pytest.mark.parametrize("connected", [True, False])
 def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, connected: bool) -> None:
     """Also if the two ranks have not yet connected for last-call queries."""
     with ranks_on(lab) as ranks:
@@ -135,12 +135,12 @@ def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, connected: bool) ->
         for rank in ranks[1:]:
             rank.expect("left")
             if connected:
-                rank.send("anxious")
+                rank.send("overdue")
                 rank.expect("heard")
         cut_at = time.monotonic()
         lab.cut(2)
         for rank in ranks[1:]:
-            rank.send("anxious")
+            rank.send("overdue")
         for number, rank in enumerate(ranks[1:], 1):
             failed = rank.expect("failed", 8)
             assert failed["fault"] == Fault.PEER_LOST
@@ -157,7 +157,7 @@ def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None
     with ranks_on(lab) as ranks:
         if waiting:
             for rank in ranks:
-                rank.send("anxious")
+                rank.send("overdue")
         for _ in range(2):
             time.sleep(1.2)
             lab.cut(1, carrier=carrier)
@@ -166,7 +166,7 @@ def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None
         time.sleep(1.5)
         assert not any(rank.count("failed") for rank in ranks)
         for rank in ranks:  # they still exchange messages
-            rank.send("anxious")
+            rank.send("overdue")
         for rank in ranks:
             rank.expect("heard")
 

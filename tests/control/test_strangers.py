@@ -76,7 +76,7 @@ def test_a_port_scan_is_logged_once(job: list[Rank], caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 2,
         random.Random(1).randbytes(4096),
@@ -160,7 +160,7 @@ def test_a_crowd_of_strangers_makes_room(job: list[Rank]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         Introduction(kind=ConnectionKind.COLLECTIVES, rank=2, pid=1),
         Introduction(kind=ConnectionKind.COLLECTIVES, rank=0, pid=1),

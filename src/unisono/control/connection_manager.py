@@ -98,7 +98,7 @@ class ConnectionManager:
             timeout_s=timeout_s,
         )
         joined = self._world_connections = WorldConnections(self._loop, self._listeners, config)
-        self._loop.start(f"unisono-porter-{rank}")
+        self._loop.start(f"unisono-connections-{rank}")
         self._loop.call(joined.begin)
         try:
             joined.wait()
