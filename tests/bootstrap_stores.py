@@ -1,4 +1,4 @@
-"""Ranks as threads that exchange texts through bootstrap stores."""
+"""Ranks as threads that use bootstrap stores, for the tests of the stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Runs the calls at once. Returns each call's result or error."""
+    """Returns the result or exception of each call; the calls run at once."""
 
     def outcome(call: Callable[[], Any]) -> Any:
         try:
@@ -24,21 +24,21 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Returns a port that no process uses."""
+    """Returns an unused port."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         listener.bind((address, 0))
         return int(listener.getsockname()[1])
 
 
 def all_are(outcomes: Sequence[Any], error: type[Exception], text: str) -> None:
-    """Asserts that every outcome is an error of this type with this text."""
+    """Checks that every outcome is this error and contains this text."""
     for outcome in outcomes:
         assert isinstance(outcome, error), outcomes
         assert text in str(outcome), outcomes
 
 
 class Dictionary:
-    """A store in the memory of this process."""
+    """A key-value store in the memory of this process."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

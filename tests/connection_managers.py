@@ -1,4 +1,4 @@
-"""Connection managers in one process, with fake native groups that record the calls they get."""
+"""Connection managers in one process, with native groups that only record their calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORLD = b"a world of the tests"
 
 
 class Recorder:
-    """A fake native group: records its calls and keeps the sockets."""
+    """A native group, as a connection manager uses it; records calls and keeps the sockets."""
 
     def __init__(self) -> None:
         self.sockets: dict[tuple[int, int, int], socket.socket] = {}
@@ -28,7 +28,7 @@ class Recorder:
         self.left: set[int] = set()
         self.calls: dict[int, bytes] = {}
         self.last_call = b"nothing"
-        self.lookers = 0
+        self.queries = 0
         self.vote = 0
         self._failure: tuple[int, str] | None = None
         self.failed_at = 0.0
@@ -53,8 +53,8 @@ class Recorder:
         self.left.add(peer)
 
     def fail(self, fault: int, text: str) -> None:
-        if fault not in list(Fault):  # like the core
-            raise UnisonoError(f"fault: expected a known number, got {fault}")
+        if fault not in list(Fault):  # as the core does
+            raise UnisonoError(f"fault: expected a number that is known, got {fault}")
         if self._failure is None:
             self._failure = (fault, text)
             self.failed_at = time.monotonic()
@@ -63,7 +63,7 @@ class Recorder:
         return self._failure
 
     def called(self) -> bytes:
-        self.lookers += 1
+        self.queries += 1
         return self.last_call
 
     def heard(self, peer: int, called: bytes) -> None:
@@ -101,11 +101,11 @@ class Recorder:
         os.close(self._fd)
 
 
-class Place:
-    """One rank: its connection manager, and a recorder for each group that it has entered."""
+class Rank:
+    """One rank: its connection manager, and a recorder for each group that it entered."""
 
-    def __init__(self, porter: ConnectionManager, rank: int) -> None:
-        self.porter, self.rank = porter, rank
+    def __init__(self, manager: ConnectionManager, rank: int) -> None:
+        self.manager, self.rank = manager, rank
         self.ends: dict[bytes, Recorder] = {}
 
     def enter(
@@ -113,10 +113,10 @@ class Place:
         group: bytes,
         members: Sequence[int],
         end: Recorder | None = None,
-        circle: bytes | None = None,
+        control_group: bytes | None = None,
     ) -> Recorder:
         end = self.ends[group] = end or Recorder()
-        self.porter.enter(group, members, list(members).index(self.rank), end, circle)
+        self.manager.enter(group, members, list(members).index(self.rank), end, control_group)
         return end
 
     @staticmethod
@@ -124,12 +124,12 @@ class Place:
         return tag_of(group)
 
     def close(self) -> None:
-        self.porter.close()
+        self.manager.close()
         for end in self.ends.values():
             end.close()
 
 
-def make_porter(
+def make_manager(
     address: str | Sequence[str] = "127.0.0.1",
     *,
     streams: int = 1,
@@ -144,43 +144,43 @@ def make_porter(
     )
 
 
-def contacts_of(porters: Sequence[ConnectionManager]) -> list[PeerInfo]:
-    return [PeerInfo(rank=i, host=i, addresses=p.bound) for i, p in enumerate(porters)]
+def peer_infos_of(managers: Sequence[ConnectionManager]) -> list[PeerInfo]:
+    return [PeerInfo(rank=i, host=i, addresses=p.bound) for i, p in enumerate(managers)]
 
 
 @contextlib.contextmanager
 def world(
     ranks: int, address: str | Sequence[str] = "127.0.0.1", *, streams: int = 1
-) -> Iterator[list[Place]]:
-    """Makes connection managers for `ranks` ranks that have joined, all in this process."""
-    porters = [make_porter(address, streams=streams) for _ in range(ranks)]
-    contacts = contacts_of(porters)
-    places = [Place(porter, rank) for rank, porter in enumerate(porters)]
+) -> Iterator[list[Rank]]:
+    """Yields `ranks` connection managers that have joined a world, all in this process."""
+    managers = [make_manager(address, streams=streams) for _ in range(ranks)]
+    peer_infos = peer_infos_of(managers)
+    members = [Rank(manager, rank) for rank, manager in enumerate(managers)]
     try:
         with ThreadPoolExecutor(ranks) as pool:
             joining = [
                 pool.submit(
-                    p.join, world=WORLD, secret=SECRET, rank=r, contacts=contacts, timeout_s=20
+                    p.join, world=WORLD, secret=SECRET, rank=r, peer_infos=peer_infos, timeout_s=20
                 )
-                for r, p in enumerate(porters)
+                for r, p in enumerate(managers)
             ]
             for one in joining:
                 one.result()
-        yield places
+        yield members
     finally:
         with ThreadPoolExecutor(ranks) as pool:
-            list(pool.map(Place.close, places))
+            list(pool.map(Rank.close, members))
 
 
-def wait_until(true: Callable[[], object], in_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], object], in_s: float = 5.0) -> None:
     deadline = time.monotonic() + in_s
-    while not true():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.002)
 
 
 def exchange(one: Recorder, other: Recorder, me: int, peer: int, kind: int = 0) -> None:
-    """Asserts that two ranks of a group are connected to each other, not to other ranks."""
+    """Checks that two ranks of a group agree on the connections between them."""
     (streams,) = one.streams | other.streams
     for stream in range(streams):
         here, there = one.sockets[peer, kind, stream], other.sockets[me, kind, stream]

@@ -1,9 +1,13 @@
-"""One rank with a connection manager, as its own process. It prints events on stdout as JSON.
+"""One rank's connection manager as a process, which reports events on stdout as JSON.
 
-`control_process.py RANK SIZE ADDRESS` prints its listening address, reads all contacts from stdin,
-joins, and enters one group of all ranks. Then it reads commands: `anxious` (makes it wait for the
-other ranks, so that it gets their last calls), `reach`, `pump` (sends bytes over every connection
-both ways, without end), `flowing` (prints whether bytes still arrive), `quit`.
+`control_process.py RANK SIZE ADDRESS` reports its address, reads all addresses from stdin, joins,
+and enters one group of all ranks. Then it reads commands, one a line:
+
+- `overdue`: from now on it waits for the others, and so queries their last calls
+- `reach`: connects to all ranks
+- `pump`: sends and receives on every connection, for ever
+- `flowing`: reports whether bytes still arrive
+- `quit`: ends
 """
 
 from __future__ import annotations
@@ -18,14 +22,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from connection_managers import SECRET, Recorder, make_porter
-from unisono.control.group_endpoint import ANXIOUS_EVENT, PeerInfo
+from connection_managers import SECRET, Recorder, make_manager
+from unisono.control.group_endpoint import OVERDUE_EVENT, PeerInfo
 
-_ASK_S = 0.1
+_QUERY_PAUSE_S = 0.1
 
 
-class Telling(Recorder):
-    """Prints every call that it gets."""
+class ReportingRecorder(Recorder):
+    """Reports its calls."""
 
     received_at = 0.0
 
@@ -33,19 +37,19 @@ class Telling(Recorder):
         self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: object = None
     ) -> None:
         super().attach(peer, kind, stream, streams, fd, tls)
-        tell("attached", peer=peer)
+        report("attached", peer=peer)
 
     def fail(self, fault: int, text: str) -> None:
         if self.failure() is None:
-            tell("failed", fault=fault, text=text)
+            report("failed", fault=fault, text=text)
         super().fail(fault, text)
 
     def peer_left(self, peer: int) -> None:
-        tell("left", peer=peer)
+        report("left", peer=peer)
 
     def heard(self, peer: int, called: bytes) -> None:
         if peer not in self.calls:
-            tell("heard", peer=peer)
+            report("heard", peer=peer)
         super().heard(peer, called)
 
     def pump(self) -> None:
@@ -59,52 +63,52 @@ class Telling(Recorder):
             while True:
                 sock.sendall(bytes(1 << 16))
         except OSError as error:
-            tell("broken", error=error.strerror)
+            report("broken", error=error.strerror)
 
     def _receive(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while sock.recv(1 << 20):
                 self.received_at = time.monotonic()
 
-    def be_anxious(self) -> None:
+    def be_overdue(self) -> None:
         while self.failure() is None:
-            self.raise_events(ANXIOUS_EVENT)
-            time.sleep(_ASK_S)
+            self.raise_events(OVERDUE_EVENT)
+            time.sleep(_QUERY_PAUSE_S)
 
 
-def tell(event: str, **facts: Any) -> None:
-    # One write per line, since several threads print.
+def report(event: str, **facts: Any) -> None:
+    # One write: threads report concurrently.
     sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n")
     sys.stdout.flush()
 
 
 def main(rank: int, size: int, address: str) -> None:
-    porter = make_porter(address)
-    tell("listens", address=porter.bound[0])
-    contacts = [
+    manager = make_manager(address)
+    report("listens", address=manager.bound[0])
+    peer_infos = [
         PeerInfo(rank=number, host=number, addresses=((host, port),))
         for number, (host, port) in enumerate(json.loads(sys.stdin.readline()))
     ]
-    porter.join(world=b"processes", secret=SECRET, rank=rank, contacts=contacts, timeout_s=20)
-    end = Telling()
-    porter.enter(b"all", range(size), rank, end)
-    tell("joined")
+    manager.join(world=b"processes", secret=SECRET, rank=rank, peer_infos=peer_infos, timeout_s=20)
+    end = ReportingRecorder()
+    manager.enter(b"all", range(size), rank, end)
+    report("joined")
     for line in sys.stdin:
-        if line == "anxious\n":
-            threading.Thread(target=end.be_anxious, daemon=True).start()
+        if line == "overdue\n":
+            threading.Thread(target=end.be_overdue, daemon=True).start()
         elif line == "reach\n":
-            porter.reach(b"all", range(size), 0)
+            manager.reach(b"all", range(size), 0)
         elif line == "pump\n":
             end.pump()
         elif line == "flowing\n":
-            tell("flowing", still=time.monotonic() - end.received_at < 0.5)
+            report("flowing", still=time.monotonic() - end.received_at < 0.5)
         elif line == "quit\n":
             break
-    porter.close()
+    manager.close()
 
 
-class LinkProcess:
-    """The process as a test uses it."""
+class RankProcess:
+    """A rank's process, as a test controls it."""
 
     def __init__(self, words: Sequence[str], start: Callable[..., subprocess.Popen[str]]) -> None:
         self.process = start(
@@ -118,13 +122,13 @@ class LinkProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def expect(self, event: str, in_s: float = 10.0) -> dict[str, Any]:
-        """Returns the first such event; it may have happened long ago."""
+        """Returns the first such event, even an old one."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.count(event), in_s), (event, self.events)
             return next(one for one in self.events if one["event"] == event)
@@ -148,11 +152,11 @@ class LinkProcess:
                 self._changed.notify_all()
 
 
-def join_all(ranks: Sequence[LinkProcess]) -> None:
-    """Distributes the contacts, and waits until all have joined."""
-    contacts = json.dumps([rank.expect("listens", 20)["address"] for rank in ranks])
+def join_all(ranks: Sequence[RankProcess]) -> None:
+    """Sends all addresses to all ranks, and waits until all have joined."""
+    peer_infos = json.dumps([rank.expect("listens", 20)["address"] for rank in ranks])
     for rank in ranks:
-        rank.say(contacts)
+        rank.send(peer_infos)
     for rank in ranks:
         rank.expect("joined", 20)
 

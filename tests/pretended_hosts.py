@@ -1,4 +1,4 @@
-"""Ranks of several pretended hosts: threads of this process, connected over loopback."""
+"""Ranks of several simulated hosts, as threads of this process that connect over loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def spanning(
     timeout_s: float = 40.0,
     address: str = "127.0.0.1",
 ) -> list[Any]:
-    """Runs `body(comm)` on one rank per environment. Returns each rank's result or error."""
+    """Runs `body(comm)` on one rank per environment; returns each result or exception."""
     rendezvous = f"tcp://{address}:{free_port()}"
 
     def rank_body(rank: int) -> Any:
@@ -50,9 +50,7 @@ def _join(
 
 
 class World:
-    """One rank on each of these hosts, with its communicator, for use from one thread. Close it
-    after use.
-    """
+    """Communicators of one rank per entry of `hosts`, for one thread. Close it after use."""
 
     def __init__(self, hosts: Sequence[int], *, timeout_s: float) -> None:
         rendezvous = f"tcp://127.0.0.1:{free_port()}"

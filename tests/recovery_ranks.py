@@ -1,9 +1,9 @@
-"""A model of ranks that shrink a group: states and events, in any order that a test chooses.
+"""Ranks that shrink a group, as states, with events in any order that a test chooses.
 
-A world delivers messages in any order that keeps the order of each pair of ranks. It kills ranks
-between any two actions, and stops some for so long that the others treat them as lost. The state
-that a rank reads may be old when the rank acts on it. The agreement uses one word in memory, or
-votes of hosts that are requested one by one, over links that may be cut.
+A world delivers the messages of each pair of ranks in order, but otherwise in any order. It kills
+ranks between any two actions, and stops some for so long that the others think them lost. An
+observation may be old when its rank handles it. The ledger is one word, or consists of votes of
+hosts that are requested one by one, over links that may be cut.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from unisono.control.vote import (
     VoteReply,
     VoteRequest,
     cast_in,
-    read_answer,
-    read_ask,
+    unpack_reply,
+    unpack_request,
 )
 from unisono.recovery import agreement
 from unisono.recovery.agreement import (
@@ -32,8 +32,8 @@ from unisono.recovery.agreement import (
     Form,
     Formed,
     GiveUp,
-    Heard,
-    Look,
+    Observation,
+    Received,
     Send,
 )
 from unisono.recovery.messages import pack, unpack
@@ -42,17 +42,17 @@ from unisono.recovery.quorum import Poll, entry_of
 TIMEOUT_S = 10.0
 
 
-class Meeting:
-    """A group in formation: all members enter, then the first member reports to the others."""
+class Forming:
+    """A group that is being formed: all enter, then the first member completes it on the others."""
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self.members = members
         self.entered: set[int] = set()
-        self.told: set[int] = set()
+        self.result: set[int] = set()
 
 
 class World:
-    """Ranks, the messages between them, and the agreed word."""
+    """Ranks, the messages between them, and the ledger."""
 
     def __init__(self, ranks: int, *, exclude: frozenset[int]) -> None:
         self.ranks, self.exclude = ranks, exclude
@@ -61,16 +61,16 @@ class World:
         self.dead: set[int] = set()
         self.stopped: set[int] = set()
         self.todo: dict[int, deque[agreement.Action]] = defaultdict(deque)
-        self.mail: dict[tuple[int, int], deque[Any]] = defaultdict(deque)
+        self.messages: dict[tuple[int, int], deque[Any]] = defaultdict(deque)
         self.ledger = 0
-        self.meetings: dict[int, Meeting] = {}
+        self.formings: dict[int, Forming] = {}
         self.forming: dict[int, tuple[int, float]] = {}
         self.outcomes: dict[int, tuple[int, tuple[int, ...]] | None] = {}
-        self.seen: dict[int, Look] = {}
+        self.seen: dict[int, Observation] = {}
 
     # ---- events of a rank
 
-    def come(self, rank: int) -> None:
+    def start(self, rank: int) -> None:
         self.states[rank] = agreement.begin(
             rank=rank, ranks=self.ranks, timeout_s=TIMEOUT_S, now=self.now, exclude=self.exclude
         )
@@ -83,34 +83,34 @@ class World:
         self.states[rank], actions = agreement.step(self.states[rank], event, self.now)
         self.todo[rank] += actions
 
-    def look(self, rank: int) -> None:
+    def observe(self, rank: int) -> None:
         self.step(rank, self.view(rank))
 
-    def glance(self, rank: int) -> None:
+    def observe_late(self, rank: int) -> None:
         self.seen[rank] = self.view(rank)
 
-    def view(self, rank: int) -> Look:
+    def view(self, rank: int) -> Observation:
         lost = self.dead | {r for r, found in self.outcomes.items() if found is None}
-        return Look(gone=frozenset(lost), entry=self.ledger)
+        return Observation(gone=frozenset(lost), entry=self.ledger)
 
     def deliver(self, source: int, rank: int) -> None:
-        self.step(rank, Heard(source=source, message=self.mail[source, rank].popleft()))
+        self.step(rank, Received(source=source, message=self.messages[source, rank].popleft()))
 
     def act(self, rank: int) -> None:
         match self.todo[rank].popleft():
             case Send(to=to, message=message):
                 assert unpack(pack(message), self.ranks) == message
-                self.mail[rank, to].append(message)
+                self.messages[rank, to].append(message)
             case Advance(expected=expected, desired=desired):
                 seen = self.ledger
                 if seen == expected:
                     self.ledger = desired
                 self.step(rank, Advanced(expected=expected, desired=desired, seen=seen))
             case Form(ballot=ballot, members=members):
-                meeting = self.meetings.setdefault(ballot, Meeting(members))
-                assert meeting.members == members, "one ballot, two groups"
-                assert rank not in meeting.entered, "one ballot, two orders"
-                meeting.entered.add(rank)
+                forming_group = self.formings.setdefault(ballot, Forming(members))
+                assert forming_group.members == members, "one ballot, two groups"
+                assert rank not in forming_group.entered, "one ballot, two orders"
+                forming_group.entered.add(rank)
                 self.forming[rank] = (ballot, self.now)
             case Finish():
                 state = self.states[rank]
@@ -119,17 +119,17 @@ class World:
                 self.outcomes[rank] = None
 
     def form(self, rank: int, *, good: bool) -> bool:
-        """Ends the formation of a group on this rank, if it can end with this result."""
+        """Ends the forming of a group on this rank, if this result is possible."""
         ballot, since = self.forming[rank]
-        meeting = self.meetings[ballot]
-        lost = any(r in self.dead or r in self.outcomes for r in meeting.members)
+        forming_group = self.formings[ballot]
+        lost = any(r in self.dead or r in self.outcomes for r in forming_group.members)
         if not good:
             can_be = lost or self.now >= since + TIMEOUT_S
-        elif rank == meeting.members[0]:
-            can_be = meeting.entered == set(meeting.members)
-            meeting.told |= meeting.entered if can_be else set()
+        elif rank == forming_group.members[0]:
+            can_be = forming_group.entered == set(forming_group.members)
+            forming_group.result |= forming_group.entered if can_be else set()
         else:
-            can_be = rank in meeting.told
+            can_be = rank in forming_group.result
         if not can_be:
             return False
         del self.forming[rank]
@@ -137,7 +137,7 @@ class World:
         return True
 
     def moves(self) -> list[Callable[[], Any]]:
-        """Returns the possible next actions, except for time, deaths and stops."""
+        """Returns all possible next steps, except time, deaths and stops."""
         found: list[Callable[[], Any]] = []
         for rank in filter(self.runs, range(self.ranks)):
             if self.todo[rank]:
@@ -146,25 +146,25 @@ class World:
                 found.append(lambda rank=rank: self.form(rank, good=True))
                 found.append(lambda rank=rank: self.form(rank, good=False))
             else:
-                found.append(lambda rank=rank: self.look(rank))
-                found.append(lambda rank=rank: self.glance(rank))
+                found.append(lambda rank=rank: self.observe(rank))
+                found.append(lambda rank=rank: self.observe_late(rank))
                 if rank in self.seen:
                     found.append(lambda rank=rank: self.step(rank, self.seen.pop(rank)))
                 found += [
                     lambda source=source, rank=rank: self.deliver(source, rank)
                     for source in range(self.ranks)
-                    if self.mail[source, rank]
+                    if self.messages[source, rank]
                 ]
         return found
 
-    # ---- the end
+    # ---- end
 
     def settle(self) -> None:
-        """Runs all living ranks to their end, in a fair order and in bounded time."""
+        """Lets all live ranks end, in a fair order and within bounded time."""
         self.stopped.clear()
         for rank in range(self.ranks):
             if rank not in self.states and rank not in self.dead | self.exclude:
-                self.come(rank)
+                self.start(rank)
         for _ in range(400):
             self.round()
             if not any(map(self.runs, range(self.ranks))):
@@ -173,7 +173,7 @@ class World:
         raise AssertionError(f"no end: {self.states}")
 
     def round(self) -> None:
-        """Lets every running rank do each of its possible actions once."""
+        """Lets every running rank take all its possible steps once."""
         for rank in filter(self.runs, range(self.ranks)):
             while self.todo[rank] and self.runs(rank):
                 self.act(rank)
@@ -181,29 +181,28 @@ class World:
                 self.form(rank, good=False)
             if self.runs(rank) and rank not in self.forming:
                 for source in range(self.ranks):
-                    while self.mail[source, rank] and not self.todo[rank]:
+                    while self.messages[source, rank] and not self.todo[rank]:
                         self.deliver(source, rank)
                 if not self.todo[rank]:
-                    self.look(rank)
+                    self.observe(rank)
 
     def check(self) -> list[int]:
-        """Returns the ranks that go on; asserts that they agree on one group that contains them
-        all.
-        """
-        gone_on = {rank: found for rank, found in self.outcomes.items() if found is not None}
-        assert len(set(gone_on.values())) <= 1, gone_on
-        for rank, (_, members) in gone_on.items():
+        """Returns the ranks of the new group; checks that they agree on it and that all are
+        members."""
+        finished = {rank: found for rank, found in self.outcomes.items() if found is not None}
+        assert len(set(finished.values())) <= 1, finished
+        for rank, (_, members) in finished.items():
             assert rank in members
             assert list(members) == sorted(members)
             assert not self.exclude & set(members)
-        return sorted(gone_on)
+        return sorted(finished)
 
 
-class SpanningWorld(World):
-    """Ranks of several hosts, with the votes and polls of recovery across hosts.
+class WorldOfHosts(World):
+    """Ranks of several hosts, with the votes and polls of `CrossHostTransport`.
 
-    `layout` is each rank's host. An unreachable rank may be dead, behind a partition, or alive with
-    an address at which another process refuses connections. All three appear equal to other ranks.
+    `layout` names each rank's host. A rank that is out of reach may be dead, beyond a cut, or alive
+    while another host refuses connections at its address: a dialer cannot distinguish these.
     """
 
     def __init__(self, layout: Sequence[int], exclude: frozenset[int] = frozenset()) -> None:
@@ -213,18 +212,18 @@ class SpanningWorld(World):
             frozenset(r for r in range(self.ranks) if layout[r] == host) for host in set(layout)
         ]
         self.words: dict[int, int] = defaultdict(int)
-        """The vote of each host, in the memory that its ranks share."""
+        """The vote of each host, in its shared memory."""
         self.left: dict[int, int] = {}
-        """Ranks that have left the old group, with the word at that time."""
-        self.polls: dict[int, _Polling] = {}
-        self.questions: dict[tuple[int, int], deque[VoteRequest | VoteReply | None]] = defaultdict(
+        """Ranks that have left the old group, with their host's vote at that time."""
+        self.polls: dict[int, _RankPoll] = {}
+        self.requests: dict[tuple[int, int], deque[VoteRequest | VoteReply | None]] = defaultdict(
             deque
         )
-        self.apart: set[tuple[int, int]] = set()
-        """Pairs of ranks that do not reach each other; a cut is permanent."""
+        self.severed: set[tuple[int, int]] = set()
+        """Pairs that cannot reach each other; a cut is final."""
 
     def cut(self, side: frozenset[int]) -> None:
-        """Cuts all links between the hosts of these ranks and the others."""
+        """Cuts the hosts of these ranks off from the others."""
         hosts = {self.layout[rank] for rank in side}
         within = {rank for rank in range(self.ranks) if self.layout[rank] in hosts}
         for a in within:
@@ -232,35 +231,35 @@ class SpanningWorld(World):
                 self.sever(a, b)
 
     def sever(self, a: int, b: int) -> None:
-        """Cuts the link between two ranks, if they are on two hosts."""
+        """Cuts the connection of two ranks, if they are on two hosts."""
         if self.layout[a] != self.layout[b]:
-            self.apart |= {(a, b), (b, a)}
-        for pair in self.apart:
-            self.mail[pair].clear()
-            self.questions[pair].clear()
+            self.severed |= {(a, b), (b, a)}
+        for pair in self.severed:
+            self.messages[pair].clear()
+            self.requests[pair].clear()
 
-    def unreached(self, rank: int) -> set[int]:
-        return self.dead | {other for other in range(self.ranks) if (rank, other) in self.apart}
+    def unreachable(self, rank: int) -> set[int]:
+        return self.dead | {other for other in range(self.ranks) if (rank, other) in self.severed}
 
-    def can_come_again(self, rank: int) -> bool:
-        """Returns True if the rank gave up and may try once more."""
+    def can_start_again(self, rank: int) -> bool:
+        """Returns whether a rank gave up and may try once more."""
         over = rank in self.outcomes and self.outcomes[rank] is None
         return over and rank not in self.dead and rank not in self.left
 
-    def come(self, rank: int) -> None:
+    def start(self, rank: int) -> None:
         self.outcomes.pop(rank, None)
-        for meeting in self.meetings.values():  # the rank has dropped the group that it had formed
-            meeting.entered.discard(rank)
-        super().come(rank)
+        for forming_group in self.formings.values():  # it has dropped the group that it had formed
+            forming_group.entered.discard(rank)
+        super().start(rank)
 
     def leave(self, rank: int) -> None:
-        """Makes the rank close the old group after its recovery has ended."""
+        """Lets a rank leave the old group after its end."""
         self.left.setdefault(rank, self.words[self.layout[rank]])
 
-    def view(self, rank: int) -> Look:
+    def view(self, rank: int) -> Observation:
         quit_ = {r for r, found in self.outcomes.items() if found is None} - {rank}
-        gone = self.unreached(rank) | {r for r in quit_ if (rank, r) not in self.apart}
-        return Look(gone=frozenset(gone), entry=self.entry(rank))
+        gone = self.unreachable(rank) | {r for r in quit_ if (rank, r) not in self.severed}
+        return Observation(gone=frozenset(gone), entry=self.entry(rank))
 
     def entry(self, rank: int) -> int:
         return entry_of(Vote.of(self.words[self.layout[rank]]))
@@ -271,76 +270,78 @@ class SpanningWorld(World):
             self.words[host] = desired
         return seen
 
-    def cast(self, rank: int, ask: VoteRequest) -> VoteReply:
-        return cast_in(partial(self.exchange, self.layout[rank]), read_ask(ask.pack()))
+    def cast(self, rank: int, request: VoteRequest) -> VoteReply:
+        return cast_in(partial(self.exchange, self.layout[rank]), unpack_request(request.pack()))
 
     def act(self, rank: int) -> None:
         action = self.todo[rank][0]
-        if isinstance(action, Send) and (rank, action.to) in self.apart:
+        if isinstance(action, Send) and (rank, action.to) in self.severed:
             self.todo[rank].popleft()
         elif isinstance(action, Advance):
             self.todo[rank].popleft()
             voters = [host - self.exclude for host in self.hosts]
-            self.polls[rank] = _Polling(Poll(voters, action.expected, action.desired), action)
+            self.polls[rank] = _RankPoll(Poll(voters, action.expected, action.desired), action)
             self.poll(rank)
         else:
             super().act(rank)
             self.check()
 
     def poll(self, rank: int) -> None:
-        """Runs one poll of a rank that requests votes."""
-        polling = self.polls[rank]
-        poll, action = polling.poll, polling.action
-        if poll.ask is not polling.asked:
-            polling.asked = poll.ask
-            self.ask_away(rank, poll.ask)
-            poll.hear(rank, self.cast(rank, poll.ask))
+        """Runs one step of a rank that requests votes."""
+        rank_poll = self.polls[rank]
+        poll, action = rank_poll.poll, rank_poll.action
+        if poll.request is not rank_poll.requested:
+            rank_poll.requested = poll.request
+            self.request_votes(rank, poll.request)
+            poll.handle(rank, self.cast(rank, poll.request))
         elif poll.seen is not None or agreement.decided(self.entry(rank)):
             del self.polls[rank]
             if poll.decision is not None:
                 self.cast(rank, poll.decision)
-                self.ask_away(rank, poll.decision)
+                self.request_votes(rank, poll.decision)
             seen = self.entry(rank) if poll.seen is None else poll.seen
-            told = Advanced(expected=action.expected, desired=action.desired, seen=seen)
-            self.step(rank, told)
-        elif not self.away(rank) - poll.reached - self.unreached(rank) - polling.mute:
+            result = Advanced(expected=action.expected, desired=action.desired, seen=seen)
+            self.step(rank, result)
+        elif not self.remote(rank) - poll.reached - self.unreachable(rank) - rank_poll.voteless:
             del self.polls[rank]
-            self.outcomes[rank] = None  # too few votes
+            self.outcomes[rank] = None  # too few
 
-    def away(self, rank: int) -> set[int]:
+    def remote(self, rank: int) -> set[int]:
         there = {r for r in range(self.ranks) if self.layout[r] != self.layout[rank]}
         return there - self.exclude
 
-    def ask_away(self, rank: int, ask: VoteRequest) -> None:
-        for to in self.away(rank):
-            if (rank, to) not in self.apart:
-                self.questions[rank, to].append(ask)
+    def request_votes(self, rank: int, request: VoteRequest) -> None:
+        for to in self.remote(rank):
+            if (rank, to) not in self.severed:
+                self.requests[rank, to].append(request)
 
-    def carry(self, source: int, to: int) -> None:
-        """Delivers a request to a vote, or a reply to the requesting rank."""
-        match self.questions[source, to].popleft():
-            case VoteRequest() as ask if to in self.left:
+    def deliver_vote(self, source: int, to: int) -> None:
+        """Delivers a vote request or its reply."""
+        match self.requests[source, to].popleft():
+            case VoteRequest() as request if to in self.left:
                 vote = Vote.of(self.left[to])
                 if vote.decided:
-                    known = VoteRequest(step=VotePhase.KNOW, ballot=vote.ballot, choice=vote.choice)
-                    self.questions[to, source].append(known)
-                if ask.step is not VotePhase.KNOW:
-                    self.questions[to, source].append(None)
-            case VoteRequest() as ask:
-                answer = self.cast(to, ask)
-                if ask.step is not VotePhase.KNOW:
-                    self.questions[to, source].append(answer)
-            case VoteReply() as answer if to in self.polls:
-                self.polls[to].poll.hear(source, read_answer(answer.pack()))
+                    decision = VoteRequest(
+                        phase=VotePhase.DECIDED, ballot=vote.ballot, choice=vote.choice
+                    )
+                    self.requests[to, source].append(decision)
+                if request.phase is not VotePhase.DECIDED:
+                    self.requests[to, source].append(None)
+            case VoteRequest() as request:
+                reply = self.cast(to, request)
+                if request.phase is not VotePhase.DECIDED:
+                    self.requests[to, source].append(reply)
+            case VoteReply() as reply if to in self.polls:
+                self.polls[to].poll.handle(source, unpack_reply(reply.pack()))
             case None if to in self.polls:
-                self.polls[to].mute.add(source)
+                self.polls[to].voteless.add(source)
 
     def moves(self) -> list[Callable[[], Any]]:
-        """Returns the possible next actions, except for time, deaths, cuts and stops."""
+        """Returns all possible next steps, except time, deaths, cuts and stops."""
         asking = {rank for rank in self.polls if self.runs(rank)}
         found = [
-            lambda s=source, t=to: self.carry(s, t)
-            for (source, to), waiting in self.questions.items()
+            lambda s=source, t=to: self.deliver_vote(s, t)
+            for (source, to), waiting in self.requests.items()
             if waiting and to not in self.dead | self.stopped
         ]
         found += [lambda rank=rank: self.poll(rank) for rank in asking]
@@ -351,9 +352,9 @@ class SpanningWorld(World):
 
     def round(self) -> None:
         for _ in range(4):
-            for (source, to), waiting in list(self.questions.items()):
+            for (source, to), waiting in list(self.requests.items()):
                 while waiting and to not in self.dead | self.stopped:
-                    self.carry(source, to)
+                    self.deliver_vote(source, to)
             for rank in [rank for rank in self.polls if self.runs(rank)]:
                 self.poll(rank)
         hidden, self.stopped = self.stopped, self.stopped | self.polls.keys()
@@ -362,10 +363,10 @@ class SpanningWorld(World):
 
 
 @dataclass
-class _Polling:
-    """A rank's pending poll, its last request, and the hosts without a vote."""
+class _RankPoll:
+    """A rank's pending poll, its latest request, and the ranks without a vote."""
 
     poll: Poll
     action: Advance
-    asked: VoteRequest | None = None
-    mute: set[int] = field(default_factory=set)
+    requested: VoteRequest | None = None
+    voteless: set[int] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Descriptors and memory of groups: told of where they are lacking, given back by `close`."""
+"""Descriptors and memory of groups: a shortage is reported, and `close` gives both back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 48
 
 @contextlib.contextmanager
 def no_more_than(free: int) -> Iterator[None]:
-    """The process can open only so many more files."""
+    """Limits the process to so many more open files."""
     held = [os.dup(0)]
     with contextlib.suppress(OSError):
         while True:
@@ -66,10 +66,10 @@ def many_groups(me: Me) -> None:
         groups[0].barrier()
 
 
-def test_all_ranks_hear_who_lacks_descriptors_and_close_gives_them_back() -> None:
+def test_a_shortage_of_descriptors_is_reported_and_close_frees_them() -> None:
     with Processes(many_groups, 2, place=lambda rank: {"descriptors": LIMIT}) as ranks:
         for rank, said in enumerate(ranks.wait_for("full", [0, 1])):
-            # Most of the limit, so that a group takes one.
+            # Uses most of the limit, so that a group takes one descriptor more.
             assert said["groups"] > LIMIT / 2, (rank, said)
             for part in ("rank 0 of 2", "EMFILE", "needs 3", f"ulimit -n, now {LIMIT}", "close"):
                 assert part in said["text"]
@@ -107,8 +107,8 @@ def test_groups_of_several_hosts_give_back_their_memory() -> None:
             assert said["totals"] == [[2.0, 2.0]] * 3
 
 
-class Asked:
-    """A network of which another host asks for the vote of this one while a rank leaves it."""
+class VotingNetwork:
+    """A network in which another host requests this host's vote while a rank leaves."""
 
     def __init__(self, group: native.Group) -> None:
         self._group = group
@@ -117,13 +117,11 @@ class Asked:
         assert self._group.exchange_successor(0, 5) == 0
 
 
-def test_the_vote_of_a_host_is_where_all_its_ranks_see_it_until_a_rank_has_left_the_network() -> (
-    None
-):
+def test_a_vote_stays_in_shared_memory_until_a_rank_leaves_the_network() -> None:
     with Threads(2) as ranks:
         here, there = (comm._group for comm in ranks.comms)
-        span = GroupNetwork(cast(Network, Asked(here)), b"", 0, (0, 1), ((0, 1),))
-        JoinedGroup(group=here, nonce=b"", word=b"", span=span).close()
+        network = GroupNetwork(cast(Network, VotingNetwork(here)), b"", 0, (0, 1), ((0, 1),))
+        JoinedGroup(group=here, nonce=b"", rank0_data=b"", network=network).close()
         assert there.exchange_successor(0, 0) == 5
         with pytest.raises(AbortedError, match="this communicator is closed"):
             here.exchange_successor(5, 6)
@@ -138,7 +136,7 @@ def blocked(comm: Communicator) -> Callable[[], object]:
     ][comm.rank]
 
 
-def test_what_a_thread_waits_in_is_closed_under_it() -> None:
+def test_a_group_is_closed_while_a_thread_waits_in_it() -> None:
     before = mappings()
     with Threads(3) as ranks:
         works = [comm.recv(np.ones(2), src=0, async_op=True) for comm in ranks.comms[1:]]
@@ -150,7 +148,7 @@ def test_what_a_thread_waits_in_is_closed_under_it() -> None:
         errors = [future.exception(30) for future in waiting]
         assert all(isinstance(error, CommunicationError) for error in errors)
         assert mappings() == before
-        # All that refers to the memory is still there, and of use as far as it can be.
+        # All references to the memory still work, as far as possible.
         for comm in ranks.comms:
             comm.abort("too late")
             for call in (comm.barrier, lambda c=comm: c.send(np.ones(1), 0), comm.shrink):

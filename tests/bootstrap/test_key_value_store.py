@@ -1,4 +1,4 @@
-"""Ranks meet at a store, whatever earlier attempts have left there."""
+"""Bootstrap through a key-value store, with remains of earlier attempts."""
 
 from __future__ import annotations
 
@@ -16,120 +16,125 @@ from unisono.config.launchers import TORCH_STORE
 from unisono.errors import RendezvousError
 
 
-def meet(
+def exchange(
     store: Store, rank: int, size: int, timeout_s: float = 20, name: str = "job"
 ) -> Callable[[], Any]:
-    board = KeyValueBootstrap(lambda _: store, name)
-    return lambda: board.exchange(rank, size, f"text of {rank}".encode(), timeout_s)
+    bootstrap_store = KeyValueBootstrap(lambda _: store, name)
+    return lambda: bootstrap_store.exchange(rank, size, f"text of {rank}".encode(), timeout_s)
 
 
 def texts(size: int) -> list[bytes]:
     return [f"text of {rank}".encode() for rank in range(size)]
 
 
-def test_all_get_all_texts() -> None:
+def test_all_ranks_get_all_texts() -> None:
     store = Dictionary()
     for size in (1, 2, 7):
-        outcomes = at_once(*[meet(store, rank, size) for rank in reversed(range(size))])
+        outcomes = at_once(*[exchange(store, rank, size) for rank in reversed(range(size))])
         assert outcomes == [texts(size)] * size
 
 
-def test_one_store_for_several_groups() -> None:
+def test_several_groups_use_one_store() -> None:
     store = Dictionary()
-    calls = [meet(store, rank, 2, name=name) for name in "ab" for rank in (0, 1)]
+    calls = [exchange(store, rank, 2, name=name) for name in "ab" for rank in (0, 1)]
     assert at_once(*calls) == [texts(2)] * 4
 
 
-def test_again_and_again_without_a_word_between() -> None:
+def test_exchanges_repeat_without_synchronisation() -> None:
     store = Dictionary()
 
     def often(rank: int) -> Any:
-        return [meet(store, rank, 3)() for _ in range(10)]
+        return [exchange(store, rank, 3)() for _ in range(10)]
 
     assert at_once(*[lambda r=r: often(r) for r in range(3)]) == [[texts(3)] * 10] * 3
 
 
-def test_256_ranks_meet_in_seconds() -> None:
+def test_256_ranks_exchange_texts_in_seconds() -> None:
     store = Dictionary()
     started = time.monotonic()
-    assert at_once(*[meet(store, rank, 256) for rank in range(256)]) == [texts(256)] * 256
+    assert at_once(*[exchange(store, rank, 256) for rank in range(256)]) == [texts(256)] * 256
     assert time.monotonic() - started < 5
 
 
-def test_what_failed_attempts_have_left_is_not_believed() -> None:
+def test_remains_of_failed_attempts_are_ignored() -> None:
     store = Dictionary()
-    # The first attempt missed a rank, in the second rank 0 was killed before the others came.
-    failed = at_once(*[meet(store, rank, 4, 0.3) for rank in (0, 1, 2)])
-    all_are(failed, RendezvousError, "after 0.3 s (timeout) these ranks of 4 had not come: [3]")
+    # In the first attempt a rank was missing. In the second, rank 0 was killed before the others
+    # came.
+    failed = at_once(*[exchange(store, rank, 4, 0.3) for rank in (0, 1, 2)])
+    all_are(failed, RendezvousError, "after 0.3 s (timeout) these ranks of 4 are missing: [3]")
     store.set("job/round", "of a rank 0 that was killed")
 
     def late() -> Any:
         time.sleep(0.6)
-        return meet(store, 0, 3)()
+        return exchange(store, 0, 3)()
 
-    # The next has fewer ranks, and those that came before its rank 0 see the old ones first.
-    assert at_once(meet(store, 1, 3), late, meet(store, 2, 3)) == [texts(3)] * 3
+    # The next attempt has fewer ranks. Ranks that come before its rank 0 see the old values first.
+    assert at_once(exchange(store, 1, 3), late, exchange(store, 2, 3)) == [texts(3)] * 3
 
 
-def test_without_rank_0() -> None:
-    outcomes = at_once(meet(Dictionary(), 1, 2, 0.2))
-    text = "rank 1 of 2: rank 0 did not come to the store within 0.2 s (timeout)"
+def test_a_missing_rank_0_is_named() -> None:
+    outcomes = at_once(exchange(Dictionary(), 1, 2, 0.2))
+    text = "rank 1 of 2: rank 0 did not reach the store within 0.2 s (timeout)"
     all_are(outcomes, RendezvousError, text)
 
 
-def test_ranks_that_disagree_about_the_size() -> None:
+def test_ranks_with_different_sizes_are_refused() -> None:
     store = Dictionary()
-    outcomes = at_once(meet(store, 0, 2), meet(store, 1, 3))
+    outcomes = at_once(exchange(store, 0, 2), exchange(store, 1, 3))
     all_are(outcomes, RendezvousError, "rank 1 expects 3 ranks, rank 0 expects 2")
 
 
-def test_two_claims_to_one_rank() -> None:
+def test_two_claims_to_one_rank_are_refused() -> None:
     store = Dictionary()
-    outcomes = at_once(meet(store, 0, 2, 1), meet(store, 1, 2, 1), meet(store, 1, 2, 1))
+    outcomes = at_once(exchange(store, 0, 2, 1), exchange(store, 1, 2, 1), exchange(store, 1, 2, 1))
     refused = [outcome for outcome in outcomes if outcome != texts(2)]
-    all_are(refused, RendezvousError, "another process came as rank 1")
+    all_are(refused, RendezvousError, "another process claims to be rank 1")
     assert len(refused) == 1
 
 
-def test_a_rank_that_is_lost_before_it_has_read() -> None:
+def test_a_rank_lost_before_it_reads_is_named() -> None:
     store = Dictionary()
 
-    def posts_and_dies() -> None:
+    def writes_and_dies() -> None:
         store.wait(["job/round"], timedelta(seconds=5))
         store.set(f"job/{store.get('job/round').decode()}/1", bytes(16) + b"\1\0\0\0\2\0\0\0")
 
-    outcomes = at_once(meet(store, 0, 2, 0.5), posts_and_dies)
-    all_are(outcomes[:1], RendezvousError, "ranks [1] were lost while the ranks were meeting")
+    outcomes = at_once(exchange(store, 0, 2, 0.5), writes_and_dies)
+    all_are(outcomes[:1], RendezvousError, "ranks [1] were lost during the bootstrap")
 
 
-def test_a_store_that_fails() -> None:
-    class Gone(Dictionary):
+def test_a_failed_store_is_reported() -> None:
+    class FailedStore(Dictionary):
         def wait(self, keys: list[str], timeout: timedelta, /) -> None:
             raise RuntimeError("Connection reset by peer")
 
     started = time.monotonic()
-    outcomes = at_once(*[meet(Gone(), rank, 2) for rank in (0, 1)])
-    all_are(outcomes, RendezvousError, "the store by which the ranks meet failed: Connection reset")
+    outcomes = at_once(*[exchange(FailedStore(), rank, 2) for rank in (0, 1)])
+    all_are(
+        outcomes,
+        RendezvousError,
+        "the store through which ranks find each other failed: Connection reset",
+    )
     assert time.monotonic() - started < 5
 
 
 @pytest.mark.torch
-def test_stores_of_torch() -> None:
+def test_stores_of_torch_serve() -> None:
     dist = pytest.importorskip("torch.distributed")
     port = free_port()
     server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     clients = [dist.TCPStore("127.0.0.1", port, is_master=False) for _ in range(8)]
     prefixed = [dist.PrefixStore("x/", client) for client in clients]
     for stores in ([dist.HashStore()] * 4, clients, prefixed):
-        calls = [meet(store, rank, len(stores)) for rank, store in enumerate(stores)]
+        calls = [exchange(store, rank, len(stores)) for rank, store in enumerate(stores)]
         assert at_once(*calls) == [texts(len(stores))] * len(stores)
-    missing = at_once(meet(dist.TCPStore("127.0.0.1", port, is_master=False), 0, 2, 0.5))
-    all_are(missing, RendezvousError, "after 0.5 s (timeout) these ranks of 2 had not come: [1]")
+    missing = at_once(exchange(dist.TCPStore("127.0.0.1", port, is_master=False), 0, 2, 0.5))
+    all_are(missing, RendezvousError, "after 0.5 s (timeout) these ranks of 2 are missing: [1]")
     del server
 
 
 @pytest.mark.torch
-def test_the_store_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_of_torchrun_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     dist = pytest.importorskip("torch.distributed")
     port = free_port()
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
@@ -138,9 +143,9 @@ def test_the_store_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    board = store_of(f"{TORCH_STORE}127.0.0.1:{port}:job", b"secret")
-    assert board is not None and board.secret == b"secret"
-    calls = [lambda r=r: board.exchange(r, 3, b"%d" % r, 20) for r in range(3)]
+    bootstrap_store = store_of(f"{TORCH_STORE}127.0.0.1:{port}:job", b"secret")
+    assert bootstrap_store is not None and bootstrap_store.secret == b"secret"
+    calls = [lambda r=r: bootstrap_store.exchange(r, 3, b"%d" % r, 20) for r in range(3)]
     assert at_once(*calls) == [[b"0", b"1", b"2"]] * 3
     del agent
     monkeypatch.delenv("MASTER_PORT")

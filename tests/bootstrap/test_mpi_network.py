@@ -1,6 +1,6 @@
-"""MPI as the transport: real ranks on simulated hosts, started by each installed MPI.
+"""MPI between hosts: real ranks on simulated hosts, started by each MPI that is installed.
 
-What the ranks do is in tests/mpi_program.py.
+tests/mpi_program.py is the ranks' program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.bench.contestants import mpi_command
 
 PROGRAM = Path(__file__).parents[1] / "mpi_program.py"
 RANKS = 4
-# Else MPI knows that the hosts are pretended, and goes by shared memory.
+# Else MPI detects that the hosts are simulated, and uses shared memory.
 BY_NETWORK = ["OMPI_MCA_btl=tcp,self", "MPIR_CVAR_NOLOCAL=1", "UCX_LOG_LEVEL=error"]
 
 
@@ -23,7 +23,7 @@ def run(
     launcher: str, program: list[str], *, ranks: int = RANKS, threads: bool = True
 ) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("mpi4py")
-    if threads:  # which the benchmarks' MPI is without
+    if threads:  # the benchmarks' MPI has no threads
         program = ["env", "-u", "MPI4PY_RC_THREADS", *program]
     try:
         command = mpi_command(launcher, ranks=ranks, program=program)
@@ -32,7 +32,7 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def play(launcher: str, scenario: str, hosts: str) -> subprocess.CompletedProcess[str]:
+def run_scenario(launcher: str, scenario: str, hosts: str) -> subprocess.CompletedProcess[str]:
     return run(launcher, [sys.executable, str(PROGRAM), scenario, hosts])
 
 
@@ -44,8 +44,8 @@ def require_done(job: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.parametrize(
     ("launcher", "hosts"), [("openmpi", "0,0,1,1"), ("mpich", "0,1,1,1"), ("mpich", "0,0,0,0")]
 )
-def test_every_operation(launcher: str, hosts: str) -> None:
-    require_done(play(launcher, "everything", hosts))
+def test_every_operation_runs_over_mpi(launcher: str, hosts: str) -> None:
+    require_done(run_scenario(launcher, "everything", hosts))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_every_operation(launcher: str, hosts: str) -> None:
         ("mpich", "garbage"),
     ],
 )
-def test_failures(launcher: str, scenario: str) -> None:
-    require_done(play(launcher, scenario, "0,0,1,1"))
+def test_failures_are_reported_over_mpi(launcher: str, scenario: str) -> None:
+    require_done(run_scenario(launcher, scenario, "0,0,1,1"))
 
 
 LOSES = pytest.mark.xfail(
@@ -78,34 +78,34 @@ LOSES = pytest.mark.xfail(
         pytest.param("mpich", BY_NETWORK, marks=LOSES),
     ],
 )
-def test_what_mpi_still_moves_after_a_failure_finds_its_memory(
+def test_memory_stays_for_transfers_of_mpi_after_a_failure(
     launcher: str, settings: list[str]
 ) -> None:
-    """Else MPI crashes: when it is finalised, if not before. With and without shared memory."""
+    """Otherwise MPI crashes, at the latest when it is finalised. With and without shared memory."""
     program = ["env", *settings, sys.executable, str(PROGRAM), "torn", "0,1,2,3"]
     require_done(run(launcher, program))
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 def test_a_killed_rank_ends_the_job(launcher: str) -> None:
-    """MPI's launcher ends all ranks; whoever is faster than it has heard who was lost."""
-    job = play(launcher, "killed", "0,0,1,1")
+    """MPI's launcher ends all ranks; a rank that is faster reports the lost rank."""
+    job = run_scenario(launcher, "killed", "0,0,1,1")
     assert job.returncode != 0
     assert "is done" not in job.stdout
     for line in job.stderr.splitlines():
         assert not line.startswith("unisono.errors") or "PeerLostError: rank 1 (pid" in line
 
 
-def test_the_board_knows_who_is_who() -> None:
+def test_the_store_checks_the_rank() -> None:
     text = """
 import os
 from unisono.errors import RendezvousError
 from unisono.bootstrap.mpi_store import MpiStore
-board = MpiStore()
-rank = board.comm.rank
-os.write(1, f"{board.exchange(rank, 2, b'x' * (1 + rank), 5.0)}\\n".encode())
+store = MpiStore()
+rank = store.comm.rank
+os.write(1, f"{store.exchange(rank, 2, b'x' * (1 + rank), 5.0)}\\n".encode())
 try:
-    board.exchange(1 - rank, 2, b"", 5.0)
+    store.exchange(1 - rank, 2, b"", 5.0)
 except RendezvousError as error:
     os.write(1, f"{error}\\n".encode())
 """
@@ -117,4 +117,4 @@ except RendezvousError as error:
 def test_an_mpi_without_threads_is_refused() -> None:
     text = "from unisono.transport.mpi_transport import load_mpi; load_mpi()"
     job = run("mpich", [sys.executable, "-c", text], ranks=1, threads=False)
-    assert "UnsupportedError: MPI as transport needs MPI_THREAD_MULTIPLE" in job.stderr
+    assert "UnsupportedError: MPI as wire needs MPI_THREAD_MULTIPLE" in job.stderr

@@ -1,4 +1,4 @@
-"""Ranks find each other, and those of one host share a segment of the shape that all have."""
+"""Ranks exchange facts, and the ranks of one host share a segment of the common shape."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ HERE = this_host()
 
 
 def host(name: str) -> HostKey:
-    """A host of its own in this network namespace, where loopback reaches it."""
+    """Returns a host of its own in this network namespace, in which loopback reaches it."""
     return dataclasses.replace(HERE, host_id=name)
 
 
-def meet(
+def exchanged(
     hosts: Sequence[HostKey], *, secret: bytes | None = None, **changes: Sequence[Any]
 ) -> list[Any]:
-    """What `exchange_facts` gave to the ranks, each on the host that `hosts` gives it.
+    """Returns the results of `exchange_facts` on all ranks; `hosts` gives the host of each rank.
 
-    `changes` are fields of the ranks' arrivals.
+    `changes` are changed fields of the ranks' facts.
     """
     point = f"tcp://127.0.0.1:{free_port()}"
 
     def call(rank: int) -> Callable[[], Any]:
-        arrival = RankFacts(
+        rank_facts = RankFacts(
             rank=rank,
             size=len(hosts),
             timeout_s=20,
@@ -54,27 +54,28 @@ def meet(
             staging_bytes=1 << 20,
             host=hosts[rank],
             cores=8,
-            word=f"word of {rank}".encode(),
+            rank0_data=f"word of {rank}".encode(),
         )
         own = {name: values[rank] for name, values in changes.items()}
-        board = TcpStore(point, secret)
-        return lambda: exchange_facts(board, dataclasses.replace(arrival, **own))
+        bootstrap_store = TcpStore(point, secret)
+        return lambda: exchange_facts(bootstrap_store, dataclasses.replace(rank_facts, **own))
 
     return at_once(*[call(rank) for rank in range(len(hosts))])
 
 
-def test_all_know_the_same() -> None:
-    outcomes = meet([host(name) for name in "abbcab"])
+def test_all_ranks_get_the_same_facts() -> None:
+    outcomes = exchanged([host(name) for name in "abbcab"])
     found = outcomes[0]
     assert isinstance(found, WorldFacts), found
     assert outcomes == [found] * 6
     assert found.hosts == ((0, 4), (1, 2, 5), (3,))
     assert found.host_of(5) == (1, 2, 5)
-    assert found.contacts[2] == PeerInfo(
+    assert found.peer_infos[2] == PeerInfo(
         rank=2, host=1, addresses=(("127.0.0.1", 20002), ("127.0.0.2", 20002))
     )
-    assert found.word == b"word of 0"
-    # Of the fullest host, and rank 0's staging; across hosts in more areas, of as much in all.
+    assert found.rank0_data == b"word of 0"
+    # The fullest host and rank 0's staging count. Across hosts there are more buffers, with as many
+    # bytes in all.
     whole = shape_for(3, 8, 1 << 20)
     assert found.shape.depth == 4 > whole.depth
     spare = whole.depth * whole.buffer_bytes - found.shape.depth * found.shape.buffer_bytes
@@ -83,58 +84,59 @@ def test_all_know_the_same() -> None:
     assert repr(found.secret) not in repr(found)
 
 
-def test_every_world_has_its_own_name_and_secret() -> None:
-    first, second = (meet([HERE])[0] for _ in range(2))
+def test_every_world_has_its_own_id_and_secret() -> None:
+    first, second = (exchanged([HERE])[0] for _ in range(2))
     assert first.world != second.world
     assert first.secret != second.secret
-    assert meet([HERE, HERE], secret=b"given")[1].secret == b"given"
+    assert exchanged([HERE, HERE], secret=b"given")[1].secret == b"given"
 
 
-def test_rank_0_and_the_least_host_decide_the_shape() -> None:
-    outcomes = meet([HERE] * 3, staging_bytes=[1 << 22, 1, 2], cores=[8, 2, 8])
+def test_rank_0_and_the_smallest_host_decide_the_shape() -> None:
+    outcomes = exchanged([HERE] * 3, staging_bytes=[1 << 22, 1, 2], cores=[8, 2, 8])
     assert [found.shape for found in outcomes] == [shape_for(3, 2, 1 << 22)] * 3
 
 
-def test_as_many_rails_as_all_have() -> None:
+def test_rails_are_limited_by_the_rank_with_fewest() -> None:
     addresses = [[("127.0.0.1", 1), ("127.0.0.2", 1)], [("127.0.0.1", 2)]]
-    found = meet([host("a"), host("b")], addresses=addresses)[0]
-    assert [contact.addresses for contact in found.contacts] == [
+    found = exchanged([host("a"), host("b")], addresses=addresses)[0]
+    assert [contact.addresses for contact in found.peer_infos] == [
         (("127.0.0.1", 1),), (("127.0.0.1", 2),)
     ]  # fmt: skip
 
 
 def test_ranks_of_one_host_need_no_address() -> None:
-    assert meet([HERE, HERE], addresses=[[], []])[0].hosts == ((0, 1),)
+    assert exchanged([HERE, HERE], addresses=[[], []])[0].hosts == ((0, 1),)
     all_are(
-        meet([HERE, host("b")], addresses=[[("127.0.0.1", 1)], []]),
+        exchanged([HERE, host("b")], addresses=[[("127.0.0.1", 1)], []]),
         RendezvousError,
         "listens on no address",
     )
 
 
 @pytest.mark.parametrize("change", [{"network": 1}, {"boot": "another"}])
-def test_loopback_where_hosts_do_not_share_it(change: dict[str, Any]) -> None:
+def test_loopback_of_different_hosts_is_refused(change: dict[str, Any]) -> None:
     away = dataclasses.replace(HERE, **change)
     outside, inside = [("192.0.2.1", 1)], [("127.0.0.1", 1)]
-    assert meet([HERE, away], addresses=[outside, outside])[0].hosts == ((0,), (1,))
-    outcomes = meet([HERE, away], addresses=[outside, inside])
+    assert exchanged([HERE, away], addresses=[outside, outside])[0].hosts == ((0,), (1,))
+    outcomes = exchanged([HERE, away], addresses=[outside, inside])
     all_are(outcomes, RendezvousError, "listens on 127.0.0.1, which ranks of other hosts cannot")
     all_are(outcomes, RendezvousError, "UNISONO_INTERFACE")
 
 
-def test_addresses_of_two_kinds() -> None:
+def test_addresses_of_two_versions_are_refused() -> None:
     addresses = [[("192.0.2.1", 1)], [("2001:db8::1", 1)]]
-    outcomes = meet([HERE, host("b")], addresses=addresses)
-    all_are(outcomes, RendezvousError, "choose addresses of one kind by UNISONO_SOCKET_FAMILY")
+    outcomes = exchanged([HERE, host("b")], addresses=addresses)
+    all_are(outcomes, RendezvousError, "choose addresses of one version by UNISONO_SOCKET_FAMILY")
 
 
-def test_a_secret_that_only_some_have() -> None:
-    store = Dictionary()  # where nobody proves that it knows the job's secret
+def test_a_secret_of_only_some_ranks_is_refused() -> None:
+    store = Dictionary()  # a store without a secret
 
     def call(rank: int, secret: bytes | None) -> WorldFacts:
-        board = KeyValueBootstrap(lambda _: store, "job", secret)
+        bootstrap_store = KeyValueBootstrap(lambda _: store, "job", secret)
         return exchange_facts(
-            board, RankFacts(rank=rank, size=2, timeout_s=20, addresses=[], staging_bytes=1 << 20)
+            bootstrap_store,
+            RankFacts(rank=rank, size=2, timeout_s=20, addresses=[], staging_bytes=1 << 20),
         )
 
     outcomes = at_once(lambda: call(0, None), lambda: call(1, b"secret"))
@@ -142,21 +144,21 @@ def test_a_secret_that_only_some_have() -> None:
 
 
 @given(st.one_of(st.binary(max_size=40), st.dictionaries(st.text(), st.integers()).map(str)))
-def test_what_is_no_introduction_is_refused(text: str | bytes) -> None:
+def test_malformed_facts_are_refused(text: str | bytes) -> None:
     data = text.encode() if isinstance(text, str) else text
-    with pytest.raises(RendezvousError, match="rank 3 introduced itself in another way"):
-        peer_exchange._Card.unpack(3, data)
+    with pytest.raises(RendezvousError, match="rank 3 sent facts of an unknown form"):
+        peer_exchange._ParsedFacts.unpack(3, data)
 
 
 @given(
     st.sampled_from(["version", "host", "name", "addresses", "cores", "has_secret", "word"]),
     st.one_of(st.none(), st.integers(), st.text(), st.lists(st.text(), min_size=1), st.floats()),
 )
-def test_an_introduction_with_a_wrong_fact_is_read_or_refused(fact: str, value: Any) -> None:
-    arrival = RankFacts(rank=0, size=1, timeout_s=1, addresses=[], staging_bytes=1 << 20)
-    facts = json.loads(peer_exchange._pack(arrival, False)) | {fact: value}
+def test_facts_with_a_wrong_value_are_read_or_refused(fact: str, value: Any) -> None:
+    rank_facts = RankFacts(rank=0, size=1, timeout_s=1, addresses=[], staging_bytes=1 << 20)
+    facts = json.loads(peer_exchange._pack(rank_facts, False)) | {fact: value}
     with contextlib.suppress(RendezvousError):
-        peer_exchange._Card.unpack(0, json.dumps(facts).encode())
+        peer_exchange._ParsedFacts.unpack(0, json.dumps(facts).encode())
 
 
 @pytest.mark.parametrize(
@@ -169,12 +171,12 @@ def test_an_introduction_with_a_wrong_fact_is_read_or_refused(fact: str, value: 
         {"host": []},
     ],
 )
-def test_what_no_rank_would_write_is_refused(change: dict[str, Any]) -> None:
-    arrival = RankFacts(rank=0, size=1, timeout_s=1, addresses=[], staging_bytes=1 << 20)
-    facts = json.loads(peer_exchange._pack(arrival, False)) | change
+def test_impossible_facts_are_refused(change: dict[str, Any]) -> None:
+    rank_facts = RankFacts(rank=0, size=1, timeout_s=1, addresses=[], staging_bytes=1 << 20)
+    facts = json.loads(peer_exchange._pack(rank_facts, False)) | change
     for text in (json.dumps(facts), "[" * 100_000):
-        with pytest.raises(RendezvousError, match="rank 3 introduced itself in another way"):
-            peer_exchange._Card.unpack(3, text.encode())
+        with pytest.raises(RendezvousError, match="rank 3 sent facts of an unknown form"):
+            peer_exchange._ParsedFacts.unpack(3, text.encode())
 
 
 # ---- forming
@@ -189,7 +191,7 @@ def formed(outcomes: Sequence[WorldFacts], timeout_s: float = 10) -> list[Any]:
 
 
 def test_the_ranks_of_a_host_share_a_segment_of_the_common_shape() -> None:
-    outcomes = meet([host(name) for name in "abbcab"], cores=[8] * 6)
+    outcomes = exchanged([host(name) for name in "abbcab"], cores=[8] * 6)
     groups = formed(outcomes)
     assert all(isinstance(met, JoinedGroup) for met in groups), groups
     assert [met.group.ranks for met in groups] == [2, 3, 3, 1, 2, 3]
@@ -198,20 +200,20 @@ def test_the_ranks_of_a_host_share_a_segment_of_the_common_shape() -> None:
     for met in groups:
         shape = (met.group.depth, met.group.buffer_bytes)
         assert shape == dataclasses.astuple(outcomes[0].shape)
-        assert met.word == b"word of 0"
+        assert met.rank0_data == b"word of 0"
         met.group.close()
 
 
-def test_ranks_that_only_look_as_if_they_were_on_one_host() -> None:
-    outcomes = meet([HERE, HERE, host("b")])
+def test_ranks_with_equal_keys_on_two_hosts_are_refused() -> None:
+    outcomes = exchanged([HERE, HERE, host("b")])
     outcome = at_once(
         lambda: join_host_group(outcomes[0], 0, timeout_s=0.3)
-    )  # rank 1 is elsewhere in truth
-    all_are(outcome, RendezvousError, "ranks [0, 1] look as if they were on one host")
-    all_are(outcome, RendezvousError, "had not come: [1] (if they are on several hosts after all")
+    )  # rank 1 is on another host in truth
+    all_are(outcome, RendezvousError, "ranks [0, 1] have equal host keys")
+    all_are(outcome, RendezvousError, "are missing: [1] (if the ranks are on several hosts")
 
 
-def test_a_missing_rank_has_the_number_of_the_world() -> None:
-    found = meet([host("a"), host("b"), host("b"), host("b")])[0]
+def test_a_missing_rank_is_named_by_its_world_rank() -> None:
+    found = exchanged([host("a"), host("b"), host("b"), host("b")])[0]
     calls = [lambda rank=rank: join_host_group(found, rank, timeout_s=0.3) for rank in (1, 3)]
-    all_are(at_once(*calls), RendezvousError, "these ranks of 3 had not come: [2]")
+    all_are(at_once(*calls), RendezvousError, "these ranks of 3 are missing: [2]")

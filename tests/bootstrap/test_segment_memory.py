@@ -1,4 +1,4 @@
-"""Where sandboxes deny memfd_create, groups have other memory, or say why they have none."""
+"""Where a sandbox denies memfd_create, groups use other memory, or report the reason."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from unisono import RendezvousError
 _MEMFD_CREATE, _OPENAT = {"x86_64": (319, 257), "aarch64": (279, 56)}[platform.machine()]
 _O_TMPFILE = 0x400000
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
-_LOAD, _EQUALS, _HAS, _RETURN = 0x20, 0x15, 0x45, 0x06  # BPF: of a word, jumps, return
+_LOAD, _EQUALS, _HAS, _RETURN = 0x20, 0x15, 0x45, 0x06  # BPF: load a word, two jumps, return
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER, _THIRD_ARGUMENT = 0, 32  # in seccomp_data
+_NUMBER, _THIRD_ARGUMENT = 0, 32  # offsets in seccomp_data
 
 
 def deny(*steps: tuple[int, int, int, int]) -> None:
-    """From here on this process is under one more filter, as in a sandbox; takes no privilege."""
+    """Adds a system call filter to this process, as in a sandbox; needs no privilege."""
     program = b"".join(struct.pack("=HBBI", *step) for step in steps)
     code = ctypes.create_string_buffer(program)
     head = struct.pack("@HP", len(steps), ctypes.addressof(code))
@@ -63,7 +63,7 @@ def in_a_sandbox(me: Me) -> None:
     me.say("done", mapped=mapped, total=total, text=str(caught.value))
 
 
-def test_memory_without_memfd() -> None:
+def test_groups_form_without_memfd() -> None:
     with Processes(in_a_sandbox, 2) as ranks:
         for said in ranks.wait_for("done", [0, 1]):
             assert len(said["mapped"]) == 1 and "(deleted)" in said["mapped"][0]

@@ -1,4 +1,4 @@
-"""How ranks find each other, and what is said when they do not."""
+"""Ranks of one host find each other, and report ranks that are missing or wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unisono.errors import AuthenticationError
 
 
 def gather(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returned or raised; they run at once."""
+    """Returns the result or the exception of each call; the calls run at once."""
 
     def outcome(call: Callable[[], Any]) -> Any:
         try:
@@ -41,7 +41,7 @@ def join(name: str, rank: int, size: int, timeout_s: float = 20.0) -> Callable[[
     return lambda: unisono.init(rank=rank, size=size, rendezvous=name, timeout_s=timeout_s)
 
 
-def test_ranks_may_come_in_any_order_and_late() -> None:
+def test_ranks_join_in_any_order_and_late() -> None:
     name = unique_name()
 
     def late() -> Any:
@@ -56,14 +56,14 @@ def test_ranks_may_come_in_any_order_and_late() -> None:
         comm.close()
 
 
-def test_one_name_may_be_used_again_after_another() -> None:
+def test_a_name_can_be_used_again() -> None:
     name = unique_name()
     for _ in range(3):
         comms = gather(join(name, 0, 2), join(name, 1, 2))
         assert gather(*[comm.barrier for comm in comms]) == [None, None]
 
 
-def test_no_program_that_a_rank_starts_inherits_the_memory(
+def test_child_programs_do_not_inherit_the_memory(
     threads: Callable[[int], Threads],
 ) -> None:
     held = threads(3)
@@ -75,29 +75,29 @@ def test_no_program_that_a_rank_starts_inherits_the_memory(
 def open_files() -> dict[int, str]:
     files = {}
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # what listed them
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             files[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
     return files
 
 
-def test_a_missing_rank_is_named_to_all() -> None:
+def test_a_missing_rank_is_named_on_all_ranks() -> None:
     name = unique_name()
     started = time.monotonic()
     outcomes = gather(join(name, 0, 5, 0.5), join(name, 2, 5, 0.5), join(name, 4, 5, 0.5))
     assert time.monotonic() - started < 10
     assert all(isinstance(outcome, RendezvousError) for outcome in outcomes), outcomes
-    assert "after 0.5 s (timeout) these ranks of 5 had not come: [1, 3]" in str(outcomes[0])
+    assert "after 0.5 s (timeout) these ranks of 5 are missing: [1, 3]" in str(outcomes[0])
     for outcome in outcomes[1:]:
         assert "[1, 3]" in str(outcome) or "came within 0.5 s (timeout)" in str(outcome)
 
 
-def test_without_rank_0_the_others_say_so() -> None:
+def test_a_missing_rank_0_is_named() -> None:
     (outcome,) = gather(join(unique_name(), 1, 2, 0.3))
     assert isinstance(outcome, RendezvousError)
     assert "rank 1 of 2: rank 0 did not listen within 0.3 s (timeout)" in str(outcome)
 
 
-def test_two_claims_to_one_rank() -> None:
+def test_two_claims_to_one_rank_are_refused() -> None:
     name = unique_name()
     calls = [join(name, 0, 3, 5), join(name, 1, 3, 5), join(name, 1, 3, 5)]
     outcomes = gather(*calls)
@@ -105,7 +105,7 @@ def test_two_claims_to_one_rank() -> None:
     assert all("two processes claim to be rank 1 of 3" in str(outcome) for outcome in outcomes)
 
 
-def test_two_claims_to_rank_0() -> None:
+def test_two_claims_to_rank_0_are_refused() -> None:
     name = unique_name()
     outcomes = gather(join(name, 0, 2, 0.5), join(name, 0, 2, 0.5))
     assert all(isinstance(outcome, RendezvousError) for outcome in outcomes), outcomes
@@ -114,14 +114,14 @@ def test_two_claims_to_rank_0() -> None:
     assert "another rank 0 already listens" in texts or texts.count("[1]") == 2
 
 
-def test_ranks_that_disagree_about_the_size() -> None:
+def test_ranks_with_different_sizes_are_refused() -> None:
     name = unique_name()
     outcomes = gather(join(name, 0, 3, 5), join(name, 1, 4, 5))
     assert all(isinstance(outcome, RendezvousError) for outcome in outcomes), outcomes
     assert all("rank 1 expects 4 ranks, rank 0 expects 3" in str(outcome) for outcome in outcomes)
 
 
-def test_a_rank_too_many_is_refused_and_the_others_go_on() -> None:
+def test_a_rank_too_many_is_refused() -> None:
     name = unique_name()
     outcomes = gather(join(name, 0, 2, 2), join(name, 1, 2, 2), join(name, 1, 2, 2))
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
@@ -130,7 +130,7 @@ def test_a_rank_too_many_is_refused_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2])
-def test_a_rank_that_is_lost_while_the_group_forms(cut: int) -> None:
+def test_a_rank_lost_while_the_group_forms_is_reported(cut: int) -> None:
     name = unique_name()
 
     def fragile() -> None:
@@ -151,7 +151,7 @@ def address(name: str, user: int = os.getuid()) -> str:
 
 
 def stranger(name: str, user: int = os.getuid()) -> socket.socket:
-    """A connection to the rendezvous from something that is no rank."""
+    """Connects to the rendezvous from a process that is not a rank."""
     deadline = time.monotonic() + 10
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -188,10 +188,10 @@ def test_strangers_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
 
     first, other, _ = gather(join(name, 0, 2), second, strangers)
     assert gather(first.barrier, other.barrier) == [None, None]
-    assert caplog.text.count("turned a connection away") == 6
+    assert caplog.text.count("rejected a connection") == 6
 
 
-def test_a_listener_that_is_no_rank_is_not_believed() -> None:
+def test_a_listener_that_is_not_a_rank_is_refused() -> None:
     name = unique_name()
     for answer in (b"", b"W" * 17, b"garbage", b"Rno such job"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -208,7 +208,7 @@ def test_a_listener_that_is_no_rank_is_not_believed() -> None:
             assert isinstance(outcome, RendezvousError), outcome
 
 
-def test_arguments_come_together() -> None:
+def test_rank_size_and_rendezvous_must_come_together() -> None:
     with pytest.raises(ValueError, match="together"):
         unisono.init(rank=0, size=1)
     with pytest.raises(ValueError, match="rank 2 of 2"):
@@ -221,7 +221,7 @@ def test_arguments_come_together() -> None:
         unisono.init(rank=0, size=1, rendezvous="x", timeout_s=0)
 
 
-def test_the_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_gives_rank_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_RANK", "0")
     monkeypatch.setenv("UNISONO_SIZE", "1")
     monkeypatch.setenv("UNISONO_RENDEZVOUS", unique_name())
@@ -232,7 +232,7 @@ def test_the_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> Non
         assert comm.timeout_s == 3
 
 
-def test_a_rank_without_a_free_descriptor_says_so() -> None:
+def test_a_rank_without_a_free_descriptor_reports_it() -> None:
     leader, follower = socket.socketpair()
     with leader, follower:
         socket.send_fds(leader, [b"welcome"], [follower.fileno()])
@@ -246,8 +246,8 @@ needs_two_users = pytest.mark.skipif(
 )
 
 
-class Telling(logging.Handler):
-    """Tells the test what is logged, when it is."""
+class ReportingHandler(logging.Handler):
+    """Reports log records to the test at once."""
 
     def __init__(self, me: Me) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class Telling(logging.Handler):
 
 
 def of_two_users(me: Me, nobody: int) -> None:
-    logging.getLogger("unisono").addHandler(Telling(me))
+    logging.getLogger("unisono").addHandler(ReportingHandler(me))
     if me.rank == nobody:
         os.setuid(NOBODY)
     with pytest.raises(RendezvousError) as caught:
@@ -275,17 +275,17 @@ def followed_by_root(me: Me) -> None:
 
 
 @needs_two_users
-def test_ranks_of_different_users_are_told_which_and_that_it_must_be_one() -> None:
+def test_ranks_of_different_users_are_refused_with_both_users() -> None:
     rule = "one user must run all ranks of a job"
     with Processes(led_by_root, 2) as some, Processes(followed_by_root, 2) as others:
         for ranks, leader, follower in ((some, 0, NOBODY), (others, NOBODY, 0)):
             one, other = (said["text"] for said in ranks.wait_for("refused", [0, 1]))
             tried = f"rank 0 of 2 runs as user {leader}, a process that tried to join as user "
-            assert f"these ranks of 2 had not come: [1]; {tried}{follower}: {rule}" in one
+            assert f"these ranks of 2 are missing: [1]; {tried}{follower}: {rule}" in one
             assert f"rank 1 of 2 runs as user {follower}, rank 0 as user {leader}: {rule}" in other
             first = ranks.events[0][0]
-            assert first["event"] == "logged"  # long before its time is over
-            assert f"turned a connection away: {tried}{follower}: {rule}" in first["text"]
+            assert first["event"] == "logged"  # long before its timeout
+            assert f"rejected a connection: {tried}{follower}: {rule}" in first["text"]
 
 
 def joining_after_another_user(me: Me) -> None:
@@ -319,10 +319,11 @@ def beside_a_listener_of_another_user(me: Me) -> None:
 
 
 @needs_two_users
-def test_who_finds_a_listener_of_another_user_is_told_what_to_do() -> None:
+def test_a_listener_of_another_user_is_reported_with_a_remedy() -> None:
     with Processes(beside_a_listener_of_another_user, 2, name="taken") as ranks:
         (said,) = ranks.wait_for("refused", [1])
     assert said["text"] == (
-        "rank 1 of 2 runs as user 0, what listens as rank 0 as user 65534: one user must run all "
-        "ranks of a job; if that is no rank of this job, choose another rendezvous than 'taken'"
+        "rank 1 of 2 runs as user 0, the listener as rank 0 as user 65534: one user must run all "
+        "ranks of a job; if the listener is not a rank of this job, choose another rendezvous "
+        "than 'taken'"
     )

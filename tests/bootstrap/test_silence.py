@@ -1,4 +1,4 @@
-"""A rank that takes nothing in for long is not lost: its host answers."""
+"""A rank that receives nothing for long is not lost: its host answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MORE_THAN_BUFFERS_HOLD = 8 << 20  # of float64
 
 
 def far_apart(me: Me) -> None:
-    """Two hosts of which each bears a second of silence; rank 1 is busy for much longer."""
+    """Runs two hosts, each of which tolerates a second of silence; rank 1 is busy for much
+    longer."""
     os.environ |= {
         "UNISONO_HOST_ID": f"host{me.rank}",
         "UNISONO_INTERFACE": "=lo",
@@ -24,17 +25,17 @@ def far_apart(me: Me) -> None:
     with me.join(40.0) as comm:
         x = np.full(MORE_THAN_BUFFERS_HOLD, float(comm.rank))
         if comm.rank == 0:
-            comm.send(x[:10].copy(), 1)  # connects them
+            comm.send(x[:10].copy(), 1)  # connects the two
             comm.send(x, 1)
         else:
             comm.recv(x[:10].copy(), 0)
-            time.sleep(ASLEEP_S)  # a full buffer: rank 0 is kept waiting
+            time.sleep(ASLEEP_S)  # a full buffer: rank 0 has to wait
             comm.recv(x, 0)
         assert not x.any()
     me.say("done")
 
 
-def test_a_rank_that_computes_while_others_send_to_it() -> None:
+def test_a_rank_that_computes_for_long_is_not_lost() -> None:
     with Processes(far_apart, 2, name=f"tcp://127.0.0.1:{free_port()}") as job:
         job.wait_for("done", range(2))
         assert job.exit_codes() == [0, 0]

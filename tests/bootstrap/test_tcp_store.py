@@ -1,4 +1,4 @@
-"""Ranks meet at tcp://host:port, and what is said when they do not."""
+"""Bootstrap at tcp://host:port, with missing, wrong and unknown ranks."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ SECRET = b"a secret of this job"
 
 
 @pytest.fixture
-def point() -> str:
+def rendezvous() -> str:
     return f"tcp://127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_address, "PATIENCE_S", 0.3)
     monkeypatch.setattr(tcp_store, "PATIENCE_S", 0.3)
 
 
-def meet(
-    point: str, rank: int, size: int, timeout_s: float = 20, secret: bytes | None = None
+def exchange(
+    rendezvous: str, rank: int, size: int, timeout_s: float = 20, secret: bytes | None = None
 ) -> Callable[[], Any]:
-    board = TcpStore(point, secret)
-    return lambda: board.exchange(rank, size, f"text of {rank}".encode(), timeout_s)
+    bootstrap_store = TcpStore(rendezvous, secret)
+    return lambda: bootstrap_store.exchange(rank, size, f"text of {rank}".encode(), timeout_s)
 
 
 def texts(size: int) -> list[bytes]:
@@ -49,9 +49,9 @@ def texts(size: int) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def caller(point: str) -> Iterator[socket.socket]:
-    """A connection to the meeting point from something that is no rank."""
-    port = tcp_address.parse(point).port
+def caller(rendezvous: str) -> Iterator[socket.socket]:
+    """Connects to the rendezvous from a process that is not a rank."""
+    port = tcp_address.parse(rendezvous).port
     deadline = time.monotonic() + 10
     while True:
         try:
@@ -65,109 +65,111 @@ def caller(point: str) -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
-def test_all_get_all_texts(point: str, secret: bytes | None) -> None:
+def test_all_ranks_get_all_texts(rendezvous: str, secret: bytes | None) -> None:
     ranks = random.sample(range(7), 7)
-    outcomes = at_once(*[meet(point, rank, 7, secret=secret) for rank in ranks])
+    outcomes = at_once(*[exchange(rendezvous, rank, 7, secret=secret) for rank in ranks])
     assert outcomes == [texts(7)] * 7
 
 
-def test_large_and_empty_texts(point: str) -> None:
+def test_large_and_empty_texts_arrive(rendezvous: str) -> None:
     brought = [b"", bytes(range(256)) * 4096, b"x"]
-    board = TcpStore(point, SECRET)
-    calls = [lambda r=r: board.exchange(r, 3, brought[r], 20) for r in range(3)]
+    bootstrap_store = TcpStore(rendezvous, SECRET)
+    calls = [lambda r=r: bootstrap_store.exchange(r, 3, brought[r], 20) for r in range(3)]
     assert at_once(*calls) == [brought] * 3
     with pytest.raises(ValueError, match="at most 1048576"):
-        board.exchange(0, 1, bytes((1 << 20) + 1), 1)
+        bootstrap_store.exchange(0, 1, bytes((1 << 20) + 1), 1)
 
 
-def test_over_ipv6() -> None:
-    point = f"tcp://[::1]:{free_port('::1')}"
-    assert at_once(meet(point, 0, 2), meet(point, 1, 2)) == [texts(2)] * 2
+def test_ranks_exchange_over_ipv6() -> None:
+    rendezvous = f"tcp://[::1]:{free_port('::1')}"
+    assert at_once(exchange(rendezvous, 0, 2), exchange(rendezvous, 1, 2)) == [texts(2)] * 2
 
 
-def test_by_a_name_of_this_host_alone() -> None:
-    point = f"tcp://localhost:{free_port()}"
-    assert at_once(meet(point, 0, 2), meet(point, 1, 2)) == [texts(2)] * 2
+def test_localhost_serves_one_host() -> None:
+    rendezvous = f"tcp://localhost:{free_port()}"
+    assert at_once(exchange(rendezvous, 0, 2), exchange(rendezvous, 1, 2)) == [texts(2)] * 2
 
 
-def test_rank_0_may_come_last(point: str) -> None:
+def test_rank_0_may_start_last(rendezvous: str) -> None:
     def late() -> Any:
         time.sleep(0.5)
-        return meet(point, 0, 3)()
+        return exchange(rendezvous, 0, 3)()
 
-    assert at_once(meet(point, 2, 3), late, meet(point, 1, 3)) == [texts(3)] * 3
+    assert at_once(exchange(rendezvous, 2, 3), late, exchange(rendezvous, 1, 3)) == [texts(3)] * 3
 
 
-def test_one_place_again_and_again(point: str) -> None:
+def test_one_address_serves_again_and_again(rendezvous: str) -> None:
     def often(rank: int) -> Any:
-        return [meet(point, rank, 3, secret=SECRET)() for _ in range(10)]
+        return [exchange(rendezvous, rank, 3, secret=SECRET)() for _ in range(10)]
 
     assert at_once(*[lambda r=r: often(r) for r in range(3)]) == [[texts(3)] * 10] * 3
 
 
-def test_256_ranks_meet_in_seconds(point: str) -> None:
+def test_256_ranks_exchange_texts_in_seconds(rendezvous: str) -> None:
     started = time.monotonic()
-    outcomes = at_once(*[meet(point, rank, 256, secret=SECRET) for rank in range(256)])
+    outcomes = at_once(*[exchange(rendezvous, rank, 256, secret=SECRET) for rank in range(256)])
     taken_s = time.monotonic() - started
     assert outcomes == [texts(256)] * 256
-    assert taken_s < 5  # on a busy machine; 0.3 s on an idle one
+    assert taken_s < 5  # on a busy machine; 0.3 s on an idle machine
 
 
-# ---- who does not come, or comes wrongly
+# ---- missing and wrong ranks
 
 
-def test_a_missing_rank_is_named_to_all(point: str) -> None:
-    outcomes = at_once(*[meet(point, rank, 5, 0.5) for rank in (0, 2, 4)])
-    all_are(
-        outcomes, RendezvousError, "after 0.5 s (timeout) these ranks of 5 had not come: [1, 3]"
-    )
+def test_a_missing_rank_is_named_on_all_ranks(rendezvous: str) -> None:
+    outcomes = at_once(*[exchange(rendezvous, rank, 5, 0.5) for rank in (0, 2, 4)])
+    all_are(outcomes, RendezvousError, "after 0.5 s (timeout) these ranks of 5 are missing: [1, 3]")
 
 
-def test_without_rank_0(point: str) -> None:
-    alone = at_once(meet(point, 1, 2, 0.3))
+def test_a_missing_rank_0_is_named(rendezvous: str) -> None:
+    alone = at_once(exchange(rendezvous, 1, 2, 0.3))
     all_are(alone, RendezvousError, "rank 0 did not listen within 0.3 s (timeout): ")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_who_waits_in_vain_at_loopback_is_told_what_it_is(host: str) -> None:
-    """For each host it is the host itself, which cannot be known before nobody has come."""
-    point = f"tcp://{host}:{free_port()}"
-    hint = f"{host} is another place on each host: if there are several, set UNISONO_RENDEZVOUS"
-    all_are(at_once(meet(point, 1, 2, 0.3)), RendezvousError, hint)
-    all_are(at_once(meet(point, 0, 2, 0.3)), RendezvousError, hint)
+def test_a_timeout_at_loopback_explains_loopback(host: str) -> None:
+    """Loopback is a different machine on each host. This is known only after a timeout."""
+    rendezvous = f"tcp://{host}:{free_port()}"
+    hint = f"{host} is a different machine on each host: with several hosts, set UNISONO_RENDEZVOUS"
+    all_are(at_once(exchange(rendezvous, 1, 2, 0.3)), RendezvousError, hint)
+    all_are(at_once(exchange(rendezvous, 0, 2, 0.3)), RendezvousError, hint)
 
 
-def test_ranks_that_disagree_about_the_size(point: str) -> None:
-    outcomes = at_once(meet(point, 0, 3), meet(point, 1, 3), meet(point, 2, 4))
+def test_ranks_with_different_sizes_are_refused(rendezvous: str) -> None:
+    outcomes = at_once(
+        exchange(rendezvous, 0, 3), exchange(rendezvous, 1, 3), exchange(rendezvous, 2, 4)
+    )
     all_are(outcomes, RendezvousError, "rank 2 expects 4 ranks, rank 0 expects 3")
 
 
-def test_who_comes_just_after_a_disagreement_hears_of_it(point: str) -> None:
+def test_a_rank_just_after_a_disagreement_is_told(rendezvous: str) -> None:
     def late() -> object:
         time.sleep(0.2)
-        return meet(point, 1, 3)()
+        return exchange(rendezvous, 1, 3)()
 
-    outcomes = at_once(meet(point, 0, 3), meet(point, 2, 4), late)
+    outcomes = at_once(exchange(rendezvous, 0, 3), exchange(rendezvous, 2, 4), late)
     all_are(outcomes, RendezvousError, "rank 2 expects 4 ranks, rank 0 expects 3")
 
 
-def test_two_claims_to_one_rank(point: str) -> None:
-    outcomes = at_once(meet(point, 0, 3), meet(point, 1, 3), meet(point, 1, 3))
+def test_two_claims_to_one_rank_are_refused(rendezvous: str) -> None:
+    outcomes = at_once(
+        exchange(rendezvous, 0, 3), exchange(rendezvous, 1, 3), exchange(rendezvous, 1, 3)
+    )
     all_are(outcomes, RendezvousError, "two processes claim to be rank 1 of 3 (127.0.0.1 port")
 
 
-@pytest.mark.usefixtures("impatient")
-def test_two_claims_to_rank_0(point: str) -> None:
-    outcomes = at_once(meet(point, 0, 2, 1), meet(point, 0, 2, 1))
+@pytest.mark.usefixtures("short_patience")
+def test_two_claims_to_rank_0_are_refused(rendezvous: str) -> None:
+    outcomes = at_once(exchange(rendezvous, 0, 2, 1), exchange(rendezvous, 0, 2, 1))
     all_are(outcomes, RendezvousError, "")
     assert any("cannot listen there: Address already in use" in str(one) for one in outcomes)
 
 
-def test_a_rank_that_is_killed_while_it_waits(point: str) -> None:
+def test_a_rank_killed_while_it_waits_is_named(rendezvous: str) -> None:
     program = f"""
 from unisono.bootstrap.tcp_store import TcpStore
 print("begun", flush=True)
-TcpStore({point!r}, None).exchange(1, 3, b"", 60)
+TcpStore({rendezvous!r}, None).exchange(1, 3, b"", 60)
 """
 
     def killed() -> None:
@@ -177,14 +179,14 @@ TcpStore({point!r}, None).exchange(1, 3, b"", 60)
             process.kill()
 
     started = time.monotonic()
-    outcomes = at_once(meet(point, 0, 3, 60), killed)
+    outcomes = at_once(exchange(rendezvous, 0, 3, 60), killed)
     all_are(outcomes[:1], RendezvousError, "rank 1 (127.0.0.1 port")
-    assert "was lost while the ranks were meeting" in str(outcomes[0])
+    assert "was lost during the bootstrap" in str(outcomes[0])
     assert time.monotonic() - started < 20
 
 
-def test_rank_0_that_is_lost_while_the_others_wait(point: str) -> None:
-    port = tcp_address.parse(point).port
+def test_a_lost_rank_0_is_named(rendezvous: str) -> None:
+    port = tcp_address.parse(rendezvous).port
 
     def leader_that_dies() -> None:
         with socket.create_server(("127.0.0.1", port)) as listener:
@@ -194,45 +196,45 @@ def test_rank_0_that_is_lost_while_the_others_wait(point: str) -> None:
                 connection.sendall(tcp_store_frames.frame(tcp_store_frames.ADMITTED))
                 time.sleep(0.1)
 
-    outcomes = at_once(meet(point, 1, 2, 60), leader_that_dies)
-    all_are(outcomes[:1], RendezvousError, "rank 0 was lost while the ranks were meeting")
+    outcomes = at_once(exchange(rendezvous, 1, 2, 60), leader_that_dies)
+    all_are(outcomes[:1], RendezvousError, "rank 0 was lost during the bootstrap")
 
 
-# ---- places that cannot be
+# ---- invalid addresses
 
 
 @pytest.mark.parametrize(
     "text", ["tcp://", "tcp://host", "tcp://:29400", "tcp://host:0", "tcp://host:99999",
              "tcp://[fd00::1:29400", "tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://host:port"]
 )  # fmt: skip
-def test_what_is_no_place_is_said_at_once(text: str) -> None:
-    with pytest.raises(ValueError, match=r"tcp://HOST:PORT|must know the address of rank 0"):
+def test_invalid_addresses_are_refused_at_once(text: str) -> None:
+    with pytest.raises(ValueError, match=r"tcp://HOST:PORT|need the address of rank 0"):
         TcpStore(text, None)
 
 
-def test_rank_0_on_another_host_than_the_address() -> None:
+def test_an_address_of_another_host_than_rank_0_is_refused() -> None:
     started = time.monotonic()
     with pytest.raises(RendezvousError, match=r"rank 0 must listen there.*lo \(127\.0\.0\.1\)"):
-        meet("tcp://192.0.2.77:29400", 0, 2)()
+        exchange("tcp://192.0.2.77:29400", 0, 2)()
     assert time.monotonic() - started < 5
 
 
-def test_a_name_that_means_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_debian_does(host: str, port: int, type: int) -> list[Any]:
+def test_a_host_name_of_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_on_debian(host: str, port: int, type: int) -> list[Any]:
         return [(socket.AF_INET, type, 6, "", ("127.0.1.1", port))]
 
-    monkeypatch.setattr(socket, "getaddrinfo", as_debian_does)
+    monkeypatch.setattr(socket, "getaddrinfo", as_on_debian)
     for rank in (0, 1):
         with pytest.raises(RendezvousError, match=r"node7 means 127\.0\.1\.1.*/etc/hosts, or set"):
-            meet("tcp://node7:29400", rank, 2)()
+            exchange("tcp://node7:29400", rank, 2)()
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_name_that_nobody_knows() -> None:
+@pytest.mark.usefixtures("short_patience")
+def test_an_unknown_host_name_is_reported() -> None:
     with pytest.raises(RendezvousError, match="rank 0 cannot listen there: "):
-        meet("tcp://no-such-host.invalid:29400", 0, 2)()
+        exchange("tcp://no-such-host.invalid:29400", 0, 2)()
     with pytest.raises(RendezvousError, match="rank 0 did not listen within"):
-        meet("tcp://no-such-host.invalid:29400", 1, 2, 0.3)()
+        exchange("tcp://no-such-host.invalid:29400", 1, 2, 0.3)()
 
 
 # ---- strangers
@@ -249,7 +251,7 @@ def hello(job: str, **changes: int) -> bytes:
 
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_strangers_do_no_harm(
-    point: str, secret: bytes | None, caplog: pytest.LogCaptureFixture
+    rendezvous: str, secret: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = threading.Event()
     silent: list[socket.socket] = []
@@ -257,101 +259,106 @@ def test_strangers_do_no_harm(
     def strangers() -> None:
         for data in (
             b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 40, b"\xff" * 4096, greeting(),
-            greeting()[:7], greeting() + bytes(32), hello("tcp://another:1"), hello(point)[:30],
-            hello(point, text_bytes=(1 << 20) + 1), b"unimeet2" + hello(point)[8:],
+            greeting()[:7], greeting() + bytes(32), hello("tcp://another:1"),
+            hello(rendezvous)[:30], hello(rendezvous, text_bytes=(1 << 20) + 1),
+            b"unimeet2" + hello(rendezvous)[8:],
         ):  # fmt: skip
-            with caller(point) as connection, contextlib.suppress(OSError):
+            with caller(rendezvous) as connection, contextlib.suppress(OSError):
                 connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(1000):
                     pass
-        for _ in range(20):  # a scan that stays
+        for _ in range(20):  # a scan that stays connected
             with contextlib.ExitStack() as kept:
-                silent.append(kept.enter_context(caller(point)))
+                silent.append(kept.enter_context(caller(rendezvous)))
                 kept.pop_all()
         gone.set()
 
     def second() -> Any:
         assert gone.wait(30)
-        return meet(point, 1, 2, secret=secret)()
+        return exchange(rendezvous, 1, 2, secret=secret)()
 
-    outcomes = at_once(meet(point, 0, 2, secret=secret), second, strangers)
+    outcomes = at_once(exchange(rendezvous, 0, 2, secret=secret), second, strangers)
     for connection in silent:
         connection.close()
     assert outcomes[:2] == [texts(2)] * 2, outcomes
-    assert caplog.text.count("turned a connection") == 1
+    assert caplog.text.count("rejected a connection") == 1
 
 
-def test_one_who_says_a_byte_a_second_is_turned_away(
-    point: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_stranger_with_a_byte_a_second_is_rejected(
+    rendezvous: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tcp_store_server, "_GUEST_S", 0.4)
-    data = hello(point)
+    monkeypatch.setattr(tcp_store_server, "_HELLO_TIMEOUT_S", 0.4)
+    data = hello(rendezvous)
 
     def slow() -> None:
-        with caller(point) as connection, contextlib.suppress(ConnectionError):
+        with caller(rendezvous) as connection, contextlib.suppress(ConnectionError):
             for byte in data:
                 connection.sendall(bytes([byte]))
                 time.sleep(0.1)
 
     def second() -> Any:
         time.sleep(1.0)
-        return meet(point, 1, 2)()
+        return exchange(rendezvous, 1, 2)()
 
-    assert at_once(meet(point, 0, 2), second, slow)[:2] == [texts(2)] * 2
-    assert "did not say who it is within 0.4 s" in caplog.text
+    assert at_once(exchange(rendezvous, 0, 2), second, slow)[:2] == [texts(2)] * 2
+    assert "did not identify itself within 0.4 s" in caplog.text
 
 
-def test_more_strangers_than_are_borne(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_store_server, "_MOST_STRANGERS", 5)
+def test_the_oldest_of_too_many_strangers_is_closed(
+    rendezvous: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_store_server, "_MOST_PENDING", 5)
 
     def second() -> Any:
         with contextlib.ExitStack() as stack:
             for _ in range(40):
-                stack.enter_context(caller(point))
-            return meet(point, 1, 2)()
+                stack.enter_context(caller(rendezvous))
+            return exchange(rendezvous, 1, 2)()
 
-    assert at_once(meet(point, 0, 2), second) == [texts(2)] * 2
+    assert at_once(exchange(rendezvous, 0, 2), second) == [texts(2)] * 2
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize(
     ("first", "second"), [(SECRET, b"another"), (SECRET, None), (None, SECRET)]
 )
-def test_ranks_with_different_secrets(
-    point: str, first: bytes | None, second: bytes | None
+def test_ranks_with_different_secrets_are_refused(
+    rendezvous: str, first: bytes | None, second: bytes | None
 ) -> None:
-    outcomes = at_once(meet(point, 0, 2, 1.5, first), meet(point, 1, 2, 1.5, second))
-    all_are(outcomes[:1], RendezvousError, "these ranks of 2 had not come: [1]")
+    outcomes = at_once(
+        exchange(rendezvous, 0, 2, 1.5, first), exchange(rendezvous, 1, 2, 1.5, second)
+    )
+    all_are(outcomes[:1], RendezvousError, "these ranks of 2 are missing: [1]")
     all_are(outcomes[1:], AuthenticationError, "the same job secret?")
 
 
-def test_another_secret_is_told_soon_and_on_rank_0_in_the_end(point: str) -> None:
+def test_another_secret_is_reported_soon_and_at_last_on_rank_0(rendezvous: str) -> None:
     begun = time.monotonic()
     told = []
 
     def second() -> Any:
         try:
-            return meet(point, 1, 2, 30, b"another")()
+            return exchange(rendezvous, 1, 2, 30, b"another")()
         finally:
             told.append(time.monotonic() - begun)
 
-    outcomes = at_once(meet(point, 0, 2, 4, SECRET), second)
+    outcomes = at_once(exchange(rendezvous, 0, 2, 4, SECRET), second)
     all_are(outcomes[1:], AuthenticationError, "the same job secret?")
     assert told[0] < 15
-    all_are(outcomes[:1], RendezvousError, "turned away came from 127.0.0.1 port")
+    all_are(outcomes[:1], RendezvousError, "rejected connection came from 127.0.0.1 port")
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(100), b"A"])
 @pytest.mark.parametrize("secret", [None, SECRET])
-def test_a_listener_that_is_no_rank_is_not_believed(
-    point: str, answer: bytes, secret: bytes | None
+def test_a_listener_that_is_not_a_rank_is_refused(
+    rendezvous: str, answer: bytes, secret: bytes | None
 ) -> None:
     done = threading.Event()
 
     def impostor() -> None:
-        with socket.create_server(("127.0.0.1", tcp_address.parse(point).port)) as listener:
+        with socket.create_server(("127.0.0.1", tcp_address.parse(rendezvous).port)) as listener:
             listener.settimeout(0.1)
             while not done.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -362,16 +369,16 @@ def test_a_listener_that_is_no_rank_is_not_believed(
 
     def rank() -> Any:
         try:
-            return meet(point, 1, 2, 5, secret)()
+            return exchange(rendezvous, 1, 2, 5, secret)()
         finally:
             done.set()
 
     outcomes = at_once(rank, impostor)
-    all_are(outcomes[:1], AuthenticationError, "was not let in")
+    all_are(outcomes[:1], AuthenticationError, "was not admitted")
 
 
 @given(st.lists(st.binary(max_size=50), max_size=6))
-def test_texts_as_one(brought: list[bytes]) -> None:
+def test_texts_survive_packing(brought: list[bytes]) -> None:
     packed = tcp_store_frames.pack_texts(brought)
     assert tcp_store_frames.unpack_texts(packed) == brought
     with pytest.raises(RendezvousError):
@@ -379,7 +386,7 @@ def test_texts_as_one(brought: list[bytes]) -> None:
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_are_texts_or_refused(data: bytes) -> None:
+def test_any_bytes_are_unpacked_or_refused(data: bytes) -> None:
     with contextlib.suppress(RendezvousError):
         assert tcp_store_frames.pack_texts(tcp_store_frames.unpack_texts(data)) == data
     with contextlib.suppress(AuthenticationError):

@@ -93,7 +93,7 @@ def test_a_healthy_group_shrinks_to_all_its_ranks(name: str) -> None:
         for said in ranks.wait_for("old", range(RANKS)):
             assert "was shrunk to its ranks 0, 1, 2, 3" in said["text"]
         for said in ranks.wait_for("again", range(RANKS)):
-            assert (said["error"], "go on without" in said["text"]) == ("AbortedError", True)
+            assert (said["error"], "without this rank" in said["text"]) == ("AbortedError", True)
         assert [said["sum"] for said in ranks.wait_for("pair", [0, 3])] == [[3], [3]]
         halves = [said["sum"] for said in ranks.wait_for("half", range(RANKS))]
         assert halves == [[2], [4], [2], [4]]
@@ -223,7 +223,7 @@ def test_two_ranks_that_refuse_each_other_do_not_both_go_on() -> None:
         zero, one = ranks.wait_for("ended", range(2))
         assert zero["ranks"] == [0]
         assert one["ranks"] is None
-        assert "rank 1 cannot go on: it reaches the hosts of only 1 of the 2 ranks" in one["text"]
+        assert "rank 1 cannot shrink: it reaches the hosts of only 1 of the 2 ranks" in one["text"]
 
 
 def dies_while_shrinking(me: Me) -> None:
@@ -292,7 +292,7 @@ def test_a_stopped_rank_is_left_out_and_gets_an_error_later() -> None:
         ranks.signal(0, signal.SIGCONT)
         (said,) = ranks.wait_for("late", [0])
         assert said["error"] == "AbortedError"
-        assert said["text"].startswith("rank 0: the others go on without this rank")
+        assert said["text"].startswith("rank 0: the others formed a new group without this rank")
 
 
 def half(me: Me) -> None:
@@ -311,10 +311,10 @@ def test_half_without_the_lowest_does_not_go_on() -> None:
         (said,) = ranks.wait_for("ended", [1])
         assert said["error"] == "AbortedError"
         assert said["text"] == (
-            "rank 1 cannot go on: it reaches the hosts of only 1 of the 2 ranks, [1]. It takes a "
-            "majority of 2, or 1 with the lowest, rank 0. Ranks [0] may live on beyond a cut, and "
-            "go on there. If you know that they have ended, call shrink(exclude=[0]) on all ranks "
-            "that are left"
+            "rank 1 cannot shrink: it reaches the hosts of only 1 of the 2 ranks, [1]. It needs a "
+            "majority of 2, or 1 with the lowest, rank 0. Ranks [0] may have survived beyond a "
+            "network failure, and shrink there. If you know that they have ended, call "
+            "shrink(exclude=[0]) on all ranks that are left"
         )
         assert ranks.wait_for("shrunk", [1])[0]["ranks"] == [1]
 

@@ -1,4 +1,4 @@
-"""The environment is understood as each launcher means it; nonsense is named."""
+"""The environment is read as each launcher means it; invalid values are named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.errors import RendezvousError
 NOWHERE = r"started \d+ ranks on several hosts, .* set UNISONO_RENDEZVOUS=tcp://HOST:PORT"
 
 
-def test_the_variables_of_unisono() -> None:
+def test_variables_of_unisono_are_read() -> None:
     environ = {"UNISONO_RANK": "3", "UNISONO_SIZE": "8", "UNISONO_RENDEZVOUS": "job 7"}
     assert config.launched_rank(environ) == config.LaunchedRank(rank=3, size=8, rendezvous="job 7")
     for missing in ("UNISONO_SIZE", "UNISONO_RENDEZVOUS"):
@@ -26,7 +26,7 @@ def test_the_variables_of_unisono() -> None:
             )
 
 
-def test_a_misspelt_variable_is_told_once_with_the_nearest(
+def test_a_misspelt_variable_is_logged_once_with_the_nearest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("UNISONO_TIMEOUT", "5")
@@ -49,7 +49,7 @@ def test_all_variables_are_known_and_documented() -> None:
 
 
 @pytest.mark.parametrize("which", ["STORES", "SINGLE_COPY", "SOCKET_FAMILY", "TLS", "WIRE"])
-def test_the_values_that_a_variable_may_have_are_documented(which: str) -> None:
+def test_values_of_variables_are_documented(which: str) -> None:
     name = f"UNISONO_{which}"
     with pytest.raises(ValueError, match=f"{name} must be") as caught:
         config.settings({name: "nonsense"})
@@ -61,7 +61,7 @@ def test_the_values_that_a_variable_may_have_are_documented(which: str) -> None:
     assert [value for value in values if f"`{value}`" not in row] == []
 
 
-def test_torchrun() -> None:
+def test_variables_of_torchrun_are_read() -> None:
     environ = {
         "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
@@ -69,7 +69,7 @@ def test_torchrun() -> None:
     }  # fmt: skip
     found = config.launched_rank(environ)
     assert (found.rank, found.size) == (1, 4)
-    # Jobs beside each other, and restarts of one, must not meet.
+    # Concurrent jobs, and restarts of one job, must not share a rendezvous.
     for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
         assert config.launched_rank({**environ, name: "1"}).rendezvous != found.rendezvous
     assert config.launched_rank({**environ, "RANK": "2"}).rendezvous == found.rendezvous
@@ -82,14 +82,14 @@ def test_torchrun() -> None:
         config.launched_rank({"RANK": "1"})
 
 
-def test_open_mpi() -> None:
+def test_variables_of_open_mpi_are_read() -> None:
     environ = {
         "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "3", "PMIX_NAMESPACE": "prterun-host-123@1",
     }  # fmt: skip
     found = config.launched_rank(environ)
     assert found == config.LaunchedRank(rank=2, size=3, rendezvous="openmpi:prterun-host-123@1")
-    # Of several hosts, the name of the job has that of mpiexec, where rank 0 usually is.
+    # With several hosts, the job's name holds mpiexec's host, where rank 0 usually is.
     several = environ | {"OMPI_COMM_WORLD_SIZE": "6"}
     at = "tcp://host:61563/prterun-host-123@1"
     assert config.launched_rank(several).rendezvous == at
@@ -102,7 +102,7 @@ def test_open_mpi() -> None:
         config.launched_rank(several)
 
 
-def test_mpich() -> None:
+def test_variables_of_mpich_are_read() -> None:
     environ = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
     found = config.launched_rank(environ)
     assert found == config.LaunchedRank(rank=0, size=2, rendezvous=f"mpich:{os.getppid()}")
@@ -111,14 +111,14 @@ def test_mpich() -> None:
         config.launched_rank(several)
     in_slurm = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "9"}
     assert config.launched_rank(several | in_slurm).rendezvous.startswith("tcp://n1:6")
-    # In a Slurm job, whose variables are the job's and not the rank's.
+    # In a Slurm job, whose variables describe the job and not the rank.
     assert config.launched_rank({**environ, "PMI_RANK": "1", "SLURM_PROCID": "0"}).rank == 1
-    # A descriptor that is closed, or something else, is no reason to fail.
+    # A closed descriptor, or one of another kind, must not cause a failure.
     for number in ("1000000", "-1", "x", str(os.open(os.devnull, os.O_RDONLY))):
         assert config.launched_rank({**environ, "PMI_FD": number}) == found
 
 
-def test_slurm() -> None:
+def test_variables_of_slurm_are_read() -> None:
     environ = {
         "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_NTASKS": "12",
         "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2",
@@ -126,7 +126,7 @@ def test_slurm() -> None:
     assert config.launched_rank(environ) == config.LaunchedRank(
         rank=5, size=6, rendezvous="slurm:77.2"
     )
-    # srun sets the variables of PMI too.
+    # srun sets the variables of PMI, too.
     assert (
         config.launched_rank({**environ, "PMI_RANK": "5", "PMI_SIZE": "6"}).rendezvous
         == "slurm:77.2"
@@ -136,7 +136,7 @@ def test_slurm() -> None:
     assert config.launched_rank(environ).size == 12
 
 
-def test_slurm_of_several_hosts() -> None:
+def test_slurm_on_several_hosts_derives_an_address() -> None:
     environ = {
         "SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_NODES": "2",
         "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "gpu[07-08]",
@@ -150,11 +150,11 @@ def test_slurm_of_several_hosts() -> None:
         for job in range(100, 120)
         for step in (0, 1, 2, 4294967291)
     }
-    assert len({text.split("/")[2] for text in ports}) == len(ports)  # jobs beside each other
+    assert len({text.split("/")[2] for text in ports}) == len(ports)  # concurrent jobs
     assert all(61440 <= int(text.split("/")[2].rpartition(":")[2]) <= 65535 for text in ports)
     job_alone = environ | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "a1,b2"}
     assert config.launched_rank(job_alone).rendezvous.startswith("tcp://a1:")
-    with pytest.raises(ValueError, match=r"SLURM_STEP_NODELIST: 'n\[' is no list of hosts"):
+    with pytest.raises(ValueError, match=r"SLURM_STEP_NODELIST: 'n\[' is not a list of hosts"):
         config.launched_rank(environ | {"SLURM_STEP_NODELIST": "n["})
     del environ["SLURM_STEP_NODELIST"]
     with pytest.raises(RendezvousError, match=NOWHERE):
@@ -171,13 +171,13 @@ def test_slurm_of_several_hosts() -> None:
         {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_NODES": "2"},
     ],
 )
-def test_a_meeting_point_that_is_given_wins(environ: dict[str, str]) -> None:
+def test_a_given_rendezvous_takes_precedence(environ: dict[str, str]) -> None:
     point = "tcp://10.77.0.1:29400"
     found = config.launched_rank(environ | {"UNISONO_RENDEZVOUS": point})
     assert found == config.LaunchedRank(rank=1, size=4, rendezvous=point)
 
 
-def test_the_nearest_launcher_counts() -> None:
+def test_the_nearest_launcher_is_used() -> None:
     slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "1"}
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     torchrun = {"RANK": "2", "WORLD_SIZE": "3"}
@@ -188,25 +188,25 @@ def test_the_nearest_launcher_counts() -> None:
     assert config.launched_rank(slurm).rank == 0
 
 
-def test_without_a_launcher_the_ways_to_start_are_named() -> None:
+def test_a_missing_launcher_is_reported_with_remedies() -> None:
     with pytest.raises(RendezvousError, match=r"unisono\.run.*torchrun, mpiexec or srun"):
         config.launched_rank({})
 
 
 @pytest.mark.parametrize("value", ["", "two", "1.5", "0x1"])
-def test_numbers_that_are_none(value: str) -> None:
+def test_invalid_numbers_are_named(value: str) -> None:
     with pytest.raises(ValueError, match=f"WORLD_SIZE must be a whole number, not {value!r}"):
         config.launched_rank({"RANK": "0", "WORLD_SIZE": value})
 
 
-def test_export_is_what_world_reads() -> None:
+def test_exported_variables_are_read_again() -> None:
     environ: dict[str, str] = {}
     world = config.LaunchedRank(rank=1, size=3, rendezvous="a b:c")
     config.export(world, environ)  # type: ignore[arg-type]
     assert config.launched_rank(environ) == world
 
 
-def test_what_is_exported_to_torch_is_what_torchrun_sets() -> None:
+def test_export_to_torch_sets_the_variables_of_torchrun() -> None:
     environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "7"}
     world = config.LaunchedRank(rank=1, size=3, rendezvous="x")
     config.export_to_torch(world, 29400, environ)  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ def test_what_is_exported_to_torch_is_what_torchrun_sets() -> None:
     }  # fmt: skip
 
 
-def test_settings() -> None:
+def test_settings_are_read() -> None:
     assert config.settings({}) == config.Settings()
     assert config.settings({}).timeout_s == 300
     found = config.settings({"UNISONO_TIMEOUT_S": "0.5", "UNISONO_STAGING_BYTES": "65536"})
@@ -240,18 +240,18 @@ def test_settings() -> None:
         ("UNISONO_STORES", "magic"), ("UNISONO_REPRODUCIBLE", "yes"),
     ],
 )  # fmt: skip
-def test_settings_that_make_no_sense_are_named(name: str, value: str) -> None:
+def test_invalid_settings_are_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=name):
         config.settings({name: value})
 
 
-def test_wire() -> None:
+def test_the_transport_is_tcp_or_mpi() -> None:
     assert config.settings({}).wire == "tcp"
     assert config.settings({"UNISONO_WIRE": "mpi"}).wire == "mpi"
     with pytest.raises(ValueError, match="UNISONO_WIRE must be tcp or mpi, not 'udp'"):
         config.settings({"UNISONO_WIRE": "udp"})
 
 
-def test_with_mpi_as_wire_ranks_meet_by_mpi() -> None:
+def test_with_mpi_between_hosts_the_rendezvous_is_mpi() -> None:
     environ = {"UNISONO_WIRE": "mpi", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     assert config.launched_rank(environ).rendezvous == "mpi:"

@@ -1,4 +1,4 @@
-"""Slurm's host lists: what `scontrol show hostnames` would print."""
+"""Slurm's host lists, compared with the output of `scontrol show hostnames`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from unisono.config.host_list import hosts
         ("gpu-a[1-2].cluster.example,cpu[5]", "gpu-a1.cluster.example gpu-a2.cluster.example cpu5"),
     ],
 )
-def test_expansion(text: str, expected: str) -> None:
+def test_host_lists_are_expanded(text: str, expected: str) -> None:
     assert list(hosts(text)) == expected.split()
 
 
-def test_names_are_made_when_they_are_asked_for() -> None:
+def test_names_are_made_lazily() -> None:
     assert next(hosts("n[000000000-999999999]")) == "n000000000"
     assert len(list(itertools.islice(hosts("a[0-9999999]b[0-9999999]"), 5))) == 5
 
@@ -38,8 +38,8 @@ def test_names_are_made_when_they_are_asked_for() -> None:
     "text", ["", ",", "n1,", "n[", "n]", "n[]", "n[1-]", "n[-1]", "n[3-1]", "n[1-2-3]", "n[a]",
              "n[1,]", "n 1", "n[[1]]", "n[1-2"]
 )  # fmt: skip
-def test_what_is_no_list_is_refused_before_the_first_name(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no list of hosts|no range of hosts"):
+def test_invalid_lists_are_refused_before_the_first_name(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a list of hosts|not a range of hosts"):
         hosts(text)
 
 
@@ -48,7 +48,7 @@ RANGES = st.tuples(st.integers(0, 120), st.integers(0, 6), st.integers(1, 4))
 
 
 @given(st.lists(st.tuples(PREFIXES, st.lists(RANGES, max_size=3)), min_size=1, max_size=4))
-def test_what_was_written_is_read(entries: list[tuple[str, list[tuple[int, int, int]]]]) -> None:
+def test_written_lists_are_read(entries: list[tuple[str, list[tuple[int, int, int]]]]) -> None:
     texts, expected = [], []
     for prefix, ranges in entries:
         parts = []

@@ -1,4 +1,4 @@
-"""`unisono.init` under real launchers: whatever is installed here starts real ranks."""
+"""`unisono.init` under the launchers that are installed here, with real ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ comm = unisono.init(timeout_s=30)
 x = np.arange(1000) * (comm.rank + 1)
 comm.all_reduce(x)
 assert (x == np.arange(1000) * sum(range(1, comm.size + 1))).all()
-os.write(1, f"rank {comm.rank} of {comm.size}\\n".encode())  # in one piece
+os.write(1, f"rank {comm.rank} of {comm.size}\\n".encode())  # in one write
 """
 
 
@@ -35,7 +35,7 @@ def start(launcher: str, ranks: int, program: list[str]) -> subprocess.Popen[str
 
 
 def lines_of(job: subprocess.Popen[str]) -> list[str]:
-    """What the ranks printed, sorted, once all have ended well."""
+    """Returns the sorted output lines of the ranks, once all have ended well."""
     try:
         output, errors = job.communicate(timeout=60)
     finally:
@@ -56,20 +56,20 @@ def program(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_jobs_beside_each_other_do_not_meet(launcher: str, program: Path) -> None:
+def test_concurrent_jobs_stay_apart(launcher: str, program: Path) -> None:
     jobs = [start(launcher, ranks, [sys.executable, str(program)]) for ranks in (2, 3)]
     assert [lines_of(job) for job in jobs] == [all_ranks(2), all_ranks(3)]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_started_through_a_shell_script(launcher: str, program: Path) -> None:
+def test_ranks_start_through_a_shell_script(launcher: str, program: Path) -> None:
     script = program.with_suffix(".sh")  # every rank's parent is a shell of its own
     script.write_text(f"'{sys.executable}' '{program}'\nexit $?\n")
     assert lines_of(start(launcher, 3, ["sh", str(script)])) == all_ranks(3)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_example(launcher: str) -> None:
+def test_the_example_runs(launcher: str) -> None:
     (line,) = lines_of(start(launcher, 4, [sys.executable, str(ROOT / "examples/pi.py")]))
     assert line.startswith("pi is 3.14159265")
     assert line.endswith("by 4 ranks")

@@ -1,4 +1,4 @@
-"""One connection of the star, with a peer that reads when the test lets it."""
+"""A control channel whose peer reads only when the test does."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ from unisono.control.channel import ControlChannel
 from unisono.control.messages import ControlMessage, MessageKind
 from unisono.transport.event_loop import EventLoop
 
-LOOK = ControlMessage(say=MessageKind.LOOK, origin=0, to=(1,), body=bytes(40))
+LAST_CALL_QUERY = ControlMessage(
+    kind=MessageKind.LAST_CALL_QUERY, origin=0, to=(1,), body=bytes(40)
+)
 
 
 @contextlib.contextmanager
-def line_and_peer(
-    heard: list[ControlMessage],
+def channel_and_peer(
+    messages: list[ControlMessage],
 ) -> Iterator[tuple[EventLoop, ControlChannel, socket.socket]]:
     loop = EventLoop()
     loop.start("test of a line")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
-    lines: list[ControlChannel] = []
+    channels: list[ControlChannel] = []
     loop.run(
-        lambda: lines.append(
-            ControlChannel(loop, ours, 2.5, heard=heard.append, ended=lambda why: None)
+        lambda: channels.append(
+            ControlChannel(loop, ours, 2.5, received=messages.append, ended=lambda why: None)
         ),
         5,
     )
     try:
-        yield loop, lines[0], peer
+        yield loop, channels[0], peer
     finally:
-        loop.run(lines[0].close, 5)
+        loop.run(channels[0].close, 5)
         loop.run(loop.end, 5)
         loop.join(5)
         peer.close()
 
 
-def ask_often(line: ControlChannel) -> None:
+def query_often(channel: ControlChannel) -> None:
     for _ in range(1000):
-        line.ask(LOOK)
+        channel.send_query(LAST_CALL_QUERY)
 
 
-def received(peer: socket.socket) -> int:
+def received_bytes(peer: socket.socket) -> int:
     peer.settimeout(0.2)
     count = 0
     with contextlib.suppress(TimeoutError):
@@ -53,17 +55,19 @@ def received(peer: socket.socket) -> int:
     return count
 
 
-def test_questions_to_a_process_that_is_stopped_do_not_fill_what_its_host_takes() -> None:
-    heard: list[ControlMessage] = []
-    with line_and_peer(heard) as (loop, line, peer):
+def test_queries_to_a_stopped_process_do_not_fill_its_buffers() -> None:
+    messages: list[ControlMessage] = []
+    with channel_and_peer(messages) as (loop, channel, peer):
         for _ in range(2):
-            loop.run(lambda: ask_often(line), 5)
-            assert 8 << 10 < received(peer) < 16 << 10
-            heard.clear()
-            peer.send(LOOK.pack())  # it goes on
-            wait_until(lambda: heard)
+            loop.run(lambda: query_often(channel), 5)
+            assert 8 << 10 < received_bytes(peer) < 16 << 10
+            messages.clear()
+            peer.send(LAST_CALL_QUERY.pack())  # the peer reads again
+            wait_until(lambda: messages)
         loop.run(
-            lambda: line.say(ControlMessage(say=MessageKind.FAILED, origin=0, body=bytes(100_000))),
+            lambda: channel.send(
+                ControlMessage(kind=MessageKind.FAILED, origin=0, body=bytes(100_000))
+            ),
             5,
         )
-        assert received(peer) > 100_000
+        assert received_bytes(peer) > 100_000

@@ -1,4 +1,4 @@
-"""Ranks join, connect, hear of each other, and leave; all over real sockets."""
+"""Ranks join, connect, exchange control messages, and leave, over real sockets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from connection_managers import (
     SECRET,
     WORLD,
     Recorder,
-    contacts_of,
     exchange,
-    make_porter,
+    make_manager,
+    peer_infos_of,
     wait_until,
     world,
 )
 from ranks import no_descriptors
 from unisono.control.connection_manager import ConnectionManager
-from unisono.control.group_endpoint import ANXIOUS_EVENT, Fault
+from unisono.control.group_endpoint import OVERDUE_EVENT, Fault
 from unisono.control.messages import CALLED_BYTES, ControlMessage, MessageKind
 from unisono.errors import AbortedError, AuthenticationError, RendezvousError
 from unisono.transport.handshake import Handshake
@@ -36,13 +36,13 @@ GROUP = b"a group"
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 @pytest.mark.parametrize("streams", [1, 3])
-def test_all_reach_all(address: str, streams: int) -> None:
-    with world(4, address, streams=streams) as places:
+def test_all_ranks_connect_to_all(address: str, streams: int) -> None:
+    with world(4, address, streams=streams) as ranks:
         members = [2, 0, 3, 1]
-        ends = [places[rank].enter(GROUP, members) for rank in members]
+        ends = [ranks[rank].enter(GROUP, members) for rank in members]
         for rank in members:
-            places[rank].porter.reach(GROUP, range(4), 0)
-            places[rank].porter.reach(GROUP, range(4), 0)
+            ranks[rank].manager.reach(GROUP, range(4), 0)
+            ranks[rank].manager.reach(GROUP, range(4), 0)
         wait_until(lambda: all(len(end.sockets) == 3 * streams for end in ends))
         assert all(end.streams == {streams} for end in ends)
         for me, peer in combinations(range(4), 2):
@@ -51,22 +51,22 @@ def test_all_reach_all(address: str, streams: int) -> None:
 
 
 def test_each_kind_has_its_own_connections() -> None:
-    with world(2) as places:
-        ends = [place.enter(GROUP, [0, 1]) for place in places]
+    with world(2) as ranks:
+        ends = [member.enter(GROUP, [0, 1]) for member in ranks]
         for kind in (0, 1):
-            for place in places:
-                place.porter.reach(GROUP, [0, 1], kind)
+            for member in ranks:
+                member.manager.reach(GROUP, [0, 1], kind)
         wait_until(lambda: all(len(end.sockets) == 2 for end in ends))
         for kind in (0, 1):
             exchange(ends[0], ends[1], 0, 1, kind)
 
 
-def test_rails_take_turns() -> None:
+def test_streams_alternate_between_rails() -> None:
     rails = ["127.0.0.1", "127.0.0.2"]
-    with world(2, rails, streams=2) as places:
-        ends = [place.enter(GROUP, [0, 1]) for place in places]
-        for place in places:
-            place.porter.reach(GROUP, [0, 1], 0)
+    with world(2, rails, streams=2) as ranks:
+        ends = [member.enter(GROUP, [0, 1]) for member in ranks]
+        for member in ranks:
+            member.manager.reach(GROUP, [0, 1], 0)
         wait_until(lambda: all(len(end.sockets) == 4 for end in ends))
         exchange(ends[0], ends[1], 0, 1)
         for (_, _, stream), sock in ends[1].sockets.items():
@@ -74,30 +74,30 @@ def test_rails_take_turns() -> None:
             assert ends_of_it == {rails[stream % 2]}
 
 
-def test_connections_come_before_the_group_is_entered() -> None:
-    with world(2) as places:
-        late = places[1].enter(GROUP, [0, 1])
-        places[1].porter.reach(GROUP, [0], 0)
+def test_connections_may_arrive_before_the_group_is_entered() -> None:
+    with world(2) as ranks:
+        late = ranks[1].enter(GROUP, [0, 1])
+        ranks[1].manager.reach(GROUP, [0], 0)
         wait_until(lambda: late.sockets)
-        end = places[0].enter(GROUP, [0, 1])
+        end = ranks[0].enter(GROUP, [0, 1])
         wait_until(lambda: end.sockets)
         exchange(end, late, 0, 1)
 
 
-def test_what_is_told_before_the_group_is_entered() -> None:
-    with world(3) as places:
-        first = places[1].enter(GROUP, [0, 1, 2])
+def test_early_messages_are_handled_when_the_group_is_entered() -> None:
+    with world(3) as ranks:
+        first = ranks[1].enter(GROUP, [0, 1, 2])
         first.fail_here(3, "rank 1 called all_reduce")
-        places[2].enter(GROUP, [0, 1, 2])
-        places[2].porter.leave(GROUP)
+        ranks[2].enter(GROUP, [0, 1, 2])
+        ranks[2].manager.leave(GROUP)
         time.sleep(0.05)
-        end = places[0].enter(GROUP, [0, 1, 2])
+        end = ranks[0].enter(GROUP, [0, 1, 2])
         wait_until(lambda: end.failure() and end.left)
         assert end.failure() == (3, "rank 1 called all_reduce")
         assert end.left == {2}
 
 
-def test_connections_of_who_has_left_come_before_that_is_told() -> None:
+def test_connections_of_a_rank_arrive_before_its_departure() -> None:
     had: list[int] = []
 
     class Witness(Recorder):
@@ -105,21 +105,21 @@ def test_connections_of_who_has_left_come_before_that_is_told() -> None:
             had.append(len(self.sockets))
             super().peer_left(peer)
 
-    with world(2, streams=2) as places:
-        late = places[1].enter(GROUP, [0, 1])
-        places[1].porter.reach(GROUP, [0], 0)
+    with world(2, streams=2) as ranks:
+        late = ranks[1].enter(GROUP, [0, 1])
+        ranks[1].manager.reach(GROUP, [0], 0)
         wait_until(lambda: len(late.sockets) == 2)
-        places[1].porter.leave(GROUP)
+        ranks[1].manager.leave(GROUP)
         time.sleep(0.05)
-        end = places[0].enter(GROUP, [0, 1], Witness())
+        end = ranks[0].enter(GROUP, [0, 1], Witness())
         wait_until(lambda: end.left)
         assert had == [2]
 
 
-def test_a_failure_is_told_to_the_members_only() -> None:
-    with world(4) as places:
-        one = [places[rank].enter(b"one", [1, 3]) for rank in (1, 3)]
-        other = [places[rank].enter(b"other", [0, 1, 2, 3]) for rank in range(4)]
+def test_a_failure_is_sent_to_the_members_only() -> None:
+    with world(4) as ranks:
+        one = [ranks[rank].enter(b"one", [1, 3]) for rank in (1, 3)]
+        other = [ranks[rank].enter(b"other", [0, 1, 2, 3]) for rank in range(4)]
         one[0].fail_here(Fault.SYSTEM, "no memory: ä")
         wait_until(one[1].failure)
         assert one[1].failure() == (Fault.SYSTEM, "no memory: ä")
@@ -127,138 +127,158 @@ def test_a_failure_is_told_to_the_members_only() -> None:
         assert all(end.failure() is None for end in other)
 
 
-def test_a_failure_is_told_by_who_leaves_at_once() -> None:
-    with world(2) as places:
-        ends = [place.enter(GROUP, range(2)) for place in places]
-        ends[1].fail(Fault.SYSTEM, "no memory")  # its event comes when nobody hears it any more
-        places[1].porter.leave(GROUP)
+def test_a_rank_that_leaves_at_once_reports_its_failure() -> None:
+    with world(2) as ranks:
+        ends = [member.enter(GROUP, range(2)) for member in ranks]
+        ends[1].fail(Fault.SYSTEM, "no memory")  # its event comes when no peer handles it any more
+        ranks[1].manager.leave(GROUP)
         wait_until(ends[0].failure)
         assert ends[0].failure() == (Fault.SYSTEM, "no memory")
 
 
-def test_leaving_is_told() -> None:
-    with world(3) as places:
-        ends = [place.enter(GROUP, [2, 1, 0]) for place in places]
-        places[2].porter.leave(GROUP)
+def test_a_departure_is_sent_to_all() -> None:
+    with world(3) as ranks:
+        ends = [member.enter(GROUP, [2, 1, 0]) for member in ranks]
+        ranks[2].manager.leave(GROUP)
         wait_until(lambda: ends[0].left == {0} and ends[1].left == {0})
         assert not ends[2].left
-        places[0].porter.close()  # rank 0 says goodbye too, and nobody takes it for lost
+        ranks[0].manager.close()  # rank 0 leaves, too, and does not count as lost
         wait_until(lambda: ends[1].left == {0, 2})
         time.sleep(0.05)
         assert [end.failure() for end in ends] == [None] * 3
 
 
 @pytest.mark.parametrize("end", ["leave", "close"])
-def test_who_is_anxious_hears_who_has_left_without_the_middle(end: str) -> None:
-    with world(3) as places:
-        asking, _ = (places[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
-        places[0].porter.close()
+def test_a_query_without_the_server_finds_departures(end: str) -> None:
+    with world(3) as ranks:
+        asking, _ = (ranks[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
+        ranks[0].manager.close()
         if end == "leave":
-            places[2].porter.leave(GROUP)
+            ranks[2].manager.leave(GROUP)
         else:
-            places[2].porter.close()
+            ranks[2].manager.close()
         time.sleep(0.05)
-        asking.raise_events(ANXIOUS_EVENT)
+        asking.raise_events(OVERDUE_EVENT)
         wait_until(lambda: asking.left == {1})
         assert asking.failure() is None
 
 
-def test_who_has_asked_often_without_the_middle_still_hears() -> None:
-    look = ControlMessage(
-        say=MessageKind.LOOK, origin=1, tag=tag_of(GROUP), to=(2,), body=bytes(CALLED_BYTES)
+def test_many_queries_without_the_server_are_answered() -> None:
+    query = ControlMessage(
+        kind=MessageKind.LAST_CALL_QUERY,
+        origin=1,
+        tag=tag_of(GROUP),
+        to=(2,),
+        body=bytes(CALLED_BYTES),
     )
-    with world(3) as places:
-        asking, asked = (places[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
-        places[0].porter.close()
-        tell = places[1].porter._joined.post.tell
+    with world(3) as ranks:
+        asking, asked = (ranks[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
+        ranks[0].manager.close()
+        send = ranks[1].manager._world_connections.peer_messages.send_message
         for _ in range(30):  # as in some minutes of waiting
-            answers = asked.lookers
-            places[1].porter._loop.run(lambda: [tell(look) for _ in range(10)], 5)
-            wait_until(lambda answers=answers: asked.lookers > answers)
+            answers = asked.queries
+            ranks[1].manager._loop.run(lambda: [send(query) for _ in range(10)], 5)
+            wait_until(lambda answers=answers: asked.queries > answers)
         asked.last_call = b"a call"
-        asking.raise_events(ANXIOUS_EVENT)
+        asking.raise_events(OVERDUE_EVENT)
         wait_until(lambda: asking.calls == {1: b"a call"})
 
 
-def test_who_has_asked_often_for_a_rank_that_is_late_still_hears() -> None:
-    look = ControlMessage(
-        say=MessageKind.LOOK, origin=1, tag=tag_of(GROUP), to=(2,), body=bytes(CALLED_BYTES)
+def test_many_queries_to_a_late_rank_are_answered() -> None:
+    query = ControlMessage(
+        kind=MessageKind.LAST_CALL_QUERY,
+        origin=1,
+        tag=tag_of(GROUP),
+        to=(2,),
+        body=bytes(CALLED_BYTES),
     )
-    with world(3) as places:
-        asking = places[1].enter(GROUP, [1, 2])
-        places[0].porter.close()
-        tell, loops = places[1].porter._joined.post.tell, [p.porter._loop for p in places[1:]]
+    with world(3) as ranks:
+        asking = ranks[1].enter(GROUP, [1, 2])
+        ranks[0].manager.close()
+        send, loops = (
+            ranks[1].manager._world_connections.peer_messages.send_message,
+            [p.manager._loop for p in ranks[1:]],
+        )
         for _ in range(150):  # as in a minute of waiting
-            loops[0].run(lambda: tell(look), 5)
+            loops[0].run(lambda: send(query), 5)
             for loop in loops:
                 loop.run(lambda: None, 5)
-        places[2].enter(GROUP, [1, 2])
-        places[2].porter.leave(GROUP)
-        asking.raise_events(ANXIOUS_EVENT)
+        ranks[2].enter(GROUP, [1, 2])
+        ranks[2].manager.leave(GROUP)
+        asking.raise_events(OVERDUE_EVENT)
         wait_until(lambda: asking.left == {1})
 
 
-def test_who_is_anxious_hears_who_has_left_without_the_middle_of_its_circle() -> None:
-    """The middle of the world is there, but the group hears nothing of it."""
-    with world(4) as places:
+def test_a_query_without_the_server_of_its_control_group_finds_departures() -> None:
+    """The server of the world still runs, but the group has its own server."""
+    with world(4) as ranks:
         with ThreadPoolExecutor(3) as pool:
-            for place in places[1:]:
-                pool.submit(place.porter.rally, b"a circle", [1, 2, 3], b"", 10, lambda: None)
-        asking, _ = (places[rank].enter(GROUP, [2, 3], circle=b"a circle") for rank in (2, 3))
-        places[1].porter.close()
-        places[3].porter.leave(GROUP)
-        asking.raise_events(ANXIOUS_EVENT)
+            for member in ranks[1:]:
+                pool.submit(
+                    member.manager.form_control_group,
+                    b"a control group",
+                    [1, 2, 3],
+                    b"",
+                    10,
+                    lambda: None,
+                )
+        asking, _ = (
+            ranks[rank].enter(GROUP, [2, 3], control_group=b"a control group") for rank in (2, 3)
+        )
+        ranks[1].manager.close()
+        ranks[3].manager.leave(GROUP)
+        asking.raise_events(OVERDUE_EVENT)
         wait_until(lambda: asking.left == {1})
         assert asking.failure() is None
 
 
-def test_a_rank_that_has_no_descriptor_to_ask_with_asks_later() -> None:
-    with world(3) as places:
-        asking, asked = (places[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
+def test_a_rank_without_descriptors_queries_later() -> None:
+    with world(3) as ranks:
+        asking, asked = (ranks[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
         asked.last_call = b"a call"
-        places[0].porter.close()
+        ranks[0].manager.close()
         with no_descriptors():
-            asking.raise_events(ANXIOUS_EVENT)
-            wait_until(lambda: asking.lookers)
-            for _ in range(2):  # the dial, and what comes of it
-                places[1].porter._loop.run(lambda: None, 5)
+            asking.raise_events(OVERDUE_EVENT)
+            wait_until(lambda: asking.queries)
+            for _ in range(2):  # the dial, and its failure
+                ranks[1].manager._loop.run(lambda: None, 5)
         wait_until(lambda: asking.calls == {1: b"a call"})
         assert not asking.left and asking.failure() is None
 
 
-def test_who_is_anxious_hears_what_all_called() -> None:
-    with world(4) as places:
-        ends = [place.enter(GROUP, range(4)) for place in places]
+def test_a_query_returns_the_last_calls_of_all() -> None:
+    with world(4) as ranks:
+        ends = [member.enter(GROUP, range(4)) for member in ranks]
         for rank, end in enumerate(ends):
             end.last_call = f"call {rank}".encode()
         for asker in (0, 2):
-            # As the native core does: again while it waits, since a peer may enter only then.
+            # Like the native core, repeats the query while it waits: a peer may enter only then.
             def asked(asker: int = asker) -> bool:
-                ends[asker].raise_events(ANXIOUS_EVENT)
+                ends[asker].raise_events(OVERDUE_EVENT)
                 return len(ends[asker].calls) == 3
 
             wait_until(asked)
             assert ends[asker].calls == {r: f"call {r}".encode() for r in range(4) if r != asker}
         ends[1].last_call = b"another"
-        ends[2].raise_events(ANXIOUS_EVENT)
+        ends[2].raise_events(OVERDUE_EVENT)
         wait_until(lambda: ends[2].calls[1] == b"another")
 
 
-def test_anxious_ranks_ask_four_times_a_second_at_most() -> None:
-    with world(3) as places:
-        ends = [place.enter(GROUP, range(3)) for place in places]
+def test_queries_reach_a_rank_at_most_four_times_a_second() -> None:
+    with world(3) as ranks:
+        ends = [member.enter(GROUP, range(3)) for member in ranks]
         begun = time.monotonic()
         while time.monotonic() - begun < 1.2:
-            ends[1].raise_events(ANXIOUS_EVENT)
-            ends[2].raise_events(ANXIOUS_EVENT)
+            ends[1].raise_events(OVERDUE_EVENT)
+            ends[2].raise_events(OVERDUE_EVENT)
             time.sleep(0.005)
-        assert 2 <= ends[0].lookers <= 1 + (time.monotonic() - begun) / 0.25
+        assert 2 <= ends[0].queries <= 1 + (time.monotonic() - begun) / 0.25
 
 
-def test_nothing_runs_when_nothing_happens() -> None:
-    with world(8) as places:
-        for place in places:
-            place.enter(GROUP, range(8))
+def test_idle_ranks_use_no_cpu() -> None:
+    with world(8) as ranks:
+        for member in ranks:
+            member.enter(GROUP, range(8))
         time.sleep(0.1)
         begun = time.process_time()
         time.sleep(1)
@@ -267,23 +287,27 @@ def test_nothing_runs_when_nothing_happens() -> None:
 
 def test_sixty_four_ranks_join_at_once() -> None:
     begun = time.monotonic()
-    with world(64) as places:
+    with world(64) as ranks:
         assert time.monotonic() - begun < 5
-        ends = [place.enter(GROUP, range(64)) for place in places]
+        ends = [member.enter(GROUP, range(64)) for member in ranks]
         ends[63].fail_here(1, "all hear of it")
         wait_until(lambda: all(end.failure() for end in ends))
 
 
-# ---- what goes wrong
+# ---- failures
 
 
 def test_a_wrong_secret_is_named_at_once() -> None:
-    porters, secrets = [make_porter(), make_porter()], [SECRET, b"another"]
+    managers, secrets = [make_manager(), make_manager()], [SECRET, b"another"]
     begun = time.monotonic()
 
     def join(rank: int) -> None:
-        porters[rank].join(
-            world=WORLD, secret=secrets[rank], rank=rank, contacts=contacts_of(porters), timeout_s=1
+        managers[rank].join(
+            world=WORLD,
+            secret=secrets[rank],
+            rank=rank,
+            peer_infos=peer_infos_of(managers),
+            timeout_s=1,
         )
 
     with ThreadPoolExecutor(2) as pool:
@@ -298,12 +322,12 @@ def test_a_wrong_secret_is_named_at_once() -> None:
 
 
 def test_another_world_is_another_job() -> None:
-    porters = [make_porter(), make_porter()]
+    managers = [make_manager(), make_manager()]
 
     def join(rank: int) -> None:
-        contacts = contacts_of(porters)
-        porters[rank].join(
-            world=b"%d" % rank, secret=SECRET, rank=rank, contacts=contacts, timeout_s=1
+        peer_infos = peer_infos_of(managers)
+        managers[rank].join(
+            world=b"%d" % rank, secret=SECRET, rank=rank, peer_infos=peer_infos, timeout_s=1
         )
 
     with ThreadPoolExecutor(2) as pool:
@@ -314,34 +338,34 @@ def test_another_world_is_another_job() -> None:
             joining[0].result()
 
 
-def test_rank_0_is_not_there() -> None:
-    porters = [make_porter(), make_porter()]
-    contacts = contacts_of(porters)
-    porters[0].close()
+def test_a_missing_rank_0_is_named() -> None:
+    managers = [make_manager(), make_manager()]
+    peer_infos = peer_infos_of(managers)
+    managers[0].close()
     with pytest.raises(
         RendezvousError, match=r"rank 1 cannot .* rank 0 at 127.0.0.1:\d+: .*refused"
     ):
-        porters[1].join(world=WORLD, secret=SECRET, rank=1, contacts=contacts, timeout_s=5)
+        managers[1].join(world=WORLD, secret=SECRET, rank=1, peer_infos=peer_infos, timeout_s=5)
 
 
-def test_rank_0_does_not_answer() -> None:
-    porters = [make_porter(), make_porter()]
+def test_a_silent_rank_0_is_named() -> None:
+    managers = [make_manager(), make_manager()]
     begun = time.monotonic()
     with pytest.raises(RendezvousError, match="rank 0"):
-        porters[1].join(
-            world=WORLD, secret=SECRET, rank=1, contacts=contacts_of(porters), timeout_s=0.5
+        managers[1].join(
+            world=WORLD, secret=SECRET, rank=1, peer_infos=peer_infos_of(managers), timeout_s=0.5
         )
     assert time.monotonic() - begun < 1.5
-    porters[0].close()
+    managers[0].close()
 
 
 def test_a_peer_that_cannot_be_reached_is_named() -> None:
-    with world(3) as places:
-        ends = [place.enter(GROUP, range(3)) for place in places]
-        for listener in places[1].porter._listeners:
-            places[1].porter._loop.run(lambda one=listener: (
-                places[1].porter._loop.unwatch(one), one.close()), 1)  # fmt: skip
-        places[2].porter.reach(GROUP, [1], 0)
+    with world(3) as ranks:
+        ends = [member.enter(GROUP, range(3)) for member in ranks]
+        for listener in ranks[1].manager._listeners:
+            ranks[1].manager._loop.run(lambda one=listener: (
+                ranks[1].manager._loop.unwatch(one), one.close()), 1)  # fmt: skip
+        ranks[2].manager.reach(GROUP, [1], 0)
         wait_until(lambda: all(end.failure() for end in ends))
         for end in ends:
             assert end.failure() is not None
@@ -350,73 +374,74 @@ def test_a_peer_that_cannot_be_reached_is_named() -> None:
             assert "rank 1 at 127.0.0.1:" in text and "refused" in text
 
 
-def test_a_lost_rank_is_told_to_groups_entered_later() -> None:
-    with world(3) as places:
-        # The end of the process, as its peers see it.
-        places[2].porter._loop.run(places[2].porter._joined._world.close, 1)
+def test_a_lost_rank_fails_groups_entered_later() -> None:
+    with world(3) as ranks:
+        # Looks to its peers like the end of the process.
+        ranks[2].manager._loop.run(ranks[2].manager._world_connections._world_group.close, 1)
         time.sleep(0.05)
-        ends = [places[rank].enter(GROUP, range(3)) for rank in range(2)]
+        ends = [ranks[rank].enter(GROUP, range(3)) for rank in range(2)]
         wait_until(lambda: all(end.failure() for end in ends))
         for end in ends:
             fault, text = end.failure() or (0, "")
             assert (fault, text) == (1, f"rank 2 (host 127.0.0.1, pid {os.getpid()}) is gone")
-        unharmed = [places[rank].enter(b"without it", range(2)) for rank in range(2)]
+        unharmed = [ranks[rank].enter(b"without it", range(2)) for rank in range(2)]
         time.sleep(0.05)
         assert [end.failure() for end in unharmed] == [None, None]
 
 
 @pytest.mark.parametrize("how", ["leaves", "is lost"])
-def test_groups_hear_of_each_other_without_rank_0(how: str) -> None:
-    with world(4) as places:
+def test_groups_exchange_messages_without_rank_0(how: str) -> None:
+    with world(4) as ranks:
         members = [3, 1, 2]
-        ends = {rank: places[rank].enter(GROUP, members) for rank in members}
+        ends = {rank: ranks[rank].enter(GROUP, members) for rank in members}
         ends[2].last_call, ends[3].last_call = b"of rank 2", b"of rank 3"
         if how == "leaves":
-            places[0].porter.close()
+            ranks[0].manager.close()
         else:
-            places[0].porter._loop.run(places[0].porter._joined._world.close, 1)
-        star = places[3].porter._joined._world._star
+            ranks[0].manager._loop.run(ranks[0].manager._world_connections._world_group.close, 1)
+        star = ranks[3].manager._world_connections._world_group._endpoint
         wait_until(star.ended)
-        ends[3].raise_events(ANXIOUS_EVENT)
+        ends[3].raise_events(OVERDUE_EVENT)
         wait_until(lambda: ends[3].calls.get(2) == b"of rank 2")
         assert ends[2].calls[0] == b"of rank 3"
         ends[1].fail_here(Fault.ABORTED, "enough")
         wait_until(lambda: all(end.failure() == (Fault.ABORTED, "enough") for end in ends.values()))
 
 
-def test_a_failure_that_the_middle_of_the_star_has_not_passed_on_is_told_again() -> None:
-    with world(3) as places:
-        ends = {rank: places[rank].enter(GROUP, [1, 2]) for rank in (1, 2)}
-        places[0].porter._loop.run(lambda: places[0].porter._loop.unwatch(
-            places[0].porter._joined._world._star._lines[1]._sock), 1)  # fmt: skip
+def test_a_failure_that_the_server_did_not_forward_is_sent_again() -> None:
+    with world(3) as ranks:
+        ends = {rank: ranks[rank].enter(GROUP, [1, 2]) for rank in (1, 2)}
+        manager = ranks[0].manager
+        channel = manager._world_connections._world_group._endpoint._channels[1]
+        manager._loop.run(lambda: manager._loop.unwatch(channel._sock), 1)
         ends[1].fail_here(Fault.ABORTED, "enough")
         time.sleep(0.1)
         assert ends[2].failure() is None
-        places[0].porter.close()
+        ranks[0].manager.close()
         wait_until(lambda: ends[2].failure() == (Fault.ABORTED, "enough"))
 
 
-def test_a_rank_that_left_a_group_may_be_lost() -> None:
-    with world(3) as places:
-        ends = [place.enter(GROUP, range(3)) for place in places]
-        places[2].porter.leave(GROUP)
+def test_the_loss_of_a_rank_that_left_a_group_is_no_failure() -> None:
+    with world(3) as ranks:
+        ends = [member.enter(GROUP, range(3)) for member in ranks]
+        ranks[2].manager.leave(GROUP)
         wait_until(lambda: ends[0].left and ends[1].left)
-        places[2].porter._loop.run(places[2].porter._joined._world.close, 1)
+        ranks[2].manager._loop.run(ranks[2].manager._world_connections._world_group.close, 1)
         time.sleep(0.1)
         assert ends[0].failure() is None and ends[1].failure() is None
 
 
-# ---- where it listens
+# ---- addresses and ports
 
 
-def test_who_ends_in_the_middle_of_its_proof_is_missing_in_a_circle() -> None:
-    """Its secret was right when it joined: whoever meets there may try again without it."""
-    with world(2) as places:
-        address = places[0].porter.bound[0]
-        places[0].porter.close()
+def test_a_rank_that_ends_during_its_proof_is_missing_in_a_control_group() -> None:
+    """The server knew the secret when it joined: the caller may form a group without it."""
+    with world(2) as ranks:
+        address = ranks[0].manager.bound[0]
+        ranks[0].manager.close()
         with socket.create_server(address) as listener:
 
-            def end_in_the_middle() -> None:
+            def end_during_the_proof() -> None:
                 sock, _ = listener.accept()
                 with sock:
                     greeting = Handshake(b"any", dialing=False, purpose=b"any")
@@ -426,13 +451,15 @@ def test_who_ends_in_the_middle_of_its_proof_is_missing_in_a_circle() -> None:
                     sock.recv(greeting.wanted_bytes, socket.MSG_WAITALL)
 
             with ThreadPoolExecutor(1) as pool:
-                ended = pool.submit(end_in_the_middle)
-                with pytest.raises(RendezvousError, match="closed the connection on our proof"):
-                    places[1].porter.rally(b"a circle", [0, 1], b"", 10, lambda: None)
+                ended = pool.submit(end_during_the_proof)
+                with pytest.raises(RendezvousError, match="closed the connection after our proof"):
+                    ranks[1].manager.form_control_group(
+                        b"a control group", [0, 1], b"", 10, lambda: None
+                    )
                 ended.result()
 
 
-def test_ports_of_a_range() -> None:
+def test_a_free_port_of_the_range_is_used() -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -449,86 +476,90 @@ def test_ports_of_a_range() -> None:
             ConnectionManager(ports=range(port, port + 1), **terms)
 
 
-def test_only_the_chosen_address() -> None:
-    porter = make_porter("127.0.0.2")
-    (address, port) = porter.bound[0]
+def test_it_listens_on_the_chosen_address_only() -> None:
+    manager = make_manager("127.0.0.2")
+    (address, port) = manager.bound[0]
     assert address == "127.0.0.2"
     with socket.socket() as sock, pytest.raises(ConnectionRefusedError):
         sock.connect(("127.0.0.1", port))
-    porter.close()
+    manager.close()
 
 
-def test_an_address_of_somebody_else() -> None:
+def test_an_address_of_another_host_is_refused() -> None:
     for address in ("192.0.2.1", "a name"):
         with pytest.raises(RendezvousError, match=address):
-            make_porter(address)
+            make_manager(address)
 
 
-# ---- life
+# ---- life time and resources
 
 
 def test_the_thread_lives_from_join_to_close() -> None:
     before = threading.active_count()
     descriptors = len(os.listdir("/proc/self/fd"))
-    porter = make_porter()
+    manager = make_manager()
     assert threading.active_count() == before
     with pytest.raises(RendezvousError, match="not joined"):
-        porter.leave(GROUP)
-    porter.join(world=WORLD, secret=SECRET, rank=0, contacts=contacts_of([porter]), timeout_s=5)
+        manager.leave(GROUP)
+    manager.join(
+        world=WORLD, secret=SECRET, rank=0, peer_infos=peer_infos_of([manager]), timeout_s=5
+    )
     assert threading.active_count() == before + 1
-    porter.close()
-    porter.close()
+    manager.close()
+    manager.close()
     assert threading.active_count() == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
     with pytest.raises(AbortedError):
-        porter.leave(GROUP)
+        manager.leave(GROUP)
 
 
-def test_nothing_is_left_open() -> None:
+def test_close_closes_all_descriptors() -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
-    with world(3) as places:
-        for place in places:
-            place.enter(GROUP, range(3))
-            place.porter.reach(GROUP, range(3), 0)
-        places[2].enter(b"never entered by others", range(3))
-        places[2].porter.reach(b"never entered by others", range(3), 1)
+    with world(3) as ranks:
+        for member in ranks:
+            member.enter(GROUP, range(3))
+            member.manager.reach(GROUP, range(3), 0)
+        ranks[2].enter(b"never entered by others", range(3))
+        ranks[2].manager.reach(b"never entered by others", range(3), 1)
         time.sleep(0.1)
     wait_until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
 
 
-@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded: that is the point
+# the warning says multi-threaded, which this test needs
+@pytest.mark.filterwarnings("ignore:This process")
 def test_a_forked_child_does_not_disturb_its_parent() -> None:
     before = _open_files()
-    with world(2) as places:
-        ends = [place.enter(GROUP, range(2)) for place in places]
+    with world(2) as ranks:
+        ends = [member.enter(GROUP, range(2)) for member in ranks]
         child = os.fork()
         if child == 0:
             ok = True
-            for place in places:
+            for member in ranks:
                 try:
-                    place.porter.leave(GROUP)
+                    member.manager.leave(GROUP)
                     ok = False
                 except AbortedError:
-                    place.porter.close()
+                    member.manager.close()
             targets = _open_files() - before
             ok = ok and not any("eventpoll" in target for target in targets)
             ok = ok and not any(target.startswith("socket:") for target in targets)
             os._exit(0 if ok else 1)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
-        for place in places:
-            place.porter.reach(GROUP, range(2), 0)
+        for member in ranks:
+            member.manager.reach(GROUP, range(2), 0)
         wait_until(lambda: all(end.sockets for end in ends))
         exchange(ends[0], ends[1], 0, 1)
 
 
-@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded: that is the point
-def test_a_forked_child_lets_go_of_the_connections_of_groups() -> None:
+# the warning says multi-threaded, which this test needs
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_forked_child_closes_the_connections_of_groups() -> None:
     before = _open_files()
-    with world(2) as places:
-        ends = [place.enter(GROUP, range(2)) for place in places]
-        for place in places:
-            place.porter.reach(GROUP, range(2), 0)
+    with world(2) as ranks:
+        ends = [member.enter(GROUP, range(2)) for member in ranks]
+        for member in ranks:
+            member.manager.reach(GROUP, range(2), 0)
         wait_until(lambda: all(end.sockets for end in ends))
         child = os.fork()
         if child == 0:
@@ -540,7 +571,7 @@ def test_a_forked_child_lets_go_of_the_connections_of_groups() -> None:
 
 
 def _open_files() -> set[str]:
-    """What the descriptors of this process are of."""
+    """Returns the targets of this process's descriptors."""
     found = set()
     for fd in range(3, 512):
         with suppress(OSError):
@@ -549,9 +580,11 @@ def _open_files() -> set[str]:
 
 
 def test_signals_are_left_to_the_main_thread() -> None:
-    porter = make_porter()
-    porter.join(world=WORLD, secret=SECRET, rank=0, contacts=contacts_of([porter]), timeout_s=5)
+    manager = make_manager()
+    manager.join(
+        world=WORLD, secret=SECRET, rank=0, peer_infos=peer_infos_of([manager]), timeout_s=5
+    )
     masks = []
-    porter._loop.run(lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])), 1)
-    porter.close()
+    manager._loop.run(lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])), 1)
+    manager.close()
     assert signal.SIGINT in masks[0] and signal.SIGTERM in masks[0]

@@ -1,4 +1,4 @@
-"""Messages come out as they went in, however the bytes are cut; nothing else comes out."""
+"""Control messages survive packing and any split of the bytes; malformed bytes are refused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from unisono.control.messages import (
     ControlMessage,
     Frames,
     MessageKind,
-    failed_body,
-    looked_bodies,
-    read_failed,
-    read_looked,
-    read_welcome,
+    pack_failure,
+    pack_last_calls,
+    unpack_failure,
+    unpack_last_calls,
+    unpack_welcome,
 )
 from unisono.errors import AuthenticationError
 from unisono.transport.introduction import (
@@ -31,7 +31,7 @@ from unisono.transport.introduction import (
 ranks = st.integers(0, 2**32 - 1)
 messages = st.builds(
     ControlMessage,
-    say=st.sampled_from(MessageKind),
+    kind=st.sampled_from(MessageKind),
     origin=ranks,
     tag=st.binary(min_size=32, max_size=32),
     to=st.lists(ranks, max_size=20).map(tuple),
@@ -40,14 +40,16 @@ messages = st.builds(
 
 
 @given(st.lists(messages, max_size=5), st.lists(st.integers(1, 60), min_size=1))
-def test_however_the_bytes_are_cut(said: list[ControlMessage], cuts: list[int]) -> None:
-    data = b"".join(message.pack() for message in said)
-    frames, came, number = Frames(), [], 0
+def test_messages_survive_any_split_of_the_bytes(
+    sent: list[ControlMessage], cuts: list[int]
+) -> None:
+    data = b"".join(message.pack() for message in sent)
+    frames, arrived, number = Frames(), [], 0
     while data:
         cut = cuts[number % len(cuts)]
-        came += frames.take(data[:cut])
+        arrived += frames.take(data[:cut])
         data, number = data[cut:], number + 1
-    assert came == said
+    assert arrived == sent
 
 
 @given(st.binary(max_size=300))
@@ -56,31 +58,31 @@ def test_random_bytes_are_messages_or_refused(data: bytes) -> None:
         for message in Frames().take(data):
             assert len(message.pack()) <= len(data)
     except ValueError as error:
-        assert "no message" in str(error)
+        assert "malformed message" in str(error)
 
 
 @pytest.mark.parametrize("length", [MOST_FRAME_BYTES + 1, 2**32 - 1])
-def test_frames_too_long_are_refused_before_they_come(length: int) -> None:
-    frame = bytearray(ControlMessage(say=MessageKind.LEFT, origin=1).pack())
+def test_frames_too_long_are_refused_early(length: int) -> None:
+    frame = bytearray(ControlMessage(kind=MessageKind.LEFT, origin=1).pack())
     frame[:4] = length.to_bytes(4, "little")
-    with pytest.raises(ValueError, match=f"no message: {length} bytes"):
+    with pytest.raises(ValueError, match=f"malformed message: {length} bytes"):
         list(Frames().take(bytes(frame)))
 
 
 def test_more_receivers_than_bytes_are_refused() -> None:
-    frame = ControlMessage(say=MessageKind.LEFT, origin=1, to=(1, 2)).pack()
+    frame = ControlMessage(kind=MessageKind.LEFT, origin=1, to=(1, 2)).pack()
     frame = frame[:-12] + (3).to_bytes(4, "little") + frame[-8:]
     with pytest.raises(ValueError, match="to 3 ranks"):
         list(Frames().take(frame))
 
 
 @given(ranks, st.text(max_size=3000))
-def test_failures(fault: int, text: str) -> None:
-    found, told = read_failed(failed_body(fault, text))
+def test_failures_survive_packing(fault: int, text: str) -> None:
+    found, found_text = unpack_failure(pack_failure(fault, text))
     assert found == fault_of(fault)
     assert found in list(Fault)
-    # What is too long loses its end, maybe in the middle of a character.
-    assert told == text or text.startswith(told.rstrip("\ufffd"))
+    # A text that is too long loses its end, perhaps in the middle of a character.
+    assert found_text == text or text.startswith(found_text.rstrip("\ufffd"))
 
 
 @given(
@@ -88,16 +90,16 @@ def test_failures(fault: int, text: str) -> None:
         st.tuples(ranks, st.binary(min_size=CALLED_BYTES, max_size=CALLED_BYTES)), max_size=2500
     )
 )
-def test_calls(called: list[tuple[int, bytes]]) -> None:
-    bodies = looked_bodies(called)
+def test_last_calls_survive_packing(called: list[tuple[int, bytes]]) -> None:
+    bodies = pack_last_calls(called)
     assert bodies
-    assert [one for body in bodies for one in read_looked(body)] == called
+    assert [one for body in bodies for one in unpack_last_calls(body)] == called
     assert all(len(body) < MOST_FRAME_BYTES for body in bodies)
 
 
 @given(st.binary(max_size=100))
-def test_bodies_of_random_bytes(body: bytes) -> None:
-    for read in (read_failed, read_looked, read_welcome):
+def test_random_bodies_are_read_or_refused(body: bytes) -> None:
+    for read in (unpack_failure, unpack_last_calls, unpack_welcome):
         try:
             read(body)
         except ValueError as error:
@@ -118,25 +120,25 @@ introductions = st.integers(1, 1024).flatmap(
 
 
 @given(introductions)
-def test_introductions(said: Introduction) -> None:
-    data = said.pack(b"key")
+def test_introductions_survive_packing(sent: Introduction) -> None:
+    data = sent.pack(b"key")
     assert len(data) == INTRODUCTION_BYTES
-    assert unpack(data, b"key") == said
+    assert unpack(data, b"key") == sent
     with pytest.raises(AuthenticationError):
         unpack(data, b"kex")
 
 
 def test_every_changed_bit_of_an_introduction_is_refused() -> None:
-    data = Introduction(kind=ConnectionKind.MAIL, rank=3, pid=812, tag=tag_of(b"a")).pack(b"key")
+    data = Introduction(kind=ConnectionKind.P2P, rank=3, pid=812, tag=tag_of(b"a")).pack(b"key")
     for bit in range(8 * len(data)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(AuthenticationError, match="changed on its way"):
+        with pytest.raises(AuthenticationError, match="changed in transit"):
             unpack(bytes(changed), b"key")
 
 
-def test_an_introduction_without_sense() -> None:
+def test_an_invalid_introduction_is_refused() -> None:
     for streams in (0, 1, 1025):
-        said = Introduction(kind=ConnectionKind.MAIL, rank=3, pid=1, stream=1, streams=streams)
-        with pytest.raises(AuthenticationError, match="without sense"):
-            unpack(said.pack(b"key"), b"key")
+        sent = Introduction(kind=ConnectionKind.P2P, rank=3, pid=1, stream=1, streams=streams)
+        with pytest.raises(AuthenticationError, match="invalid introduction"):
+            unpack(sent.pack(b"key"), b"key")

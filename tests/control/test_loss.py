@@ -1,4 +1,4 @@
-"""Ranks as processes that die, stop, or fall silent: named on all others, and in time."""
+"""Ranks as processes that die, stop or fall silent are named on all other ranks, in time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from connection_managers import wait_until
-from control_process import LinkProcess, join_all
+from control_process import RankProcess, join_all
 from unisono.control.group_endpoint import Fault
 
 SURVIVED_S = 1.0
 
 
 @contextlib.contextmanager
-def ranks_here(size: int) -> Iterator[list[LinkProcess]]:
+def ranks_here(size: int) -> Iterator[list[RankProcess]]:
     ranks = [
-        LinkProcess([str(rank), str(size), "127.0.0.1"], subprocess.Popen) for rank in range(size)
+        RankProcess([str(rank), str(size), "127.0.0.1"], subprocess.Popen) for rank in range(size)
     ]
     try:
         join_all(ranks)
@@ -47,11 +47,11 @@ def test_a_killed_process_is_named_at_once(victim: int) -> None:
 
 def test_a_process_that_closes_is_not_lost() -> None:
     with ranks_here(3) as ranks:
-        ranks[1].say("quit")
+        ranks[1].send("quit")
         assert ranks[1].process.wait(5) == 0
         for rank in (ranks[0], ranks[2]):
             assert rank.expect("left", 3)["peer"] == 1
-        ranks[0].say("quit")
+        ranks[0].send("quit")
         assert ranks[0].process.wait(5) == 0
         ranks[2].expect("left", 3)
         time.sleep(0.1)
@@ -62,10 +62,10 @@ def test_a_stopped_process_is_not_lost_but_late() -> None:
     with ranks_here(3) as ranks:
         ranks[1].process.send_signal(signal.SIGSTOP)
         for rank in (ranks[0], ranks[2]):
-            rank.say("anxious")
-        time.sleep(3.5)  # longer than a host may be silent: but its kernel answers
+            rank.send("overdue")
+        time.sleep(3.5)  # longer than a host may be silent, but its kernel answers
         ranks[1].process.send_signal(signal.SIGCONT)
-        ranks[1].say("anxious")
+        ranks[1].send("overdue")
         for rank in ranks:
             while rank.count("heard") < 2:
                 rank.expect("heard")
@@ -78,7 +78,7 @@ def test_a_stopped_process_is_not_lost_but_late() -> None:
 
 @pytest.fixture
 def lab() -> Iterator[Any]:
-    """Three hosts of the lab."""
+    """Yields a lab of three hosts."""
     labs = pytest.importorskip("unisono.bench.lab.lab", reason="needs the lab of hosts")
     reason = labs.reason_unavailable()
     if reason is not None:
@@ -88,7 +88,7 @@ def lab() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def ranks_on(lab: Any) -> Iterator[list[LinkProcess]]:
+def ranks_on(lab: Any) -> Iterator[list[RankProcess]]:
     def start(host: int, words: list[str], **options: Any) -> subprocess.Popen[str]:
         started: subprocess.Popen[str] = lab.start(host, words, **options)
         return started
@@ -97,7 +97,7 @@ def ranks_on(lab: Any) -> Iterator[list[LinkProcess]]:
     try:
         for host in range(3):
             words = [str(host), "3", lab.address(host)]
-            ranks.append(LinkProcess(words, lambda w, host=host, **o: start(host, w, **o)))
+            ranks.append(RankProcess(words, lambda w, host=host, **o: start(host, w, **o)))
         join_all(ranks)
         yield ranks
     finally:
@@ -111,13 +111,13 @@ def ranks_on(lab: Any) -> Iterator[list[LinkProcess]]:
 def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bool) -> None:
     with ranks_on(lab) as ranks:
         for rank in ranks:
-            rank.say("anxious")
+            rank.send("overdue")
         time.sleep(0.7)
         cut_at = time.monotonic()
         lab.cut(victim, carrier=carrier)
         for number, rank in enumerate(ranks):
             failed = rank.expect("failed", 5)
-            # Whoever is cut off alone knows no more than that it hears nothing from rank 0.
+            # A rank that is cut off knows only that rank 0 is silent.
             named = 0 if number == victim else victim
             if victim != 0 or number != 0:
                 assert f"rank {named} (host 10.77.0.{named + 1}" in failed["text"]
@@ -126,21 +126,21 @@ def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("met", [True, False])
-def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, met: bool) -> None:
-    """Also where the cut ranks have no connection yet by which they ask each other."""
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, connected: bool) -> None:
+    """Also if the two ranks have not yet connected for last-call queries."""
     with ranks_on(lab) as ranks:
-        ranks[0].say("quit")
+        ranks[0].send("quit")
         assert ranks[0].process.wait(5) == 0
         for rank in ranks[1:]:
             rank.expect("left")
-            if met:
-                rank.say("anxious")
+            if connected:
+                rank.send("overdue")
                 rank.expect("heard")
         cut_at = time.monotonic()
         lab.cut(2)
         for rank in ranks[1:]:
-            rank.say("anxious")
+            rank.send("overdue")
         for number, rank in enumerate(ranks[1:], 1):
             failed = rank.expect("failed", 8)
             assert failed["fault"] == Fault.PEER_LOST
@@ -157,7 +157,7 @@ def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None
     with ranks_on(lab) as ranks:
         if waiting:
             for rank in ranks:
-                rank.say("anxious")
+                rank.send("overdue")
         for _ in range(2):
             time.sleep(1.2)
             lab.cut(1, carrier=carrier)
@@ -165,14 +165,14 @@ def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None
             lab.mend(1)
         time.sleep(1.5)
         assert not any(rank.count("failed") for rank in ranks)
-        for rank in ranks:  # and they still hear each other
-            rank.say("anxious")
+        for rank in ranks:  # they still exchange messages
+            rank.send("overdue")
         for rank in ranks:
             rank.expect("heard")
 
 
 @pytest.mark.slow
-def test_a_link_that_is_cut_while_nobody_waits(lab: Any) -> None:
+def test_a_link_cut_while_no_rank_waits_is_named(lab: Any) -> None:
     with ranks_on(lab) as ranks:
         cut_at = time.monotonic()
         lab.cut(2)
@@ -182,11 +182,11 @@ def test_a_link_that_is_cut_while_nobody_waits(lab: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_peer_that_cannot_be_reached_on_its_host(lab: Any) -> None:
+def test_a_peer_on_an_unreachable_host_is_named(lab: Any) -> None:
     with ranks_on(lab) as ranks:
         lab.cut(1)
         begun = time.monotonic()
-        ranks[2].say("reach")
+        ranks[2].send("reach")
         failed = ranks[2].expect("failed", 6)
         assert failed["at"] - begun < 4
         assert "rank 1" in failed["text"] and "10.77.0.2" in failed["text"]
@@ -196,12 +196,12 @@ def test_a_peer_that_cannot_be_reached_on_its_host(lab: Any) -> None:
 def test_bulk_data_survives_a_short_cut_and_not_a_long_one(lab: Any) -> None:
     with ranks_on(lab) as ranks:
         for rank in ranks:
-            rank.say("reach")
+            rank.send("reach")
         for rank in ranks:
             rank.expect("attached")
         wait_until(lambda: all(rank.count("attached") == 2 for rank in ranks))
         for rank in ranks:
-            rank.say("pump")
+            rank.send("pump")
         time.sleep(0.5)
         lab.cut(1)
         time.sleep(SURVIVED_S)
@@ -209,7 +209,7 @@ def test_bulk_data_survives_a_short_cut_and_not_a_long_one(lab: Any) -> None:
         time.sleep(1.5)
         for rank in ranks:
             assert not rank.count("broken")
-            rank.say("flowing")
+            rank.send("flowing")
             assert rank.expect("flowing")["still"]
         cut_at = time.monotonic()
         lab.cut(1)

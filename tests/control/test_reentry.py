@@ -1,5 +1,8 @@
-"""A signal handler, or the garbage collector, may call a porter between any two steps of a call
-that it interrupts, and the collector in the porter's own thread too: nothing waits for itself."""
+"""Calls of a connection manager that interrupt another call, or run in its own thread.
+
+A signal handler or the garbage collector may call it between any two steps of a call. The collector
+may also run in its thread. No call may wait for itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from connection_managers import SECRET, WORLD, contacts_of, make_porter, wait_until
+from connection_managers import SECRET, WORLD, make_manager, peer_infos_of, wait_until
 from signal_steps import Step
 from unisono.control import connection_manager, control_group, world_connections
 from unisono.control.connection_manager import ConnectionManager
@@ -26,18 +29,19 @@ _WATCHED = (
     event_loop.__file__,
     connection_manager.__file__,
 )
-_PATIENCE_S = 4.0  # less than any wait within a porter that ends by itself
+_PATIENCE_S = 4.0  # less than any wait of a connection manager that ends by itself
 
 
 def alone() -> ConnectionManager:
-    """A porter that is a world of its own."""
-    found = make_porter()
-    found.join(world=WORLD, secret=SECRET, rank=0, contacts=contacts_of([found]), timeout_s=5)
+    """Returns a connection manager that is alone in its world."""
+    found = make_manager()
+    found.join(world=WORLD, secret=SECRET, rank=0, peer_infos=peer_infos_of([found]), timeout_s=5)
     return found
 
 
 def interrupt_at(step: int, call: Callable[[], Any], handler: Callable[[], Any]) -> bool:
-    """Whether there was such a step, before which the handler ran. Fails if the two do not end."""
+    """Interrupts `call` before a step; returns whether the step exists. Fails if either call
+    hangs."""
 
     def handle() -> None:
         with suppress(AbortedError):
@@ -66,7 +70,7 @@ CALLS: dict[str, Callable[[ConnectionManager], Any]] = {
 
 @pytest.mark.parametrize("interrupting", CALLS)
 @pytest.mark.parametrize("interrupted", CALLS)
-def test_a_call_within_a_call(interrupted: str, interrupting: str) -> None:
+def test_a_call_may_interrupt_a_call(interrupted: str, interrupting: str) -> None:
     one = alone()
     steps = 0
     while interrupt_at(steps, lambda: CALLS[interrupted](one), lambda: CALLS[interrupting](one)):
@@ -76,7 +80,7 @@ def test_a_call_within_a_call(interrupted: str, interrupting: str) -> None:
 
 
 @pytest.mark.parametrize("interrupting", ["close", "leave"])
-def test_a_call_within_close(interrupting: str) -> None:
+def test_a_call_may_interrupt_close(interrupting: str) -> None:
     handlers = {"close": ConnectionManager.close, "leave": CALLS["leave"]}
     before = len(os.listdir("/proc/self/fd"))
     for step in itertools.count():
@@ -89,7 +93,7 @@ def test_a_call_within_close(interrupting: str) -> None:
 
 
 def test_the_thread_itself_may_leave_and_close(caplog: pytest.LogCaptureFixture) -> None:
-    """As it does where the garbage collector, in this very thread, finds the communicator."""
+    """This happens when the garbage collector finds the communicator in that thread."""
     before = len(os.listdir("/proc/self/fd"))
     one = alone()
 

@@ -1,4 +1,4 @@
-"""Strangers of all kinds come while ranks work; they are refused, and the job goes on."""
+"""Strangers of all kinds connect while ranks work; they are refused, and the job continues."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from connection_managers import SECRET, WORLD, Place, Recorder, exchange, wait_until, world
+from connection_managers import SECRET, WORLD, Rank, Recorder, exchange, wait_until, world
 from ranks import no_descriptors
-from unisono.control.group_endpoint import ANXIOUS_EVENT, Fault
-from unisono.control.messages import MOST_FRAME_BYTES, ControlMessage, MessageKind, failed_body
+from unisono.control.group_endpoint import OVERDUE_EVENT, Fault
+from unisono.control.messages import MOST_FRAME_BYTES, ControlMessage, MessageKind, pack_failure
 from unisono.errors import AuthenticationError
 from unisono.transport import acceptor
 from unisono.transport.handshake import Handshake, authenticate
@@ -25,36 +25,36 @@ GROUP = b"a group"
 
 
 @pytest.fixture
-def job(caplog: pytest.LogCaptureFixture) -> Iterator[list[Place]]:
-    """Two ranks, which afterwards still can connect and have noticed nothing."""
+def job(caplog: pytest.LogCaptureFixture) -> Iterator[list[Rank]]:
+    """Yields two ranks, and checks afterwards that they are unharmed and can still connect."""
     caplog.set_level(logging.WARNING, "unisono")
-    with world(2) as places:
-        ends = [place.enter(GROUP, range(2)) for place in places]
-        yield places
-        _still_works(places, ends)
+    with world(2) as ranks:
+        ends = [member.enter(GROUP, range(2)) for member in ranks]
+        yield ranks
+        _still_works(ranks, ends)
 
 
-def _still_works(places: list[Place], ends: list[Recorder]) -> None:
-    for place in places:
-        place.porter.reach(GROUP, range(2), 0)
+def _still_works(ranks: list[Rank], ends: list[Recorder]) -> None:
+    for member in ranks:
+        member.manager.reach(GROUP, range(2), 0)
     wait_until(lambda: all(end.sockets for end in ends), 10)
     exchange(ends[0], ends[1], 0, 1)
     assert [end.failure() for end in ends] == [None, None]
 
 
-def _connect(place: Place) -> socket.socket:
-    sock = socket.create_connection(place.porter.bound[0], timeout=8)
+def _connect(member: Rank) -> socket.socket:
+    sock = socket.create_connection(member.manager.bound[0], timeout=8)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
-def _proved(place: Place, said: Introduction) -> socket.socket:
-    """A connection of somebody who knows the secret, and introduces itself so."""
-    sock = _connect(place)
-    purpose = purpose_of(WORLD, place.rank)
+def _proved(member: Rank, sent: Introduction) -> socket.socket:
+    """Connects with the job's secret and this introduction."""
+    sock = _connect(member)
+    purpose = purpose_of(WORLD, member.rank)
     deadline = time.monotonic() + 5
     key = authenticate(sock, SECRET, dialing=True, purpose=purpose, deadline=deadline)
-    sock.sendall(said.pack(key))
+    sock.sendall(sent.pack(key))
     return sock
 
 
@@ -66,7 +66,7 @@ def _is_closed_in(sock: socket.socket, within_s: float) -> bool:
     return True
 
 
-def test_a_scan_of_the_ports(job: list[Place], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_scan_is_logged_once(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(300):
         _connect(job[0]).close()
     wait_until(lambda: caplog.records)
@@ -76,7 +76,7 @@ def test_a_scan_of_the_ports(job: list[Place], caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 2,
         random.Random(1).randbytes(4096),
@@ -84,42 +84,44 @@ def test_a_scan_of_the_ports(job: list[Place], caplog: pytest.LogCaptureFixture)
         bytes(100_000),
     ],
 )
-def test_random_bytes(job: list[Place], said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_random_bytes_are_refused(
+    job: list[Rank], sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with _connect(job[0]) as sock:
         with contextlib.suppress(OSError):
-            sock.sendall(said)
+            sock.sendall(sent)
         assert _is_closed_in(sock, 2)
-    wait_until(lambda: "no unisono rank" in caplog.text)
+    wait_until(lambda: "not a unisono rank" in caplog.text)
 
 
-def test_a_wrong_secret(job: list[Place], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_secret_is_refused(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
     with _connect(job[1]) as sock, pytest.raises(AuthenticationError):
         purpose, deadline = purpose_of(WORLD, 1), time.monotonic() + 5
         authenticate(sock, b"wrong", dialing=True, purpose=purpose, deadline=deadline)
     wait_until(lambda: "does not know the job's secret" in caplog.text)
 
 
-class _Wire:
-    """Two ends of a handshake with somebody between who keeps what the dialer says."""
+class _RecordedHandshake:
+    """A recorded handshake: the messages of its dialer."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, member: Rank) -> None:
         self.recorded: list[bytes] = []
-        with _connect(place) as sock:
-            dialer = Handshake(SECRET, dialing=True, purpose=purpose_of(WORLD, place.rank))
-            said = dialer.opening
+        with _connect(member) as sock:
+            dialer = Handshake(SECRET, dialing=True, purpose=purpose_of(WORLD, member.rank))
+            sent = dialer.opening
             while True:
-                self.recorded.append(said)
-                sock.sendall(said)
+                self.recorded.append(sent)
+                sock.sendall(sent)
                 if not dialer.wanted_bytes:
                     break
-                said = dialer.take(sock.recv(dialer.wanted_bytes, socket.MSG_WAITALL))
-                if not said:
+                sent = dialer.take(sock.recv(dialer.wanted_bytes, socket.MSG_WAITALL))
+                if not sent:
                     introduction = Introduction(kind=ConnectionKind.COLLECTIVES, rank=1, pid=1)
-                    said = introduction.pack(dialer.key)
+                    sent = introduction.pack(dialer.key)
 
 
-def test_a_recording_is_refused(job: list[Place], caplog: pytest.LogCaptureFixture) -> None:
-    recorded = _Wire(job[0]).recorded
+def test_a_replayed_handshake_is_refused(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
+    recorded = _RecordedHandshake(job[0]).recorded
     assert [len(message) for message in recorded[:2]] == [40, 32]
     with _connect(job[0]) as sock:
         for message in recorded:
@@ -129,15 +131,15 @@ def test_a_recording_is_refused(job: list[Place], caplog: pytest.LogCaptureFixtu
     wait_until(lambda: "does not know the job's secret" in caplog.text)
 
 
-def test_a_mirror_is_refused(job: list[Place]) -> None:
+def test_a_reflected_greeting_is_refused(job: list[Rank]) -> None:
     with _connect(job[0]) as sock:
         sock.sendall(Handshake(SECRET, dialing=True, purpose=b"").opening)
         sock.sendall(sock.recv(40, socket.MSG_WAITALL)[:32])
         assert _is_closed_in(sock, 2)
 
 
-def test_a_slow_stranger(job: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor, "STRANGER_S", 0.5)
+def test_a_slow_stranger_is_refused(job: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "HANDSHAKE_S", 0.5)
     with _connect(job[0]) as sock:
         begun = time.monotonic()
         with pytest.raises(OSError):
@@ -147,9 +149,9 @@ def test_a_slow_stranger(job: list[Place], monkeypatch: pytest.MonkeyPatch) -> N
         assert time.monotonic() - begun < 1.5
 
 
-def test_a_crowd_of_strangers_makes_room(job: list[Place]) -> None:
-    crowd = [_connect(job[0]) for _ in range(2 * acceptor.MOST_STRANGERS)]
-    ends = [place.ends[GROUP] for place in job]
+def test_a_crowd_of_strangers_makes_room(job: list[Rank]) -> None:
+    crowd = [_connect(job[0]) for _ in range(2 * acceptor.MOST_PENDING)]
+    ends = [member.ends[GROUP] for member in job]
     begun = time.monotonic()
     _still_works(job, ends)
     assert time.monotonic() - begun < 4
@@ -158,32 +160,34 @@ def test_a_crowd_of_strangers_makes_room(job: list[Place]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         Introduction(kind=ConnectionKind.COLLECTIVES, rank=2, pid=1),
         Introduction(kind=ConnectionKind.COLLECTIVES, rank=0, pid=1),
-        Introduction(kind=ConnectionKind.STAR, rank=1, pid=1),
+        Introduction(kind=ConnectionKind.CONTROL, rank=1, pid=1),
     ],
 )
-def test_a_rank_that_cannot_be(job: list[Place], said: Introduction) -> None:
-    with _proved(job[0], said) as sock:
+def test_an_impossible_rank_is_refused(job: list[Rank], sent: Introduction) -> None:
+    with _proved(job[0], sent) as sock:
         assert _is_closed_in(sock, 2)
 
 
-def test_a_changed_introduction(job: list[Place], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_introduction_is_refused(
+    job: list[Rank], caplog: pytest.LogCaptureFixture
+) -> None:
     with _connect(job[0]) as sock:
         purpose, deadline = purpose_of(WORLD, 0), time.monotonic() + 5
         key = authenticate(sock, SECRET, dialing=True, purpose=purpose, deadline=deadline)
-        said = Introduction(kind=ConnectionKind.COLLECTIVES, rank=1, pid=1).pack(key)
-        sock.sendall(said[:4] + b"\x02" + said[5:])
+        sent = Introduction(kind=ConnectionKind.COLLECTIVES, rank=1, pid=1).pack(key)
+        sock.sendall(sent[:4] + b"\x02" + sent[5:])
         assert _is_closed_in(sock, 2)
-    wait_until(lambda: "changed on its way" in caplog.text)
+    wait_until(lambda: "changed in transit" in caplog.text)
 
 
-def test_parked_connections_are_bounded(job: list[Place]) -> None:
-    said = Introduction(kind=ConnectionKind.COLLECTIVES, rank=1, pid=1, tag=b"unknown" + bytes(25))
-    held = [_proved(job[0], said) for _ in range(256)]
-    with _proved(job[0], said) as one_too_many:
+def test_parked_connections_are_bounded(job: list[Rank]) -> None:
+    sent = Introduction(kind=ConnectionKind.COLLECTIVES, rank=1, pid=1, tag=b"unknown" + bytes(25))
+    held = [_proved(job[0], sent) for _ in range(256)]
+    with _proved(job[0], sent) as one_too_many:
         assert _is_closed_in(one_too_many, 2)
     for sock in held:
         sock.close()
@@ -194,101 +198,106 @@ def test_parked_connections_are_bounded(job: list[Place]) -> None:
     [
         b"\xff" * 4096,
         (MOST_FRAME_BYTES + 1).to_bytes(4, "little") + bytes(60),
-        ControlMessage(say=MessageKind.FAILED, origin=2, to=(0, 1), body=b"x").pack(),
-        ControlMessage(say=MessageKind.LEFT, origin=0, to=(0, 1)).pack(),
-        ControlMessage(say=MessageKind.LEFT, origin=2, to=(0, 70_000)).pack(),
-        ControlMessage(say=MessageKind.GONE, origin=2).pack(),
-        ControlMessage(say=MessageKind.LOOKED, origin=2, body=b"x").pack(),
+        ControlMessage(kind=MessageKind.FAILED, origin=2, to=(0, 1), body=b"x").pack(),
+        ControlMessage(kind=MessageKind.LEFT, origin=0, to=(0, 1)).pack(),
+        ControlMessage(kind=MessageKind.LEFT, origin=2, to=(0, 70_000)).pack(),
+        ControlMessage(kind=MessageKind.LOST, origin=2).pack(),
+        ControlMessage(kind=MessageKind.LAST_CALLS, origin=2, body=b"x").pack(),
     ],
 )
-def test_garbage_of_a_rank_is_its_end(garbage: bytes) -> None:
-    """Not of a stranger: of somebody who proved that it is rank 2."""
-    with world(3) as places:
-        ends = [place.enter(GROUP, range(3)) for place in places]
-        line = places[2].porter._joined._world._star._line
-        places[2].porter._loop.run(lambda: line._sock.sendall(garbage), 1)
+def test_a_rank_that_sends_garbage_is_lost(garbage: bytes) -> None:
+    """The bytes come from an authenticated rank 2, not from a stranger."""
+    with world(3) as ranks:
+        ends = [member.enter(GROUP, range(3)) for member in ranks]
+        channel = ranks[2].manager._world_connections._world_group._endpoint._channel
+        ranks[2].manager._loop.run(lambda: channel._sock.sendall(garbage), 1)
         wait_until(lambda: all(end.failure() for end in ends))
-        for end in ends:  # its own too: else the ranks of its host would hear that rank 0 is gone
+        # also rank 2's own: else the ranks of its host would report that rank 0 is lost
+        for end in ends:
             fault, text = end.failure() or (0, "")
             assert fault == Fault.PEER_LOST
-            assert f"rank 2 (host 127.0.0.1, pid {os.getpid()}) speaks garbage" in text
+            assert f"rank 2 (host 127.0.0.1, pid {os.getpid()}) sent a malformed message" in text
 
 
-def test_a_fault_of_another_version_is_a_failure_all_the_same() -> None:
-    with world(3) as places:
-        ends = [place.enter(GROUP, range(3)) for place in places]
-        line = places[2].porter._joined._world._star._line
-        tag, told = places[2].tag(GROUP), failed_body(99, "too warm")
-        failed = ControlMessage(say=MessageKind.FAILED, origin=2, tag=tag, to=(0, 1), body=told)
-        left = ControlMessage(say=MessageKind.LEFT, origin=2, tag=tag, to=(0, 1))
-        places[2].porter._loop.run(lambda: line._sock.sendall(failed.pack() + left.pack()), 1)
-        wait_until(lambda: all(2 in end.left for end in ends[:2]))  # and the line goes on
+def test_an_unknown_fault_is_a_failure() -> None:
+    with world(3) as ranks:
+        ends = [member.enter(GROUP, range(3)) for member in ranks]
+        channel = ranks[2].manager._world_connections._world_group._endpoint._channel
+        tag, told = ranks[2].tag(GROUP), pack_failure(99, "too warm")
+        failed = ControlMessage(kind=MessageKind.FAILED, origin=2, tag=tag, to=(0, 1), body=told)
+        left = ControlMessage(kind=MessageKind.LEFT, origin=2, tag=tag, to=(0, 1))
+        ranks[2].manager._loop.run(lambda: channel._sock.sendall(failed.pack() + left.pack()), 1)
+        wait_until(lambda: all(2 in end.left for end in ends[:2]))  # the channel still works
         assert [end.failure() for end in ends[:2]] == [(Fault.SYSTEM, "too warm")] * 2
 
 
-def test_a_message_that_cannot_be_handled_ends_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    """An error of our own, too: a line that nobody reads any more must not look alive."""
+def test_a_message_that_cannot_be_handled_ends_its_channel(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error of unisono: a channel that is not read must not appear to be alive."""
 
     class Broken(Recorder):
         def called(self) -> bytes:
             raise RuntimeError("a bug")
 
-    with world(3) as places:
-        ends = [place.enter(GROUP, range(3), None if place.rank else Broken()) for place in places]
-        places[0].porter._loop.run(lambda: None, 1)  # it has entered
-        ends[1].raise_events(ANXIOUS_EVENT)  # so rank 0 is asked what it called
+    with world(3) as ranks:
+        ends = [
+            member.enter(GROUP, range(3), None if member.rank else Broken()) for member in ranks
+        ]
+        ranks[0].manager._loop.run(lambda: None, 1)  # it has entered
+        ends[1].raise_events(OVERDUE_EVENT)  # so rank 0 is asked for its last call
         wait_until(lambda: all(end.failure() for end in ends))
         for end in ends:
             fault, text = end.failure() or (0, "")
             assert fault == Fault.PEER_LOST
-            assert text.startswith("rank 1 (") and "failed to handle (RuntimeError: a bug)" in text
-    assert "an error of unisono's own" in caplog.text
+            assert text.startswith("rank 1 (") and "failed to handle: RuntimeError: a bug" in text
+    assert "unisono failed to handle a message" in caplog.text
 
 
-def test_half_a_frame_waits_for_its_other_half() -> None:
-    with world(2) as places:
-        ends = [place.enter(GROUP, range(2)) for place in places]
-        line = places[1].porter._joined._world._star._line
+def test_half_a_frame_waits_for_the_other_half() -> None:
+    with world(2) as ranks:
+        ends = [member.enter(GROUP, range(2)) for member in ranks]
+        channel = ranks[1].manager._world_connections._world_group._endpoint._channel
         frame = ControlMessage(
-            say=MessageKind.LEFT, origin=1, tag=places[1].tag(GROUP), to=(0,)
+            kind=MessageKind.LEFT, origin=1, tag=ranks[1].tag(GROUP), to=(0,)
         ).pack()
-        places[1].porter._loop.run(lambda: line._sock.sendall(frame[:20]), 1)
+        ranks[1].manager._loop.run(lambda: channel._sock.sendall(frame[:20]), 1)
         time.sleep(0.05)
         assert not ends[0].left
-        places[1].porter._loop.run(lambda: line._sock.sendall(frame[20:]), 1)
+        ranks[1].manager._loop.run(lambda: channel._sock.sendall(frame[20:]), 1)
         wait_until(lambda: ends[0].left)
 
 
 def test_exhausted_descriptors_end_in_a_named_error(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "unisono")
-    with world(2) as places:
-        end = places[0].enter(GROUP, range(2))
+    with world(2) as ranks:
+        end = ranks[0].enter(GROUP, range(2))
         outside = socket.socket()
         with outside, no_descriptors():
-            places[0].porter.reach(GROUP, [1], 0)
+            ranks[0].manager.reach(GROUP, [1], 0)
             begun, busy = time.monotonic(), time.process_time()
-            outside.connect(places[0].porter.bound[0])
+            outside.connect(ranks[0].manager.bound[0])
             wait_until(end.failure)
             assert time.monotonic() - begun < 3.5
-            assert time.process_time() - busy < 0.5  # it does not spin meanwhile
+            assert time.process_time() - busy < 0.5  # it does not poll meanwhile
         fault, text = end.failure() or (0, "")
         assert fault == Fault.SYSTEM
-        assert "rank 0 cannot let in ranks [1]: no descriptors are left (ulimit -n is" in text
+        assert "rank 0 cannot accept ranks [1]: no descriptors are left (ulimit -n is" in text
         assert sum("no descriptors" in record.message for record in caplog.records) == 1
 
 
-def test_short_of_descriptors_for_a_moment(job: list[Place]) -> None:
+def test_a_brief_shortage_of_descriptors_is_survived(job: list[Rank]) -> None:
     outside = socket.socket()
     with outside, no_descriptors():
-        outside.connect(job[0].porter.bound[0])
+        outside.connect(job[0].manager.bound[0])
         time.sleep(0.5)
 
 
-def test_no_descriptor_to_dial_with() -> None:
-    with world(2) as places:
-        ends = [place.enter(GROUP, range(2)) for place in places]
+def test_a_missing_descriptor_for_a_dial_is_named() -> None:
+    with world(2) as ranks:
+        ends = [member.enter(GROUP, range(2)) for member in ranks]
         with no_descriptors():
-            places[1].porter.reach(GROUP, [0], 0)
+            ranks[1].manager.reach(GROUP, [0], 0)
             wait_until(lambda: ends[0].failure() and ends[1].failure())
         for end in ends:
             fault, text = end.failure() or (0, "")

@@ -20,7 +20,7 @@ NARROW = [dtype for dtype in DType if dtype.is_narrow_float]
 
 
 def every(dtype: DType) -> NDArray[Any]:
-    """All elements, as bits."""
+    """Returns all elements, as bits."""
     count = 1 << 8 * dtype.size_bytes
     return np.arange(count, dtype=np.uint8 if dtype.is_float8 else np.uint16)
 
@@ -38,7 +38,7 @@ def native_narrowed(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_every_element_is_widened_as_defined(dtype: DType) -> None:
+def test_every_element_widens_as_defined(dtype: DType) -> None:
     bits = every(dtype)
     assert native_widened(bits, dtype).tobytes() == narrow_floats.widened(bits, dtype).tobytes()
     numbers = bits[~np.isnan(narrow_floats.widened(bits, dtype))]
@@ -48,7 +48,7 @@ def test_every_element_is_widened_as_defined(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_floats_are_rounded_as_defined(dtype: DType) -> None:
+def test_floats_round_as_defined(dtype: DType) -> None:
     rng = np.random.default_rng(1)
     upper = (np.arange(1 << 16, dtype=np.uint32) << 16)[:, None]
     lower = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
@@ -60,7 +60,7 @@ def test_floats_are_rounded_as_defined(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_products_are_rounded_once_to_their_type(dtype: DType) -> None:
+def test_products_round_once_to_their_type(dtype: DType) -> None:
     bits = every(dtype)
     for factor in np.array([1 / 3, -700, 1e-6, np.inf], np.float32):
         with np.errstate(all="ignore"):
@@ -79,7 +79,7 @@ def test_a_nan_in_a_product_is_always_the_same(dtype: DType) -> None:
     assert x[4] == 0
 
 
-def test_arrays_of_any_strides() -> None:
+def test_arrays_of_any_strides_are_converted() -> None:
     x = np.arange(24, dtype=np.float16).reshape(4, 6)
     wide = widened(x.T[::2])
     assert wide.shape == (3, 4)

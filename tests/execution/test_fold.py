@@ -70,7 +70,7 @@ def test_integer_averages_truncate_toward_zero(data: st.DataObject) -> None:
     assert fold(sources, dtype, ReduceOp.AVG, divisor).view(kind)[0] == quotient
 
 
-def test_an_average_by_more_ranks_than_the_type_can_count() -> None:
+def test_an_average_of_more_ranks_than_the_type_can_count() -> None:
     x = raw([-128, 127, 5], np.int8)
     assert fold([x], DType.INT8, ReduceOp.AVG, 1000).view(np.int8).tolist() == [0, 0, 0]
 
@@ -99,7 +99,7 @@ def test_bfloat16_rounds_once() -> None:
     ("dtype", "kind"),
     [(DType.FLOAT16, np.float16), (DType.FLOAT32, np.float32), (DType.FLOAT64, np.float64)],
 )
-def test_nan_propagates_from_any_place(op: ReduceOp, dtype: DType, kind: type) -> None:
+def test_nan_propagates_from_any_operand(op: ReduceOp, dtype: DType, kind: type) -> None:
     rows = [[np.nan, 1, 2], [1, np.nan, 2], [1, 2, np.nan]]
     for row in rows:
         assert np.isnan(fold([raw([x], kind) for x in row], dtype, op).view(kind)[0])
@@ -132,7 +132,7 @@ def test_equal_elements_keep_the_later_one() -> None:
     assert np.signbit(fold(zeros, DType.FLOAT32, ReduceOp.MAX).view(np.float32)[0])
 
 
-def test_booleans() -> None:
+def test_booleans_reduce_logically() -> None:
     a, b = raw([0, 0, 1, 1], np.uint8), raw([0, 1, 0, 1], np.uint8)
     results = {
         op: fold([a, b], DType.BOOL, op).tolist() for op in ReduceOp if DType.BOOL.supports(op)
@@ -155,14 +155,14 @@ def test_booleans() -> None:
 @pytest.mark.parametrize(
     ("dtype", "kind"), [(DType.COMPLEX64, np.complex64), (DType.COMPLEX128, np.complex128)]
 )
-def test_complex_numbers(dtype: DType, kind: type) -> None:
+def test_complex_numbers_reduce_like_numpy(dtype: DType, kind: type) -> None:
     sources = [raw([x], kind) for x in (1 + 2j, 3 - 1j)]
     assert fold(sources, dtype, ReduceOp.SUM).view(kind)[0] == 4 + 1j
     assert fold(sources, dtype, ReduceOp.AVG, 2).view(kind)[0] == 2 + 0.5j
     assert fold(sources, dtype, ReduceOp.PROD).view(kind)[0] == 5 + 5j
 
 
-def test_the_order_is_left_to_right() -> None:
+def test_fold_goes_from_left_to_right() -> None:
     rows = np.random.default_rng(7).normal(size=(6, 99)).astype(np.float32)
     expected = rows[0]
     for _, row in pairwise(rows):
@@ -171,7 +171,7 @@ def test_the_order_is_left_to_right() -> None:
     assert got.tobytes() == expected.tobytes()
 
 
-def test_the_sources_are_left_alone() -> None:
+def test_fold_does_not_change_the_sources() -> None:
     x = raw([1, 2, 3], np.int32)
     before = x.copy()
     result = fold([x], DType.INT32, ReduceOp.SUM)
@@ -179,7 +179,7 @@ def test_the_sources_are_left_alone() -> None:
     assert (x == before).all()
 
 
-def test_what_types_support() -> None:
+def test_types_support_the_documented_reductions() -> None:
     pairs, numbers = set(PAIRS), set(DType) - set(PAIRS)
 
     def serving(op: ReduceOp) -> set[DType]:
@@ -200,7 +200,7 @@ def test_what_types_support() -> None:
 
 @given(data=st.data())
 @settings(deadline=None)
-def test_logical_reductions_are_those_of_numpy(data: st.DataObject) -> None:
+def test_logical_reductions_equal_numpy(data: st.DataObject) -> None:
     dtype, kind = data.draw(st.sampled_from(list(INTEGERS.items())))
     element = st.sampled_from([0, 0, 1, 2, int(np.iinfo(kind).max), int(np.iinfo(kind).min)])
     ranks = data.draw(st.integers(1, 5))
@@ -217,8 +217,8 @@ def test_logical_reductions_are_those_of_numpy(data: st.DataObject) -> None:
 
 @given(data=st.data())
 @settings(deadline=None)
-def test_the_place_of_an_extreme_is_that_of_numpy(data: st.DataObject) -> None:
-    """argmin takes the first of equal values, and the first NaN: here, of the lowest index."""
+def test_the_index_of_an_extreme_equals_numpy(data: st.DataObject) -> None:
+    """argmin takes the first of equal values and the first NaN; here the lowest index counts."""
     dtype, (value, index) = data.draw(st.sampled_from(list(PAIRS.items())))
     numbers: st.SearchStrategy[Any] = st.integers(-2, 2)
     if value in (np.float32, np.float64):
@@ -228,7 +228,7 @@ def test_the_place_of_an_extreme_is_that_of_numpy(data: st.DataObject) -> None:
     values = np.array(columns, value).reshape(-1, ranks)
     order = data.draw(st.permutations(range(ranks)))
     sources = []
-    for rank in order:  # whatever the order of the operands
+    for rank in order:  # in any order of the operands
         pair = np.zeros(len(values), [("value", value), ("index", index)])
         pair["value"], pair["index"] = values[:, rank], rank
         sources.append(pair.view(np.uint8))

@@ -1,4 +1,4 @@
-"""Every rounding is to the nearest value, ties to even; for 8 bits the same as torch's."""
+"""Every rounding is to the nearest value, ties to even; for 8 bits it equals torch's."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_every_bfloat16_survives_conversion() -> None:
 
 @given(st.floats(width=32, allow_nan=False))
 @settings(deadline=None)
-def test_bfloat16_takes_the_nearest_and_ties_to_even(value: float) -> None:
+def test_bfloat16_rounds_to_nearest_even(value: float) -> None:
     x = np.array([value], np.float32)
     got = int(float32_to_bfloat16(x)[0])
-    low = int(x.view(np.uint32)[0]) >> 16  # toward zero; the next one is away from zero
+    low = int(x.view(np.uint32)[0]) >> 16  # toward zero; the next value is away from zero
     low_value, high_value = (
         float(v) for v in bfloat16_to_float32(np.array([low, low + 1], np.uint16))
     )
@@ -54,7 +54,8 @@ def test_bfloat16_overflows_to_infinity() -> None:
 
 
 def many_floats() -> NDArray[np.float32]:
-    """Every upper half with several lower ones, which meets all ties and their neighbours."""
+    """Returns every upper half with several lower halves, including all ties and their
+    neighbours."""
     upper = np.arange(1 << 16, dtype=np.uint32) << 16
     lower = [0, 1, 0x7FFF, 0x8000, 0xFFFF]
     rng = np.random.default_rng(0)
@@ -63,7 +64,7 @@ def many_floats() -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)
-def test_8_bit_floats_are_those_of_torch(dtype: DType) -> None:
+def test_8_bit_floats_equal_torch(dtype: DType) -> None:
     torch = pytest.importorskip("torch")
     theirs: Any = getattr(torch, dtype.name.lower())
     values = torch.from_numpy(EVERY).view(theirs).float().numpy()
@@ -89,7 +90,7 @@ def test_every_8_bit_float_survives_conversion(dtype: DType) -> None:
 
 @given(value=st.floats(width=32, allow_nan=False), dtype=st.sampled_from(FLOAT8))
 @settings(deadline=None)
-def test_8_bit_floats_take_the_nearest_and_ties_to_even(value: float, dtype: DType) -> None:
+def test_8_bit_floats_round_to_nearest_even(value: float, dtype: DType) -> None:
     values = widened(EVERY, dtype).astype(np.float64)
     largest = float(values[np.isfinite(values)].max())
     found = int(narrowed(np.array([value], np.float32), dtype)[0])
@@ -105,7 +106,7 @@ def test_8_bit_floats_take_the_nearest_and_ties_to_even(value: float, dtype: DTy
     assert found % 2 == 0 or len({float(values[i]) for i in nearest}) == 1
 
 
-def test_bits_are_a_view() -> None:
+def test_bits_of_returns_a_view() -> None:
     x = np.ones(2, np.float16)
     bits_of(x, DType.FLOAT16)[:] = 0
     assert x.tolist() == [0, 0]

@@ -1,4 +1,4 @@
-"""The native executor does what the reference executor does, bit for bit, whatever the plan."""
+"""The native executor matches the reference executor bit for bit, for every plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def groups() -> Iterator[ThreadGroups]:
 
 @contextmanager
 def refusing_little_staging(staging_bytes: int) -> Iterator[None]:
-    """The least staging has no room for algorithms with many slots, which say so."""
+    """The smallest staging is too small for algorithms with many slots, which raise an error."""
     try:
         yield
     except UnsupportedError as error:

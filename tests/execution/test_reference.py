@@ -1,4 +1,4 @@
-"""The reference executor does what NumPy says, whatever the algorithm, sizes and blocks."""
+"""The reference executor matches NumPy, for all algorithms, sizes and blocks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KINDS: dict[DType, type[np.generic]] = {
 
 
 def encode(values: Array, dtype: DType) -> NDArray[np.uint8]:
-    """Small integers as elements of the type, as bytes. Every type can hold them exactly."""
+    """Returns small integers as elements of the type, as bytes. Every type holds them exactly."""
     if dtype.is_pair:
         kinds = zip(("value", "index"), PAIRS[dtype], strict=True)
         result = np.empty(values.shape, [(name, kind) for name, kind in kinds])
@@ -57,7 +57,7 @@ def encode(values: Array, dtype: DType) -> NDArray[np.uint8]:
 
 
 def expected_reduction(rows: Array, dtype: DType, op: ReduceOp) -> NDArray[np.uint8]:
-    """The reduction of small integers, as bytes."""
+    """Returns the reduction of small integers, as bytes."""
     if dtype is DType.BOOL:
         any_of, all_of = np.any(rows, axis=0), np.all(rows, axis=0)
         odd = np.sum(rows, axis=0) % 2
@@ -91,7 +91,7 @@ def expected_reduction(rows: Array, dtype: DType, op: ReduceOp) -> NDArray[np.ui
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Inputs, empty outputs and the outputs that must come out; None where nothing is promised."""
+    """Inputs, empty outputs, and expected outputs; None where the result is undefined."""
 
     inputs: list[list[NDArray[np.uint8]]]
     outputs: list[list[NDArray[np.uint8]]]
@@ -101,7 +101,8 @@ class Problem:
 def problem(
     collective: Collective, kind: Kind, counts: list[int], seed: int = 1, *, in_place: bool = False
 ) -> Problem:
-    """A problem whose piece i (of source i, destination i, or the only one) has counts[i]."""
+    """Returns a problem whose piece i (of source i, destination i, or the only one) has
+    counts[i]."""
     dtype, reduce_op = kind
     n, op = collective.ranks, collective.op
     rng = np.random.default_rng(seed)
@@ -110,7 +111,7 @@ def problem(
     if dtype is DType.BOOL or (dtype.is_float8 and reduce_op is not ReduceOp.PROD):
         top = 1
     elif reduce_op.is_logical and (n == 1 or op.scans):
-        top = 1  # the communicator sees to the truth of what a single rank contributes
+        top = 1  # the communicator itself normalises the truth values of a single rank
 
     def numbers(count: int) -> Array:
         low = 1 if reduce_op is ReduceOp.PROD and dtype is not DType.BOOL else 0
@@ -155,7 +156,8 @@ def problem(
 
 
 def _sources(collective: Collective, rank: int, piece: int) -> list[tuple[int, int]]:
-    """(rank, piece) of the inputs that make up an output piece; none where nothing is promised."""
+    """Returns the (rank, piece) pairs of inputs that an output piece combines; none if
+    undefined."""
     op, root = collective.op, collective.root
     if op is Op.REDUCE and rank != root:
         return []
@@ -196,7 +198,7 @@ def solve(
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_every_algorithm_at_every_length(op: Op, name: str) -> None:
+def test_every_algorithm_matches_numpy_at_every_length(op: Op, name: str) -> None:
     for ranks in (1, 2, 3, 4, 7, 13):
         schedule = build(op, name, ranks=ranks, root=ranks // 2)
         plans = lower(schedule)
@@ -207,8 +209,8 @@ def test_every_algorithm_at_every_length(op: Op, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names(Op.ALL_REDUCE))
-def test_every_type_and_reduction(name: str) -> None:
-    """All pairs where sums are flat and where they are nested; elsewhere what depends on that."""
+def test_every_type_and_reduction_matches_numpy(name: str) -> None:
+    """All pairs for a flat and a nested sum; elsewhere only pairs that depend on the algorithm."""
     schedule = build(Op.ALL_REDUCE, name, ranks=5)
     plans = lower(schedule)
     for dtype, reduce_op in product(DType, ReduceOp):
@@ -228,7 +230,7 @@ def test_every_type_and_reduction(name: str) -> None:
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_anything(data: st.DataObject) -> None:
+def test_random_problems_match_numpy(data: st.DataObject) -> None:
     op, name = data.draw(st.sampled_from(EVERY))
     ranks = data.draw(st.integers(1, 9))
     schedule = build(op, name, ranks=ranks, root=data.draw(st.integers(0, ranks - 1)))
@@ -249,7 +251,8 @@ def test_anything(data: st.DataObject) -> None:
 
 
 def random_all_reduce(data: st.DataObject, ranks: int) -> Schedule:
-    """Sums meet in a random order, with copies back and forth; in the end one rank tells all."""
+    """Adds sums in random order, with copies back and forth; finally one rank sends the result to
+    all."""
     parts = data.draw(st.integers(1, 3))
     collective = Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=parts)
     b = Builder(collective, "random", scratch=parts)
@@ -281,7 +284,7 @@ def random_all_reduce(data: st.DataObject, ranks: int) -> Schedule:
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
-def test_random_schedules(data: st.DataObject) -> None:
+def test_random_schedules_match_numpy(data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, 6))
     schedule = random_all_reduce(data, ranks)
     check(schedule)
@@ -315,7 +318,7 @@ def test_all_ranks_get_the_same_bits(name: str, ranks: int) -> None:
     assert len({row.tobytes() for row in x}) == 1
 
 
-def test_a_half_precision_sum_is_rounded_once_where_sums_are_not_nested() -> None:
+def test_a_flat_half_precision_sum_rounds_once() -> None:
     x = np.array([[2048], [1], [1]], np.float16)
     results = {}
     for name in names(Op.ALL_REDUCE):
@@ -327,7 +330,7 @@ def test_a_half_precision_sum_is_rounded_once_where_sums_are_not_nested() -> Non
     assert results[1] == 2050
 
 
-def test_parts_are_cut_at_cache_lines() -> None:
+def test_parts_begin_at_cache_lines() -> None:
     assert part_bytes(4000, 3, DType.FLOAT32) == 1344
     assert part_bytes(0, 3, DType.FLOAT32) == 0
     assert part_bytes(4, 8, DType.FLOAT32) == 64
@@ -335,7 +338,7 @@ def test_parts_are_cut_at_cache_lines() -> None:
     assert part_bytes(160, 2, DType.COMPLEX128) == 128
 
 
-def test_blocks_are_those_of_the_longest_part_of_any_rank() -> None:
+def test_the_longest_part_of_any_rank_decides_the_blocks() -> None:
     plans = lower(build("all_gather", "direct", ranks=2))
     short, long = np.zeros(4, np.uint8), np.zeros(1000, np.uint8)
     inputs, outputs = [[short], [long]], [[short, long]] * 2
@@ -354,7 +357,7 @@ def test_a_plan_that_waits_for_ever_is_a_deadlock() -> None:
         run(plans, x, out, DType.UINT8, ReduceOp.SUM, block_bytes=64)
 
 
-def test_pieces_that_do_not_fit_are_refused() -> None:
+def test_pieces_of_wrong_lengths_are_refused() -> None:
     plans = lower(build("all_reduce", "one_shot", ranks=2))
     x = [[np.zeros(4, np.uint8)] for _ in range(2)]
     out = [[np.zeros(8, np.uint8)] for _ in range(2)]
@@ -362,7 +365,7 @@ def test_pieces_that_do_not_fit_are_refused() -> None:
         run(plans, x, out, DType.UINT8, ReduceOp.SUM, block_bytes=64)
 
 
-def test_relays_need_pieces_of_one_length() -> None:
+def test_relays_need_pieces_of_equal_length() -> None:
     schedule = build("gather", "binomial_tree", ranks=4)
     p = problem(schedule.collective, INT_SUM, [1, 2, 3, 4])
     with pytest.raises(UnsupportedError, match="one length"):
@@ -372,7 +375,7 @@ def test_relays_need_pieces_of_one_length() -> None:
 @pytest.mark.parametrize(
     ("block", "depth", "text"), [(0, 2, "blocks"), (6, 2, "blocks of 6"), (64, 0, "0 blocks")]
 )
-def test_nonsense_is_refused(block: int, depth: int, text: str) -> None:
+def test_invalid_arguments_are_refused(block: int, depth: int, text: str) -> None:
     x = [[np.zeros(4, np.uint8)]]
     plans = lower(build("all_reduce", "one_shot", ranks=1))
     with pytest.raises(UnsupportedError, match=text):

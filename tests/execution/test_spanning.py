@@ -1,6 +1,6 @@
-"""A group that spans hosts does what the reference executor does, bit for bit.
+"""A group on several hosts matches the reference executor, bit for bit.
 
-The hosts are segments of one process that share nothing but TCP connections over loopback.
+The hosts are segments of one process that share only TCP connections over loopback.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def connected() -> tuple[int, int]:
 
 
 class SpanningThreadGroup(ThreadGroup):
-    """Ranks on several hosts, with `streams` connections between each two of different hosts."""
+    """Ranks on several hosts, with `streams` connections between each two ranks of different
+    hosts."""
 
     def __init__(self, hosts: Hosts, streams: int = 1) -> None:
         self.streams = streams
@@ -86,7 +87,7 @@ def groups(request: pytest.FixtureRequest) -> Iterator[list[SpanningThreadGroup]
 
 
 def serves(group: SpanningThreadGroup, op: Op, name: str) -> bool:
-    """Whether an algorithm can do with hosts like these at all."""
+    """Returns whether an algorithm supports hosts like these."""
     try:
         algorithms.build(op, name, ranks=group.ranks, hosts=group.hosts)
     except UnsupportedError:
@@ -120,9 +121,7 @@ def test_anything(data: st.DataObject, groups: list[SpanningThreadGroup]) -> Non
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_every_algorithm_over_many_blocks(
-    op: Op, name: str, groups: list[SpanningThreadGroup]
-) -> None:
+def test_every_algorithm_over_many_blocks(op: Op, name: str, groups: list[SpanningThreadGroup]) -> None:
     for group in (group for group in groups[1:3] if serves(group, op, name)):
         compare(group, op, name, [4001] * group.ranks, root=group.ranks - 1, block_bytes=4096)
         compare(group, op, name, [2001] * group.ranks, root=0, block_bytes=256, lead=2)

@@ -1,4 +1,4 @@
-"""What the ranks of a job do while something happens to it. Imports little: each rank does."""
+"""Programs of a job's ranks during a fault. Imports little, because each rank does."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dataclasses import asdict
 
 import numpy as np
 
-from lab.open_resources import open_resources, settled
+from lab.open_resources import open_resources, resources_after
 from lab.traffic import Traffic
 from ranks import Me
 from unisono import Communicator
 
 CALL_TIMEOUT_S = 4.0
-"""Of a call that waits for a rank of which nothing can be known."""
+"""Time limit of a call that waits for a rank in an unknown state."""
 IDLE_S = 6.0
 WORK_S = 2.5
 _GARBAGE_BYTES = 4096
@@ -29,38 +29,38 @@ _NEVER_SENT = 999  # a tag
 
 
 def busy(me: Me) -> None:
-    """Calls and messages of all sizes, on and on, until one fails."""
+    """Runs calls and messages of all sizes until one fails."""
     _until_it_fails(me, timeout_s=30.0)
 
 
 def impatient(me: Me) -> None:
-    """The same with a short timeout."""
+    """Like `busy`, with a short timeout."""
     _until_it_fails(me, timeout_s=CALL_TIMEOUT_S, blocking=False)
 
 
 def receiving(me: Me) -> None:
-    """Every rank waits for a message that nobody sends; nothing else goes on, nothing is owed."""
+    """Receives a message that no rank sends; nothing else runs, and no acknowledgement is due."""
     _until_it_fails(me, timeout_s=30.0, work=receive_nothing)
 
 
 def garbling(me: Me) -> None:
-    """The same; asked by a signal, the rank speaks garbage to its peers."""
+    """Like `busy`; after a signal, the rank sends garbage to its peers."""
     _when_asked(
-        lambda: _garble(_connections(star=False), random.Random(7).randbytes(_GARBAGE_BYTES))
+        lambda: _garble(_connections(control=False), random.Random(7).randbytes(_GARBAGE_BYTES))
     )
     busy(me)
 
 
 def zeroing(me: Me) -> None:
-    """The same with zeros."""
-    _when_asked(lambda: _garble(_connections(star=False), bytes(_GARBAGE_BYTES)))
+    """Like `garbling`, with zeros."""
+    _when_asked(lambda: _garble(_connections(control=False), bytes(_GARBAGE_BYTES)))
     busy(me)
 
 
-def babbling(me: Me) -> None:
-    """The same on the connection to rank 0 by which ranks hear of each other."""
+def garbling_control(me: Me) -> None:
+    """Like `garbling`, on the control channel to rank 0."""
     _when_asked(
-        lambda: _garble(_connections(star=True), random.Random(7).randbytes(_GARBAGE_BYTES))
+        lambda: _garble(_connections(control=True), random.Random(7).randbytes(_GARBAGE_BYTES))
     )
     busy(me)
 
@@ -74,7 +74,7 @@ def _until_it_fails(
 ) -> None:
     before = open_resources()
     _one_communicator(me, timeout_s, blocking, work or messages_and_calls)
-    me.say("closed", before=before, after=settled(before))
+    me.say("closed", before=before, after=resources_after(before))
 
 
 def _one_communicator(
@@ -90,7 +90,7 @@ def _one_communicator(
 
 
 def idle(me: Me) -> None:
-    """Joined, then asleep outside of calls until the fault is long over."""
+    """Joins, then sleeps outside of calls until the fault is long over."""
     before = open_resources()
     with me.join(30.0) as comm:
         add_up(comm, 10)
@@ -99,7 +99,7 @@ def idle(me: Me) -> None:
         me.say("calls")
         me.attempt("ended", endless, comm)
     del comm
-    me.say("closed", before=before, after=settled(before))
+    me.say("closed", before=before, after=resources_after(before))
 
 
 def patient(me: Me) -> None:
@@ -111,21 +111,21 @@ def patient(me: Me) -> None:
 
 
 def endless(comm: Communicator) -> None:
-    """Calls until one fails."""
+    """Calls until one call fails."""
     while True:
         add_up(comm, 1)
         add_up(comm, 100_000)
 
 
 def messages_and_calls(comm: Communicator, traffic: Traffic) -> None:
-    """Both until one fails."""
+    """Sends messages and calls until one fails."""
     while True:
         traffic.step(lambda: add_up(comm, 1))
         traffic.step(lambda: add_up(comm, 100_000))
 
 
 def receive_nothing(comm: Communicator, traffic: Traffic) -> None:
-    """Waits for the right neighbour, who waits for its own."""
+    """Waits for the right neighbour, which waits for its own."""
     comm.recv(np.zeros(1), (comm.rank + 1) % comm.size, _NEVER_SENT)
 
 
@@ -137,25 +137,26 @@ def _work_for(comm: Communicator, seconds: float) -> None:
         traffic.step(lambda: add_up(comm, 50_000))
         going[0] = time.monotonic() < deadline_s
         comm.all_reduce(going, "min")  # all stop at the same call
-    traffic.settle()
+    traffic.complete()
 
 
 def add_up(comm: Communicator, count: int) -> None:
-    """One call, checked."""
+    """Runs one checked call."""
     x = np.arange(count, dtype=np.float64) + comm.rank
     comm.all_reduce(x)
     total = np.arange(count) * comm.size + comm.size * (comm.size - 1) / 2
     assert (x == total).all()
 
 
-# ---- a rank out of order
+# ---- a faulty rank
 
 
 def _when_asked(action: Callable[[], None]) -> None:
-    """Does it in a thread when SIGUSR1 comes, whatever the rank is busy with."""
+    """Runs `action` in a thread at SIGUSR1, in the middle of any call."""
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
-    signal.set_wakeup_fd(theirs)  # written at once, though Python's handlers wait for calls to end
+    # written at once, although Python's handlers run only after a call
+    signal.set_wakeup_fd(theirs)
     signal.signal(signal.SIGUSR1, lambda *_: None)
 
     def wait() -> None:
@@ -165,11 +166,12 @@ def _when_asked(action: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _connections(*, star: bool) -> list[int]:
-    """Descriptors of TCP connections: of the star, which alone is probed, or all others."""
+def _connections(*, control: bool) -> list[int]:
+    """Returns descriptors of TCP connections: control channels, which alone are probed, or all
+    others."""
     found = []
     for name in os.listdir("/proc/self/fd"):
-        # Nothing but sockets is opened twice: who closes a segment loses its lock.
+        # Opens only sockets twice: closing a copy of a segment's descriptor would drop its lock.
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
@@ -177,13 +179,13 @@ def _connections(*, star: bool) -> list[int]:
                 if sock.family != socket.AF_INET or not sock.getpeername():
                     continue
                 probed = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
-                if probed == star:
+                if probed == control:
                     found.append(int(name))
     return found
 
 
 def _garble(connections: list[int], garbage: bytes) -> None:
-    """Says this on each, between whatever the rank says."""
+    """Sends the bytes on each connection, between the rank's own messages."""
     for connection in connections:
         with contextlib.suppress(OSError):
             select.select([], [connection], [], 1.0)

@@ -1,4 +1,4 @@
-"""Four hosts for all scenarios of a file; after each they are whole again."""
+"""Four hosts for all scenarios of a file; after each scenario they are repaired."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.job import give_disks, heal
+from lab.job import give_disks, mend_all
 from unisono.bench.lab import Lab
 
 
@@ -22,4 +22,4 @@ def lab(cluster: Lab) -> Iterator[Lab]:
     yield cluster
     for host in range(cluster.hosts):
         cluster.kill(host)
-    heal(cluster)
+    mend_all(cluster)

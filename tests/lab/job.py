@@ -1,4 +1,4 @@
-"""A job over the hosts of a lab: what can happen to it, what its ranks saw of it, what is left."""
+"""A job on the hosts of a lab: faults, results of its ranks, and remains on the hosts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PORT = 29_500
 _ROOM = "4m"
 TEMPORARY = "/mnt"
 DISKS = (TEMPORARY, "/dev/shm")
-"""Of every host; not /tmp, for the project itself may be there."""
+"""Disks of every host; not /tmp, which may hold the project itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one rank ended with, and how long after the fault."""
+    """One rank's result, and its time after the fault."""
 
     rank: int
     error: str | None
@@ -33,20 +33,20 @@ class Outcome:
     after_s: float
 
     def names(self, ranks: Sequence[int]) -> bool:
-        """Whether the error's text names one of these ranks."""
+        """Returns whether the error's text names one of these ranks."""
         return names(self.text, ranks)
 
 
 def names(text: str, ranks: Sequence[int]) -> bool:
-    """Whether the text names one of these ranks."""
+    """Returns whether the text names one of these ranks."""
     return any(re.search(rf"\brank {rank}\b", text) for rank in ranks)
 
 
 class Job(Processes):
-    """Ranks as processes on the hosts of a lab; `layout[h]` of them on host h, in blocks.
+    """Ranks as processes on the hosts of a lab; `layout[h]` consecutive ranks on host h.
 
-    `env` is added to every rank's environment; `descriptors` is how many each rank may have open;
-    `meeting` is where they find each other (by default on host 0).
+    `env` is added to every rank's environment; `descriptors` limits the open files of a rank;
+    `rendezvous` is on host 0 by default.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Job(Processes):
         env: Mapping[str, str] | None = None,
         env_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
         descriptors: Mapping[int, int] | None = None,
-        meeting: str | None = None,
+        rendezvous: str | None = None,
     ) -> None:
         self.lab = lab
         self.host_of = [host for host, count in enumerate(layout) for _ in range(count)]
@@ -70,60 +70,61 @@ class Job(Processes):
             most = (descriptors or {}).get(rank)
             return {"host": lab.holder(self.host_of[rank]), "descriptors": most}
 
-        name = meeting or f"tcp://{lab.address(0)}:{PORT}"
+        name = rendezvous or f"tcp://{lab.address(0)}:{PORT}"
         super().__init__(function, sum(layout), name=name, environment=environment, place=place)
 
     def ranks_on(self, *hosts: int) -> list[int]:
-        """Ranks of these hosts."""
+        """Returns the ranks of these hosts."""
         return [rank for rank, host in enumerate(self.host_of) if host in hosts]
 
     def others(self, ranks: Sequence[int]) -> list[int]:
-        """All ranks but these."""
+        """Returns all other ranks."""
         return [rank for rank in range(self.ranks) if rank not in ranks]
 
-    # ---- faults: each returns when it happened
+    # ---- faults: each returns its time
 
     def kill(self, rank: int) -> float:
-        """End a rank; the kernel closes its connections."""
+        """Kills a rank; the kernel closes its connections."""
         return self.signal(rank, signal.SIGKILL)
 
     def stop(self, rank: int) -> float:
-        """Stop a rank; the kernel goes on acknowledging what is sent to it."""
+        """Stops a rank; the kernel still acknowledges received data."""
         return self.signal(rank, signal.SIGSTOP)
 
     def kill_host(self, host: int) -> float:
-        """End all processes of a host at once."""
+        """Kills all processes of a host at once."""
         happened = time.monotonic()
         self.lab.kill(host)
         return happened
 
     def power_off(self, host: int) -> float:
-        """Silence: no reset, no end of stream."""
+        """Silences a host: no reset, no end of stream."""
         happened = time.monotonic()
         self.lab.power_off(host)
         return happened
 
     def cut(self, host: int, *, carrier: bool = True) -> float:
-        """Cut all links of a host; its ranks live on. Without `carrier` its cables are out."""
+        """Cuts all links of a host; its ranks stay alive. Without `carrier` its cables are
+        unplugged."""
         happened = time.monotonic()
         for rail in range(self.lab.rails):
             self.lab.cut(host, rail, carrier=carrier)
         return happened
 
     def ask(self, rank: int) -> float:
-        """Have a rank do what its body does when it is asked."""
+        """Makes a rank run the action of its program (SIGUSR1)."""
         return self.signal(rank, signal.SIGUSR1)
 
     def mend(self, host: int) -> None:
         for rail in range(self.lab.rails):
             self.lab.mend(host, rail)
 
-    # ---- what the ranks saw
+    # ---- results of the ranks
 
     def outcomes(
         self, event: str, ranks: Sequence[int], *, since: float, timeout_s: float = 40.0
     ) -> list[Outcome]:
-        """What each of these ranks said its attempt `event` (`Me.attempt`) ended with."""
+        """Returns the result of each rank's attempt `event` (`Me.attempt`)."""
         said = self.wait_for(event, ranks, timeout_s)
         return [
             Outcome(rank=rank, error=s["error"], text=s["text"] or "", after_s=s["at"] - since)
@@ -143,20 +144,20 @@ def last_ranks(job: Job) -> list[int]:
 
 
 def give_disks(lab: Lab, size: str = _ROOM) -> None:
-    """Give every host empty disks of its own, of this size."""
+    """Gives every host empty disks of its own, of this size."""
     for host, path in itertools.product(range(lab.hosts), DISKS):
         lab.run(host, ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path])
 
 
 def fill_disks(lab: Lab, host: int) -> None:
-    """Leave no byte free on the host's own disks."""
+    """Fills the host's own disks."""
     for path in DISKS:
         lab.run(host, ["sh", "-c", f"cat /dev/zero > {path}/full 2>/dev/null || true"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """What is left on a host: pids, sockets that live or listen, files on its own disks."""
+    """Remains on a host: pids, live or listening sockets, files on its own disks."""
 
     processes: tuple[int, ...]
     sockets: tuple[str, ...]
@@ -167,7 +168,7 @@ class Remains:
 
 
 def remains(lab: Lab, host: int) -> Remains:
-    """What a job left on a host with disks of its own."""
+    """Returns the remains of a job on a host with disks of its own."""
     sockets = lab.run(host, ["ss", "-Hna", "-A", "tcp,udp,unix"]).splitlines()
     files = lab.run(host, ["find", *DISKS, "-mindepth", "1"]).splitlines()
     alive = ("ESTAB", "LISTEN", "UNCONN")
@@ -178,8 +179,8 @@ def remains(lab: Lab, host: int) -> Remains:
     )
 
 
-def await_no_remains(lab: Lab, hosts: Sequence[int], timeout_s: float = 5.0) -> list[Remains]:
-    """Empty if nothing is left on these hosts within the time; otherwise what is."""
+def wait_for_no_remains(lab: Lab, hosts: Sequence[int], timeout_s: float = 5.0) -> list[Remains]:
+    """Returns the remains on these hosts, once there are none, or after the timeout."""
     deadline = time.monotonic() + timeout_s
     while left := [found for host in hosts if (found := remains(lab, host))]:
         if time.monotonic() > deadline:
@@ -189,20 +190,21 @@ def await_no_remains(lab: Lab, hosts: Sequence[int], timeout_s: float = 5.0) -> 
 
 
 def listening(lab: Lab, host: int) -> list[tuple[str, int]]:
-    """Addresses and ports of the host at which somebody listens for TCP."""
+    """Returns the TCP addresses and ports on which the host listens."""
     lines = lab.run(host, ["ss", "-Hltn"]).splitlines()
     ends = [line.split()[3].rpartition(":") for line in lines]
     return [(address.strip("[]"), int(port)) for address, _, port in ends]
 
 
 def stranger(lab: Lab, host: int, manner: str, address: str, port: int) -> subprocess.Popen[bytes]:
-    """A program on this host that is no rank, and behaves in this manner (see `stranger.py`)."""
+    """Starts a program on this host that is not a rank; `manner` is its behaviour (see
+    `stranger.py`)."""
     program = str(Path(__file__).with_name("stranger.py"))
     return lab.start(host, [sys.executable, "-I", "-S", program, manner, address, str(port)])
 
 
-def heal(lab: Lab) -> None:
-    """Mend all links."""
+def mend_all(lab: Lab) -> None:
+    """Mends all links."""
     for host in range(lab.hosts):
         for rail in range(lab.rails):
             lab.mend(host, rail)

@@ -1,4 +1,4 @@
-"""How many ranks are on each host: every scenario in every layout, in one of them by default."""
+"""Numbers of ranks per host: every scenario runs in every layout, by default in one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def layout_name(layout: Sequence[int]) -> str:
 
 
 def in_layouts(cases: Iterable[Any], seldom: Collection[Any] = ()) -> list[Any]:
-    """Parameters `(case, layout)`; all but one layout of a case are slow, and all of `seldom`."""
+    """Returns parameters `(case, layout)`. All but one layout of a case are slow, and so are all of
+    `seldom`."""
     found = []
     for number, case in enumerate(cases):
         for layout in LAYOUTS:

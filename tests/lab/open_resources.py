@@ -1,4 +1,4 @@
-"""What a process has open: what a call or a communicator must give back."""
+"""Open resources of a process, which a call or a communicator must give back."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 
 
 def open_resources() -> dict[str, int]:
-    """Of this process."""
+    """Counts the open resources of this process."""
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
     }
 
 
-def settled(before: dict[str, int], timeout_s: float = 2.0) -> dict[str, int]:
-    """The census, once it is what it was `before`, or after this time. A thread that was joined is
-    counted until the kernel has buried it."""
+def resources_after(before: dict[str, int], timeout_s: float = 2.0) -> dict[str, int]:
+    """Returns the counts, once they equal `before`, or after the timeout. The kernel may count a
+    joined thread a moment longer."""
     deadline = time.monotonic() + timeout_s
     while (now := open_resources()) != before and time.monotonic() < deadline:
         time.sleep(0.01)

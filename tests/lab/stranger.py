@@ -1,7 +1,7 @@
-"""One who is no rank, and talks to a port: `stranger.py MANNER ADDRESS PORT`.
+"""A program that is not a rank and connects to a port: `stranger.py MANNER ADDRESS PORT`.
 
-Ends with code 0 when the other side hung up, with 3 when it was still connected after 20 s, with 4
-when nobody was there any more. What was received comes out at standard output.
+Exit codes: 0 if the other side closed the connection, 3 if it was still connected after 20 s, 4 if
+no process listened any more. Received bytes go to standard output.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ TOO_LATE = 4
 
 
 def hold(connection: socket.socket) -> None:
-    """Says nothing."""
+    """Sends nothing."""
 
 
 def garbage(connection: socket.socket) -> None:
-    """Random bytes, a megabyte."""
+    """Sends a megabyte of random bytes."""
     connection.sendall(random.Random(7).randbytes(1 << 20))
 
 
 def http(connection: socket.socket) -> None:
-    """What a scanner sends."""
+    """Sends a scanner's request."""
     connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
@@ -36,27 +36,27 @@ def zeros(connection: socket.socket) -> None:
 
 
 def oversized(connection: socket.socket) -> None:
-    """Lengths that nobody has memory for, in all usual forms."""
+    """Sends lengths beyond any memory, in all usual encodings."""
     for form in ("<I", ">I", "<Q", ">Q"):
         connection.sendall(struct.pack(form, (1 << 8 * struct.calcsize(form)) - 1))
     connection.sendall(b"\xff" * 4096)
 
 
 def truncated(connection: socket.socket) -> None:
-    """A few bytes, then the end."""
+    """Sends a few bytes, then the end of the stream."""
     connection.sendall(os.urandom(5))
     connection.shutdown(socket.SHUT_WR)
 
 
 def reset(connection: socket.socket) -> None:
-    """A few bytes, then a reset."""
+    """Sends a few bytes, then a reset."""
     connection.sendall(os.urandom(5))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
 
 def slow(connection: socket.socket) -> None:
-    """A byte now and then."""
+    """Sends a byte now and then."""
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         connection.sendall(b"\0")
@@ -64,7 +64,7 @@ def slow(connection: socket.socket) -> None:
 
 
 def echo(connection: socket.socket) -> None:
-    """Sends back whatever it is sent: reflection."""
+    """Sends all received bytes back: a reflection attack."""
     while data := connection.recv(4096):
         connection.sendall(data)
 
@@ -88,7 +88,7 @@ def main(manner: str, address: str, port: str) -> int:
                 sys.stdout.buffer.write(data)
         except TimeoutError:
             return 3
-        except OSError:  # also a shutdown of what was reset
+        except OSError:  # also a shutdown after a reset
             return 0
     return 0
 

@@ -1,4 +1,4 @@
-"""Whether ranks can meet across hosts yet: what the scenarios of this folder wait for."""
+"""Skips the scenarios of this folder if ranks cannot connect across hosts yet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What networks and hosts do, and what every survivor must then see: who is lost, within 3 s.
+"""Faults of networks and hosts: every survivor names the lost ranks within 3 s.
 
-Calls are under way when it happens, and messages of all phases (`traffic.py`).
+The fault happens during calls and messages of all phases (`traffic.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lab.job import (
     DISKS,
     Job,
     Outcome,
-    await_no_remains,
     fill_disks,
-    heal,
     last_host,
     last_ranks,
+    mend_all,
     names,
+    wait_for_no_remains,
 )
 from lab.layouts import LAYOUTS, in_layouts
 from lab.switch import needs_hosts
@@ -35,20 +35,21 @@ from unisono.bench.lab import Lab
 pytestmark = [pytest.mark.lab, needs_hosts]
 
 SOON_S = 3.0
-"""Within this every survivor knows who is lost on another host."""
+"""Time within which every survivor names the lost ranks of another host."""
 SURVIVED_S = 1.0
-"""A cut of this length is. After it the kernel may take a second to find the other host again."""
+"""A cut of this length is survived. After it, the kernel may take a second to reach the other host
+again."""
 PAUSE_S = 0.3
-"""From the first finished call to the fault: calls are under way then."""
+"""Time from the first finished call to the fault: calls are in progress then."""
 ROUNDS = 50
 
 
-# ---- what is lost
+# ---- losses
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that happens to the last host, or to a rank on it or on the first."""
+    """A fault of the last host, or of a rank on the last or the first host."""
 
     name: str
     do: Callable[[Job], float]
@@ -57,9 +58,9 @@ class Fault:
     errors: tuple[str, ...] = ("PeerLostError",)
     within_s: float = SOON_S
     blamed: Callable[[Job], list[int]] | None = None
-    """Whom those that are lost name, if they live on."""
+    """The ranks that lost but live ranks name."""
     often: bool = False
-    """Whether it is part of the default run."""
+    """Whether the scenario is part of the default run."""
 
 
 def last_rank(job: Job) -> list[int]:
@@ -71,8 +72,8 @@ def all_ranks(job: Job) -> list[int]:
 
 
 def garbage(name: str, body: Callable[[Me], Any], *, often: bool = False) -> Fault:
-    """A proved peer speaks garbage amid calls. What it gets to hear itself depends on who is first:
-    that it is lost, or that others are gone."""
+    """A fault: an authenticated peer sends garbage during calls. Its own error depends on timing:
+    it is lost, or the others are."""
     return Fault(
         name=name,
         do=lambda job: job.ask(job.ranks - 1),
@@ -131,14 +132,14 @@ FAULTS = [
     ),
     garbage("garbage", bodies.garbling, often=True),
     garbage("zeros", bodies.zeroing),
-    garbage("garbage-in-the-star", bodies.babbling),
+    garbage("garbage-in-the-star", bodies.garbling_control),
 ]
 
 
-def suffer(lab: Lab, layout: Sequence[int], fault: Fault) -> None:
-    """One round: the fault happens amid calls and messages; every survivor names who is lost, in
-    time, for all that it had under way, refuses further work with the same cause, and gives back
-    what it had; nothing is left on any host."""
+def run_fault(lab: Lab, layout: Sequence[int], fault: Fault) -> None:
+    """One round of a fault during calls and messages. Every survivor names the lost ranks in time,
+    in every call and message in progress. It refuses further work with the same cause and gives
+    back its resources. No host keeps remains."""
     with Job(lab, fault.body, layout) as job:
         job.wait_for("joined", range(job.ranks))
         time.sleep(PAUSE_S)
@@ -154,7 +155,7 @@ def suffer(lab: Lab, layout: Sequence[int], fault: Fault) -> None:
         again = job.outcomes("again", rest, since=since)
         assert [o.error for o in again] == [o.error for o in ended]
         all_given_back(job, rest)
-    assert await_no_remains(lab, range(lab.hosts)) == []
+    assert wait_for_no_remains(lab, range(lab.hosts)) == []
 
 
 def check(outcomes: Sequence[Outcome], lost: Sequence[int], fault: Fault) -> None:
@@ -167,7 +168,7 @@ def check(outcomes: Sequence[Outcome], lost: Sequence[int], fault: Fault) -> Non
 def check_messages(
     job: Job, ranks: Sequence[int], lost: Sequence[int], fault: Fault, since: float
 ) -> None:
-    """No receive ended but with the fault; a send may have ended before it."""
+    """Checks that each receive ended with the fault; a send may have ended before it."""
     for said in job.wait_for("messages", ranks):
         assert said["at"] - since < fault.within_s + SOON_S, said
         assert any(not message["sends"] for message in said["outcomes"]), said
@@ -183,11 +184,11 @@ def all_given_back(job: Job, ranks: Sequence[int]) -> None:
         assert said["after"] == said["before"], "descriptors or threads were not given back"
 
 
-# ---- what is no loss, or seen later
+# ---- no losses, or later ones
 
 
 def half_open(lab: Lab, layout: Sequence[int]) -> None:
-    """Nothing was under way when the other end vanished: known before the next call."""
+    """A host vanishes while ranks are idle: they detect it before the next call."""
     with Job(lab, bodies.idle, layout) as job:
         job.wait_for("joined", range(job.ranks))
         lost = last_ranks(job)
@@ -199,11 +200,11 @@ def half_open(lab: Lab, layout: Sequence[int]) -> None:
             assert outcome.names(lost), outcome
             assert outcome.after_s - (said["at"] - since) < 1.0, outcome
         all_given_back(job, rest)
-    assert await_no_remains(lab, range(lab.hosts)) == []
+    assert wait_for_no_remains(lab, range(lab.hosts)) == []
 
 
 def short_cut(lab: Lab, layout: Sequence[int], *, carrier: bool) -> None:
-    """Survived without an error."""
+    """A short cut is survived without an error."""
     with Job(lab, bodies.patient, layout) as job:
         job.wait_for("joined", range(job.ranks))
         time.sleep(PAUSE_S)
@@ -213,11 +214,11 @@ def short_cut(lab: Lab, layout: Sequence[int], *, carrier: bool) -> None:
         outcomes = job.outcomes("ended", range(job.ranks), since=since)
         assert [outcome.error for outcome in outcomes] == [None] * job.ranks, outcomes
         assert job.exit_codes() == [0] * job.ranks
-    assert await_no_remains(lab, range(lab.hosts)) == []
+    assert wait_for_no_remains(lab, range(lab.hosts)) == []
 
 
 def full_disk(lab: Lab, layout: Sequence[int]) -> None:
-    """Does not matter: nothing is written."""
+    """A full disk has no effect: nothing is written."""
     fill_disks(lab, 1)
     try:
         with Job(lab, bodies.patient, layout) as job:
@@ -225,21 +226,21 @@ def full_disk(lab: Lab, layout: Sequence[int]) -> None:
     finally:
         for disk in DISKS:
             lab.run(1, ["rm", f"{disk}/full"])
-    assert await_no_remains(lab, range(lab.hosts)) == []
+    assert wait_for_no_remains(lab, range(lab.hosts)) == []
 
 
 def few_descriptors(lab: Lab, layout: Sequence[int], descriptors: int) -> None:
-    """Where it is too few, the rank says so, and nobody waits for it in all_left."""
+    """With too few descriptors, the rank reports it, and no rank waits in vain."""
     with Job(lab, bodies.patient, layout, descriptors={2: descriptors}) as job:
         codes = job.exit_codes()
         said = [event for rank in range(job.ranks) for event in job.everything(rank)]
         texts = [event["text"] for event in said if event.get("error")]
-        if texts or any(codes):  # it was not enough
+        if texts or any(codes):  # too few
             assert len(texts) == job.ranks, (
                 said
-            )  # each rank has an error, and one of them the cause
+            )  # each rank has an error, and one of the errors is the cause
             assert any("open files" in text or "descriptors" in text for text in texts), texts
-    assert await_no_remains(lab, range(lab.hosts)) == []
+    assert wait_for_no_remains(lab, range(lab.hosts)) == []
 
 
 Round = Callable[[Lab, Sequence[int]], None]
@@ -250,7 +251,7 @@ def scarce(lab: Lab, layout: Sequence[int], counts: Iterator[int]) -> None:
 
 
 SCENARIOS: dict[str, Round] = {
-    **{fault.name: partial(suffer, fault=fault) for fault in FAULTS},
+    **{fault.name: partial(run_fault, fault=fault) for fault in FAULTS},
     "half-open": half_open,
     "short-cut": partial(short_cut, carrier=True),
     "short-pull": partial(short_cut, carrier=False),
@@ -261,14 +262,14 @@ SELDOM = {fault.name for fault in FAULTS if not fault.often}
 
 
 @pytest.mark.parametrize(("name", "layout"), in_layouts(SCENARIOS, SELDOM))
-def test_it_ends_as_specified(lab: Lab, name: str, layout: Sequence[int]) -> None:
+def test_a_scenario_ends_as_specified(lab: Lab, name: str, layout: Sequence[int]) -> None:
     SCENARIOS[name](lab, layout)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_fifty_of_fifty(lab: Lab, name: str) -> None:
+def test_fifty_rounds_of_a_scenario_end_as_specified(lab: Lab, name: str) -> None:
     for number in range(ROUNDS):
         SCENARIOS[name](lab, LAYOUTS[number % len(LAYOUTS)])
-        heal(lab)
+        mend_all(lab)

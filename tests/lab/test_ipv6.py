@@ -1,5 +1,5 @@
-"""Hosts that have IPv6 addresses, alone or beside others, in clear text and under TLS: the same
-calls, the same failures."""
+"""Hosts with IPv6 addresses, alone or beside IPv4, in clear text and under TLS: the same calls and
+failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.bodies import busy
-from lab.job import PORT, Job, await_no_remains, give_disks, last_ranks, listening
+from lab.job import PORT, Job, give_disks, last_ranks, listening, wait_for_no_remains
 from lab.switch import needs_hosts
 from lab.test_faults import FAULTS, all_given_back, check
 from tls import Authority, needs_openssl
@@ -35,10 +35,10 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-def suffer(lab: Lab, env: Mapping[str, str]) -> None:
-    """All is said over IPv6; a cut is noticed as elsewhere."""
-    meeting = f"tcp://[{address(0)}]:{PORT}"
-    with Job(lab, busy, LAYOUT, env=env, meeting=meeting) as job:
+def run_over_ipv6(lab: Lab, env: Mapping[str, str]) -> None:
+    """Checks that all connections use IPv6, and that a cut is detected as with IPv4."""
+    rendezvous = f"tcp://[{address(0)}]:{PORT}"
+    with Job(lab, busy, LAYOUT, env=env, rendezvous=rendezvous) as job:
         job.wait_for("joined", range(job.ranks))
         for host in range(2):
             assert {where for where, _ in listening(lab, host)} == {address(host)}
@@ -47,10 +47,10 @@ def suffer(lab: Lab, env: Mapping[str, str]) -> None:
         since = CUT.do(job)
         check(job.outcomes("ended", rest, since=since), lost, CUT)
         all_given_back(job, rest)
-    assert await_no_remains(lab, [0]) == []
+    assert wait_for_no_remains(lab, [0]) == []
 
 
-def leave_no_other_address(lab: Lab) -> None:
+def remove_ipv4_addresses(lab: Lab) -> None:
     for host in range(2):
         lab.run(host, ["ip", "address", "delete", f"{lab.address(host)}/24", "dev", "eth0"])
 
@@ -59,16 +59,16 @@ PSK = {"UNISONO_TLS": "psk", "UNISONO_JOB_SECRET": "what only the ranks of this 
 
 
 @pytest.mark.parametrize("env", [{}, PSK], ids=["clear", "psk"])
-def test_hosts_with_no_other_address(lab: Lab, env: Mapping[str, str]) -> None:
-    leave_no_other_address(lab)
-    suffer(lab, env)
+def test_hosts_with_ipv6_only(lab: Lab, env: Mapping[str, str]) -> None:
+    remove_ipv4_addresses(lab)
+    run_over_ipv6(lab, env)
 
 
 @needs_openssl
-def test_certificates_and_no_other_address(lab: Lab, tmp_path: Path) -> None:
-    leave_no_other_address(lab)
-    suffer(lab, Authority(tmp_path / "ca").member("rank"))
+def test_certificates_with_ipv6_only(lab: Lab, tmp_path: Path) -> None:
+    remove_ipv4_addresses(lab)
+    run_over_ipv6(lab, Authority(tmp_path / "ca").member("rank"))
 
 
-def test_hosts_with_both_kinds(lab: Lab) -> None:
-    suffer(lab, {"UNISONO_SOCKET_FAMILY": "AF_INET6"})
+def test_hosts_with_ipv4_and_ipv6(lab: Lab) -> None:
+    run_over_ipv6(lab, {"UNISONO_SOCKET_FAMILY": "AF_INET6"})

@@ -1,4 +1,4 @@
-"""The rig itself, on plain sockets: each fault does what it claims, and is seen as it should be."""
+"""The faults of the lab, on plain sockets: each has its documented effect."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from lab.job import (
     TEMPORARY,
     Job,
-    await_no_remains,
     fill_disks,
     give_disks,
     listening,
     remains,
     stranger,
+    wait_for_no_remains,
 )
 from lab.open_resources import open_resources
 from lab.stranger import MANNERS
@@ -40,7 +40,7 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-# ---- a job of plain sockets: everybody talks to rank 0, and says when that ends
+# ---- a job of plain sockets: every rank exchanges bytes with rank 0, and reports the end
 
 
 def address_of(me: Me) -> tuple[str, int]:
@@ -48,19 +48,19 @@ def address_of(me: Me) -> tuple[str, int]:
     return address, int(port)
 
 
-def star(me: Me) -> None:
-    """Rank 0 sends everyone a byte every 50 ms, and they send it back."""
-    lines = _hub(me) if me.rank == 0 else [_spoke(me)]
+def echo_job(me: Me) -> None:
+    """Rank 0 sends every rank a byte every 50 ms, and each sends it back."""
+    connections = _accept_all(me) if me.rank == 0 else [_connect(me)]
     me.say("joined", host=socket.gethostname(), **open_resources())
-    me.attempt("ended", _talk, lines, me.rank == 0)
+    me.attempt("ended", _echo, connections, me.rank == 0)
 
 
-def _hub(me: Me) -> list[socket.socket]:
+def _accept_all(me: Me) -> list[socket.socket]:
     with socket.create_server(address_of(me)) as listener:
         return [listener.accept()[0] for _ in range(me.size - 1)]
 
 
-def _spoke(me: Me) -> socket.socket:
+def _connect(me: Me) -> socket.socket:
     for _ in range(100):
         try:
             return socket.create_connection(address_of(me), 10.0)
@@ -69,23 +69,23 @@ def _spoke(me: Me) -> socket.socket:
     raise TimeoutError("nobody listens")
 
 
-def _talk(lines: list[socket.socket], first: bool) -> None:
-    for line in lines:
-        line.settimeout(PATIENCE_S)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+def _echo(connections: list[socket.socket], first: bool) -> None:
+    for connection in connections:
+        connection.settimeout(PATIENCE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
     while True:
-        for line in lines:
+        for connection in connections:
             if first:
-                line.sendall(b"x")
-            if not line.recv(1):
+                connection.sendall(b"x")
+            if not connection.recv(1):
                 raise EOFError("rank 0 sees the end" if first else "rank 1 or 2 sees the end")
             if not first:
-                line.sendall(b"x")
+                connection.sendall(b"x")
         time.sleep(0.05 if first else 0.0)
 
 
-def test_ranks_are_on_their_hosts_and_a_killed_one_is_seen_at_once(lab: Lab) -> None:
-    with Job(lab, star, LAYOUT) as job:
+def test_ranks_are_on_their_hosts_and_a_killed_rank_is_detected_at_once(lab: Lab) -> None:
+    with Job(lab, echo_job, LAYOUT) as job:
         joined = job.wait_for("joined", range(3))
         assert [said["host"] for said in joined] == ["host0", "host1", "host1"]
         assert all(said["descriptors"] >= 4 and said["threads"] >= 1 for said in joined)
@@ -95,7 +95,7 @@ def test_ranks_are_on_their_hosts_and_a_killed_one_is_seen_at_once(lab: Lab) -> 
 
 
 def test_all_ranks_of_a_host_die_at_once(lab: Lab) -> None:
-    with Job(lab, star, LAYOUT) as job:
+    with Job(lab, echo_job, LAYOUT) as job:
         job.wait_for("joined", range(3))
         assert job.ranks_on(1) == [1, 2]
         (outcome,) = job.outcomes("ended", job.others(job.ranks_on(1)), since=job.kill_host(1))
@@ -105,8 +105,8 @@ def test_all_ranks_of_a_host_die_at_once(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("fault", [Job.power_off, Job.cut])
-def test_silence_is_seen_by_the_socket_s_own_clock_only(lab: Lab, fault: object) -> None:
-    with Job(lab, star, (1, 1)) as job:
+def test_silence_is_detected_by_the_socket_timeout_only(lab: Lab, fault: object) -> None:
+    with Job(lab, echo_job, (1, 1)) as job:
         job.wait_for("joined", range(2))
         assert callable(fault)
         (outcome,) = job.outcomes("ended", [0], since=fault(job, 1))
@@ -115,7 +115,7 @@ def test_silence_is_seen_by_the_socket_s_own_clock_only(lab: Lab, fault: object)
 
 
 def test_a_short_cut_is_survived(lab: Lab) -> None:
-    with Job(lab, star, (1, 1)) as job:
+    with Job(lab, echo_job, (1, 1)) as job:
         job.wait_for("joined", range(2))
         job.cut(1)
         time.sleep(0.3)
@@ -126,20 +126,20 @@ def test_a_short_cut_is_survived(lab: Lab) -> None:
 
 
 def test_a_stopped_rank_is_late_but_connected(lab: Lab) -> None:
-    with Job(lab, star, (1, 1)) as job:
+    with Job(lab, echo_job, (1, 1)) as job:
         job.wait_for("joined", range(2))
         (outcome,) = job.outcomes("ended", [0], since=job.stop(1))
         assert outcome.error == "TimeoutError"
         assert (
             outcome.after_s > 0.9 * PATIENCE_S
-        )  # the socket's patience: the kernel acknowledged all
+        )  # the socket's own timeout: the kernel acknowledged all
 
 
 # ---- limits
 
 
-def greedy(me: Me) -> None:
-    """Opens until it may not."""
+def opens_files(me: Me) -> None:
+    """Opens files until an error."""
     me.attempt("opened", _open_all)
 
 
@@ -159,13 +159,13 @@ def _write() -> None:
 
 
 def test_descriptors_run_out_for_one_rank(lab: Lab) -> None:
-    with Job(lab, greedy, (1, 1), descriptors={1: 64}) as job:
+    with Job(lab, opens_files, (1, 1), descriptors={1: 64}) as job:
         free, limited = job.outcomes("opened", [0, 1], since=time.monotonic())
         assert free.error is None
         assert "Too many open files" in limited.text
 
 
-def test_disks_are_each_host_s_own_and_can_be_full(lab: Lab) -> None:
+def test_each_host_has_its_own_disks_which_can_be_full(lab: Lab) -> None:
     fill_disks(lab, 1)
     with Job(lab, writer, (1, 1)) as job:
         roomy, full = job.outcomes("wrote", [0, 1], since=time.monotonic())
@@ -173,7 +173,7 @@ def test_disks_are_each_host_s_own_and_can_be_full(lab: Lab) -> None:
         assert "No space left" in full.text
 
 
-# ---- what is left
+# ---- remains
 
 
 LEAVES = """
@@ -184,8 +184,8 @@ open("/dev/shm/left", "w").close()
 LISTENS = "import socket, time; s = socket.create_server(('', 7)); time.sleep(1000)"
 
 
-def test_what_a_job_leaves_is_found(lab: Lab) -> None:
-    assert await_no_remains(lab, range(2)) == []
+def test_remains_of_a_job_are_found(lab: Lab) -> None:
+    assert wait_for_no_remains(lab, range(2)) == []
     with lab.start(1, [sys.executable, "-c", LEAVES]) as process:
         process.wait()
     with lab.start(0, [sys.executable, "-c", LISTENS]) as server:
@@ -196,11 +196,11 @@ def test_what_a_job_leaves_is_found(lab: Lab) -> None:
         assert left.processes == (server.pid,)
         assert len(left.sockets) == 1
         server.kill()
-    assert await_no_remains(lab, [0]) == []
+    assert wait_for_no_remains(lab, [0]) == []
     left = remains(lab, 1)
     assert len(left.processes) == 1
     assert left.files == ("/dev/shm/left",)
-    (found,) = await_no_remains(lab, range(2), timeout_s=0.1)
+    (found,) = wait_for_no_remains(lab, range(2), timeout_s=0.1)
     assert found == left
 
 
@@ -208,7 +208,7 @@ def test_what_a_job_leaves_is_found(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("manner", [function.__name__ for function in MANNERS])
-def test_a_stranger_comes_and_goes(lab: Lab, manner: str) -> None:
+def test_a_stranger_connects_and_ends(lab: Lab, manner: str) -> None:
     server = (
         "import socket\n"
         "c = socket.create_server(('', 7)).accept()[0]\n"

@@ -1,4 +1,4 @@
-"""Those who are no ranks: refused, and the job unharmed."""
+"""Processes that are not ranks are refused, and the job is unharmed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lab.job import Job, await_no_remains, give_disks, listening, stranger
+from lab.job import Job, give_disks, listening, stranger, wait_for_no_remains
 from lab.stranger import MANNERS, TOO_LATE
 from lab.switch import needs_hosts
 from ranks import Me
@@ -24,7 +24,7 @@ SECRET = {"UNISONO_JOB_SECRET": "between us"}
 
 
 def working(me: Me) -> None:
-    """Adds up for some seconds; meanwhile others knock."""
+    """Runs sums for some seconds, while strangers connect."""
     with me.join(30.0) as comm:
         me.say("joined")
         going = np.ones(1, dtype=np.int32)
@@ -56,33 +56,35 @@ ALL = [function.__name__ for function in MANNERS]
     "manners",
     [pytest.param(ALL, id="all"), *(pytest.param(3 * [one], marks=SLOW, id=one) for one in ALL)],
 )
-def test_a_stranger_at_every_port_is_hung_up_on(lab: Lab, manners: list[str]) -> None:
-    """From a host without ranks, at each port that the job listens on."""
+def test_strangers_at_every_port_are_refused(lab: Lab, manners: list[str]) -> None:
+    """From a host without ranks, at each port on which the job listens."""
     with Job(lab, working, (2, 2), env=SECRET) as job:
         job.wait_for("joined", range(4))
-        doors = [(lab.address(h), port) for h in (0, 1) for _, port in listening(lab, h)]
-        assert doors
-        strangers = [stranger(lab, 2, manner, *door) for door in doors for manner in manners]
+        endpoints = [(lab.address(h), port) for h in (0, 1) for _, port in listening(lab, h)]
+        assert endpoints
+        strangers = [
+            stranger(lab, 2, manner, *endpoint) for endpoint in endpoints for manner in manners
+        ]
         job.wait_for("done", range(4))
         assert job.exit_codes() == [0] * 4
         codes = [program.wait(HANG_UP_S) for program in strangers]
-        assert codes.count(0) >= len(doors) and set(codes) <= {0, TOO_LATE}, codes
-    assert await_no_remains(lab, range(3)) == []
+        assert codes.count(0) >= len(endpoints) and set(codes) <= {0, TOO_LATE}, codes
+    assert wait_for_no_remains(lab, range(3)) == []
 
 
-def test_strangers_while_ranks_still_meet(lab: Lab) -> None:
+def test_strangers_during_the_bootstrap_are_refused(lab: Lab) -> None:
     with Job(lab, working, (2, 2), env=SECRET) as job:
         deadline_s = time.monotonic() + 20
-        while not (doors := listening(lab, 0)) and time.monotonic() < deadline_s:
+        while not (endpoints := listening(lab, 0)) and time.monotonic() < deadline_s:
             time.sleep(0.005)
-        strangers = [stranger(lab, 2, manner, lab.address(0), doors[0][1]) for manner in ALL]
+        strangers = [stranger(lab, 2, manner, lab.address(0), endpoints[0][1]) for manner in ALL]
         assert job.exit_codes() == [0] * 4
         for program in strangers:
             program.kill()
             program.wait()
 
 
-def test_a_port_scan_changes_nothing(lab: Lab) -> None:
+def test_a_port_scan_has_no_effect(lab: Lab) -> None:
     scan = (
         "import socket, sys\n"
         "for port in range(20000, 40000):\n"
@@ -110,14 +112,15 @@ def test_another_secret_does_not_join(lab: Lab) -> None:
     with Job(lab, joining, (1, 1), env_of=secret) as job:
         outcomes = job.outcomes("joined", [0, 1], since=began)
     assert outcomes[1].error == "AuthenticationError"
-    assert outcomes[1].after_s < outcomes[0].after_s  # at once; rank 0 waits for one who knows it
+    # at once; rank 0 waits for a rank with the right secret
+    assert outcomes[1].after_s < outcomes[0].after_s
     assert outcomes[0].error == "RendezvousError"
     assert "does not know the job's secret" in outcomes[0].text
     assert "right" not in outcomes[1].text
 
 
-def test_nobody_listens_where_it_was_not_told_to(lab: Lab) -> None:
-    """On the chosen interfaces only, never on all."""
+def test_ranks_listen_on_chosen_interfaces_only(lab: Lab) -> None:
+    """Ranks listen on the chosen interfaces only, never on all."""
     with Job(lab, working, (2, 2)) as job:
         job.wait_for("joined", range(4))
         for host in (0, 1):

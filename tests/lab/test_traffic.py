@@ -1,4 +1,4 @@
-"""What the fault scenarios have under way: it is all right without a fault, and tells of one."""
+"""The messages of the fault scenarios: correct without a fault, and failed after one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ranks import Threads
 from unisono import Communicator
 
 
-def test_without_a_fault_every_message_arrives() -> None:
+def test_every_message_arrives_without_a_fault() -> None:
     def body(comm: Communicator) -> None:
         traffic = Traffic(comm)
         for count in (1, 10_000, 1):
             traffic.step(lambda count=count: add_up(comm, count))
-        traffic.settle()
+        traffic.complete()
 
     with Threads(3) as ranks:
         ranks.run(body)
 
 
-def test_a_message_with_other_data_is_seen_by_its_receiver() -> None:
+def test_wrong_data_is_detected_by_the_receiver() -> None:
     def body(comm: Communicator) -> None:
         traffic = Traffic(comm, blocking=False)
         if comm.rank == 1:
@@ -32,7 +32,7 @@ def test_a_message_with_other_data_is_seen_by_its_receiver() -> None:
     assert [type(outcome) for outcome in found] == [type(None), AssertionError, AssertionError]
 
 
-def test_after_a_failure_every_receive_tells_it() -> None:
+def test_every_receive_fails_after_a_failure() -> None:
     traffic: dict[int, Traffic] = {}
 
     def start(comm: Communicator) -> None:
@@ -48,6 +48,6 @@ def test_after_a_failure_every_receive_tells_it() -> None:
         ranks.run(start)
         for outcomes in ranks.outcomes(end):
             receives = [error for sends, error in outcomes if not sends]
-            # From both others, small and large, and from any rank.
+            # From both other ranks, small and large, and from any rank.
             assert receives == ["AbortedError"] * (2 * len((SMALL, LARGE)) + 1)
             assert sum(sends for sends, _ in outcomes) == 4

@@ -1,7 +1,7 @@
-"""Messages of all phases, under way between all ranks while something happens to them.
+"""Messages in all phases, in progress among all ranks during a fault.
 
-Unmatched, small and large: sent, and asked for by nobody. Posted, from one rank and from any: asked
-for, and sent by nobody. In every step, small and large ones that go on during the collectives.
+Unmatched messages, small and large, are sent but not received. Posted receives, from one rank and
+from any, have no matching send. In every step, small and large messages run during the collectives.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SMALL, LARGE = 1, 131_072
 """Elements of 8 bytes."""
 _STEP, _ANY, _UNMATCHED, _POSTED, _POSTED_ANY, _BLOCKING = range(1, 7)
 _END_S = 1.0
-"""Within this a message knows that its group has failed."""
+"""Time within which a message fails after its group."""
 
 
 class Pending(NamedTuple):
-    """A message under way."""
+    """A message in progress."""
 
     sends: bool
     work: Work
@@ -31,7 +31,7 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a message that was under way ended with."""
+    """The result of a message that was in progress."""
 
     sends: bool
     error: str | None
@@ -39,11 +39,11 @@ class Outcome:
 
 
 class Traffic:
-    """What one rank has under way; every rank has one."""
+    """The messages of one rank; every rank has such an object."""
 
     def __init__(self, comm: Communicator, *, blocking: bool = True) -> None:
-        """`blocking`: whether a step has calls that wait for their neighbours alone. Such a wait
-        ends after its timeout with the name of the neighbour, not of the rank that it waits for."""
+        """`blocking`: whether a step has calls that wait only for neighbours. After a timeout, such
+        a call names the neighbour, not the rank that causes the delay."""
         self._comm = comm
         self._blocking = blocking
         self._steps = 0
@@ -55,40 +55,40 @@ class Traffic:
             for count in ((SMALL, LARGE) if source is not None else (SMALL,))
         }
         self._pending: list[Pending] = []
-        for (source, count), place in self._posted.items():
+        for (source, count), buffer in self._posted.items():
             tag = _POSTED if source is not None else _POSTED_ANY
-            self._begin(False, comm.recv(place, source, tag * 2 + (count == LARGE), async_op=True))
+            self._begin(False, comm.recv(buffer, source, tag * 2 + (count == LARGE), async_op=True))
         for other in self._others:
             for count in (SMALL, LARGE):
                 tag, x = _UNMATCHED * 2 + (count == LARGE), self._data(comm.rank, count, 0)
                 self._begin(True, comm.send(x, other, tag, async_op=True))
 
     def step(self, meanwhile: Callable[[], None]) -> None:
-        """Exchanges small and large messages with both neighbours, which are under way while
-        `meanwhile`, collectives of all ranks, runs."""
+        """Exchanges small and large messages with both neighbours while `meanwhile`, collectives of
+        all ranks, runs."""
         comm, self._steps = self._comm, self._steps + 1
-        places, works = [], []
+        buffers, works = [], []
         for count, source, tag in (
             (SMALL, self._left, _STEP), (LARGE, self._left, _STEP), (SMALL, None, _ANY),
         ):  # fmt: skip
-            place, own_tag = np.zeros(count), tag * 2 + (count == LARGE)
-            works.append(comm.recv(place, source, own_tag, async_op=True))
+            buffer, own_tag = np.zeros(count), tag * 2 + (count == LARGE)
+            works.append(comm.recv(buffer, source, own_tag, async_op=True))
             x = self._data(comm.rank, count, self._steps)
             works.append(comm.send(x, self._right, own_tag, async_op=True))
-            places.append(place)
+            buffers.append(buffer)
         meanwhile()
         for work in works:
             work.wait()
-        for place in places:
-            self._check(place, self._left)
+        for buffer in buffers:
+            self._check(buffer, self._left)
         if self._blocking:
             out = np.zeros(SMALL)
             x = self._data(comm.rank, SMALL, self._steps)
             comm.sendrecv(x, self._right, out, self._left, _BLOCKING * 2)
             self._check(out, self._left)
 
-    def settle(self) -> None:
-        """Sends what was asked for, asks for what was sent, and checks all of it."""
+    def complete(self) -> None:
+        """Completes all posted and unmatched messages, and checks all data."""
         comm, works = self._comm, list[Work]()
         for other in self._others:
             for count in (SMALL, LARGE):
@@ -98,16 +98,16 @@ class Traffic:
         works.append(comm.send(x, self._right, _POSTED_ANY * 2, async_op=True))
         for other in self._others:
             for count in (SMALL, LARGE):
-                place, tag = np.zeros(count), _UNMATCHED * 2 + (count == LARGE)
-                comm.recv(place, other, tag)
-                assert (place == self._data(other, count, 0)).all()
+                buffer, tag = np.zeros(count), _UNMATCHED * 2 + (count == LARGE)
+                comm.recv(buffer, other, tag)
+                assert (buffer == self._data(other, count, 0)).all()
         for work in (*works, *(pending.work for pending in self._pending)):
             work.wait()
-        for (source, _), place in self._posted.items():
-            self._check(place, self._left if source is None else source)
+        for (source, _), buffer in self._posted.items():
+            self._check(buffer, self._left if source is None else source)
 
     def outcomes(self) -> list[Outcome]:
-        """What all that was unmatched or posted ended with, after the group has failed."""
+        """Returns the results of all unmatched and posted messages after the group's failure."""
         found = []
         for sends, work in self._pending:
             error, text = None, ""
@@ -124,5 +124,5 @@ class Traffic:
     def _data(self, source: int, count: int, step: int) -> Any:
         return np.arange(count, dtype=np.float64) + source * 1000 + step
 
-    def _check(self, place: Any, source: int) -> None:
-        assert (place == self._data(source, place.size, self._steps)).all()
+    def _check(self, buffer: Any, source: int) -> None:
+        assert (buffer == self._data(source, buffer.size, self._steps)).all()

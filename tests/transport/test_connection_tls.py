@@ -1,4 +1,4 @@
-"""One connection turns to TLS: what is proved, what is refused, and what the files must be."""
+"""One connection starts TLS: accepted and refused peers, and requirements on the files."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def by_files(environ: dict[str, str]) -> Security:
     return security_of(config.settings(environ), None)
 
 
-def meet(ends: Ends, dialing: Security, listening: Security) -> list[bytes | AuthenticationError]:
-    """What the two ends come to: a key, or why not."""
+def authenticate_both(
+    ends: Ends, dialing: Security, listening: Security
+) -> list[bytes | AuthenticationError]:
+    """Returns the result of each end: a key or an error."""
 
     def end(sock: Connection, security: Security, dialer: bool) -> bytes | AuthenticationError:
         deadline = time.monotonic() + 20
@@ -65,33 +67,33 @@ def meet(ends: Ends, dialing: Security, listening: Security) -> list[bytes | Aut
         return [here, there.result()]
 
 
-def refused(found: bytes | AuthenticationError, text: str) -> None:
+def require_refused(found: bytes | AuthenticationError, text: str) -> None:
     assert isinstance(found, AuthenticationError)
     assert text in str(found)
 
 
-def test_text_of_any_length_both_ways(ends: Ends) -> None:
-    here, there = meet(ends, by_secret(), by_secret())
+def test_texts_of_any_length_arrive_both_ways(ends: Ends) -> None:
+    here, there = authenticate_both(ends, by_secret(), by_secret())
     assert isinstance(here, bytes) and here == there
     rng = random.Random(7)
     texts = [rng.randbytes(rng.choice((1, 100, 16_384, 16_385, 300_000))) for _ in range(60)]
 
-    def say(sock: Connection) -> None:
+    def send_all(sock: Connection) -> None:
         for number, text in enumerate(texts):
             sock.sendall(text)
             if number % 20 == 7:
                 assert sock.tls is not None
                 sock.tls.renew_key()
 
-    def hear(sock: Connection) -> bytes:
+    def receive_all(sock: Connection) -> bytes:
         heard = bytearray()
         while len(heard) < sum(map(len, texts)):
             heard += sock.recv(rng.choice((1, 1000, 1 << 16)))
         return bytes(heard)
 
     with ThreadPoolExecutor(4) as pool:
-        saying = [pool.submit(say, sock) for sock in ends]
-        hearing = [pool.submit(hear, sock) for sock in ends]
+        saying = [pool.submit(send_all, sock) for sock in ends]
+        hearing = [pool.submit(receive_all, sock) for sock in ends]
         for done in saying:
             done.result()
         assert [one.result() for one in hearing] == [b"".join(texts)] * 2
@@ -114,8 +116,9 @@ def test_keys_are_new_for_every_connection() -> None:
     assert len(keys) == 2
 
 
-def test_nobody_is_between_the_ends() -> None:
-    """Who relays the first four messages, and then has a channel with each end, is found out."""
+def test_a_relaying_attacker_is_detected() -> None:
+    """An attacker that relays the first four messages, and then has a channel to each end, is
+    detected."""
     dialer, listener = (
         Handshake(SECRET, dialing=dialing, purpose=b"test", tls="certificates")
         for dialing in (True, False)
@@ -129,7 +132,7 @@ def test_nobody_is_between_the_ends() -> None:
             end.take(said)
 
 
-def test_another_key(ends: Ends) -> None:
+def test_another_key_is_refused(ends: Ends) -> None:
     context = TlsContext()
     keys = [secrets.token_bytes(32), secrets.token_bytes(32)]
     one, other = (
@@ -143,8 +146,8 @@ def test_another_key(ends: Ends) -> None:
 
 
 @needs_openssl
-def test_a_certificate_is_no_key(ends: Ends, authority: Authority) -> None:
-    """Who shows a certificate where the secret is asked for, however good it may be."""
+def test_a_certificate_does_not_replace_the_secret(ends: Ends, authority: Authority) -> None:
+    """A valid certificate is refused if the secret is required."""
     files = authority.member("somebody")
     with_files = TlsContext(
         *(files[f"UNISONO_TLS_{what}"] for what in ("CERTIFICATE", "KEY", "CA"))
@@ -158,43 +161,47 @@ def test_a_certificate_is_no_key(ends: Ends, authority: Authority) -> None:
 
 
 @pytest.mark.parametrize("dialing", [True, False])
-def test_protections_that_differ(ends: Ends, dialing: bool) -> None:
+def test_different_protections_are_refused(ends: Ends, dialing: bool) -> None:
     both = (by_secret(), CLEAR) if dialing else (CLEAR, by_secret())
-    here, there = meet(ends, *both)
+    here, there = authenticate_both(ends, *both)
     names = ("psk", "off") if dialing else ("off", "psk")
-    refused(here, f"UNISONO_TLS is {names[0]} here, {names[1]} at the other end")
+    require_refused(here, f"UNISONO_TLS is {names[0]} here, {names[1]} at the other end")
     assert isinstance(there, AuthenticationError)
 
 
 @needs_openssl
-def test_members_of_one_authority(ends: Ends, authority: Authority) -> None:
-    here, there = meet(ends, *(by_files(authority.member(name)) for name in ("one", "two")))
+def test_members_of_one_authority_are_authenticated(ends: Ends, authority: Authority) -> None:
+    here, there = authenticate_both(
+        ends, *(by_files(authority.member(name)) for name in ("one", "two"))
+    )
     assert isinstance(here, bytes) and here == there
 
 
 @needs_openssl
 @pytest.mark.parametrize("dialing", [True, False])
-def test_an_expired_certificate(ends: Ends, authority: Authority, dialing: bool) -> None:
+def test_an_expired_certificate_is_refused(ends: Ends, authority: Authority, dialing: bool) -> None:
     both = [by_files(authority.member("late", expired=True)), by_files(authority.member("good"))]
-    here, there = meet(ends, *(both if dialing else reversed(both)))
+    here, there = authenticate_both(ends, *(both if dialing else reversed(both)))
     expired, judge = (here, there) if dialing else (there, here)
-    refused(judge, "certificate has expired")
-    refused(expired, "certificate expired")
+    require_refused(judge, "certificate has expired")
+    require_refused(expired, "certificate expired")
 
 
 @needs_openssl
 @pytest.mark.parametrize("dialing", [True, False])
-def test_another_authority(ends: Ends, authority: Authority, dialing: bool, tmp_path: Path) -> None:
+def test_another_authority_is_refused(
+    ends: Ends, authority: Authority, dialing: bool, tmp_path: Path
+) -> None:
     stranger = Authority(tmp_path / "other").member("stranger")
     stranger["UNISONO_TLS_CA"] = str(authority.file)
     both = [by_files(stranger), by_files(authority.member("good"))]
-    here, there = meet(ends, *(both if dialing else reversed(both)))
+    here, there = authenticate_both(ends, *(both if dialing else reversed(both)))
     unknown, judge = (here, there) if dialing else (there, here)
-    refused(judge, "certificate is refused")
-    refused(unknown, "unknown ca")
+    require_refused(judge, "certificate is refused")
+    require_refused(unknown, "unknown ca")
 
 
-def test_garbage_in_place_of_tls(ends: Ends) -> None:
+def test_garbage_in_place_of_tls_is_refused(ends: Ends) -> None:
     session = TlsSession(TlsContext(), ends[1].fileno(), False, bytes(32))
     assert not session.shake()
     ends[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -202,7 +209,7 @@ def test_garbage_in_place_of_tls(ends: Ends) -> None:
         session.shake()
 
 
-# ---- the settings
+# ---- settings
 
 
 def test_a_key_without_a_secret_is_refused() -> None:
@@ -212,7 +219,7 @@ def test_a_key_without_a_secret_is_refused() -> None:
 
 @needs_openssl
 @pytest.mark.parametrize("missing", ["CERTIFICATE", "KEY", "CA"])
-def test_files_that_are_missing_or_wrong(
+def test_missing_or_wrong_files_are_refused(
     authority: Authority, missing: str, tmp_path: Path
 ) -> None:
     variable = f"UNISONO_TLS_{missing}"
@@ -228,13 +235,13 @@ def test_files_that_are_missing_or_wrong(
 
 
 @needs_openssl
-def test_a_key_of_another_certificate(authority: Authority) -> None:
+def test_a_key_of_another_certificate_is_refused(authority: Authority) -> None:
     one, other = authority.member("one"), authority.member("other")
     with pytest.raises(UnisonoError, match="UNISONO_TLS_KEY"):
         by_files(one | {"UNISONO_TLS_KEY": other["UNISONO_TLS_KEY"]})
 
 
-def test_no_openssl_on_this_host() -> None:
+def test_a_missing_openssl_is_reported() -> None:
     with pytest.raises(UnsupportedError, match=r"libnowhere.so.*install OpenSSL 3"):
         load_openssl("libnowhere.so.3")
     with pytest.raises(UnsupportedError, match=r"needs \w+, which libc.so.6 .* does not have"):

@@ -1,4 +1,4 @@
-"""What a dialer makes of a listener that hangs up on its proof: a refusal, or lost patience."""
+"""A listener that closes the connection after the dialer's proof: a refusal, or a timeout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from unisono.transport.connection import Connection
-from unisono.transport.connection_setup import LEAST_PATIENCE_S
+from unisono.transport.connection_setup import LEAST_WAIT_S
 from unisono.transport.dialer import Dial, DialFailure, DialRequest
 from unisono.transport.event_loop import EventLoop
 from unisono.transport.handshake import PROOF_BYTES, Handshake
@@ -35,8 +35,8 @@ def listener() -> Iterator[socket.socket]:
         yield sock
 
 
-def greeted(listener: socket.socket) -> tuple[socket.socket, Handshake, bytes]:
-    """Somebody who has come, and given a proof."""
+def accept_proof(listener: socket.socket) -> tuple[socket.socket, Handshake, bytes]:
+    """Accepts a connection and receives its proof."""
     sock, _ = listener.accept()
     handshake = Handshake(SECRET, dialing=False, purpose=PURPOSE)
     sock.sendall(handshake.take(sock.recv(handshake.wanted_bytes, socket.MSG_WAITALL)))
@@ -44,20 +44,20 @@ def greeted(listener: socket.socket) -> tuple[socket.socket, Handshake, bytes]:
 
 
 def dial(loop: EventLoop, listener: socket.socket) -> list[Connection | DialFailure]:
-    """What becomes of it, once it is known."""
+    """Dials; the returned list receives the result."""
     ended: list[Connection | DialFailure] = []
-    wanted = DialRequest(
+    request = DialRequest(
         rank=0,
         address=listener.getsockname(),
         source=None,
         secret=SECRET,
         purpose=PURPOSE,
         security=CLEAR,
-        introduction=Introduction(kind=ConnectionKind.STAR, rank=1, pid=1),
+        introduction=Introduction(kind=ConnectionKind.CONTROL, rank=1, pid=1),
         host_s=0.5,
         process_s=10,
     )
-    loop.call(lambda: Dial(loop, wanted, opened=ended.append, failed=ended.append))
+    loop.call(lambda: Dial(loop, request, opened=ended.append, failed=ended.append))
     return ended
 
 
@@ -68,22 +68,24 @@ def wait_for_end(ended: list[Connection | DialFailure]) -> Connection | DialFail
     return ended[0]
 
 
-def test_who_hangs_up_at_once_refuses(loop: EventLoop, listener: socket.socket) -> None:
+def test_a_listener_that_closes_at_once_refuses(loop: EventLoop, listener: socket.socket) -> None:
     ended = dial(loop, listener)
-    greeted(listener)[0].close()
+    accept_proof(listener)[0].close()
     failed = wait_for_end(ended)
     assert isinstance(failed, DialFailure)
-    assert failed.false
+    assert failed.impostor
     assert "same job secret" in failed.text
 
 
-def test_who_hangs_up_late_may_have_lost_patience(loop: EventLoop, listener: socket.socket) -> None:
-    """Although that took longer than its host may take to answer at all."""
+def test_a_listener_that_closes_late_may_have_timed_out(
+    loop: EventLoop, listener: socket.socket
+) -> None:
+    """This holds although the attempt took longer than the host may take to answer."""
     ended = dial(loop, listener)
-    sock, _, _ = greeted(listener)
-    time.sleep(LEAST_PATIENCE_S + 0.1)
+    sock, _, _ = accept_proof(listener)
+    time.sleep(LEAST_WAIT_S + 0.1)
     sock.close()
-    sock, handshake, proof = greeted(listener)
+    sock, handshake, proof = accept_proof(listener)
     sock.sendall(handshake.take(proof))
     sock.recv(INTRODUCTION_BYTES, socket.MSG_WAITALL)
     opened = wait_for_end(ended)

@@ -1,4 +1,4 @@
-"""Only who knows the secret gets through, both ways, whatever the wire brings."""
+"""Only ends that know the secret are authenticated, in both directions, whatever bytes arrive."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ SECRET = b"the secret of this job"
 Change = Callable[[int, bytes], bytes]
 
 
-def talk(dialer: Handshake, listener: Handshake, change: Change = lambda _, m: m) -> list[bytes]:
-    """Runs both ends against each other; `change` may alter message 0 to 3. Returns what came."""
+def run_both(
+    dialer: Handshake, listener: Handshake, change: Change = lambda _, m: m
+) -> list[bytes]:
+    """Runs both ends against each other; `change` may alter messages 0 to 3. Returns the
+    messages."""
     sent = [change(0, dialer.opening)]
     for number, end in ((1, listener), (2, dialer), (3, listener)):
         sent.append(change(number, end.take(sent[-1])))
@@ -38,10 +41,10 @@ def pair(
 
 
 @given(st.binary(min_size=1), st.binary())
-def test_who_knows_the_secret_gets_through(secret: bytes, purpose: bytes) -> None:
+def test_equal_secrets_are_authenticated(secret: bytes, purpose: bytes) -> None:
     dialer = Handshake(secret, dialing=True, purpose=purpose)
     listener = Handshake(secret, dialing=False, purpose=purpose)
-    assert [len(m) for m in talk(dialer, listener)] == [40, 40, 32, 32]
+    assert [len(m) for m in run_both(dialer, listener)] == [40, 40, 32, 32]
     assert dialer.key == listener.key
     assert dialer.wanted_bytes == listener.wanted_bytes == 0
 
@@ -50,7 +53,7 @@ def test_every_connection_has_a_key_of_its_own() -> None:
     keys = set()
     for _ in range(20):
         ends = pair()
-        talk(*ends)
+        run_both(*ends)
         keys.add(ends[0].key)
     assert len(keys) == 20
 
@@ -61,12 +64,12 @@ def test_another_secret_is_refused(one: bytes, other: bytes) -> None:
     if one.rstrip(b"\0") == other.rstrip(b"\0"):
         return
     with pytest.raises(AuthenticationError, match="does not know the job's secret"):
-        talk(*pair(one, other))
+        run_both(*pair(one, other))
 
 
 def test_another_purpose_is_refused() -> None:
     with pytest.raises(AuthenticationError):
-        talk(*pair(purpose=b"tes"))
+        run_both(*pair(purpose=b"tes"))
 
 
 @pytest.mark.parametrize(
@@ -82,13 +85,13 @@ def test_every_changed_bit_is_refused(message: int, byte: int) -> None:
 
         dialer, listener = pair()
         with pytest.raises(AuthenticationError):
-            talk(dialer, listener, flip)
-        with pytest.raises(AuthenticationError, match="not proved itself yet"):
+            run_both(dialer, listener, flip)
+        with pytest.raises(AuthenticationError, match="not authenticated yet"):
             assert dialer.key
 
 
 def test_a_recording_proves_nothing_to_either_end() -> None:
-    recorded = talk(*pair())
+    recorded = run_both(*pair())
     listener = Handshake(SECRET, dialing=False, purpose=b"test")
     listener.take(recorded[0])
     with pytest.raises(AuthenticationError):
@@ -99,11 +102,11 @@ def test_a_recording_proves_nothing_to_either_end() -> None:
         dialer.take(recorded[3])
 
 
-def test_what_one_end_says_cannot_be_sent_back_to_it() -> None:
+def test_reflected_messages_are_refused() -> None:
     dialer, _ = pair()
     with pytest.raises(AuthenticationError, match="sends back"):
         dialer.take(dialer.opening)
-    # Through a greeting that differs, so that only the roles are left to tell them apart.
+    # With a different greeting, so that only the roles distinguish the ends.
     dialer, listener = pair()
     proof = dialer.take(listener.take(dialer.opening))
     with pytest.raises(AuthenticationError):
@@ -120,7 +123,7 @@ def test_proofs_of_one_dialer_cannot_open_two_listeners() -> None:
 
 
 @given(st.binary(max_size=64))
-def test_messages_of_any_other_length_are_not_looked_at(data: bytes) -> None:
+def test_messages_of_any_other_length_are_refused(data: bytes) -> None:
     _, listener = pair()
     if len(data) != listener.wanted_bytes:
         with pytest.raises(ValueError, match="expected 40"):
@@ -128,12 +131,12 @@ def test_messages_of_any_other_length_are_not_looked_at(data: bytes) -> None:
 
 
 @given(st.booleans(), st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
-def test_no_made_up_bytes_are_a_proof(dialing: bool, nonce: bytes, proof: bytes) -> None:
+def test_random_bytes_are_not_a_proof(dialing: bool, nonce: bytes, proof: bytes) -> None:
     end = Handshake(SECRET, dialing=dialing, purpose=b"test")
     end.take(b"unisono1" + nonce)
     with pytest.raises(AuthenticationError, match="does not know"):
         end.take(proof)
-    with pytest.raises(AuthenticationError, match="has not proved itself"):
+    with pytest.raises(AuthenticationError, match="is not authenticated"):
         _ = end.key
 
 
@@ -146,7 +149,7 @@ def test_no_byte_of_a_handshake_can_be_changed(number: int, at: int, by: int) ->
         return data[:place] + bytes([data[place] ^ by]) + data[place + 1 :]
 
     with pytest.raises(AuthenticationError):
-        talk(*pair(), change)
+        run_both(*pair(), change)
 
 
 def test_an_empty_secret_is_refused() -> None:
@@ -164,30 +167,34 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield one, other
 
 
-def enter(sock: socket.socket, *, dialing: bool, secret: bytes = SECRET, in_s: float = 5) -> bytes:
+def authenticate_end(
+    sock: socket.socket, *, dialing: bool, secret: bytes = SECRET, in_s: float = 5
+) -> bytes:
     deadline = time.monotonic() + in_s
     return authenticate(sock, secret, dialing=dialing, purpose=b"test", deadline=deadline)
 
 
-def test_over_a_socket(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_both_ends_of_a_socket_are_authenticated(ends: tuple[socket.socket, socket.socket]) -> None:
     one, other = ends
     one.settimeout(7)
     with ThreadPoolExecutor(1) as pool:
-        there = pool.submit(enter, other, dialing=False)
-        here = enter(one, dialing=True)
+        there = pool.submit(authenticate_end, other, dialing=False)
+        here = authenticate_end(one, dialing=True)
         assert here == there.result()
     assert (one.gettimeout(), other.gettimeout()) == (7, None)
-    one.sendall(b"what follows")  # is not touched by the handshake
+    one.sendall(b"what follows")  # the handshake must not read it
     assert other.recv(64) == b"what follows"
 
 
 @pytest.mark.parametrize("wrong", ["dialer", "listener"])
-def test_a_wrong_secret_over_a_socket(
+def test_a_wrong_secret_over_a_socket_is_refused(
     ends: tuple[socket.socket, socket.socket], wrong: str
 ) -> None:
     def end(sock: socket.socket, name: str) -> None:
         with sock, pytest.raises(AuthenticationError):
-            enter(sock, dialing=name == "dialer", secret=b"wrong" if name == wrong else SECRET)
+            authenticate_end(
+                sock, dialing=name == "dialer", secret=b"wrong" if name == wrong else SECRET
+            )
 
     with ThreadPoolExecutor(1) as pool:
         there = pool.submit(end, ends[1], "listener")
@@ -196,20 +203,18 @@ def test_a_wrong_secret_over_a_socket(
 
 
 @pytest.mark.parametrize("dialing", [True, False])
-def test_whoever_says_nothing_is_given_up(
-    ends: tuple[socket.socket, socket.socket], dialing: bool
-) -> None:
+def test_a_silent_peer_times_out(ends: tuple[socket.socket, socket.socket], dialing: bool) -> None:
     begun = time.monotonic()
     with pytest.raises(AuthenticationError, match="in time"):
-        enter(ends[0], dialing=dialing, in_s=0.2)
+        authenticate_end(ends[0], dialing=dialing, in_s=0.2)
     assert time.monotonic() - begun < 1
 
 
 @pytest.mark.parametrize("dialing", [True, False])
-def test_a_byte_now_and_then_wins_no_time(
+def test_a_byte_now_and_then_gains_no_time(
     ends: tuple[socket.socket, socket.socket], dialing: bool
 ) -> None:
-    def drip(sock: socket.socket) -> None:
+    def send_slowly(sock: socket.socket) -> None:
         for byte in b"unisono1" + bytes(32):
             time.sleep(0.05)
             try:
@@ -219,9 +224,9 @@ def test_a_byte_now_and_then_wins_no_time(
 
     begun = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        dripping = pool.submit(drip, ends[1])
+        dripping = pool.submit(send_slowly, ends[1])
         with pytest.raises(AuthenticationError, match="in time"):
-            enter(ends[0], dialing=dialing, in_s=0.3)
+            authenticate_end(ends[0], dialing=dialing, in_s=0.3)
         assert time.monotonic() - begun < 1
         ends[0].close()
         dripping.result()
@@ -229,8 +234,10 @@ def test_a_byte_now_and_then_wins_no_time(
 
 @pytest.mark.parametrize("said", [b"", b"unisono1", b"GET / HTTP/1.1\r\n" * 8, bytes(1000)])
 @pytest.mark.parametrize("dialing", [True, False])
-def test_strangers(ends: tuple[socket.socket, socket.socket], dialing: bool, said: bytes) -> None:
+def test_strangers_are_refused(
+    ends: tuple[socket.socket, socket.socket], dialing: bool, said: bytes
+) -> None:
     ends[1].sendall(said)
     ends[1].shutdown(socket.SHUT_WR)
     with pytest.raises(AuthenticationError):
-        enter(ends[0], dialing=dialing)
+        authenticate_end(ends[0], dialing=dialing)

@@ -1,4 +1,4 @@
-"""NCCL's syntax chooses what it says; without it, interfaces that lead out are chosen."""
+"""NCCL's syntax chooses interfaces; an empty text chooses interfaces that lead to other hosts."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ HOST = host("lo", "eth10", "eth2", "eth0", "ib0", "docker0", "virbr0", "br-1a2b"
         ("^e,i,d,v,b", "lo"),
     ],
 )
-def test_the_syntax(spec: str, expected: str) -> None:
+def test_nccl_syntax_chooses_interfaces(spec: str, expected: str) -> None:
     assert [one.name for one in choose_interfaces(spec, HOST)] == expected.split()
 
 
-def test_rails_limit_how_many() -> None:
+def test_rails_limit_the_number_of_interfaces() -> None:
     assert [one.name for one in choose_interfaces("", HOST, rails=2)] == ["eno1", "eth0"]
     assert len(choose_interfaces("", HOST, rails=100)) == 5
 
@@ -59,19 +59,19 @@ def test_loopback_is_the_last_resort() -> None:
 
 
 @pytest.mark.parametrize("spec", ["=eth", "wlan", "^lo,e,ib,docker,virbr,br-"])
-def test_nothing_left_is_an_error_that_names_what_there_is(spec: str) -> None:
-    with pytest.raises(RendezvousError, match=r"leaves no interface .*eth0 \(192\.0\.2\.3\)"):
+def test_an_empty_choice_names_the_interfaces_of_the_host(spec: str) -> None:
+    with pytest.raises(RendezvousError, match=r"matches no interface .*eth0 \(192\.0\.2\.3\)"):
         choose_interfaces(spec, HOST)
     with pytest.raises(RendezvousError, match="none that is up"):
         choose_interfaces("", [])
     with pytest.raises(
-        RendezvousError, match=r"leaves no interface of this host, which has docker0"
+        RendezvousError, match=r"matches no interface of this host, which has docker0"
     ):
         choose_interfaces("", host("docker0"))
 
 
 @pytest.mark.parametrize("spec", ["^", "=", "^=", "=^eth0", "eth0,,eth1", ",", "eth0,=eth1", "a b"])
-def test_what_is_not_understood_is_named(spec: str) -> None:
+def test_an_invalid_text_is_named(spec: str) -> None:
     with pytest.raises(ValueError, match="UNISONO_INTERFACE="):
         choose_interfaces(spec, HOST)
 
@@ -84,7 +84,7 @@ NAMES = st.text("abeth0123-.@", min_size=1, max_size=5)
     st.lists(NAMES, min_size=1, max_size=3),
     st.booleans(),
 )
-def test_a_list_and_its_exclusion_share_out_all_interfaces(
+def test_a_list_and_its_exclusion_cover_all_interfaces(
     names: list[str], entries: list[str], exact: bool
 ) -> None:
     available = host(*names)
@@ -100,11 +100,11 @@ def test_a_list_and_its_exclusion_share_out_all_interfaces(
     assert named | rest == set(names) and not named & rest
     fits = str.__eq__ if exact else str.startswith
     assert named == {name for name in names if any(fits(name, entry) for entry in entries)}
-    if names:  # hosts that are alike agree, whatever order the kernel has
+    if names:  # equal hosts agree, whatever the kernel's order
         assert choose_interfaces("", available) == choose_interfaces("", available[::-1])
 
 
-def test_which_address_of_an_interface_is_used() -> None:
+def test_the_preferred_address_of_an_interface_is_used() -> None:
     prefer = interfaces._preferred
     assert prefer(["fe80::1%eth0", "2001:db8::1", "192.0.2.1", "02:00:00:00:00:01"]) == "192.0.2.1"
     assert prefer(["fe80::1%eth0", "2001:db8::1"]) == "2001:db8::1"
@@ -115,7 +115,7 @@ def test_which_address_of_an_interface_is_used() -> None:
     assert prefer(["2001:db8::1"], 4) is None
 
 
-def test_those_of_this_host_can_be_listened_on() -> None:
+def test_addresses_of_this_host_can_be_listened_on() -> None:
     found = interfaces.available_interfaces()
     assert any(one.loopback and one.address == "127.0.0.1" for one in found)
     for one in found:

@@ -1,8 +1,8 @@
-"""Bootstrap: how ranks find each other and come to share memory and connections as a group.
+"""Bootstrap: ranks find each other, form a group, and set up shared memory and connections.
 
-Ranks exchange texts through a `BootstrapStore` (TCP, MPI, torch's or any key-value store). The
-ranks of one host then share a memory segment (`join_segment`), and those of several hosts one
-network a world (`GroupNetwork`). `join_group` does it all and returns a `JoinedGroup`.
+Ranks exchange texts through a `BootstrapStore` (TCP, MPI, torch's store or any key-value store).
+The ranks of one host then share a memory segment (`join_segment`). Ranks of several hosts share one
+network per world (`GroupNetwork`). `join_group` does all of this and returns a `JoinedGroup`.
 """
 
 from typing import TYPE_CHECKING

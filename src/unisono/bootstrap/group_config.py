@@ -1,4 +1,4 @@
-"""A meeting of ranks that form a group, and what each of them has of it then."""
+"""The configuration with which a rank joins a group, and the group that results."""
 
 from __future__ import annotations
 
@@ -13,74 +13,80 @@ from unisono.types import SingleCopy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingShape:
-    """Of the staging of each rank: blocks in flight, and bytes of each."""
+    """Staging memory of each rank: number of blocks in flight, and bytes per block."""
 
     depth: int
     buffer_bytes: int
 
 
 def shape_for(ranks: int, cores: int, staging_bytes: int) -> StagingShape:
-    """Chooses for so many ranks of one host, which share `staging_bytes`."""
+    """Chooses the shape for `ranks` ranks of one host, which share `staging_bytes`."""
     depth, buffer_bytes = segment_shape(ranks, cores, staging_bytes)
     return StagingShape(depth=depth, buffer_bytes=buffer_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
-    """A rank's view of it: `rendezvous` is equal on all ranks and the group's own."""
+    """One rank's parameters for joining a group.
+
+    `rendezvous` is equal on all ranks of the group, and no other group uses it.
+    """
 
     rank: int
     size: int
     rendezvous: str
     timeout_s: float
     staging_bytes: int
-    word: bytes = b""
-    """What rank 0 tells the others."""
+    rank0_data: bytes = b""
+    """Data that rank 0 sends to all other ranks."""
     single_copy: SingleCopy = SingleCopy.AUTO
-    """Whether they are to read each other's memory, if they can; rank 0's counts."""
+    """Whether ranks read each other's memory where they can; rank 0's value applies to all."""
     shape: StagingShape | None = None
-    """Of the segment. None: what suits these ranks, this host and `staging_bytes`."""
+    """Shape of the segment. None: chosen from the number of ranks, this host and
+    `staging_bytes`."""
     names: Sequence[int] = ()
-    """What the ranks are called in errors, if they are part of a larger group."""
+    """Numbers by which errors call the ranks, if the ranks are part of a larger group."""
     watch: Callable[[], None] | None = None
-    """Called every 20 ms while this rank waits for others to come; raises `RendezvousError` when
-    there is no use in it."""
+    """Called every 20 ms while this rank waits for others. It raises `RendezvousError` when waiting
+    has become useless."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
-            raise ValueError(f"rank {self.rank} of {self.size}: ranks are counted from 0 to size-1")
+            raise ValueError(f"rank {self.rank} of {self.size}: expected a rank from 0 to size-1")
         if self.names and len(self.names) != self.size:
-            raise ValueError(f"{len(self.names)} names for {self.size} ranks")
+            raise ValueError(f"{len(self.names)} names for {self.size} ranks: expected one each")
 
     @property
-    def who(self) -> str:
-        """This rank, in errors."""
+    def label(self) -> str:
+        """Returns the text by which errors call this rank."""
         return f"rank {self.name(self.rank)} of {self.size}"
 
     def name(self, rank: int) -> int:
-        """What a rank is called in errors."""
+        """Returns the number by which errors call a rank."""
         return self.names[rank] if self.names and 0 <= rank < self.size else rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedGroup:
-    """The group, its nonce (a name that no other group has), and the word of rank 0; and what it
-    has of the network, if it spans hosts."""
+    """A formed group, rank 0's data, and the group's network if the group spans hosts.
+
+    `nonce` identifies the group; no other group has the same nonce.
+    """
 
     group: Group
     nonce: bytes
-    word: bytes
-    span: GroupNetwork | None = None
+    rank0_data: bytes
+    network: GroupNetwork | None = None
     single_copy: SingleCopy = SingleCopy.NEVER
-    """Whether all ranks are to read each other's memory, and can."""
+    """Whether ranks read each other's memory. NEVER also where some rank cannot."""
     timeout_s: float = 0.0
-    """Seconds in which ranks of other hosts may take what this one sent before it closes."""
+    """Time limit in seconds for `close`: ranks of other hosts may need this rank's last data."""
 
     def close(self) -> None:
-        """Leaves the group in good order, and gives back its memory.
+        """Leaves the group in good order and frees its memory.
 
-        The garbage collector may call this in a thread of the group's own, which cannot wait for
-        its own end: then another thread does it.
+        The garbage collector may call this in one of the group's own threads, which cannot wait for
+        its own end. In that case another thread closes the group.
         """
         if in_progress_thread():
             threading.Thread(target=self._close, name="unisono-close").start()
@@ -91,15 +97,16 @@ class JoinedGroup:
         try:
             self.group.close(self.timeout_s)
         finally:
-            if self.span is not None:
-                self.span.leave()
-            self.group.give_back()  # last: ranks of other hosts asked for what is in it
+            if self.network is not None:
+                self.network.leave()
+            self.group.give_back()  # last: ranks of other hosts may still read from this memory
 
 
 OpenGroup = Callable[[int, int, bytes], Group]
-"""Makes the group of a rank: (descriptor of the segment, which the group closes; rank; nonce)."""
+"""Makes a rank's group from the segment's descriptor, the rank and the nonce. The group closes the
+descriptor."""
 
 
 def open_group(fd: int, rank: int, nonce: bytes) -> Group:
-    """The group of a rank whose peers are all on this host."""
+    """Makes the group of a rank whose peers are all on this host."""
     return Group(fd, rank, nonce, usable_cores())

@@ -1,4 +1,4 @@
-"""What a group that spans hosts has of the network that it lives in."""
+"""The part of a world's network that one group uses."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ Hosts: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class TransportKind(IntEnum):
-    """What ranks of different hosts have between them; as in `csrc/execution/group.h`."""
+    """Kinds of connection between ranks of different hosts; as in `csrc/execution/group.h`."""
 
     COLLECTIVES = 0
     P2P = 1
 
 
 class Network(Protocol):
-    """The network, as a group needs it."""
+    """A world's network, as its groups use it."""
 
-    def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """A group of these ranks of the world."""
+    def form(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
+        """Forms a group of these ranks of the world."""
 
     def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
-        """Connects to ranks of the group of this name. Returns at once."""
+        """Connects to these ranks of the group `name`. Returns at once."""
 
     def leave(self, name: bytes) -> None:
-        """After the group was closed here."""
+        """Releases the group's connections. The caller has closed the group on this rank."""
 
     def connections(self) -> ConnectionManager:
-        """The connections by which ranks agree after a failure. Raises `UnsupportedError` if the
-        network does not outlive one."""
+        """Returns the connections by which ranks agree after a failure.
+
+        Raises `UnsupportedError` if the network cannot be used after a rank's failure.
+        """
 
     def form_recovered(self, config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """The group that succeeds a failed one, with a control group of its own."""
+        """Forms the group that replaces a failed one, with a control group of its own."""
 
 
 class GroupNetwork:
-    """The hosts of a group, and its connections. `members` are its ranks in the world."""
+    """Hosts and connections of one group. `members` are the world ranks of the group's ranks."""
 
     def __init__(
         self, network: Network, name: bytes, rank: int, members: tuple[int, ...], hosts: Hosts
@@ -55,14 +57,16 @@ class GroupNetwork:
         self._reached = {transport: set(here) for transport in TransportKind}
 
     def reach(self, peers: Iterable[int], transport: TransportKind) -> None:
-        """Sees to it that this rank is, or soon will be, connected to these of its peers."""
+        """Ensures that this rank is connected, or will be soon, to these peers."""
         new = set(peers) - self._reached[transport]
         if new:
             self.network.reach(self.name, sorted(new), transport)
-            self._reached[transport] |= new  # last: a signal handler may raise before it is done
+            self._reached[transport] |= (
+                new  # last: a signal handler may raise before `reach` returns
+            )
 
     def leave(self) -> None:
-        """After the group was closed."""
+        """Releases the group's connections, after the group was closed."""
         self.network.leave(self.name)
 
 

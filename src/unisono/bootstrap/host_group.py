@@ -1,7 +1,7 @@
-"""The ranks of one host among those that were found come to share a segment.
+"""The ranks of one host share a segment, which proves that they are on one host.
 
-Sharing it is the proof that they are on one host: the descriptor is handed over a local socket, the
-kernel vouches for the user at the other end, and the nonce is read back out of the memory.
+A local socket passes the segment's descriptor, the kernel confirms the peer's user, and each rank
+reads the nonce back from the memory.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ def join_host_group(
     timeout_s: float,
     single_copy: SingleCopy = SingleCopy.AUTO,
 ) -> JoinedGroup:
-    """The group of this rank's host; in it a rank has its place in `found.host_of(rank)`.
+    """Forms the group of this rank's host, whose ranks are `found.host_of(rank)` in this order.
 
-    Segments of all hosts have one shape, `found.shape`. Raises `RendezvousError` if the ranks that
-    look as if they were on this host cannot share memory.
+    The segments of all hosts have the same shape, `found.shape`. Raises `RendezvousError` if ranks
+    with equal host keys cannot share memory.
     """
     local = found.host_of(rank)
-    meeting = GroupConfig(
+    group_config = GroupConfig(
         rank=local.index(rank),
         size=len(local),
-        rendezvous=f"world {found.world.hex()} of host {found.contacts[rank].host}",
+        rendezvous=f"world {found.world.hex()} of host {found.peer_infos[rank].host}",
         timeout_s=timeout_s,
         staging_bytes=0,
         shape=found.shape,
         names=local,
-        word=found.word,
+        rank0_data=found.rank0_data,
         single_copy=single_copy,
     )
     try:
-        return join_segment(meeting)
+        return join_segment(group_config)
     except RendezvousError as error:
         raise RendezvousError(
-            f"ranks {list(local)} look as if they were on one host, but rank {rank} cannot share "
-            f"memory with them: {error} (if they are on several hosts after all, give those "
-            "different UNISONO_HOST_ID)"
+            f"ranks {list(local)} have equal host keys, but rank {rank} cannot share memory with "
+            f"them: {error} (if the ranks are on several hosts, give each host a different "
+            "UNISONO_HOST_ID)"
         ) from error

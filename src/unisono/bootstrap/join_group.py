@@ -1,4 +1,4 @@
-"""A group of ranks that know only where to meet: on one host or on several."""
+"""Forms a group of ranks that know only the rendezvous, on one host or on several."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
 
 
 def join_group(
-    meeting: GroupConfig, settings: Settings, board: BootstrapStore | None = None
+    group_config: GroupConfig, settings: Settings, bootstrap_store: BootstrapStore | None = None
 ) -> JoinedGroup:
-    """Joins the group; returns when all are there. They find each other at `board`, if there is
-    one, else by the rendezvous.
+    """Joins the group; returns when all ranks have joined. The ranks find each other through
+    `store` if given, else through the rendezvous.
 
-    Where the rendezvous is a text of this job alone, all ranks are on this host, and nothing of the
-    network is touched, nor even imported.
+    A rendezvous that is not an address means that all ranks are on this host. Then the network is
+    not used, and its modules are not imported.
 
-    Raises `RendezvousError` if they are not there within the timeout or disagree about who they
-    are, `AuthenticationError` if this rank is not let in.
+    Raises `RendezvousError` if a rank is missing at the timeout, or if ranks disagree about rank or
+    size. Raises `AuthenticationError` if this rank is rejected.
     """
-    if meeting.rendezvous.startswith(MPI):
+    if group_config.rendezvous.startswith(MPI):
         from unisono.bootstrap.mpi_network import join_by_mpi
 
-        return join_by_mpi(meeting, settings)
-    if board is None and not meeting.rendezvous.startswith((TCP, TORCH_STORE)):
-        return join_segment(meeting)
+        return join_by_mpi(group_config, settings)
+    if bootstrap_store is None and not group_config.rendezvous.startswith((TCP, TORCH_STORE)):
+        return join_segment(group_config)
     from unisono.bootstrap.store import store_of
     from unisono.bootstrap.tcp_network import join_by_tcp
     from unisono.transport import job_secret, security_of
 
     secret = job_secret(settings)
     security = security_of(settings, secret)
-    board = board or store_of(meeting.rendezvous, secret, security)
-    assert board is not None, "the rendezvous is a place"
-    return join_by_tcp(board, meeting, settings, security)
+    bootstrap_store = bootstrap_store or store_of(group_config.rendezvous, secret, security)
+    assert bootstrap_store is not None, "the rendezvous is an address"
+    return join_by_tcp(bootstrap_store, group_config, settings, security)

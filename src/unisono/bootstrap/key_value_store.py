@@ -1,9 +1,9 @@
-"""A store of keys and values, such as torch's, as the board by which ranks find each other.
+"""Bootstrap through a key-value store, such as torch's.
 
-Rank 0 opens a round of a name that it draws, every rank posts its text there, rank 0 posts all of
-them as one verdict. Each post begins with a token that its rank drew, and a rank believes only a
-verdict that has its token. So what an earlier attempt left in the same store (a restart by
-torchrun, a second `init`) is never taken for this one, and nothing needs to be deleted.
+Rank 0 opens a round with a random name. Every rank stores its text under that round, and rank 0
+stores all texts as one result. Each text begins with a random token of its rank, and a rank accepts
+only a result that contains its token. So a rank never accepts values of an earlier attempt in the
+same store (a restart by torchrun, a second `init`), and no key needs to be deleted.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from typing import Any, Protocol
 from unisono.bootstrap.tcp_store_frames import MOST_TEXT_BYTES, pack_texts, unpack_texts
 from unisono.errors import RendezvousError
 
-_POST = struct.Struct("<16sII")  # token, rank, size; then the text
-_LOOK_S = 0.5
-"""How often a rank that waits looks whether rank 0 has opened a new round."""
+_ENTRY = struct.Struct("<16sII")  # token, rank, size; then the rank's text
+_POLL_S = 0.5
+"""Interval at which a waiting rank checks whether rank 0 has opened a new round."""
 _VERDICT_S = 1.0
 
 
 class Store(Protocol):
-    """What is needed of a `torch.distributed.Store`."""
+    """The methods of `torch.distributed.Store` that this module uses."""
 
     def set(self, key: str, value: Any, /) -> None:
-        """Sets text or bytes."""
+        """Sets a key to text or bytes."""
 
     def get(self, key: str, /) -> bytes:
-        """The value of a key that is there."""
+        """Returns the value of an existing key."""
 
     def wait(self, keys: list[str], timeout: timedelta, /) -> None:
-        """Returns when all keys are there. Raises `RuntimeError` if they are not in time."""
+        """Returns when all keys exist. Raises `RuntimeError` if they do not within the timeout."""
 
 
 class KeyValueBootstrap:
-    """A `Board` over the store that `open_store` returns within the seconds it is given.
+    """A `BootstrapStore` over the store that `open_store` opens; its argument is a timeout in
+    seconds.
 
-    `name` keeps groups apart that use one store. `secret` is the job's, if the user gave one: the
-    store itself asks for none.
+    `name` separates groups that use the same store. `secret` is the job's secret, if the user gave
+    one; the store itself does not check it.
     """
 
     def __init__(
@@ -53,30 +54,31 @@ class KeyValueBootstrap:
 
     @property
     def secret(self) -> bytes | None:
-        """The job's secret, which is not the store's."""
+        """The job's secret. The store does not check it."""
         return self._secret
 
     def exchange(self, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
-        """The texts of all ranks, in their order. Raises `RendezvousError`."""
+        """Returns the texts of all ranks, by rank. Raises `RendezvousError`."""
         if not 0 <= rank < size:
-            raise ValueError(f"rank {rank} of {size}: ranks are counted from 0 to size-1")
+            raise ValueError(f"rank {rank} of {size}: expected a rank from 0 to size-1")
         if len(mine) > MOST_TEXT_BYTES:
-            raise ValueError(f"{len(mine)} bytes: at most {MOST_TEXT_BYTES} for a rank")
+            raise ValueError(f"a text of {len(mine)} bytes: at most {MOST_TEXT_BYTES} per rank")
         deadline = time.monotonic() + timeout_s
-        post = _POST.pack(secrets.token_bytes(16), rank, size) + mine
+        entry = _ENTRY.pack(secrets.token_bytes(16), rank, size) + mine
         try:
             store = self._open(timeout_s)
-            visit = _Visit(store, self._name, rank, size, deadline, timeout_s)
-            posts = visit.lead(post) if rank == 0 else visit.follow(post)
-        except RuntimeError as error:  # of torch: the store is gone, or was never there
+            one_exchange = _Exchange(store, self._name, rank, size, deadline, timeout_s)
+            entries = one_exchange.lead(entry) if rank == 0 else one_exchange.follow(entry)
+        except RuntimeError as error:  # from torch: the store is gone or was never reachable
             raise RendezvousError(
-                f"rank {rank} of {size}: the store by which the ranks meet failed: {error}"
+                f"rank {rank} of {size}: the store through which ranks find each other failed: "
+                f"{error}"
             ) from error
-        return [one[_POST.size :] for one in posts]
+        return [one[_ENTRY.size :] for one in entries]
 
 
-class _Visit:
-    """One exchange of one rank."""
+class _Exchange:
+    """One exchange by one rank."""
 
     def __init__(
         self, store: Store, name: str, rank: int, size: int, deadline: float, timeout_s: float
@@ -88,76 +90,78 @@ class _Visit:
         self._deadline = deadline
         self._timeout_s = timeout_s
 
-    def lead(self, post: bytes) -> list[bytes]:
-        """Rank 0: opens a round, and tells all when everybody has posted."""
-        opened = secrets.token_hex(8)
-        self._store.set(f"{self._name}/round", opened)
-        missing = self._missing(opened, "")
-        came = [rank for rank in range(1, self._size) if rank not in missing]
-        posts = [post, *(self._store.get(self._key(opened, rank)) for rank in came)]
+    def lead(self, entry: bytes) -> list[bytes]:
+        """Runs rank 0's part: opens a round, waits for all texts, stores the result."""
+        round_id = secrets.token_hex(8)
+        self._store.set(f"{self._name}/round", round_id)
+        missing = self._missing(round_id, "")
+        present = [rank for rank in range(1, self._size) if rank not in missing]
+        entries = [entry, *(self._store.get(self._key(round_id, rank)) for rank in present)]
         problem = ""
         if missing:
             problem = (
-                f"after {self._timeout_s:g} s (timeout) these ranks of {self._size} had not come: "
+                f"after {self._timeout_s:g} s (timeout) these ranks of {self._size} are missing: "
                 f"{missing}"
             )
-        for one in posts:
-            _, rank, size = _POST.unpack_from(one)
+        for one in entries:
+            _, rank, size = _ENTRY.unpack_from(one)
             if size != self._size:
                 problem = f"rank {rank} expects {size} ranks, rank 0 expects {self._size}"
-        self._store.set(self._key(opened, "all"), pack_texts([problem.encode(), *posts]))
+        self._store.set(self._key(round_id, "all"), pack_texts([problem.encode(), *entries]))
         if problem:
             raise RendezvousError(problem)
-        # The store may live in this very process: it must not end while others need it.
-        if lost := self._missing(opened, "/read"):
-            raise RendezvousError(f"ranks {lost} were lost while the ranks were meeting")
-        return posts
+        # The store may live in this process, which must not exit while others need the store.
+        if lost := self._missing(round_id, "/read"):
+            raise RendezvousError(f"ranks {lost} were lost during the bootstrap")
+        return entries
 
-    def follow(self, post: bytes) -> list[bytes]:
-        """The others: post in every round that rank 0 opens, until one has a verdict for them."""
-        posted_in = ""
+    def follow(self, entry: bytes) -> list[bytes]:
+        """Runs another rank's part: stores its text in every round that rank 0 opens, until a
+        result contains that text."""
+        written_in = ""
         while True:
             left_s = self._deadline + _VERDICT_S - time.monotonic()
             if left_s <= 0:
-                raise RendezvousError(self._why_none_came(posted_in))
+                raise RendezvousError(self._why_none_came(written_in))
             if not self._wait([f"{self._name}/round"], left_s):
                 continue
-            opened = self._store.get(f"{self._name}/round").decode()
-            if opened != posted_in:
-                self._store.set(self._key(opened, self._rank), post)
-                posted_in = opened
-            if not self._wait([self._key(opened, "all")], min(_LOOK_S, left_s)):
+            round_id = self._store.get(f"{self._name}/round").decode()
+            if round_id != written_in:
+                self._store.set(self._key(round_id, self._rank), entry)
+                written_in = round_id
+            if not self._wait([self._key(round_id, "all")], min(_POLL_S, left_s)):
                 continue
-            problem, *posts = unpack_texts(self._store.get(self._key(opened, "all")))
-            if post not in posts:  # of an earlier attempt; the next round may be this one
-                time.sleep(min(_LOOK_S, left_s) / 10)
+            problem, *entries = unpack_texts(self._store.get(self._key(round_id, "all")))
+            # the result of an earlier attempt; a newer round may include this rank
+            if entry not in entries:
+                time.sleep(min(_POLL_S, left_s) / 10)
                 continue
             if problem:
                 raise RendezvousError(problem.decode())
-            self._store.set(f"{self._key(opened, self._rank)}/read", b"1")
-            return posts
+            self._store.set(f"{self._key(round_id, self._rank)}/read", b"1")
+            return entries
 
-    def _why_none_came(self, posted_in: str) -> str:
+    def _why_none_came(self, written_in: str) -> str:
         who = f"rank {self._rank} of {self._size}"
-        if not posted_in:
-            return f"{who}: rank 0 did not come to the store within {self._timeout_s:g} s (timeout)"
+        if not written_in:
+            return f"{who}: rank 0 did not reach the store within {self._timeout_s:g} s (timeout)"
         return (
             f"{who}: not all ranks came within {self._timeout_s:g} s (timeout), or rank 0 expects "
-            f"another number of ranks, or another process came as rank {self._rank}"
+            f"another number of ranks, or another process claims to be rank {self._rank}"
         )
 
-    def _missing(self, opened: str, suffix: str) -> list[int]:
-        """The ranks whose keys are not there at the deadline."""
-        keys = {rank: self._key(opened, rank) + suffix for rank in range(1, self._size)}
+    def _missing(self, round_id: str, suffix: str) -> list[int]:
+        """Returns the ranks whose keys do not exist at the deadline."""
+        keys = {rank: self._key(round_id, rank) + suffix for rank in range(1, self._size)}
         if self._wait(list(keys.values()), self._deadline - time.monotonic()):
             return []
         return [rank for rank, key in keys.items() if not self._wait([key], 1e-3)]
 
-    def _key(self, opened: str, what: int | str) -> str:
-        return f"{self._name}/{opened}/{what}"
+    def _key(self, round_id: str, what: int | str) -> str:
+        return f"{self._name}/{round_id}/{what}"
 
     def _wait(self, keys: list[str], seconds: float) -> bool:
-        """Whether the keys are there, at latest after so many seconds."""
+        """Returns whether the keys exist, after waiting at most `seconds`."""
         if not keys:
             return True
         started = time.monotonic()
@@ -165,7 +169,7 @@ class _Visit:
         try:
             self._store.wait(keys, timedelta(seconds=seconds))
         except RuntimeError:
-            if time.monotonic() - started < seconds / 2 and seconds > _LOOK_S / 10:
-                raise  # not the time was over, but the store is gone
+            if time.monotonic() - started < seconds / 2 and seconds > _POLL_S / 10:
+                raise  # an early error is a failed store, not a timeout
             return False
         return True

@@ -1,4 +1,4 @@
-"""The ranks of several hosts, with MPI as the transport between them."""
+"""Groups whose ranks on different hosts communicate by MPI."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _NAME_BYTES = 16
 
 
 def open_mpi_group(
-    link: MpiLink, meeting: GroupConfig, here: Sequence[int], open_group: OpenGroup
+    link: MpiLink, group_config: GroupConfig, here: Sequence[int], open_group: OpenGroup
 ) -> tuple[Group, MpiWatch]:
-    """The group of the ranks of `link`, of which `here` are on this host, and share a segment.
+    """Makes the group of `link`'s ranks; the ranks `here` are on this host and share a segment.
 
-    `meeting` is that of the ranks on this host; `open_group` makes the group. Returns it, and who
-    watches its peers on other hosts. Raises `RendezvousError`.
+    `local` configures the ranks of this host; `open_group` makes the group. Returns the group and
+    the watcher of its peers on other hosts. Raises `RendezvousError`.
     """
-    group = join_segment(meeting, open_group).group
+    group = join_segment(group_config, open_group).group
     away = [rank for rank in range(link.comm.size) if rank not in here]
     return group, MpiWatch(link, group, away)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Entered:
-    """What a group has of MPI, as long as it lives."""
+class _EnteredGroup:
+    """MPI objects of a group that this rank has entered."""
 
     link: MpiLink
     watch: MpiWatch
@@ -50,123 +50,132 @@ class _Entered:
 
 
 class MpiNetwork:
-    """A rank's way to all others of its world, by MPI: `Roads`.
+    """A `Network` over MPI.
 
-    The communicator that MPI has made for a group is given back after all its ranks have left, at
-    the next opportunity. That of a group that failed stays until MPI is finalised: nobody knows
-    what it may still move.
+    A group's MPI communicator is freed after all its ranks have left, when this rank next forms or
+    leaves a group. The communicator of a failed group stays until MPI is finalised, because MPI may
+    still move data for it.
     """
 
     def __init__(self, link: MpiLink, found: WorldFacts) -> None:
         self._link = link
         self._found = found
-        self._groups: dict[bytes, _Entered] = {}
-        self._partings: deque[PendingRelease] = deque()
+        self._groups: dict[bytes, _EnteredGroup] = {}
+        self._releases: deque[PendingRelease] = deque()
         self._pid = os.getpid()
 
-    def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """A group of these ranks of the world, in this order; all of them call this.
+    def form(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
+        """Forms a group of these ranks of the world, in this order; all of them call this.
 
-        On one host it is as if there were no others. Raises `RendezvousError` if not all come.
+        A group on one host uses shared memory only. Raises `RendezvousError` if ranks are missing.
         """
         hosts = self._hosts(members)
         if len(hosts) == 1:
-            return join_segment(meeting)
-        name = hashlib.sha256(self._found.world + meeting.rendezvous.encode()).digest()
+            return join_segment(group_config)
+        name = hashlib.sha256(self._found.world + group_config.rendezvous.encode()).digest()
         name = name[:_NAME_BYTES]
-        here = next(host for host in hosts if meeting.rank in host)
+        here = next(host for host in hosts if group_config.rank in host)
         local = replace(
-            meeting,
-            rank=here.index(meeting.rank),
+            group_config,
+            rank=here.index(group_config.rank),
             size=len(here),
             rendezvous=f"{name.hex()} by MPI of host {hosts.index(here)}",
-            word=b"",
+            rank0_data=b"",
             shape=self._found.shape,
             names=here,
             single_copy=SingleCopy.NEVER,
         )
         self._give_back()
-        link = _part(self._link, members, meeting.timeout_s)
+        link = _part(self._link, members, group_config.timeout_s)
 
         def open_group(fd: int, _: int, nonce: bytes) -> Group:
             cores = usable_cores()
-            return Group.of_hosts(fd, meeting.rank, len(members), here, nonce, cores, link.library)
+            return Group.of_hosts(
+                fd, group_config.rank, len(members), here, nonce, cores, link.library
+            )
 
         group, watch = open_mpi_group(link, local, here, open_group)
-        self._groups[name] = _Entered(link=link, watch=watch, group=group)
-        span = GroupNetwork(self, name, meeting.rank, tuple(members), hosts)
+        self._groups[name] = _EnteredGroup(link=link, watch=watch, group=group)
+        network = GroupNetwork(self, name, group_config.rank, tuple(members), hosts)
         return JoinedGroup(
-            group=group, nonce=name, word=meeting.word, span=span, timeout_s=meeting.timeout_s
+            group=group,
+            nonce=name,
+            rank0_data=group_config.rank0_data,
+            network=network,
+            timeout_s=group_config.timeout_s,
         )
 
     def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
-        """Nothing is to be done: MPI connects by itself."""
+        """Does nothing: MPI connects by itself."""
 
     def leave(self, name: bytes) -> None:
-        """Leaves a group that was closed. In a forked child it stays the parent's."""
+        """Leaves a closed group. Does nothing in a forked child, because the group is the
+        parent's."""
         if os.getpid() != self._pid:
             return
         left = self._groups.pop(name)
         left.watch.close()
         if left.link.quiet and left.group.failure() is None:
-            self._partings.append(PendingRelease(left.link))
+            self._releases.append(PendingRelease(left.link))
         self._give_back()
 
     def connections(self) -> NoReturn:
-        """Raises `UnsupportedError`."""
+        """Raises `UnsupportedError`: MPI does not survive a rank's failure."""
         raise UnsupportedError(
-            "a communicator whose transport is MPI cannot shrink: MPI ends the whole job when a "
-            "rank dies. Without UNISONO_WIRE=mpi ranks of several hosts connect by TCP, and can"
+            "a communicator that uses MPI between hosts cannot shrink: MPI ends the whole job when "
+            "a rank dies. Without UNISONO_WIRE=mpi, ranks of several hosts connect by TCP and can"
         )
 
     def form_recovered(self, config: GroupConfig, members: Sequence[int]) -> NoReturn:
-        """Raises `UnsupportedError`."""
+        """Raises `UnsupportedError`: MPI does not survive a rank's failure."""
         self.connections()
 
     def _give_back(self) -> None:
-        """Gives MPI its communicators back, as far as all their ranks have left."""
-        for _ in range(len(self._partings)):
-            with contextlib.suppress(IndexError):  # another thread looks, too
-                parting = self._partings.popleft()
-                if not parting.over():
-                    self._partings.append(parting)
+        """Frees the MPI communicators that all their ranks have left."""
+        for _ in range(len(self._releases)):
+            with contextlib.suppress(IndexError):  # another thread may empty the queue
+                release = self._releases.popleft()
+                if not release.is_complete():
+                    self._releases.append(release)
 
     def _hosts(self, members: Sequence[int]) -> Hosts:
-        return ranks_by_host([self._found.contacts[member].host for member in members])
+        return ranks_by_host([self._found.peer_infos[member].host for member in members])
 
 
-def join_by_mpi(meeting: GroupConfig, settings: Settings) -> JoinedGroup:
+def join_by_mpi(group_config: GroupConfig, settings: Settings) -> JoinedGroup:
     """Joins the world of all ranks that mpiexec started.
 
-    Raises `RendezvousError` if they are not there within the timeout, `UnsupportedError` if there
-    is no MPI that can be the transport.
+    Raises `RendezvousError` if a rank is missing at the timeout, `UnsupportedError` if no usable
+    MPI is found.
     """
-    board = MpiStore()
-    arrival = RankFacts(
-        rank=meeting.rank,
-        size=meeting.size,
-        timeout_s=meeting.timeout_s,
+    bootstrap_store = MpiStore()
+    rank_facts = RankFacts(
+        rank=group_config.rank,
+        size=group_config.size,
+        timeout_s=group_config.timeout_s,
         addresses=(),
-        staging_bytes=meeting.staging_bytes,
+        staging_bytes=group_config.staging_bytes,
         host=this_host(settings.host_id),
-        word=meeting.word,
+        rank0_data=group_config.rank0_data,
     )
-    found = exchange_facts(board, arrival, by_address=False)
+    found = exchange_facts(bootstrap_store, rank_facts, by_address=False)
     if len(found.hosts) == 1:
         return join_host_group(
             found,
-            meeting.rank,
-            timeout_s=meeting.timeout_s,
-            single_copy=meeting.single_copy,
+            group_config.rank,
+            timeout_s=group_config.timeout_s,
+            single_copy=group_config.single_copy,
         )
-    network = MpiNetwork(MpiLink(board.mpi, board.comm), found)
-    whole = replace(meeting, rendezvous="world", word=found.word)
-    return network.form(whole, range(meeting.size))
+    network = MpiNetwork(MpiLink(bootstrap_store.mpi, bootstrap_store.comm), found)
+    world_group_config = replace(group_config, rendezvous="world", rank0_data=found.rank0_data)
+    return network.form(world_group_config, range(group_config.size))
 
 
 def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
-    """The link of some ranks, which come together in this. In a thread of its own, for MPI waits
-    for all of them without end."""
+    """Splits off the link of `members`, all of which call this.
+
+    Runs in a thread of its own, because MPI waits for all members without a timeout.
+    """
     made: list[MpiLink | Exception] = []
 
     def make() -> None:
@@ -180,5 +189,5 @@ def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
     maker.join(timeout_s)
     if made and isinstance(made[0], MpiLink):
         return made[0]
-    reason = f"MPI: {made[0]}" if made else f"not all came within {timeout_s:g} s (timeout)"
-    raise RendezvousError(f"a group of the world's ranks {list(members)} was not formed: {reason}")
+    reason = f"MPI: {made[0]}" if made else f"not all joined within {timeout_s:g} s (timeout)"
+    raise RendezvousError(f"cannot form a group of world ranks {list(members)}: {reason}")

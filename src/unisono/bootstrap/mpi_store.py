@@ -1,4 +1,4 @@
-"""MPI as the board by which ranks find each other."""
+"""Bootstrap through MPI."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from unisono.errors import RendezvousError
 from unisono.transport import load_mpi
 
-_UNENDED: list[object] = []  # with the memory that MPI may use until it is finalised
+_UNENDED: list[object] = []  # requests whose memory MPI may use until it is finalised
 _FIRST_NAP_S, _LAST_NAP_S = 20e-6, 5e-3
 
 
 class MpiStore:
-    """A `Board` of all ranks that mpiexec started.
+    """A `BootstrapStore` of all ranks that mpiexec started.
 
-    MPI lets nobody in whom its launcher did not start, hence there is no secret.
+    MPI admits only ranks that its launcher started, so no secret is needed.
     """
 
     def __init__(self) -> None:
@@ -26,22 +26,22 @@ class MpiStore:
 
     @property
     def secret(self) -> bytes | None:
-        """None."""
+        """None: MPI needs no secret."""
         return None
 
     def exchange(self, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
-        """The texts of all ranks, in their order. Raises `RendezvousError`."""
+        """Returns the texts of all ranks, by rank. Raises `RendezvousError`."""
         if (rank, size) != (self.comm.rank, self.comm.size):
             raise RendezvousError(
-                f"rank {rank} of {size} is rank {self.comm.rank} of {self.comm.size} in MPI: "
-                "start the program with mpiexec, and give no other rank and size"
+                f"rank {rank} of {size} has MPI rank {self.comm.rank} of {self.comm.size}: "
+                "start the program with mpiexec, and do not set another rank or size"
             )
         deadline = time.monotonic() + timeout_s
         lengths = np.zeros(size, np.int64)
         self._finish(self.comm.Iallgather(np.array([len(mine)]), lengths), deadline, timeout_s)
         texts = bytearray(int(lengths.sum()))
-        all_of_them = [texts, list(map(int, lengths)), self.mpi.BYTE]
-        request = self.comm.Iallgatherv([mine, self.mpi.BYTE], all_of_them)
+        receive_buffer = [texts, list(map(int, lengths)), self.mpi.BYTE]
+        request = self.comm.Iallgatherv([mine, self.mpi.BYTE], receive_buffer)
         self._finish(request, deadline, timeout_s)
         ends = np.cumsum(lengths)
         return [bytes(texts[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
@@ -59,4 +59,4 @@ class MpiStore:
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, _LAST_NAP_S)
         except self.mpi.Exception as error:
-            raise RendezvousError(f"the ranks could not meet by MPI: {error}") from error
+            raise RendezvousError(f"the bootstrap by MPI failed: {error}") from error

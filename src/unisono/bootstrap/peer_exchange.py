@@ -1,7 +1,7 @@
-"""Ranks that know only a board find each other: who is where, and what rank 0 says to all.
+"""Ranks exchange hosts, addresses and rank 0's data through a bootstrap store.
 
-Nothing here proves anything: ranks whose hosts look the same are *candidates* for one host, and
-prove it by sharing memory (`bootstrap.host_group`).
+These facts prove nothing. Ranks with equal host keys are *candidates* for one host, and prove it by
+sharing memory (`bootstrap.host_group`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unisono.native import usable_cores
 from unisono.transport import random_secret
 
 _VERSION = 2
-"""Of the texts; ranks of other versions are refused."""
+"""Version of the exchanged texts; ranks of other versions are rejected."""
 _WORLD_BYTES = 16
 _SPANNING_DEPTH = 4
 _PAGE_BYTES = 4096
@@ -33,8 +33,11 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostKey:
-    """Ranks whose keys are equal may be on one host: the boot of the kernel, its namespaces of the
-    network and of users, the user, and what the user calls the host."""
+    """Identifies a host; ranks with equal keys may be on one host.
+
+    The key holds the kernel's boot id, its network and user namespaces, the user id, and the user's
+    own name for the host.
+    """
 
     boot: str
     network: int
@@ -43,13 +46,13 @@ class HostKey:
     host_id: str = ""
 
     def same_network(self, other: HostKey) -> bool:
-        """Whether loopback is the same for both."""
+        """Returns whether both share one loopback interface."""
         return (self.boot, self.network) == (other.boot, other.network)
 
 
 def this_host(host_id: str = "") -> HostKey:
-    """The key of the host on which this process runs. Ranks with another `host_id`, wherever they
-    are, are ranks of other hosts."""
+    """Returns the key of this process's host. Ranks with different `host_id` count as ranks of
+    different hosts, even on one machine."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -72,97 +75,99 @@ def _namespace(kind: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What a rank brings."""
+    """Facts that a rank contributes to the exchange."""
 
     rank: int
     size: int
     timeout_s: float
     addresses: Sequence[tuple[str, int]]
-    """Where it listens for ranks of other hosts: IP literal and port, one for each rail."""
+    """IP literal and port at which the rank listens for other hosts, one pair for each rail."""
     staging_bytes: int
-    """For all ranks of the fullest host together; rank 0's holds."""
+    """For all ranks of the fullest host together; rank 0's value applies."""
     host: HostKey = field(default_factory=this_host)
     cores: int = field(default_factory=usable_cores)
-    word: bytes = b""
-    """What rank 0 tells the others."""
+    rank0_data: bytes = b""
+    """Data that rank 0 sends to all other ranks."""
     tls: str = "off"
     """The value of UNISONO_TLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldFacts:
-    """A world: equal on all its ranks."""
+    """Facts about a world; equal on all its ranks."""
 
     hosts: tuple[tuple[int, ...], ...]
-    """The ranks of each host (the candidates), in the order of the first of each."""
-    contacts: tuple[PeerInfo, ...]
-    """Of all ranks, in their order."""
+    """The ranks of each host (candidates), ordered by each host's first rank."""
+    peer_infos: tuple[PeerInfo, ...]
+    """Peer info of all ranks, by rank."""
     world: bytes
-    """16 bytes that no other world has."""
-    word: bytes
-    """Rank 0's."""
+    """16 bytes that identify this world."""
+    rank0_data: bytes
+    """Data that rank 0 sent."""
     secret: bytes = field(repr=False)
-    """The job's, else a random one that came by the board."""
+    """The job's secret, else a random secret that rank 0 sent through the store."""
     shape: StagingShape
-    """Of the staging in every host's segment, and in the mirrors of the ranks of other hosts."""
+    """Shape of the staging memory in every host's segment, and in the mirrors of ranks of other
+    hosts."""
 
     def host_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks of this rank's host."""
-        return self.hosts[self.contacts[rank].host]
+        """Returns the ranks of this rank's host."""
+        return self.hosts[self.peer_infos[rank].host]
 
 
 def exchange_facts(
-    board: BootstrapStore, arrival: RankFacts, *, by_address: bool = True
+    bootstrap_store: BootstrapStore, rank_facts: RankFacts, *, by_address: bool = True
 ) -> WorldFacts:
-    """Meets the other ranks at the board; all get the same. `by_address`: ranks of different hosts
-    will connect to the addresses that they have; not so where MPI is the transport.
+    """Exchanges facts with the other ranks; returns the same on all ranks.
 
-    Raises `RendezvousError` if they do not come, or cannot reach each other by the addresses that
-    they have, `AuthenticationError` if this rank is not let in or some have no job secret.
+    `by_address`: ranks of different hosts will connect to the exchanged addresses, which are
+    checked. Pass False where MPI connects the hosts.
+
+    Raises `RendezvousError` if ranks are missing, or cannot reach each other at their addresses.
+    Raises `AuthenticationError` if this rank is rejected.
 
     >>> from unisono.bootstrap.tcp_store import TcpStore
     >>> alone = RankFacts(rank=0, size=1, timeout_s=1.0, addresses=[], staging_bytes=1 << 24)
     >>> exchange_facts(TcpStore("tcp://127.0.0.1:29400", None), alone).hosts
     ((0,),)
     """
-    mine = _pack(arrival, board.secret is not None)
-    texts = board.exchange(arrival.rank, arrival.size, mine, arrival.timeout_s)
-    cards = [_Card.unpack(rank, text) for rank, text in enumerate(texts)]
-    first = cards[0]
-    _require_alike(cards)
-    hosts = _hosts(cards)
+    mine = _pack(rank_facts, bootstrap_store.secret is not None)
+    texts = bootstrap_store.exchange(rank_facts.rank, rank_facts.size, mine, rank_facts.timeout_s)
+    all_facts = [_ParsedFacts.unpack(rank, text) for rank, text in enumerate(texts)]
+    first = all_facts[0]
+    _require_alike(all_facts)
+    hosts = _hosts(all_facts)
     if by_address:
-        _require_reachable(cards, hosts)
-    rails = min(len(card.addresses) for card in cards)
-    places = {rank: place for place, ranks in enumerate(hosts) for rank in ranks}
-    fullest, fewest_cores = max(map(len, hosts)), min(card.cores for card in cards)
+        _require_reachable(all_facts, hosts)
+    rails = min(len(facts.addresses) for facts in all_facts)
+    host_of_rank = {rank: host for host, ranks in enumerate(hosts) for rank in ranks}
+    fullest, fewest_cores = max(map(len, hosts)), min(facts.cores for facts in all_facts)
     return WorldFacts(
         hosts=hosts,
-        contacts=tuple(
-            PeerInfo(rank=rank, host=places[rank], addresses=card.addresses[:rails])
-            for rank, card in enumerate(cards)
+        peer_infos=tuple(
+            PeerInfo(rank=rank, host=host_of_rank[rank], addresses=facts.addresses[:rails])
+            for rank, facts in enumerate(all_facts)
         ),
         world=first.world,
-        word=first.word,
-        secret=board.secret or first.secret,
+        rank0_data=first.rank0_data,
+        secret=bootstrap_store.secret or first.secret,
         shape=shape_among(len(hosts), fullest, fewest_cores, first.staging_bytes),
     )
 
 
 def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> StagingShape:
-    """Across hosts more blocks are in flight, for a network is to carry some while others wait."""
+    """Chooses the staging shape. Across hosts more blocks are in flight: the network carries some
+    while others wait."""
     shape = shape_for(fullest, cores, staging_bytes)
     if hosts == 1:
         return shape
     buffer_bytes = shape.buffer_bytes * shape.depth // _SPANNING_DEPTH
-    return StagingShape(
-        depth=_SPANNING_DEPTH, buffer_bytes=buffer_bytes // _PAGE_BYTES * _PAGE_BYTES
-    )
+    return StagingShape(depth=_SPANNING_DEPTH, buffer_bytes=buffer_bytes // _PAGE_BYTES * _PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
-    """The text of a rank, taken apart."""
+class _ParsedFacts:
+    """A rank's text, parsed."""
 
     host: HostKey
     name: str
@@ -173,11 +178,11 @@ class _Card:
     staging_bytes: int
     world: bytes
     secret: bytes
-    word: bytes
+    rank0_data: bytes
 
     @classmethod
-    def unpack(cls, rank: int, text: bytes) -> _Card:
-        """Raises `RendezvousError` for what this version would not write."""
+    def unpack(cls, rank: int, text: bytes) -> _ParsedFacts:
+        """Parses a text. Raises `RendezvousError` if this version would not have written it."""
         try:
             facts: dict[str, Any] = json.loads(text)
             if facts["version"] != _VERSION:
@@ -195,43 +200,43 @@ class _Card:
                 staging_bytes=_within(facts.get("staging_bytes", 0), 1 << 62),
                 world=base64.b64decode(facts.get("world", "")),
                 secret=base64.b64decode(facts.get("secret", "")),
-                word=base64.b64decode(facts.get("word", "")),
+                rank0_data=base64.b64decode(facts.get("word", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RendezvousError(
-                f"rank {rank} introduced itself in another way: has it another version of unisono?"
+                f"rank {rank} sent facts of an unknown form: does it run another unisono version?"
             ) from error
 
 
 def _plain(value: Any) -> Any:
-    """Of a host's key, which has to be hashable. Raises `ValueError`."""
+    """Returns a value of a host's key, which must be hashable. Raises `ValueError`."""
     if not isinstance(value, (str, int)):
-        raise ValueError(f"{value!r} in the key of a host")
+        raise ValueError(f"{value!r} in a host's key: expected text or a whole number")
     return value
 
 
 def _within(number: Any, end: int) -> int:
-    """A whole number below `end`. Raises `ValueError`."""
+    """Returns a whole number below `end`. Raises `ValueError`."""
     if not isinstance(number, int) or not 0 <= number < end:
         raise ValueError(f"{number!r}: expected a whole number below {end}")
     return number
 
 
-def _pack(arrival: RankFacts, has_secret: bool) -> bytes:
+def _pack(rank_facts: RankFacts, has_secret: bool) -> bytes:
     facts: dict[str, Any] = {
         "version": _VERSION,
-        "host": asdict(arrival.host),
+        "host": asdict(rank_facts.host),
         "name": socket.gethostname(),
-        "addresses": [list(address) for address in arrival.addresses],
-        "cores": arrival.cores,
+        "addresses": [list(address) for address in rank_facts.addresses],
+        "cores": rank_facts.cores,
         "has_secret": has_secret,
-        "tls": arrival.tls,
+        "tls": rank_facts.tls,
     }
-    if arrival.rank == 0:
-        facts["staging_bytes"] = arrival.staging_bytes
+    if rank_facts.rank == 0:
+        facts["staging_bytes"] = rank_facts.staging_bytes
         facts["world"] = _text(secrets.token_bytes(_WORLD_BYTES))
         facts["secret"] = "" if has_secret else _text(random_secret())
-        facts["word"] = _text(arrival.word)
+        facts["word"] = _text(rank_facts.rank0_data)
     return json.dumps(facts).encode()
 
 
@@ -239,47 +244,48 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _hosts(cards: Sequence[_Card]) -> tuple[tuple[int, ...], ...]:
+def _hosts(all_facts: Sequence[_ParsedFacts]) -> tuple[tuple[int, ...], ...]:
     ranks: dict[HostKey, list[int]] = {}
-    for rank, card in enumerate(cards):
-        ranks.setdefault(card.host, []).append(rank)
+    for rank, facts in enumerate(all_facts):
+        ranks.setdefault(facts.host, []).append(rank)
     return tuple(map(tuple, ranks.values()))
 
 
-def _require_alike(cards: Sequence[_Card]) -> None:
-    """All or none were given the job's secret, and all speak under the same protection."""
-    for rank, card in enumerate(cards):
-        if card.tls != cards[0].tls:
+def _require_alike(all_facts: Sequence[_ParsedFacts]) -> None:
+    """Requires that all ranks or none have a job secret, and that all use the same UNISONO_TLS."""
+    for rank, facts in enumerate(all_facts):
+        if facts.tls != all_facts[0].tls:
             raise RendezvousError(
-                f"rank {rank} ({card.name}) has UNISONO_TLS={card.tls}, rank 0 ({cards[0].name}) "
-                f"has UNISONO_TLS={cards[0].tls}: give all ranks the same"
+                f"rank {rank} ({facts.name}) has UNISONO_TLS={facts.tls}, rank 0 "
+                f"({all_facts[0].name}) has UNISONO_TLS={all_facts[0].tls}: give all ranks the same"
             )
-        if card.has_secret != cards[0].has_secret:
-            with_, without = (rank, 0) if card.has_secret else (0, rank)
+        if facts.has_secret != all_facts[0].has_secret:
+            with_, without = (rank, 0) if facts.has_secret else (0, rank)
             raise RendezvousError(
                 f"rank {with_} has a job secret (UNISONO_JOB_SECRET), rank {without} has none: "
                 "give it to all ranks or to none"
             )
 
 
-def _require_reachable(cards: Sequence[_Card], hosts: Sequence[Sequence[int]]) -> None:
-    """Every rank listens where the ranks of other hosts can reach it, as far as can be known."""
+def _require_reachable(all_facts: Sequence[_ParsedFacts], hosts: Sequence[Sequence[int]]) -> None:
+    """Requires that every rank listens at an address that other hosts can reach, as far as can be
+    checked."""
     if len(hosts) == 1:
         return
-    here = [cards[ranks[0]] for ranks in hosts]
-    for rank, card in enumerate(cards):
-        if not card.addresses:
-            raise RendezvousError(f"rank {rank} ({card.name}) listens on no address")
-        addresses = [ipaddress.ip_address(ip) for ip, _ in card.addresses]
+    here = [all_facts[ranks[0]] for ranks in hosts]
+    for rank, facts in enumerate(all_facts):
+        if not facts.addresses:
+            raise RendezvousError(f"rank {rank} ({facts.name}) listens on no address")
+        addresses = [ipaddress.ip_address(ip) for ip, _ in facts.addresses]
         for ip in addresses:
-            if ip.is_loopback and not all(card.host.same_network(other.host) for other in here):
+            if ip.is_loopback and not all(facts.host.same_network(other.host) for other in here):
                 raise RendezvousError(
-                    f"rank {rank} ({card.name}) listens on {ip}, which ranks of other hosts cannot "
-                    "reach: choose one of its interfaces by UNISONO_INTERFACE"
+                    f"rank {rank} ({facts.name}) listens on {ip}, which ranks of other hosts "
+                    "cannot reach: choose one of its interfaces by UNISONO_INTERFACE"
                 )
-        if addresses[0].version != ipaddress.ip_address(cards[0].addresses[0][0]).version:
+        if addresses[0].version != ipaddress.ip_address(all_facts[0].addresses[0][0]).version:
             raise RendezvousError(
-                f"rank 0 ({cards[0].name}) listens on {cards[0].addresses[0][0]}, rank {rank} "
-                f"({card.name}) on {addresses[0]}: choose addresses of one kind by "
+                f"rank 0 ({all_facts[0].name}) listens on {all_facts[0].addresses[0][0]}, rank "
+                f"{rank} ({facts.name}) on {addresses[0]}: choose addresses of one version by "
                 "UNISONO_SOCKET_FAMILY=AF_INET or AF_INET6, or interfaces by UNISONO_INTERFACE"
             )

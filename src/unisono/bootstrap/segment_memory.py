@@ -1,4 +1,4 @@
-"""The memory that the ranks of one host share: a memfd, or a file without a name."""
+"""The memory that the ranks of one host share: a memfd or an unnamed file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _log = logging.getLogger("unisono")
 
 _SHARED_MEMORY = "/dev/shm"
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What is no denial: a file would lack the same."""
+"""Errors that are not a denial: a file would need the same resource."""
 
 
 def create(ranks: int, depth: int, buffer_bytes: int, nonce: bytes) -> int:
-    """A descriptor of the laid out memory of a group, which has no name anywhere.
+    """Creates and initialises a group's unnamed shared memory; returns its descriptor.
 
-    Where the system denies memfd_create, as sandboxes do by seccomp, it is a file in /dev/shm, else
-    in $TMPDIR; the log tells. Raises `RendezvousError` if none of these is possible, and says what
-    the system answered.
+    If the system denies memfd_create, as a sandbox's seccomp profile may, the memory is an unnamed
+    file in /dev/shm, else in $TMPDIR, and a warning is logged. Raises `RendezvousError` with the
+    system's answers if none of these works.
     """
     try:
         fd = os.memfd_create("unisono", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -40,11 +40,11 @@ def create(ranks: int, depth: int, buffer_bytes: int, nonce: bytes) -> int:
         except (OSError, UnisonoError) as error:
             reasons.append(f"a file in {folder} is not possible ({_said(error)})")
         else:
-            _log.warning("%s: the group's memory is a file without a name in %s", denied, folder)
+            _log.warning("%s: the group's memory is an unnamed file in %s", denied, folder)
             return made
     raise RendezvousError(
         f"no memory that ranks can share: {'; '.join(reasons)}. Permit memfd_create in the sandbox "
-        "(its seccomp profile), or unnamed files (O_TMPFILE) in /dev/shm or $TMPDIR, with room"
+        "(its seccomp profile), or unnamed files (O_TMPFILE) in /dev/shm or $TMPDIR, with space"
     )
 
 

@@ -1,10 +1,10 @@
-"""How the ranks of one host find each other and come to share one memory segment.
+"""The ranks of one host find each other and share one memory segment.
 
-Rank 0 listens on an abstract Unix socket whose name is derived from the job's rendezvous text; the
-others connect. The kernel tells each side the other's user (SO_PEERCRED), and nobody of another
-user is let in. Rank 0 hands over the descriptor of a memfd with a nonce; each rank maps it and
-compares the nonce with the one in the memory, which proves that all are on one host. Nothing of
-this has a name in the file system, so nothing is left behind.
+Rank 0 listens on an abstract Unix socket, whose name is derived from the job's rendezvous text. The
+other ranks connect. The kernel tells each side the other's user (SO_PEERCRED), and other users are
+rejected. Rank 0 passes the descriptor of a memfd and a nonce. Each rank maps the memfd and compares
+the nonce with the one in the memory, which proves that all ranks are on one host. Neither the
+socket nor the memory has a name in the file system, so no file is left behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 
 from unisono.bootstrap import segment_memory
-from unisono.bootstrap.descriptors import Lack, lack_of
+from unisono.bootstrap.descriptors import Shortage, shortage_of
 from unisono.bootstrap.group_config import (
     GroupConfig,
     JoinedGroup,
@@ -37,25 +37,25 @@ _log = logging.getLogger("unisono")
 
 _HELLO = struct.Struct("<8sII")  # magic, rank, size
 _MAGIC = b"unisono1"
-_LENGTH = struct.Struct("<I")  # of the word that follows
+_LENGTH = struct.Struct("<I")  # length of rank 0's data, which follows
 _WELCOME, _REFUSAL = b"W", b"R"
 _NO, _YES = b"N", b"Y"
 _MODES = {SingleCopy.NEVER: b"N", SingleCopy.AUTO: b"A", SingleCopy.ALWAYS: b"Y"}
-_COPIES = {letter: mode for mode, letter in _MODES.items()}
+_MODE_OF_LETTER = {letter: mode for mode, letter in _MODES.items()}
 _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
 _HELLO_TIMEOUT_S = 5.0
 _INT, _RIGHTS = struct.Struct("i"), socket.SCM_RIGHTS
-_TELL_S = 30.0  # what rank 0 waits for the others, only to tell them that there will be no group
+_REPORT_S = 30.0  # how long rank 0 waits for the others when it only reports a failure to them
 
 
-def join_segment(meeting: GroupConfig, open_group: OpenGroup = open_group) -> JoinedGroup:
-    """Joins the group of `meeting.size` ranks; returns when all are there.
+def join_segment(group_config: GroupConfig, open_group: OpenGroup = open_group) -> JoinedGroup:
+    """Joins the group of `config.size` ranks; returns when all have joined.
 
-    Raises `RendezvousError` if they are not within the timeout or disagree about who they are,
-    `AuthenticationError` if the listener belongs to another user.
+    Raises `RendezvousError` if a rank is missing at the timeout, or if ranks disagree about rank or
+    size. Raises `AuthenticationError` if another user runs the listener.
     """
-    return (_lead if meeting.rank == 0 else _follow)(meeting, open_group)
+    return (_lead if group_config.rank == 0 else _follow)(group_config, open_group)
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:
@@ -63,7 +63,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
     while len(data) < length:
         more = connection.recv(length - len(data))
         if not more:
-            raise RendezvousError("a rank gave up while the group was being formed")
+            raise RendezvousError("a rank closed its connection while the group was being formed")
         data += more
     return data
 
@@ -71,17 +71,17 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 # ---- rank 0
 
 
-def _lead(meeting: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
-    deadline = time.monotonic() + meeting.timeout_s
+def _lead(group_config: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
+    deadline = time.monotonic() + group_config.timeout_s
     nonce = secrets.token_bytes(_NONCE_BYTES)
     try:
-        fd = _create_segment(meeting, nonce)
+        fd = _create_segment(group_config, nonce)
     except UnisonoError as error:
-        _turn_away(meeting, deadline, str(error))
+        _report_failure(group_config, deadline, str(error))
         raise
     followers: dict[int, socket.socket] = {}
     try:
-        return _form(meeting, followers, open_group, fd, nonce, deadline)
+        return _form(group_config, followers, open_group, fd, nonce, deadline)
     except UnisonoError as error:
         for peer in followers.values():
             _refuse(peer, str(error))
@@ -92,7 +92,7 @@ def _lead(meeting: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
 
 
 def _form(
-    meeting: GroupConfig,
+    group_config: GroupConfig,
     followers: dict[int, socket.socket],
     open_group: OpenGroup,
     fd: int,
@@ -100,12 +100,12 @@ def _form(
     deadline: float,
 ) -> JoinedGroup:
     try:
-        with listen(meeting, deadline) as listener:
-            strangers: set[int] = set()
-            while len(followers) < meeting.size - 1:
-                _admit(listener, meeting, followers, strangers, deadline)
+        with listen(group_config, deadline) as listener:
+            other_users: set[int] = set()
+            while len(followers) < group_config.size - 1:
+                _admit(listener, group_config, followers, other_users, deadline)
         for rank, peer in followers.items():
-            with _naming(meeting.name(rank)):
+            with _naming_rank(group_config.name(rank)):
                 socket.send_fds(peer, [_WELCOME + nonce], [fd])
     except BaseException:
         os.close(fd)
@@ -113,21 +113,25 @@ def _form(
     group = open_group(fd, 0, nonce)
     with _closed_on_failure(group):
         for rank, peer in sorted(followers.items()):
-            with _naming(meeting.name(rank)):
-                _expect_joined(peer, meeting.name(rank), deadline)
-        wanted = _wanted_copies(meeting)
+            with _naming_rank(group_config.name(rank)):
+                _expect_joined(peer, group_config.name(rank), deadline)
+        wanted = _wanted_single_copy(group_config)
         for rank, peer in followers.items():
-            with _naming(meeting.name(rank)):
-                word = _LENGTH.pack(len(meeting.word)) + meeting.word
-                peer.sendall(_WELCOME + _MODES[wanted] + word)
-        if wanted is not SingleCopy.NEVER and not _ask_all(group, meeting, followers, deadline):
+            with _naming_rank(group_config.name(rank)):
+                rank0_data = _LENGTH.pack(len(group_config.rank0_data)) + group_config.rank0_data
+                peer.sendall(_WELCOME + _MODES[wanted] + rank0_data)
+        if wanted is not SingleCopy.NEVER and not _agree_on_single_copy(
+            group, group_config, followers, deadline
+        ):
             wanted = SingleCopy.NEVER
-    return JoinedGroup(group=group, nonce=nonce, word=meeting.word, single_copy=wanted)
+    return JoinedGroup(
+        group=group, nonce=nonce, rank0_data=group_config.rank0_data, single_copy=wanted
+    )
 
 
 @contextlib.contextmanager
 def _closed_on_failure(group: Group) -> Iterator[None]:
-    """A group that came to nothing gives back its memory, whoever keeps the error."""
+    """Closes a group that failed to form, and frees its memory even while the error is kept."""
     try:
         yield
     except BaseException:
@@ -136,50 +140,51 @@ def _closed_on_failure(group: Group) -> Iterator[None]:
         raise
 
 
-def _wanted_copies(meeting: GroupConfig) -> SingleCopy:
-    """Decides for all ranks, as `single_copy_for` takes it. NEVER where no call would use it."""
-    wanted = meeting.single_copy
+def _wanted_single_copy(group_config: GroupConfig) -> SingleCopy:
+    """Decides for all ranks, in the form that `single_copy_for` takes. NEVER if no call would use
+    single copy."""
+    wanted = group_config.single_copy
     if wanted is SingleCopy.AUTO and meshed_cores():
         wanted = SingleCopy.ALWAYS
-    single_copy_rules = single_copy_for(meeting.size, cores=usable_cores(), wanted=wanted)
-    return SingleCopy.NEVER if meeting.size == 1 or single_copy_rules == NO_SINGLE_COPY else wanted
+    rules = single_copy_for(group_config.size, cores=usable_cores(), wanted=wanted)
+    return SingleCopy.NEVER if group_config.size == 1 or rules == NO_SINGLE_COPY else wanted
 
 
-def _ask_all(
-    group: Group, meeting: GroupConfig, followers: dict[int, socket.socket], deadline: float
+def _agree_on_single_copy(
+    group: Group, group_config: GroupConfig, followers: dict[int, socket.socket], deadline: float
 ) -> bool:
-    """Whether all ranks can read each other's memory, as all are told."""
+    """Returns whether all ranks can read each other's memory, after telling all of them."""
     able = group.can_read_peers()
     for rank, peer in followers.items():
-        with _naming(meeting.name(rank)):
+        with _naming_rank(group_config.name(rank)):
             peer.settimeout(max(deadline - time.monotonic(), 0.001))
             able &= _receive(peer, 1) == _YES
     for rank, peer in followers.items():
-        with _naming(meeting.name(rank)):
+        with _naming_rank(group_config.name(rank)):
             peer.sendall(_YES if able else _NO)
     return able
 
 
-def _create_segment(meeting: GroupConfig, nonce: bytes) -> int:
-    # The memory, where it listens, and a connection to each of the others.
-    lack = lack_of(meeting.size + 1, meeting.who)
-    if lack is not None:
-        raise RendezvousError(lack.why)
-    shape = meeting.shape
+def _create_segment(group_config: GroupConfig, nonce: bytes) -> int:
+    # Descriptors: the memory, the listener, and a connection to each other rank.
+    shortage = shortage_of(group_config.size + 1, group_config.label)
+    if shortage is not None:
+        raise RendezvousError(shortage.why)
+    shape = group_config.shape
     if shape is None:
-        shape = shape_for(meeting.size, usable_cores(), meeting.staging_bytes)
-    return segment_memory.create(meeting.size, shape.depth, shape.buffer_bytes, nonce)
+        shape = shape_for(group_config.size, usable_cores(), group_config.staging_bytes)
+    return segment_memory.create(group_config.size, shape.depth, shape.buffer_bytes, nonce)
 
 
-def _turn_away(meeting: GroupConfig, deadline: float, why: str) -> None:
-    """Tells all others that there will be no group; takes two descriptors, if they are there."""
-    heard: dict[int, socket.socket] = {}
-    strangers: set[int] = set()
-    deadline = min(deadline, time.monotonic() + _TELL_S)
-    with contextlib.suppress(RendezvousError, OSError), listen(meeting, deadline) as listener:
-        while len(heard) < meeting.size - 1:
-            _admit(listener, meeting, heard, strangers, deadline)
-            for peer in heard.values():
+def _report_failure(group_config: GroupConfig, deadline: float, why: str) -> None:
+    """Tells all other ranks that no group is formed. Uses two descriptors, if available."""
+    informed: dict[int, socket.socket] = {}
+    other_users: set[int] = set()
+    deadline = min(deadline, time.monotonic() + _REPORT_S)
+    with contextlib.suppress(RendezvousError, OSError), listen(group_config, deadline) as listener:
+        while len(informed) < group_config.size - 1:
+            _admit(listener, group_config, informed, other_users, deadline)
+            for peer in informed.values():
                 _refuse(peer, why)
                 peer.close()
 
@@ -190,8 +195,8 @@ def _refuse(peer: socket.socket, why: str) -> None:
 
 
 @contextlib.contextmanager
-def _naming(rank: int) -> Iterator[None]:
-    """Turns the loss of a connection into an error that says whose it was."""
+def _naming_rank(rank: int) -> Iterator[None]:
+    """Turns a lost connection into an error that names the rank."""
     try:
         yield
     except OSError as error:
@@ -200,43 +205,49 @@ def _naming(rank: int) -> Iterator[None]:
 
 def _admit(
     listener: socket.socket,
-    meeting: GroupConfig,
+    group_config: GroupConfig,
     followers: dict[int, socket.socket],
-    strangers: set[int],
+    other_users: set[int],
     deadline: float,
 ) -> None:
-    """Lets one more rank in; a stranger is turned away, logged, and does no harm: whoever can reach
-    the socket must not end the job. `strangers`: the other users who have tried."""
-    missing = sorted(set(range(1, meeting.size)) - set(followers))
-    names = [meeting.name(rank) for rank in missing]
-    peer = _accept(listener, meeting, deadline)
+    """Admits one more rank.
+
+    A connection that is not a rank's is closed, logged and harmless: any process that can reach the
+    socket must not end the job. `other_users` collects the other users that tried.
+    """
+    missing = sorted(set(range(1, group_config.size)) - set(followers))
+    names = [group_config.name(rank) for rank in missing]
+    peer = _accept(listener, group_config, deadline)
     if peer is None:
-        tried = [_stranger(meeting, user) for user in sorted(strangers)]
+        tried = [_other_user(group_config, user) for user in sorted(other_users)]
         raise RendezvousError(
-            f"after {meeting.timeout_s:g} s (timeout) these ranks of {meeting.size} had not come: "
-            f"{names}" + "".join(f"; {text}" for text in tried)
+            f"after {group_config.timeout_s:g} s (timeout) these ranks of {group_config.size} are "
+            f"missing: {names}" + "".join(f"; {text}" for text in tried)
         )
     left_s = deadline - time.monotonic()
     user = user_of(peer)
     if user != os.getuid():
-        strangers.add(user)
+        other_users.add(user)
     try:
         if user not in (os.getuid(), 0):
             raise AuthenticationError(f"user {user} tried to join")
         peer.settimeout(min(_HELLO_TIMEOUT_S, max(left_s, 0.001)))
         magic, rank, size = _HELLO.unpack(_receive(peer, _HELLO.size))
         if magic != _MAGIC:
-            raise AuthenticationError("a process that is no unisono rank tried to join")
+            raise AuthenticationError("a process that is not a unisono rank tried to join")
     except (OSError, UnisonoError) as error:
         peer.close()
-        why = error if user == os.getuid() else _stranger(meeting, user)
-        _log.warning("rendezvous %r: turned a connection away: %s", meeting.rendezvous, why)
+        why = error if user == os.getuid() else _other_user(group_config, user)
+        _log.warning("rendezvous %r: rejected a connection: %s", group_config.rendezvous, why)
         return
     problem = None
-    if size != meeting.size:
-        problem = f"rank {meeting.name(rank)} expects {size} ranks, rank 0 expects {meeting.size}"
+    if size != group_config.size:
+        problem = (
+            f"rank {group_config.name(rank)} expects {size} ranks, rank 0 expects "
+            f"{group_config.size}"
+        )
     elif rank not in missing:
-        problem = f"two processes claim to be rank {meeting.name(rank)} of {size}"
+        problem = f"two processes claim to be rank {group_config.name(rank)} of {size}"
     if problem is None:
         followers[rank] = peer
         return
@@ -245,21 +256,23 @@ def _admit(
     raise RendezvousError(problem)
 
 
-def _stranger(meeting: GroupConfig, user: int) -> str:
-    return one_user_only(meeting.who, "a process that tried to join", user)
+def _other_user(group_config: GroupConfig, user: int) -> str:
+    return one_user_only(group_config.label, "a process that tried to join", user)
 
 
-def _accept(listener: socket.socket, meeting: GroupConfig, deadline: float) -> socket.socket | None:
-    """The next connection; None if none came in time."""
+def _accept(
+    listener: socket.socket, group_config: GroupConfig, deadline: float
+) -> socket.socket | None:
+    """Returns the next connection; None at the deadline."""
     while True:
         left_s = max(deadline - time.monotonic(), 0.001)
-        listener.settimeout(left_s if meeting.watch is None else min(left_s, WATCH_S))
+        listener.settimeout(left_s if group_config.watch is None else min(left_s, WATCH_S))
         with contextlib.suppress(TimeoutError):
             return listener.accept()[0]
         if time.monotonic() >= deadline:
             return None
-        if meeting.watch is not None:
-            meeting.watch()
+        if group_config.watch is not None:
+            group_config.watch()
 
 
 def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
@@ -274,88 +287,92 @@ def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
 # ---- the others
 
 
-def _follow(meeting: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
-    deadline = time.monotonic() + meeting.timeout_s
-    lack = lack_of(2, meeting.who)  # the connection, and the memory
-    if lack is not None and lack.free == 0:
-        raise RendezvousError(lack.why)  # and there is no way to tell the others
-    with connect(meeting, deadline) as leader:
+def _follow(group_config: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
+    deadline = time.monotonic() + group_config.timeout_s
+    shortage = shortage_of(2, group_config.label)  # the connection and the memory
+    if shortage is not None and shortage.free == 0:
+        raise RendezvousError(shortage.why)  # no connection to rank 0 can be opened to report this
+    with connect(group_config, deadline) as leader:
         try:
-            leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
-            group, nonce = _join(leader, meeting, open_group, lack)
+            leader.sendall(_HELLO.pack(_MAGIC, group_config.rank, group_config.size))
+            group, nonce = _join(leader, group_config, open_group, shortage)
             with _closed_on_failure(group):
                 leader.sendall(_WELCOME)
-                wanted, word = _hear(leader)
+                wanted, rank0_data = _receive_verdict(leader)
                 if wanted is not SingleCopy.NEVER:
                     leader.sendall(_YES if group.can_read_peers() else _NO)
-                    wanted = wanted if _all_can(leader) else SingleCopy.NEVER
+                    wanted = wanted if _receive_agreement(leader) else SingleCopy.NEVER
         except TimeoutError:
             raise RendezvousError(
-                f"rank {meeting.name(meeting.rank)}: not all {meeting.size} ranks came within "
-                f"{meeting.timeout_s:g} s (timeout)"
+                f"rank {group_config.name(group_config.rank)}: not all {group_config.size} ranks "
+                f"came within {group_config.timeout_s:g} s (timeout)"
             ) from None
         except OSError as error:
             raise RendezvousError(
-                f"{meeting.who}: rank {meeting.name(0)} closed the connection while the "
-                "group was being formed (were too many ranks started?)"
+                f"{group_config.label}: rank {group_config.name(0)} closed the connection while "
+                "the group was being formed (were too many ranks started?)"
             ) from error
-    return JoinedGroup(group=group, nonce=nonce, word=word, single_copy=wanted)
+    return JoinedGroup(group=group, nonce=nonce, rank0_data=rank0_data, single_copy=wanted)
 
 
 def _join(
-    leader: socket.socket, meeting: GroupConfig, open_group: OpenGroup, lack: Lack | None
+    leader: socket.socket,
+    group_config: GroupConfig,
+    open_group: OpenGroup,
+    shortage: Shortage | None,
 ) -> tuple[Group, bytes]:
-    """Takes part in the group, or tells rank 0 why not."""
+    """Takes the segment, or tells rank 0 the reason if that fails."""
     try:
-        if lack is None:
-            return _take_segment(leader, meeting, open_group)
+        if shortage is None:
+            return _take_segment(leader, group_config, open_group)
         _decline(leader)
-        raise RendezvousError(lack.why)
+        raise RendezvousError(shortage.why)
     except UnisonoError as error:
         _refuse(leader, str(error))
         raise
 
 
 def _decline(leader: socket.socket) -> None:
-    """Waits for the group's memory, and does not take it."""
+    """Waits until rank 0 offers the group's memory, and does not take it."""
     if _receive(leader, 1) == _REFUSAL:
         raise RendezvousError(_text(leader))
     _receive(leader, _NONCE_BYTES)
 
 
 def _text(peer: socket.socket) -> str:
-    """Why the other side has refused."""
+    """Returns the other side's reason for refusing."""
     return peer.recv(_MOST_TEXT_BYTES).decode(errors="replace")
 
 
 def _take_segment(
-    leader: socket.socket, meeting: GroupConfig, open_group: OpenGroup
+    leader: socket.socket, group_config: GroupConfig, open_group: OpenGroup
 ) -> tuple[Group, bytes]:
     data, fds, flags = _receive_descriptor(leader)
     if data[:1] == _REFUSAL:
         raise RendezvousError(data[1:].decode(errors="replace"))
-    if flags & socket.MSG_CTRUNC and not fds:  # so the kernel says it
+    if flags & socket.MSG_CTRUNC and not fds:  # the kernel had no descriptor for the message
         raise RendezvousError(
-            "too many open files to take in the group's memory; raise the limit (ulimit -n)"
+            "too many open files to receive the group's memory; raise the limit (ulimit -n)"
         )
     if data[:1] != _WELCOME or len(fds) != 1 or len(data) != 1 + _NONCE_BYTES:
         for fd in fds:
             os.close(fd)
         raise RendezvousError("rank 0 gave up while the group was being formed")
     nonce = data[1:]
-    # From here the descriptor is the group's, which closes it.
-    return open_group(fds[0], meeting.rank, nonce), nonce
+    # The group owns the descriptor from here, and closes it.
+    return open_group(fds[0], group_config.rank, nonce), nonce
 
 
 def _receive_descriptor(leader: socket.socket) -> tuple[bytes, list[int], int]:
-    """No program that any thread starts inherits it: `socket.recv_fds` ignores its flags."""
+    """Receives data and descriptors. The descriptors are close-on-exec from the start:
+    `socket.recv_fds` cannot do that."""
     space = socket.CMSG_LEN(_INT.size)
     data, notes, flags, _ = leader.recvmsg(1 + _MOST_TEXT_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     return data, [_INT.unpack(note)[0] for *_, kind, note in notes if kind == _RIGHTS], flags
 
 
-def _hear(leader: socket.socket) -> tuple[SingleCopy, bytes]:
-    """Waits until all have joined; returns what rank 0 wants of their memory, and its word."""
+def _receive_verdict(leader: socket.socket) -> tuple[SingleCopy, bytes]:
+    """Waits until all ranks have joined; returns rank 0's single-copy mode and its data."""
     answer = leader.recv(1)
     if answer == _REFUSAL:
         raise RendezvousError(_text(leader))
@@ -363,14 +380,14 @@ def _hear(leader: socket.socket) -> tuple[SingleCopy, bytes]:
         raise RendezvousError("rank 0 gave up while the group was being formed")
     letter = _receive(leader, 1)
     (length,) = _LENGTH.unpack(_receive(leader, _LENGTH.size))
-    wanted = _COPIES.get(letter)
+    wanted = _MODE_OF_LETTER.get(letter)
     if wanted is None:
-        raise RendezvousError("rank 0 speaks another version of this protocol")
+        raise RendezvousError("rank 0 uses another version of this protocol")
     return wanted, _receive(leader, length)
 
 
-def _all_can(leader: socket.socket) -> bool:
-    """Whether all ranks can read each other's memory, as rank 0 says."""
+def _receive_agreement(leader: socket.socket) -> bool:
+    """Returns rank 0's answer: whether all ranks can read each other's memory."""
     answer = _receive(leader, 1)
     if answer == _REFUSAL:
         raise RendezvousError(_text(leader))

@@ -1,4 +1,5 @@
-"""How every rank of a job learns a text of every other, before any of them can communicate."""
+"""Bootstrap stores: every rank of a job gets a text from every other rank, before they
+communicate."""
 
 from __future__ import annotations
 
@@ -10,26 +11,27 @@ from unisono.transport import CLEAR, Security
 
 
 class BootstrapStore(Protocol):
-    """Where ranks that know nothing of each other leave their texts; used once, by one thread."""
+    """Exchanges texts among ranks that know nothing of each other. One thread uses it, once."""
 
     @property
     def secret(self) -> bytes | None:
-        """What a rank must prove to know to read or write here; None: nothing."""
+        """Secret that a rank must prove to know before it reads or writes. None: no proof is
+        needed."""
 
     def exchange(self, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
-        """The texts of all ranks, in their order; returns when all have left theirs.
+        """Returns the texts of all ranks, by rank, when all ranks have contributed.
 
-        Raises `RendezvousError` if a rank is missing after `timeout_s`, or they disagree about
-        who they are; `AuthenticationError` if this rank is not let in.
+        Raises `RendezvousError` if a rank is missing after `timeout_s`, or if ranks disagree about
+        rank or size. Raises `AuthenticationError` if this rank is rejected.
         """
 
 
 def store_of(
     rendezvous: str, secret: bytes | None, security: Security = CLEAR
 ) -> BootstrapStore | None:
-    """The board that a rendezvous means; None if it means that all ranks are on this host.
+    """Returns the store that a rendezvous denotes. None: all ranks are on this host.
 
-    Raises `ValueError` for a meeting point that cannot be.
+    Raises `ValueError` for an invalid address.
 
     >>> store_of("a text of this job", None) is None
     True

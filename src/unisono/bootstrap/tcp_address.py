@@ -1,4 +1,4 @@
-"""A place of the network where ranks meet: `tcp://host:port`, and what its name means here."""
+"""The address of a TCP rendezvous, `tcp://host:port`, and its meaning on this host."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from unisono.errors import RendezvousError
 from unisono.transport import available_interfaces
 
 PATIENCE_S = 10.0
-"""How long a name may not be known yet, or a port may still be another's."""
+"""Seconds for which an unknown host name or a port in use is tried again."""
 _PAUSE_S = 0.05
 _SET_IT = "set UNISONO_RENDEZVOUS=tcp://ADDRESS:PORT with an address of rank 0's host"
 
 Address = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
-"""Family, and what `socket.connect` takes."""
+"""Address family, and the address that `socket.connect` takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpAddress:
-    """`text` as it was given; what follows the port is a name that keeps jobs apart."""
+    """A parsed rendezvous. `text` is the original; the part after the port separates jobs."""
 
     host: str
     port: int
     text: str
 
     def digest(self) -> bytes:
-        """Tells jobs apart that meet at one port, one after the other or by mistake."""
+        """Returns a hash that separates jobs at one port, be they consecutive or configured so by
+        mistake."""
         return hashlib.sha256(self.text.encode()).digest()[:16]
 
     def warning(self) -> str:
-        """What to know of it where ranks have waited in vain."""
+        """Returns a hint for the error of ranks that waited in vain, or an empty text."""
         if not _only_here(self.host):
             return ""
-        return f"; {self.host} is another place on each host: if there are several, {_SET_IT}"
+        return f"; {self.host} is a different machine on each host: with several hosts, {_SET_IT}"
 
 
 def parse(text: str) -> TcpAddress:
-    """Takes `tcp://host:port` apart; IPv6 addresses stand in brackets.
+    """Parses `tcp://host:port`; an IPv6 address is in brackets.
 
-    Raises `ValueError` if it is none.
+    Raises `ValueError` for any other text.
 
     >>> parse("tcp://[fd00::1]:29400/job").host
     'fd00::1'
@@ -55,66 +56,66 @@ def parse(text: str) -> TcpAddress:
     except ValueError:
         host = port = None
     if not host or not port:
-        raise ValueError(f"a rendezvous is tcp://HOST:PORT with a port from 1, not {text!r}")
+        raise ValueError(f"expected a rendezvous tcp://HOST:PORT with a port from 1, not {text!r}")
     try:
         wildcard = ipaddress.ip_address(host).is_unspecified
     except ValueError:
         wildcard = False
     if wildcard:
-        raise ValueError(f"{text!r} is nowhere: the others must know the address of rank 0")
+        raise ValueError(f"{text!r} is a wildcard: the others need the address of rank 0's host")
     return TcpAddress(host=host, port=port, text=text)
 
 
-def resolve(place: TcpAddress) -> list[Address]:
-    """The addresses that the name has on this host, with those that lead nowhere left out.
+def resolve(address: TcpAddress) -> list[Address]:
+    """Returns the addresses that the name has on this host, without those unreachable from others.
 
-    Raises `RendezvousError` if it is known to mean this host alone, `OSError` if it is not known.
+    Raises `RendezvousError` if the name means only this host, `OSError` if the name is unknown.
     """
-    found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     addresses: list[Address] = [(int(family), where) for family, _, _, _, where in found]  # type: ignore[misc]
-    if _is_address(place.host) or _only_here(place.host):
+    if _is_address(address.host) or _only_here(address.host):
         return addresses
     outside = [one for one in addresses if not ipaddress.ip_address(one[1][0]).is_loopback]
     if not outside:
         raise RendezvousError(
-            f"{place.text}: on this host the name {place.host} means {addresses[0][1][0]}, which "
-            "other hosts cannot reach: correct its line in /etc/hosts, or " + _SET_IT
+            f"{address.text}: on this host the name {address.host} means {addresses[0][1][0]}, "
+            "which other hosts cannot reach: correct its line in /etc/hosts, or " + _SET_IT
         )
     return outside
 
 
-def listen(place: TcpAddress, backlog: int, deadline: float) -> list[socket.socket]:
-    """Listens there, on nothing else. Raises `RendezvousError` if this host cannot."""
+def listen(address: TcpAddress, backlog: int, deadline: float) -> list[socket.socket]:
+    """Listens at this address only. Raises `RendezvousError` if this host cannot."""
     until = min(deadline, time.monotonic() + PATIENCE_S)
     while True:
         try:
-            return _listen(resolve(place), backlog)
+            return _listen(resolve(address), backlog)
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 own = ", ".join(map(str, available_interfaces())) or "none"
                 raise RendezvousError(
-                    f"{place.text}: rank 0 must listen there, but is on another host, whose "
+                    f"{address.text}: rank 0 must listen there, but runs on another host, whose "
                     f"addresses are {own}: {_SET_IT}"
                 ) from None
             if time.monotonic() > until:
                 raise RendezvousError(
-                    f"{place.text}: rank 0 cannot listen there: {error.strerror}"
+                    f"{address.text}: rank 0 cannot listen there: {error.strerror}"
                 ) from error
         time.sleep(_PAUSE_S)
 
 
 def dial(addresses: list[Address], timeout_s: float) -> socket.socket:
-    """A connection to the first address that takes one. Raises `OSError`."""
+    """Connects to the first address that accepts. Raises `OSError`."""
     failure: OSError | None = None
     for family, address in addresses:
         connection = socket.socket(family, socket.SOCK_STREAM)
         try:
             connection.settimeout(timeout_s)
             connection.connect(address)
-            # A port of this host that nobody listens at can be given to the very dialer.
+            # The kernel may give a free port of this host to the dialer itself (self-connect).
             if connection.getsockname() != connection.getpeername():
                 return connection
-            failure = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+            failure = ConnectionRefusedError(errno.ECONNREFUSED, "no process listens")
         except OSError as error:
             failure = error
         connection.close()
@@ -123,7 +124,7 @@ def dial(addresses: list[Address], timeout_s: float) -> socket.socket:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """A connection on which nothing is said ends some seconds after the other host has."""
+    """Makes the kernel end an idle connection some seconds after the other host has died."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -132,7 +133,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def _listen(addresses: list[Address], backlog: int) -> list[socket.socket]:
-    """Listeners at those of the addresses that are this host's; `OSError` if none is."""
+    """Listens at the addresses that belong to this host. Raises `OSError` if none does."""
     listeners: list[socket.socket] = []
     foreign: OSError | None = None
     for family, address in addresses:
@@ -158,7 +159,7 @@ def _listen(addresses: list[Address], backlog: int) -> list[socket.socket]:
 
 
 def _only_here(host: str) -> bool:
-    """Whether it is loopback by its very name."""
+    """Returns whether the host's name itself means loopback."""
     if _is_address(host):
         return ipaddress.ip_address(host).is_loopback
     return host.lower().partition(".")[0] == "localhost"

@@ -1,8 +1,8 @@
-"""The ranks of several hosts: one network a world, and the groups that span its hosts.
+"""Groups whose ranks on different hosts communicate by TCP: one network per world.
 
-A world's ranks find each other at a board, and join one network, which every group that is made
-within the world shares: ranks of a group that are on one host share a segment of memory, the others
-are connected when a call first needs them.
+A world's ranks find each other through a bootstrap store and join one network, which all groups of
+the world share. A group's ranks on one host share a memory segment. Ranks of different hosts
+connect when a call first needs it.
 """
 
 from __future__ import annotations
@@ -29,123 +29,145 @@ _NAME_BYTES = 16
 
 
 class TcpNetwork:
-    """A rank's way to all others of its world, as long as it is in one of the world's groups.
+    """A `Network` over TCP; it exists while this rank is in one of the world's groups.
 
-    `circle`: of those who hear of each other's losses; the world's if None. `entered` are the
-    groups of all circles, which share the porter.
+    `control_group`: the ranks that inform each other of losses; None means the world. `entered`
+    holds the groups of all control groups, which share the connection manager.
     """
 
     def __init__(
         self,
-        porter: ConnectionManager,
+        manager: ConnectionManager,
         found: WorldFacts,
-        circle: bytes | None = None,
+        control_group: bytes | None = None,
         entered: set[bytes] | None = None,
     ) -> None:
-        self._porter, self._found, self._circle = porter, found, circle
+        self._manager, self._found, self._control_group = manager, found, control_group
         self._entered = set[bytes]() if entered is None else entered
 
-    def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """A group of these ranks of the world, in this order; all of them call this.
+    def form(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
+        """Forms a group of these ranks of the world, in this order; all of them call this.
 
-        On one host it is as if there were no others. Raises `RendezvousError` if ranks of this host
-        do not come; those of other hosts are awaited by the first call.
+        A group on one host uses shared memory only. Raises `RendezvousError` if ranks of this host
+        are missing. The first call waits for ranks of other hosts.
         """
         hosts = self._hosts(members)
         if len(hosts) == 1:
-            return join_segment(meeting)
-        name = self._name(meeting)
-        return self._enter(name, meeting, members, hosts, self._meet_here(name, meeting, hosts))
+            return join_segment(group_config)
+        name = self._name(group_config)
+        return self._enter(
+            name, group_config, members, hosts, self._join_local_segment(name, group_config, hosts)
+        )
 
     def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
         """Connects to ranks of a group."""
-        self._porter.reach(name, peers, transport)
+        self._manager.reach(name, peers, transport)
 
     def leave(self, name: bytes) -> None:
-        """Leaves a group; with the last one the network ends."""
+        """Leaves a group; leaving the last group closes the network."""
         with contextlib.suppress(AbortedError):  # in a forked child: the groups are the parent's
-            self._porter.leave(name)
+            self._manager.leave(name)
         self._entered.discard(name)
         if not self._entered:
-            self._porter.close()
+            self._manager.close()
 
     def connections(self) -> ConnectionManager:
-        """The connections by which ranks agree after a failure."""
-        return self._porter
+        """Returns the connections by which ranks agree after a failure."""
+        return self._manager
 
-    def form_recovered(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """The same as `form` for a group that succeeds a failed one. Its ranks wait for each other
-        in a control group of their own, in which the first tells the others its `word`."""
+    def form_recovered(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
+        """Forms a group that replaces a failed one. Its ranks wait for each other in a control
+        group of their own, in which the first rank sends its data to the others."""
         hosts = self._hosts(members)
         if len(hosts) == 1:
-            return join_segment(meeting)
-        name = self._name(meeting)
-        heir = TcpNetwork(self._porter, self._found, name, self._entered)
-        group = self._meet_here(name, meeting, hosts)
+            return join_segment(group_config)
+        name = self._name(group_config)
+        recovered_network = TcpNetwork(self._manager, self._found, name, self._entered)
+        group = self._join_local_segment(name, group_config, hosts)
         try:
-            word = self._porter.rally(
-                name, members, meeting.word, meeting.timeout_s, meeting.watch or _nothing
+            rank0_data = self._manager.form_control_group(
+                name,
+                members,
+                group_config.rank0_data,
+                group_config.timeout_s,
+                group_config.watch or _no_watch,
             )
         except BaseException:
             group.close()
             group.give_back()
             raise
-        return heir._enter(name, replace(meeting, word=word), members, hosts, group)
+        return recovered_network._enter(
+            name, replace(group_config, rank0_data=rank0_data), members, hosts, group
+        )
 
-    def _meet_here(self, name: bytes, meeting: GroupConfig, hosts: Hosts) -> Group:
-        """The ranks of this host come to share a segment."""
-        here = next(host for host in hosts if meeting.rank in host)
+    def _join_local_segment(self, name: bytes, group_config: GroupConfig, hosts: Hosts) -> Group:
+        """Joins the segment that this host's ranks share."""
+        here = next(host for host in hosts if group_config.rank in host)
         local = GroupConfig(
-            rank=here.index(meeting.rank),
+            rank=here.index(group_config.rank),
             size=len(here),
             rendezvous=f"{name.hex()} of host {hosts.index(here)}",
-            timeout_s=meeting.timeout_s,
-            staging_bytes=meeting.staging_bytes,
+            timeout_s=group_config.timeout_s,
+            staging_bytes=group_config.staging_bytes,
             shape=self._found.shape,
             names=here,
-            watch=meeting.watch,
+            watch=group_config.watch,
             single_copy=SingleCopy.NEVER,  # in a group of several hosts
         )
 
         def open_group(fd: int, _: int, nonce: bytes) -> Group:
-            return Group.of_hosts(fd, meeting.rank, meeting.size, here, nonce, usable_cores())
+            return Group.of_hosts(
+                fd, group_config.rank, group_config.size, here, nonce, usable_cores()
+            )
 
         return join_segment(local, open_group).group
 
     def _enter(
-        self, name: bytes, meeting: GroupConfig, members: Sequence[int], hosts: Hosts, group: Group
+        self,
+        name: bytes,
+        group_config: GroupConfig,
+        members: Sequence[int],
+        hosts: Hosts,
+        group: Group,
     ) -> JoinedGroup:
         self._entered.add(name)
-        self._porter.enter(name, members, meeting.rank, group, self._circle)
-        span = GroupNetwork(self, name, meeting.rank, tuple(members), hosts)
+        self._manager.enter(name, members, group_config.rank, group, self._control_group)
+        network = GroupNetwork(self, name, group_config.rank, tuple(members), hosts)
         return JoinedGroup(
-            group=group, nonce=name, word=meeting.word, span=span, timeout_s=meeting.timeout_s
+            group=group,
+            nonce=name,
+            rank0_data=group_config.rank0_data,
+            network=network,
+            timeout_s=group_config.timeout_s,
         )
 
     def _hosts(self, members: Sequence[int]) -> Hosts:
-        return ranks_by_host([self._found.contacts[member].host for member in members])
+        return ranks_by_host([self._found.peer_infos[member].host for member in members])
 
-    def _name(self, meeting: GroupConfig) -> bytes:
-        return hashlib.sha256(self._found.world + meeting.rendezvous.encode()).digest()[
+    def _name(self, group_config: GroupConfig) -> bytes:
+        return hashlib.sha256(self._found.world + group_config.rendezvous.encode()).digest()[
             :_NAME_BYTES
         ]
 
 
-def _nothing() -> None:
-    """Watches for nothing."""
+def _no_watch() -> None:
+    """Watches nothing."""
 
 
 def join_by_tcp(
-    board: BootstrapStore, meeting: GroupConfig, settings: Settings, security: Security
+    bootstrap_store: BootstrapStore,
+    group_config: GroupConfig,
+    settings: Settings,
+    security: Security,
 ) -> JoinedGroup:
-    """Joins the world whose ranks find each other at `board`; returns when all are there.
+    """Joins the world whose ranks find each other through `store`; returns when all have joined.
 
-    Raises `RendezvousError` if they are not within the timeout, `AuthenticationError` if this rank
-    is not let in.
+    Raises `RendezvousError` if a rank is missing at the timeout, `AuthenticationError` if this rank
+    is rejected.
     """
     found_here = available_interfaces(settings.ip_version)
     interfaces = choose_interfaces(settings.interface, found_here, rails=settings.rails)
-    porter = ConnectionManager(
+    manager = ConnectionManager(
         addresses=[interface.address for interface in interfaces],
         ports=settings.ports,
         streams=settings.streams,
@@ -153,45 +175,45 @@ def join_by_tcp(
         security=security,
     )
     try:
-        arrival = RankFacts(
-            rank=meeting.rank,
-            size=meeting.size,
-            timeout_s=meeting.timeout_s,
-            addresses=porter.bound,
-            staging_bytes=meeting.staging_bytes,
+        rank_facts = RankFacts(
+            rank=group_config.rank,
+            size=group_config.size,
+            timeout_s=group_config.timeout_s,
+            addresses=manager.bound,
+            staging_bytes=group_config.staging_bytes,
             host=this_host(settings.host_id),
-            word=meeting.word,
+            rank0_data=group_config.rank0_data,
             tls=security.tls,
         )
-        found = exchange_facts(board, arrival)
+        found = exchange_facts(bootstrap_store, rank_facts)
         if len(found.hosts) == 1:
-            porter.close()
+            manager.close()
             return join_host_group(
                 found,
-                meeting.rank,
-                timeout_s=meeting.timeout_s,
-                single_copy=meeting.single_copy,
+                group_config.rank,
+                timeout_s=group_config.timeout_s,
+                single_copy=group_config.single_copy,
             )
-        return _join(porter, found, meeting)
+        return _join(manager, found, group_config)
     except BaseException:
-        porter.close()
+        manager.close()
         raise
 
 
-def _join(porter: ConnectionManager, found: WorldFacts, meeting: GroupConfig) -> JoinedGroup:
-    porter.join(
+def _join(manager: ConnectionManager, found: WorldFacts, group_config: GroupConfig) -> JoinedGroup:
+    manager.join(
         world=found.world,
         secret=found.secret,
-        rank=meeting.rank,
-        contacts=found.contacts,
-        timeout_s=meeting.timeout_s,
+        rank=group_config.rank,
+        peer_infos=found.peer_infos,
+        timeout_s=group_config.timeout_s,
     )
-    whole = GroupConfig(
-        rank=meeting.rank,
-        size=meeting.size,
+    world_group_config = GroupConfig(
+        rank=group_config.rank,
+        size=group_config.size,
         rendezvous="world",
-        timeout_s=meeting.timeout_s,
-        staging_bytes=meeting.staging_bytes,
-        word=found.word,
+        timeout_s=group_config.timeout_s,
+        staging_bytes=group_config.staging_bytes,
+        rank0_data=found.rank0_data,
     )
-    return TcpNetwork(porter, found).form(whole, range(meeting.size))
+    return TcpNetwork(manager, found).form(world_group_config, range(group_config.size))

@@ -1,15 +1,15 @@
-"""A meeting point of our own: rank 0 listens at `tcp://host:port`, the others come to it.
+"""Bootstrap through TCP: rank 0 listens at `tcp://host:port`, and the other ranks connect.
 
-With a secret both ends of every connection prove first that they know it (`transport.handshake`).
+With a secret, both ends of every connection first prove that they know it (`transport.handshake`).
 Then
 
-    rank   -> rank 0   hello: magic, digest of the rendezvous, rank, size; its text
+    rank   -> rank 0   hello: magic, digest of the rendezvous, rank, size; the rank's text
     rank 0 -> rank     ADMITTED, at once
-    rank 0 -> rank     ALL with the texts of all ranks, or REFUSED with what is wrong
-    rank   -> rank 0   ADMITTED: it has them
+    rank 0 -> rank     ALL with the texts of all ranks, or REFUSED with the reason
+    rank   -> rank 0   ADMITTED: the rank has all texts
 
-Until a rank is admitted it tries again whatever happens, because rank 0 may come last and the port
-may be another's until then. From there on, a connection that ends is a rank that is lost.
+Until a rank is admitted, it retries after every error, because rank 0 may start last and another
+job may hold the port until then. After that, a connection that ends means a lost rank.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _ATTEMPT_S = 10.0
 _VERDICT_S = 1.0
 _LONGEST_PAUSE_S = 0.1
 _REFUSED_S = 1.0
-"""For how long a proof may be refused: by another job that meets here at the moment, or because a
-crowd of strangers makes rank 0 turn guests away."""
+"""Seconds for which a proof may be refused. Another job may use this port at the moment, or rank 0
+may reject clients because too many strangers connect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refused:
-    """What listens there does not let this rank in, one attempt after the other."""
+    """A series of refusals by the process that listens there."""
 
     proof: bool
     until: float
@@ -50,56 +50,61 @@ class _Refused:
 
 
 class TcpStore:
-    """A `Board` at `tcp://host:port`, for those who know the secret if there is one, under TLS if
-    `security` says so.
+    """A `BootstrapStore` at `tcp://host:port`, with a secret if given, under TLS if `security` says
+    so.
 
-    Raises `ValueError` if `rendezvous` is no such place.
+    Raises `ValueError` if `rendezvous` is not such an address.
     """
 
     def __init__(self, rendezvous: str, secret: bytes | None, security: Security = CLEAR) -> None:
-        self._place = parse(rendezvous)
+        self._address = parse(rendezvous)
         self._secret = secret
-        self._asked = security.secret_to_meet(secret)
+        self._handshake_secret = security.bootstrap_secret(secret)
         self._security = security
 
     @property
     def secret(self) -> bytes | None:
-        """What both ends of each connection prove to know; None: nothing is asked."""
+        """Secret that both ends of each connection prove to know. None: no proof is needed."""
         return self._secret
 
     def exchange(self, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
-        """The texts of all ranks, in their order.
+        """Returns the texts of all ranks, by rank.
 
         >>> TcpStore("tcp://127.0.0.1:29400", None).exchange(0, 1, b"alone", 1.0)
         [b'alone']
         """
         if not 0 <= rank < size:
-            raise ValueError(f"rank {rank} of {size}: ranks are counted from 0 to size-1")
+            raise ValueError(f"rank {rank} of {size}: expected a rank from 0 to size-1")
         if len(mine) > tcp_store_frames.MOST_TEXT_BYTES:
             raise ValueError(
-                f"{len(mine)} bytes: at most {tcp_store_frames.MOST_TEXT_BYTES} for a rank"
+                f"a text of {len(mine)} bytes: at most {tcp_store_frames.MOST_TEXT_BYTES} per rank"
             )
         deadline = time.monotonic() + timeout_s
         if size == 1:
             return [mine]
         if rank == 0:
             return self._lead(size, mine, deadline, timeout_s)
-        hello = Hello(job=self._place.digest(), rank=rank, size=size, text_bytes=len(mine))
+        hello = Hello(job=self._address.digest(), rank=rank, size=size, text_bytes=len(mine))
         return self._follow(hello, mine, deadline, timeout_s)
 
     def _lead(self, size: int, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
-        listeners = listen(self._place, size + 64, deadline)
-        reception = TcpStoreServer(
-            listeners, self._place, self._asked, self._security, size=size, deadline=deadline
+        listeners = listen(self._address, size + 64, deadline)
+        server = TcpStoreServer(
+            listeners,
+            self._address,
+            self._handshake_secret,
+            self._security,
+            size=size,
+            deadline=deadline,
         )
         try:
-            return reception.exchange(mine, timeout_s)
+            return server.exchange(mine, timeout_s)
         finally:
-            reception.close()
+            server.close()
 
     def _follow(self, hello: Hello, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
-        """Tries until it is admitted or the time is over, then waits for what rank 0 says."""
-        who = f"{self._place.text}: rank {hello.rank} of {hello.size}"
+        """Tries until rank 0 admits this rank or the timeout passes; then waits for the texts."""
+        who = f"{self._address.text}: rank {hello.rank} of {hello.size}"
         refused: _Refused | None = None
         pause_s = 0.005
         while True:
@@ -108,37 +113,37 @@ class TcpStore:
                 with self._dial(deadline) as leader:
                     connected = True
                     self._introduce(leader, hello, mine, deadline)
-                    return self._listen_to(leader, who, hello.size, deadline, timeout_s)
+                    return self._receive_result(leader, who, hello.size, deadline, timeout_s)
             except (OSError, AuthenticationError) as error:
                 now = time.monotonic()
                 refused = _Refused.after(refused, error, now) if connected else None
                 if refused is not None and now > min(refused.until, deadline):
                     raise AuthenticationError(
-                        f"{who} was not let in: {error} (is something else listening there? has "
-                        "every rank the same rendezvous, UNISONO_TLS and the same job secret?)"
+                        f"{who} was not admitted: {error} (does another program listen there? do "
+                        "all ranks have the same rendezvous, UNISONO_TLS and job secret?)"
                     ) from error
                 if now > deadline:
                     raise RendezvousError(
                         f"{who}: rank 0 did not listen within {timeout_s:g} s (timeout): {error}; "
-                        "is its host's address right, and does a firewall let the port through?"
-                        + self._place.warning()
+                        "is the address of its host right, and does a firewall block the port?"
+                        + self._address.warning()
                     ) from error
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def _dial(self, deadline: float) -> Connection:
         left_s = max(deadline - time.monotonic(), 0.05)
-        leader = Connection.of(dial(resolve(self._place), min(left_s, _ATTEMPT_S)))
+        leader = Connection.of(dial(resolve(self._address), min(left_s, _ATTEMPT_S)))
         keep_alive(leader)
         return leader
 
     def _introduce(self, leader: socket.socket, hello: Hello, mine: bytes, deadline: float) -> None:
         """Returns when rank 0 has admitted this rank. Raises `OSError`, `AuthenticationError`."""
         until = max(min(deadline, time.monotonic() + _ATTEMPT_S), time.monotonic() + _VERDICT_S)
-        if self._asked is not None:
+        if self._handshake_secret is not None:
             authenticate(
                 leader,
-                self._asked,
+                self._handshake_secret,
                 dialing=True,
                 purpose=tcp_store_frames.PURPOSE,
                 deadline=until,
@@ -150,12 +155,13 @@ class TcpStore:
         if kind == tcp_store_frames.REFUSED:
             raise RendezvousError(payload.decode(errors="replace"))
         if kind != tcp_store_frames.ADMITTED:
-            raise AuthenticationError("what listens there is no rank 0")
+            raise AuthenticationError("the listener is not a unisono rank 0")
 
-    def _listen_to(
+    def _receive_result(
         self, leader: socket.socket, who: str, size: int, deadline: float, timeout_s: float
     ) -> list[bytes]:
-        """What rank 0 says in the end. It may have come later, and then gives up later."""
+        """Returns the texts from rank 0. Rank 0 may have started later, and then times out
+        later."""
         try:
             kind, payload = _receive_frame(leader, deadline + _VERDICT_S)
             if kind == tcp_store_frames.ALL:
@@ -165,19 +171,19 @@ class TcpStore:
                 f"{who}: not all ranks came within {timeout_s:g} s (timeout)"
             ) from None
         except OSError as error:
-            raise RendezvousError(f"{who}: rank 0 was lost while the ranks were meeting") from error
+            raise RendezvousError(f"{who}: rank 0 was lost during the bootstrap") from error
         if kind == tcp_store_frames.REFUSED:
             raise RendezvousError(payload.decode(errors="replace"))
         texts = tcp_store_frames.unpack_texts(payload) if kind == tcp_store_frames.ALL else []
         if len(texts) != size:
-            raise RendezvousError(f"{who}: rank 0 sent {len(texts)} texts")
+            raise RendezvousError(f"{who}: rank 0 sent {len(texts)} texts, expected {size}")
         return texts
 
 
 def _receive_frame(leader: socket.socket, deadline: float) -> tuple[bytes, bytes]:
     kind, length = FRAME.unpack(_receive(leader, FRAME.size, deadline))
     if length > tcp_store_frames.MOST_FRAME_BYTES:
-        raise AuthenticationError("what listens there is no rank 0")
+        raise AuthenticationError("the listener is not a unisono rank 0")
     return kind, _receive(leader, length, deadline)
 
 

@@ -1,4 +1,4 @@
-"""What ranks and rank 0 say to each other at a meeting point, as bytes."""
+"""Messages between the ranks and rank 0 of a TCP bootstrap store, as bytes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from unisono.errors import AuthenticationError, RendezvousError
 
 PURPOSE = b"meeting point"
-"""What the handshake of these connections is bound to."""
+"""Purpose to which the handshake of these connections is bound."""
 ADMITTED, ALL, REFUSED = b"A", b"T", b"R"
 MOST_TEXT_BYTES = 1 << 20
-"""Of one rank."""
+"""Longest text of one rank."""
 MOST_FRAME_BYTES = 1 << 30
 FRAME = struct.Struct("<cQ")
-"""Kind, and length of what follows."""
+"""Kind, and length of the payload."""
 
 _MAGIC = b"unimeet1"
 _HELLO = struct.Struct("<8s16sIII")
@@ -25,7 +25,7 @@ _COUNT = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who comes, and the length of the text that it brings."""
+    """A rank's first message: its identity and the length of its text."""
 
     job: bytes
     rank: int
@@ -33,27 +33,31 @@ class Hello:
     text_bytes: int
 
     def pack(self) -> bytes:
-        """40 bytes."""
+        """Returns the 40 bytes of the message."""
         return _HELLO.pack(_MAGIC, self.job, self.rank, self.size, self.text_bytes)
 
     @classmethod
     def unpack(cls, data: bytes) -> Hello:
-        """Raises `AuthenticationError` for what no rank would say."""
+        """Parses the message. Raises `AuthenticationError` if a rank would not have sent it."""
         magic, job, rank, size, text_bytes = _HELLO.unpack(data)
         if magic != _MAGIC:
-            raise AuthenticationError("it is no unisono rank of this version, or has a job secret")
+            raise AuthenticationError(
+                "the client is not a unisono rank of this version, or has a job secret"
+            )
         if text_bytes > MOST_TEXT_BYTES:
-            raise AuthenticationError(f"it wants to say {text_bytes} bytes, too many")
+            raise AuthenticationError(
+                f"the client announces a text of {text_bytes} bytes, at most {MOST_TEXT_BYTES}"
+            )
         return cls(job=job, rank=rank, size=size, text_bytes=text_bytes)
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """A message of rank 0."""
+    """Returns a message of rank 0."""
     return FRAME.pack(kind, len(payload)) + payload
 
 
 def pack_texts(texts: Sequence[bytes]) -> bytes:
-    """Several texts as one.
+    """Packs several texts into one.
 
     >>> unpack_texts(pack_texts([b"a", b"", b"bc"]))
     [b'a', b'', b'bc']
@@ -63,14 +67,14 @@ def pack_texts(texts: Sequence[bytes]) -> bytes:
 
 
 def unpack_texts(data: bytes) -> list[bytes]:
-    """Takes them apart. Raises `RendezvousError` if the lengths do not fit."""
+    """Unpacks the texts. Raises `RendezvousError` if the lengths do not fit."""
     count = _COUNT.unpack_from(data)[0] if len(data) >= _COUNT.size else -1
     start = _COUNT.size * (count + 1)
     if not 0 < start <= len(data):
-        raise RendezvousError("rank 0 sent texts that make no sense")
+        raise RendezvousError("rank 0 sent malformed texts: lengths do not fit")
     lengths = struct.unpack_from(f"<{count}I", data, _COUNT.size)
     if start + sum(lengths) != len(data):
-        raise RendezvousError("rank 0 sent texts that make no sense")
+        raise RendezvousError("rank 0 sent malformed texts: lengths do not fit")
     texts = []
     for length in lengths:
         texts.append(data[start : start + length])

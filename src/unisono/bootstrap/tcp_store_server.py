@@ -1,7 +1,8 @@
-"""Rank 0 at a meeting point: lets the ranks in, hears their texts, and tells each those of all.
+"""Rank 0's side of a TCP bootstrap store: admits ranks and sends each rank the texts of all.
 
-One thread, which waits for nobody in particular: a guest that says nothing, or a byte a second, is
-turned away when its time is up, and delays nobody. A stranger is logged once and does no harm.
+One thread serves all connections and waits for no single one. A client that sends nothing, or a
+byte a second, is rejected when its time is up, and delays no other. A stranger is logged once and
+does no harm.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from unisono.transport import Connection, Handshake, Security
 
 _log = logging.getLogger("unisono")
 
-_GUEST_S = 10.0
-"""How long a connection may take to say who it is."""
-_MOST_STRANGERS = 256
-"""Connections that have not said who they are; the oldest goes when there are more."""
-_FAREWELL_S = 0.5
-"""So long rank 0, when there will be no group, waits for ranks that do not know it yet."""
+_HELLO_TIMEOUT_S = 10.0
+"""Seconds in which a client must identify itself."""
+_MOST_PENDING = 256
+"""Most connections that have not identified themselves; beyond that, the oldest is closed."""
+_REFUSAL_S = 0.5
+"""After a failure, seconds for which rank 0 waits for ranks that do not know of the failure yet."""
 
 
-class Guest:
-    """A connection to rank 0, and how far it has come."""
+class Client:
+    """A connection to rank 0, and its progress."""
 
     def __init__(self, connection: Connection, secret: bytes | None, security: Security) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self.until = time.monotonic() + _GUEST_S
+        self.until = time.monotonic() + _HELLO_TIMEOUT_S
         self.hello: Hello | None = None
         self.text: bytes | None = None
-        self.content = False
-        """It has said that it has the texts of all."""
+        self.is_answered = False
+        """The client has all texts, or a refusal, and may disconnect."""
         self._security = security
         self._handshake: Handshake | None = None
         self._wanted = tcp_store_frames.HELLO_BYTES
@@ -52,32 +53,33 @@ class Guest:
 
     @property
     def rank(self) -> int:
-        """Which rank it says it is; -1: it has not said so."""
+        """Rank that the client claims to be; -1 before its hello."""
         return -1 if self.hello is None else self.hello.rank
 
     @property
     def events(self) -> int:
-        """What to wait for."""
+        """Events to wait for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
 
     def send(self, data: bytes) -> None:
-        """Sends what can be sent at once, and keeps the rest. Raises `OSError`."""
+        """Sends as much as possible at once, and keeps the rest. Raises `OSError`."""
         self._outgoing += data
         with contextlib.suppress(BlockingIOError):
             while self._outgoing:
                 del self._outgoing[: self.connection.send(self._outgoing)]
 
     def receive(self) -> None:
-        """Takes what has come, and never more than the next message.
+        """Reads at most up to the end of the next message.
 
-        Raises `AuthenticationError` for what no rank would say, `OSError` when the connection ends.
+        Raises `AuthenticationError` for a message that a rank would not send, `OSError` when the
+        connection ends.
         """
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._secure()
                 more = self.connection.recv(max(self._wanted - len(self._incoming), 1))
                 if not more:
-                    raise ConnectionResetError("it closed the connection")
+                    raise ConnectionResetError("the client closed the connection")
                 self._incoming += more
                 if len(self._incoming) == self._wanted:
                     message = bytes(self._incoming)
@@ -85,7 +87,7 @@ class Guest:
                     self._take(message)
 
     def _secure(self) -> None:
-        """Turns to TLS when it is time. Raises `BlockingIOError` while that takes."""
+        """Runs the TLS handshake when it is due. Raises `BlockingIOError` until that is done."""
         handshake = self._handshake
         if handshake is not None and handshake.wants_channel:
             key = handshake.tls_key
@@ -106,63 +108,65 @@ class Guest:
                 self.text, self._wanted = b"", 1
         elif self.text is None:
             self.text, self._wanted = message, 1
-        elif message == tcp_store_frames.ADMITTED and not self.content:
-            self.content = True
+        elif message == tcp_store_frames.ADMITTED and not self.is_answered:
+            self.is_answered = True
         else:
-            raise ConnectionResetError("it said what no rank would")
+            raise ConnectionResetError("the client sent a message that no rank sends")
 
 
 class TcpStoreServer:
-    """Rank 0's side of one exchange, for `size` ranks until `deadline`. Close it after use."""
+    """Rank 0's side of one exchange among `size` ranks until `deadline`. Close it after use."""
 
     def __init__(
         self,
         listeners: list[socket.socket],
-        place: TcpAddress,
+        address: TcpAddress,
         secret: bytes | None,
         security: Security,
         *,
         size: int,
         deadline: float,
     ) -> None:
-        self._place = place
+        self._address = address
         self._secret = secret
         self._security = security
         self._size = size
         self._deadline = deadline
         self._listeners = listeners
-        self._strangers: dict[Guest, None] = {}
-        """In the order in which they came."""
-        self._guests: dict[int, Guest] = {}
+        self._pending: dict[Client, None] = {}
+        """Not admitted yet, in order of arrival."""
+        self._clients: dict[int, Client] = {}
         self._logged: set[str] = set()
-        self._turned_away = ""
+        self._last_rejected = ""
         self._refusal: bytes | None = None
-        self._refused: list[Guest] = []
+        self._refused: list[Client] = []
         self._selector = selectors.DefaultSelector()
         for listener in listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
 
     def exchange(self, mine: bytes, timeout_s: float) -> list[bytes]:
-        """The texts of all ranks; when it returns, all have them. Raises `RendezvousError`."""
+        """Returns the texts of all ranks, when all ranks have them. Raises `RendezvousError`."""
         try:
-            while len(self._guests) < self._size - 1:
+            while len(self._clients) < self._size - 1:
                 self._require_time(
-                    f"{self._place.text}: after {timeout_s:g} s (timeout) these ranks of "
-                    f"{self._size} had not come: "
-                    f"{sorted(set(range(1, self._size)) - set(self._guests))}"
-                    + (self._turned_away or self._place.warning())
+                    f"{self._address.text}: after {timeout_s:g} s (timeout) these ranks of "
+                    f"{self._size} are missing: "
+                    f"{sorted(set(range(1, self._size)) - set(self._clients))}"
+                    + (self._last_rejected or self._address.warning())
                 )
-                self._turn()
-            self._close_door()
-            texts = [mine, *(self._guests[rank].text or b"" for rank in range(1, self._size))]
-            self._tell(
+                self._handle_events()
+            self._stop_accepting()
+            texts = [mine, *(self._clients[rank].text or b"" for rank in range(1, self._size))]
+            self._send_all(
                 tcp_store_frames.frame(tcp_store_frames.ALL, tcp_store_frames.pack_texts(texts))
             )
-            while not all(guest.content for guest in self._guests.values()):
-                late = sorted(rank for rank, guest in self._guests.items() if not guest.content)
-                self._require_time(f"{self._place.text}: ranks {late} stopped while meeting")
-                self._turn()
+            while not all(client.is_answered for client in self._clients.values()):
+                late = sorted(
+                    rank for rank, client in self._clients.items() if not client.is_answered
+                )
+                self._require_time(f"{self._address.text}: ranks {late} stopped in the bootstrap")
+                self._handle_events()
             return texts
         except RendezvousError as error:
             with contextlib.suppress(RendezvousError):
@@ -170,145 +174,148 @@ class TcpStoreServer:
             raise
 
     def close(self) -> None:
-        """Ends all connections."""
-        self._close_door()
-        for guest in (*self._guests.values(), *self._refused):
-            guest.connection.close()
+        """Closes all connections."""
+        self._stop_accepting()
+        for client in (*self._clients.values(), *self._refused):
+            client.connection.close()
         self._selector.close()
 
-    def _close_door(self) -> None:
-        """Nobody else is let in, so that the next meeting at this port starts with new guests."""
+    def _stop_accepting(self) -> None:
+        """Stops accepting, so that the next bootstrap at this port starts with new clients."""
         for listener in self._listeners:
             self._selector.unregister(listener)
             listener.close()
         self._listeners = []
-        for guest in list(self._strangers):
-            self._drop(guest)
+        for client in list(self._pending):
+            self._drop(client)
 
     def _refuse(self, why: str) -> None:
-        """Tells why there is no group: those who are here, and for a moment those who only come,
-        who would look for rank 0 for as long as they may."""
+        """Sends the reason of a failure to all admitted ranks, and for a moment to ranks that
+        arrive late. Without it, those would try to reach rank 0 until their timeout."""
         self._refusal = tcp_store_frames.frame(tcp_store_frames.REFUSED, why.encode())
-        self._tell(self._refusal)
-        self._deadline = min(self._deadline, time.monotonic() + _FAREWELL_S)
-        while self._listeners and len(self._guests) + len(self._refused) < self._size - 1:
+        self._send_all(self._refusal)
+        self._deadline = min(self._deadline, time.monotonic() + _REFUSAL_S)
+        while self._listeners and len(self._clients) + len(self._refused) < self._size - 1:
             self._require_time(why)
-            self._turn()
+            self._handle_events()
 
     def _require_time(self, problem: str) -> None:
         if time.monotonic() > self._deadline:
             raise RendezvousError(problem)
 
-    def _turn(self) -> None:
-        """Waits for something to happen, and does what follows from it."""
-        next_s = min([self._deadline, *(guest.until for guest in self._strangers)])
+    def _handle_events(self) -> None:
+        """Waits for events and handles them."""
+        next_s = min([self._deadline, *(client.until for client in self._pending)])
         for key, events in self._selector.select(max(next_s - time.monotonic(), 0) + 1e-3):
-            if isinstance(key.data, Guest):
+            if isinstance(key.data, Client):
                 self._serve(key.data, events)
             elif isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
         now = time.monotonic()
-        for guest in [guest for guest in self._strangers if guest.until < now]:
-            self._turn_away(guest, f"it did not say who it is within {_GUEST_S:g} s")
+        for client in [client for client in self._pending if client.until < now]:
+            self._reject(
+                client, f"the client did not identify itself within {_HELLO_TIMEOUT_S:g} s"
+            )
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it has gone again, or descriptors are short: others wait in the queue
+        # the client has disconnected, or descriptors are short: others wait in the queue
+        except OSError:
             time.sleep(1e-3)
             return
         keep_alive(connection)
-        guest = Guest(Connection.of(connection), self._secret, self._security)
-        self._strangers[guest] = None
-        self._selector.register(guest.connection, selectors.EVENT_READ, guest)
-        if len(self._strangers) > _MOST_STRANGERS + self._size:
-            self._turn_away(next(iter(self._strangers)), "too many others wait behind it")
+        client = Client(Connection.of(connection), self._secret, self._security)
+        self._pending[client] = None
+        self._selector.register(client.connection, selectors.EVENT_READ, client)
+        if len(self._pending) > _MOST_PENDING + self._size:
+            self._reject(next(iter(self._pending)), "too many other clients wait")
 
-    def _serve(self, guest: Guest, events: int) -> None:
-        if guest.connection.fileno() < 0:
-            return  # turned away in this very turn
+    def _serve(self, client: Client, events: int) -> None:
+        if client.connection.fileno() < 0:
+            return  # rejected earlier in this round of events
         try:
             if events & selectors.EVENT_WRITE:
-                guest.send(b"")
+                client.send(b"")
             if events & selectors.EVENT_READ:
-                guest.receive()
-            if guest in self._strangers and guest.text is not None:
-                self._admit(guest)
-            self._selector.modify(guest.connection, guest.events, guest)
+                client.receive()
+            if client in self._pending and client.text is not None:
+                self._admit(client)
+            self._selector.modify(client.connection, client.events, client)
         except (OSError, AuthenticationError) as error:
-            if guest in self._strangers:
-                self._turn_away(guest, str(error))
-            elif not guest.content:
+            if client in self._pending:
+                self._reject(client, str(error))
+            elif not client.is_answered:
                 raise RendezvousError(
-                    f"{self._place.text}: rank {guest.rank} ({_name(guest)}) was lost while the "
-                    f"ranks were meeting: {error}"
+                    f"{self._address.text}: rank {client.rank} ({_name(client)}) was lost during "
+                    f"the bootstrap: {error}"
                 ) from error
-            else:  # it has the texts and went on
-                self._selector.unregister(guest.connection)
+            else:  # the client has the texts and has disconnected
+                self._selector.unregister(client.connection)
 
-    def _admit(self, guest: Guest) -> None:
-        hello = guest.hello
+    def _admit(self, client: Client) -> None:
+        hello = client.hello
         assert hello is not None
-        if hello.job != self._place.digest():
-            raise AuthenticationError("it looks for another job's meeting point")
-        del self._strangers[guest]
+        if hello.job != self._address.digest():
+            raise AuthenticationError("the client belongs to another job")
+        del self._pending[client]
         problem = self._problem_with(hello)
         if self._refusal is not None:
-            self._turn_down(guest, self._refusal)
+            self._refuse_client(client, self._refusal)
         elif problem is not None:
-            problem = f"{self._place.text}: {problem} ({_name(guest)})"
-            self._turn_down(
-                guest, tcp_store_frames.frame(tcp_store_frames.REFUSED, problem.encode())
+            problem = f"{self._address.text}: {problem} ({_name(client)})"
+            self._refuse_client(
+                client, tcp_store_frames.frame(tcp_store_frames.REFUSED, problem.encode())
             )
             raise RendezvousError(problem)
         else:
-            self._guests[hello.rank] = guest
-            guest.send(tcp_store_frames.frame(tcp_store_frames.ADMITTED))
+            self._clients[hello.rank] = client
+            client.send(tcp_store_frames.frame(tcp_store_frames.ADMITTED))
 
     def _problem_with(self, hello: Hello) -> str | None:
         if hello.size != self._size:
             return f"rank {hello.rank} expects {hello.size} ranks, rank 0 expects {self._size}"
-        if not 0 < hello.rank < self._size or hello.rank in self._guests:
+        if not 0 < hello.rank < self._size or hello.rank in self._clients:
             return f"two processes claim to be rank {hello.rank} of {self._size}"
         return None
 
-    def _turn_down(self, guest: Guest, refusal: bytes) -> None:
-        guest.content = True  # with an answer, and may go
-        self._refused.append(guest)
-        guest.send(refusal)
+    def _refuse_client(self, client: Client, refusal: bytes) -> None:
+        client.is_answered = True  # with an answer: it may disconnect
+        self._refused.append(client)
+        client.send(refusal)
 
-    def _tell(self, message: bytes) -> None:
-        for rank, guest in self._guests.items():
+    def _send_all(self, message: bytes) -> None:
+        for rank, client in self._clients.items():
             try:
-                guest.send(message)
-                self._selector.modify(guest.connection, guest.events, guest)
+                client.send(message)
+                self._selector.modify(client.connection, client.events, client)
             except OSError as error:
-                lost = f"{self._place.text}: rank {rank} was lost while the ranks were meeting"
+                lost = f"{self._address.text}: rank {rank} was lost during the bootstrap"
                 raise RendezvousError(lost) from error
 
-    def _turn_away(self, guest: Guest, why: str) -> None:
-        name = _name(guest)
+    def _reject(self, client: Client, why: str) -> None:
+        name = _name(client)
         address = name.rpartition(" port ")[0]
-        self._drop(guest)
-        self._turned_away = f" (the last that was turned away came from {name}: {why})"
+        self._drop(client)
+        self._last_rejected = f" (the last rejected connection came from {name}: {why})"
         if address not in self._logged:
             self._logged.add(address)
             _log.warning(
-                "%s: turned a connection from %s away, and will not log others from there: %s",
-                self._place.text,
+                "%s: rejected a connection from %s (others from there are not logged): %s",
+                self._address.text,
                 name,
                 why,
             )
 
-    def _drop(self, guest: Guest) -> None:
-        self._strangers.pop(guest)
-        self._selector.unregister(guest.connection)
-        guest.connection.close()
+    def _drop(self, client: Client) -> None:
+        self._pending.pop(client)
+        self._selector.unregister(client.connection)
+        client.connection.close()
 
 
-def _name(guest: Guest) -> str:
+def _name(client: Client) -> str:
     try:
-        address = guest.connection.getpeername()
+        address = client.connection.getpeername()
     except OSError:
         return "unknown port -"
     return f"{address[0]} port {address[1]}"

@@ -1,9 +1,9 @@
-"""The store that torchrun gives its ranks, for programs that call `unisono.init` themselves.
+"""Bootstrap through the store that torchrun gives its ranks, for programs that call `unisono.init`.
 
-The one module below the backend that imports torch, and only when a rank that torchrun started
-needs it to find ranks of other hosts: only torch speaks the protocol of its store. Torch's own
-rendezvous opens it, so it is the agents' store where they share theirs, else one that torch, too,
-will find when the program makes its process groups.
+Apart from `torch_backend`, only this module imports torch, and only when a rank that torchrun
+started has to find ranks of other hosts: the store's protocol is torch's own. Torch's rendezvous
+opens the store. So it is the agents' store if the agents share theirs, else a store that torch
+finds, too, when the program makes its process groups.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from unisono.errors import RendezvousError
 
 
 def store_of_torch(rendezvous: str, secret: bytes | None) -> KeyValueBootstrap:
-    """The board at the store that torch's environment variables lead to.
+    """Returns a bootstrap store over the store that torch's environment variables denote.
 
-    `rendezvous` keeps jobs apart; `KeyValueBootstrap` itself the attempts of one.
+    `rendezvous` separates jobs; `KeyValueBootstrap` separates the attempts of one job.
     """
     name = f"unisono/{hashlib.sha256(rendezvous.encode()).hexdigest()[:16]}"
     return KeyValueBootstrap(_open, name, secret)
 
 
 def _open(timeout_s: float) -> Store:
-    """Raises `RendezvousError` without torch, `RuntimeError` if there is no store."""
+    """Opens torch's store. Raises `RendezvousError` without torch, `RuntimeError` without a
+    store."""
     try:
         from torch.distributed.rendezvous import rendezvous
     except ImportError as error:
         raise RendezvousError(
-            "these ranks of several hosts were started by torchrun, but torch cannot be imported "
-            "to find the others: set UNISONO_RENDEZVOUS=tcp://HOST:PORT with rank 0's host"
+            "torchrun started these ranks on several hosts, but torch, which finds the other "
+            "ranks, cannot be imported: set UNISONO_RENDEZVOUS=tcp://HOST:PORT with rank 0's host"
         ) from error
     try:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))

@@ -83,14 +83,14 @@ class Communicator:
         """
         self._settings = settings
         self._group = joined.group
-        self._network = joined.span
+        self._network = joined.network
         self._engine = Engine(
             joined.group,
             self.rank,
             self.size,
             settings,
-            SelectionTable.unpack(joined.word),
-            joined.span,
+            SelectionTable.unpack(joined.rank0_data),
+            joined.network,
             single_copy=joined.single_copy,
         )
         self._quick = self._engine.quick

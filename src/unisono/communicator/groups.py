@@ -102,7 +102,7 @@ def _child(
         timeout_s=self.timeout_s,
         staging_bytes=self._settings.staging_bytes,
         single_copy=self._settings.single_copy,
-        word=self._engine.call_cache.table.under(selection).pack(),
+        rank0_data=self._engine.call_cache.table.under(selection).pack(),
         watch=watch,
     )
     joined = None
@@ -114,7 +114,7 @@ def _child(
     child.timeout_s = self.timeout_s
     if child._network is not None:
         with _closed_on_failure(child):
-            _adopt_table(child, group_config.word, watch)
+            _adopt_table(child, group_config.rank0_data, watch)
     return child
 
 
@@ -142,7 +142,7 @@ def _closed_on_failure(child: Communicator) -> Iterator[None]:
         raise
 
 
-def _adopt_table(self: Communicator, word: bytes, watch: Callable[[], None]) -> None:
+def _adopt_table(self: Communicator, rank0_data: bytes, watch: Callable[[], None]) -> None:
     """Brings rank 0's selection table to all ranks of a group over several hosts.
 
     On one host the table comes with the group's shared memory.
@@ -157,14 +157,14 @@ def _adopt_table(self: Communicator, word: bytes, watch: Callable[[], None]) -> 
     # Use the cost model until then: tables of ranks differ, and a rule may not fit this group's
     # size.
     engine.adopt_table(SelectionTable(cores=engine.call_cache.table.cores))
-    length = np.array([len(word) if first else 0])
+    length = np.array([len(rank0_data) if first else 0])
     work = _begin_copy_of_rank_0(engine, length)
     while not work.is_completed():
         watch()
         with suppress(TimeoutError):
             work.wait(WATCH_S)
     work.wait()
-    packed = np.frombuffer(word, np.uint8).copy() if first else np.zeros(length[0], np.uint8)
+    packed = np.frombuffer(rank0_data, np.uint8).copy() if first else np.zeros(length[0], np.uint8)
     _begin_copy_of_rank_0(engine, packed).wait()
     engine.adopt_table(SelectionTable.unpack(packed.tobytes()))
 

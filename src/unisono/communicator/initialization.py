@@ -86,7 +86,7 @@ def join(
         timeout_s=settings.timeout_s,
         staging_bytes=settings.staging_bytes,
         single_copy=settings.single_copy,
-        word=own_table(settings, selection, native.usable_cores()).pack(),
+        rank0_data=own_table(settings, selection, native.usable_cores()).pack(),
     )
     native.settle_on_core(world.rank)
     return Communicator(

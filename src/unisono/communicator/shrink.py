@@ -76,7 +76,7 @@ def shrink(
         exclude=_excluded(self, exclude),
         timeout_s=limit_s,
         staging_bytes=self._settings.staging_bytes,
-        word=self._engine.call_cache.table.under(selection).pack(),
+        rank0_data=self._engine.call_cache.table.under(selection).pack(),
     )
     found = recover(self._group, asked, self._network)
     group_config = GroupConfig(
@@ -86,7 +86,7 @@ def shrink(
         timeout_s=self.timeout_s,
         staging_bytes=self._settings.staging_bytes,
     )
-    shrunk = type(self)(group_config, self._settings, joined=found.met)
+    shrunk = type(self)(group_config, self._settings, joined=found.joined)
     shrunk.timeout_s = self.timeout_s
     shrunk.former_ranks = found.members
     return shrunk

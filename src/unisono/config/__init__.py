@@ -1,6 +1,7 @@
-"""Settings: the only reader of the environment, and what launchers tell a rank.
+"""Settings from the environment, and the rank that a launcher assigned to this process.
 
-`docs/environment.md` lists the variables. Explicit arguments win over all of them.
+Only this package reads the environment. `docs/environment.md` lists the variables. Explicit
+arguments take precedence over all of them.
 """
 
 from unisono.config.environment import (

@@ -1,4 +1,4 @@
-"""The only reader of the environment. Explicit arguments win over everything here.
+"""Reads the environment. Explicit arguments take precedence over all variables.
 
 `docs/environment.md` lists the variables.
 """
@@ -22,7 +22,7 @@ DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STAGING_BYTES = 16 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.5
 MOST_RANKS = 4096
-"""Of a host: `kMaxRanks` of csrc/memory/segment.cc."""
+"""Most ranks of a host: `kMaxRanks` of csrc/memory/segment.cc."""
 
 VARIABLES = frozenset((
     "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_TIMEOUT_S",
@@ -32,14 +32,14 @@ VARIABLES = frozenset((
     "UNISONO_PORTS", "UNISONO_PEER_TIMEOUT_S", "UNISONO_INTERFACE", "UNISONO_SOCKET_FAMILY",
     "UNISONO_RAILS", "UNISONO_HOST_ID", "UNISONO_STREAMS", "UNISONO_WIRE",
 ))  # fmt: skip
-"""All that are ours."""
+"""All variables of unisono."""
 
 _IP_VERSIONS: Mapping[str, int | None] = {"": None, "AF_INET": 4, "AF_INET6": 6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a communicator can be tuned by. Raises `ValueError` for values that make no sense."""
+    """Settings of a communicator. Raises `ValueError` for invalid values."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
     staging_bytes: int = DEFAULT_STAGING_BYTES
@@ -47,31 +47,32 @@ class Settings:
     single_copy: SingleCopy = SingleCopy.AUTO
     reproducible: bool = False
     selection: str = ""
-    """A file with a selection of algorithms."""
+    """Path of a selection file."""
     algorithm: str = ""
     """Algorithms by operation, such as all_reduce=ring;broadcast=chain."""
     tuned: str = ""
-    """Where a selection tuned for this machine is, if there is one."""
+    """Path of the selection tuned for this machine, whether the file exists or not."""
     job_secret: str | None = field(default=None, repr=False)
     job_secret_file: str | None = None
     ports: range | None = None
-    """Where to listen for other hosts. None: any port."""
+    """Ports on which to listen for other hosts. None: any port."""
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
-    """How long another host may be silent."""
+    """Seconds for which another host may be silent."""
     interface: str = ""
-    """The interfaces to speak to other hosts by, in NCCL's syntax; empty: all that lead out."""
+    """Interfaces for connections to other hosts, in NCCL's syntax. Empty: all that lead to other
+    hosts."""
     ip_version: int | None = None
-    """Of the addresses of these interfaces: 4 or 6. None: 4 where an interface has both."""
+    """IP version of these interfaces' addresses: 4 or 6. None: 4 if an interface has both."""
     rails: int | None = None
-    """How many of them at most. None: all."""
+    """Most interfaces to use. None: all."""
     host_id: str = ""
-    """Ranks that give different texts are on different hosts, wherever they are."""
+    """Ranks with different texts count as ranks of different hosts, even on one machine."""
     wire: str = "tcp"
-    """What carries messages between hosts: tcp, or mpi."""
+    """Transport between hosts: tcp or mpi."""
     streams: int = 1
-    """Connections to each peer of another host, over each rail."""
+    """Number of connections to each peer on another host, over each rail."""
     tls: str = "off"
-    """What protects the bytes between hosts: off, psk (by the job's secret) or certificates."""
+    """Protection of the data between hosts: off, psk (TLS by the job's secret) or certificates."""
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -95,14 +96,14 @@ class Settings:
             raise ValueError(f"UNISONO_TLS must be off, psk or certificates, not {self.tls!r}")
         if self.tls != "off" and self.wire == "mpi":
             raise ValueError(
-                f"what MPI carries (UNISONO_WIRE=mpi) cannot have UNISONO_TLS={self.tls}"
+                f"UNISONO_TLS={self.tls} cannot protect MPI's messages (UNISONO_WIRE=mpi)"
             )
         if self.rails is not None and not 1 <= self.rails <= 16:
             raise ValueError(f"UNISONO_RAILS must be from 1 to 16, not {self.rails}")
 
 
 def settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from the environment.
+    """Returns the settings that the environment holds.
 
     >>> settings({"UNISONO_TIMEOUT_S": "5"}).timeout_s
     5.0
@@ -149,7 +150,7 @@ def _warn_once() -> None:
 def override(
     found: Settings, *, timeout_s: float | None = None, reproducible: bool | None = None
 ) -> Settings:
-    """The same settings with what the caller gave; None leaves a setting as it is.
+    """Returns the settings with the given values replaced; None keeps a setting.
 
     >>> override(Settings(), timeout_s=5.0).timeout_s
     5.0
@@ -163,15 +164,15 @@ def override(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightRecorder:
-    """How many calls torch's flight recorder keeps for a group, and where dumps go: the rank is
-    appended."""
+    """Settings of torch's flight recorder: calls kept per group, and the path of dumps, to which
+    the rank is appended."""
 
     calls: int = 0
     dump_prefix: str = ""
 
 
 def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
-    """The flight recorder's settings, from torch's own variables.
+    """Returns the flight recorder's settings, from torch's own variables.
 
     >>> flight_recorder({"TORCH_FR_BUFFER_SIZE": "100"}).calls
     100
@@ -186,8 +187,10 @@ def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
 
 
 def tuned_path(environ: Mapping[str, str] = os.environ) -> str:
-    """The file for a selection tuned for this machine: one for each kind of processor and number
-    of cores, in the user's cache (of the XDG base directory specification). Empty: no home.
+    """Returns the path of the selection tuned for this machine. Empty: no home directory.
+
+    There is one file for each CPU model and number of cores, in the user's cache (XDG base
+    directory specification).
 
     >>> tuned_path({"XDG_CACHE_HOME": "/cache"}).startswith("/cache/unisono/selection-")
     True
@@ -206,7 +209,7 @@ def _cache_home(environ: Mapping[str, str]) -> str:
 
 @functools.cache
 def cpu_model() -> str:
-    """What the processor calls itself; its architecture where it does not."""
+    """Returns the CPU's model name, else its architecture."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
             named = (line.partition(":")[2].strip() for line in file if line[:10] == "model name")
@@ -216,10 +219,10 @@ def cpu_model() -> str:
 
 
 def launched_rank(environ: Mapping[str, str] = os.environ) -> World:
-    """Rank, size and rendezvous as the launcher gave them.
+    """Returns rank, size and rendezvous, as the launcher set them.
 
-    Raises `RendezvousError` if no launcher is recognised, or if it does not say where the ranks of
-    several hosts can meet.
+    Raises `RendezvousError` if no launcher is recognised, or if the launcher names no rendezvous
+    for ranks of several hosts.
 
     >>> launched_rank({"UNISONO_RANK": "1", "UNISONO_SIZE": "2", "UNISONO_RENDEZVOUS": "doc"})
     LaunchedRank(rank=1, size=2, rendezvous='doc')
@@ -228,17 +231,17 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> World:
 
 
 def export(found: World, environ: os._Environ[str] = os.environ) -> None:
-    """Sets the variables by which a program started from here finds its world."""
+    """Sets the variables by which a child process finds its world."""
     environ["UNISONO_RANK"] = str(found.rank)
     environ["UNISONO_SIZE"] = str(found.size)
     environ["UNISONO_RENDEZVOUS"] = found.rendezvous
 
 
 def export_to_torch(found: World, port: int, environ: os._Environ[str] = os.environ) -> None:
-    """Sets the variables by which torch finds a world whose ranks are all on this host; rank 0's
+    """Sets the variables by which torch finds a world whose ranks are all on this host. Rank 0's
     store listens at `port`."""
     for name in [name for name in environ if name.startswith("TORCHELASTIC_")]:
-        del environ[name]  # of a torchrun that started this program: its store is another
+        del environ[name]  # set by a torchrun that started this program and whose store differs
     environ["RANK"] = environ["LOCAL_RANK"] = str(found.rank)
     environ["WORLD_SIZE"] = environ["LOCAL_WORLD_SIZE"] = str(found.size)
     environ["MASTER_ADDR"] = "127.0.0.1"
@@ -246,7 +249,8 @@ def export_to_torch(found: World, port: int, environ: os._Environ[str] = os.envi
 
 
 def _ip_version(environ: Mapping[str, str]) -> int | None:
-    """That of UNISONO_SOCKET_FAMILY, in the terms of NCCL_SOCKET_FAMILY."""
+    """Returns the IP version of UNISONO_SOCKET_FAMILY, which has the values of
+    NCCL_SOCKET_FAMILY."""
     given = environ.get("UNISONO_SOCKET_FAMILY", "")
     if given not in _IP_VERSIONS:
         raise ValueError(f"UNISONO_SOCKET_FAMILY must be AF_INET or AF_INET6, not {given!r}")
@@ -254,7 +258,7 @@ def _ip_version(environ: Mapping[str, str]) -> int | None:
 
 
 def _ports(environ: Mapping[str, str]) -> range | None:
-    """The ports of UNISONO_PORTS, such as 20000-20100, both ends included."""
+    """Returns the ports of UNISONO_PORTS, such as 20000-20100, both ends included."""
     if "UNISONO_PORTS" not in environ:
         return None
     given = environ["UNISONO_PORTS"]

@@ -1,4 +1,4 @@
-"""Slurm's way to write many host names in few characters: `rack[1-2]n[01-16],login`."""
+"""Slurm's compact notation of many host names: `rack[1-2]n[01-16],login`."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _Piece = Sequence[str | _Numbers]  # one of the alternatives
 
 
 def hosts(text: str) -> Iterator[str]:
-    """The host names that `text` stands for, in its order, each made when it is asked for.
+    """Yields the host names of a host list, in order and lazily.
 
-    Numbers keep the leading zeros of the first of their range. Raises `ValueError`, before the
-    first name, if `text` is no host list.
+    Numbers keep the leading zeros of the first number of their range. Raises `ValueError`, before
+    the first name, if `text` is not a host list.
 
     >>> list(hosts("n[08-10,12],login")), next(hosts("rack[1-2]n[1-9]"))
     (['n08', 'n09', 'n10', 'n12', 'login'], 'rack1n1')
     """
-    entries = re.split(r",(?![^\[]*\])", text)  # at the commas outside of brackets
+    entries = re.split(r",(?![^\[]*\])", text)  # at commas outside of brackets
     if not all(_ENTRY.fullmatch(entry) for entry in entries):
-        raise ValueError(f"{text!r} is no list of hosts such as n[01-16],login")
+        raise ValueError(f"{text!r} is not a list of hosts such as n[01-16],login")
     patterns = [[_piece(match) for match in _PIECE.finditer(entry)] for entry in entries]
     return (name for pattern in patterns for name in _names(pattern))
 
@@ -50,12 +50,12 @@ def _piece(match: re.Match[str]) -> _Piece:
 def _numbers(text: str) -> _Numbers:
     match = _RANGE.fullmatch(text)
     if match is None or int(match[2] or match[1]) < int(match[1]):
-        raise ValueError(f"[{text}] is no range of hosts such as 01-16")
+        raise ValueError(f"[{text}] is not a range of hosts such as 01-16")
     return _Numbers(int(match[1]), int(match[2] or match[1]), len(match[1]))
 
 
 def _names(pattern: Sequence[_Piece]) -> Iterator[str]:
-    """All names with one alternative for each piece, the last changing fastest."""
+    """Yields all names with one alternative for each part; the last part changes fastest."""
     if not pattern:
         yield ""
         return

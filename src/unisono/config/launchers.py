@@ -1,4 +1,4 @@
-"""What launchers tell their ranks: who each is, and where those of several hosts can meet."""
+"""Reads a rank's launcher: its rank, the number of ranks, and the rendezvous."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from unisono.config.variables import number, text
 from unisono.errors import RendezvousError
 
 TCP = "tcp://"
-"""How a rendezvous begins that is a meeting point of our own: tcp://host:port."""
+"""Prefix of a rendezvous at which rank 0 listens: tcp://host:port."""
 TORCH_STORE = "torch-store:"
-"""How a rendezvous begins that is the store which torch's variables lead to."""
+"""Prefix of a rendezvous through the store that torch's variables denote."""
 MPI = "mpi:"
-"""How a rendezvous begins that is MPI itself, which then is the wire between hosts, too."""
+"""Prefix of a rendezvous through MPI, which then connects the hosts, too."""
 DERIVED_PORTS = range(61440, 65536)
-"""The ports of meeting points whose host alone the launcher names."""
+"""Ports of a rendezvous for which the launcher names only the host."""
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MPIEXEC = re.compile(r"prte(?:run)?-(?P<host>.+)-(?P<pid>\d+)@\d+")
@@ -31,8 +31,9 @@ _MPIEXEC = re.compile(r"prte(?:run)?-(?P<host>.+)-(?P<pid>\d+)@\d+")
 class LaunchedRank:
     """This process among its peers.
 
-    `rendezvous` is equal on all ranks: `tcp://host:port` at which rank 0 listens, `torch-store:`
-    and a text, `mpi:`, else any text that only this job has, whose ranks are then on one host.
+    `rendezvous` is equal on all ranks. It is `tcp://host:port` at which rank 0 listens, or
+    `torch-store:` and a text, or `mpi:`. Any other text, which only this job has, means that all
+    ranks are on one host.
     """
 
     rank: int
@@ -48,19 +49,19 @@ class _Launch:
     rank: int
     size: int
     local: int
-    """Ranks on this host."""
+    """Number of ranks on this host."""
     job: str
-    """The rendezvous if that is all of them."""
+    """The rendezvous if all ranks are on this host."""
     place: Callable[[], str | None]
-    """The rendezvous if not; None: the launcher does not say where rank 0 is."""
+    """Returns the rendezvous otherwise; None if the launcher does not name rank 0's host."""
 
 
 def world(environ: Mapping[str, str]) -> LaunchedRank:
-    """Rank, size and rendezvous as the nearest launcher gave them.
+    """Returns rank, size and rendezvous, as the nearest launcher set them.
 
-    `UNISONO_RENDEZVOUS`, if it is `tcp://host:port`, says where they meet, whoever started them;
-    with `UNISONO_WIRE=mpi` they meet by MPI.
-    Raises `RendezvousError` if no launcher is recognised, or it does not say where to meet.
+    If `UNISONO_RENDEZVOUS` is `tcp://host:port`, it is the rendezvous, whichever launcher started
+    the ranks. With `UNISONO_WIRE=mpi`, MPI is. Raises `RendezvousError` if no launcher is
+    recognised, or if the launcher names no rendezvous.
     """
     if "UNISONO_RANK" in environ:
         return LaunchedRank(
@@ -92,9 +93,9 @@ def _rendezvous(found: _Launch, environ: Mapping[str, str]) -> str:
     place = found.place()
     if place is None:
         raise RendezvousError(
-            f"{found.launcher} started {found.size} ranks on several hosts, but does not tell "
-            "them where rank 0 is: set UNISONO_RENDEZVOUS=tcp://HOST:PORT, equal on all ranks, "
-            "where HOST is rank 0's host and PORT any that is free there"
+            f"{found.launcher} started {found.size} ranks on several hosts, but does not name "
+            "rank 0's host: set UNISONO_RENDEZVOUS=tcp://HOST:PORT, equal on all ranks, "
+            "where HOST is rank 0's host and PORT is a free port there"
         )
     return place
 
@@ -112,8 +113,8 @@ def _torchrun(environ: Mapping[str, str]) -> _Launch | None:
         size=size,
         local=number(environ, "LOCAL_WORLD_SIZE", size),
         job=f"torchrun:{store}:{environ.get('TORCHELASTIC_RESTART_COUNT', '')}",
-        # Agents of several hosts do not agree about the number of restarts: those whose own ranks
-        # did not fail do not count.
+        # Torchrun's agents on several hosts disagree about the number of restarts: an agent counts
+        # only restarts for failures of its own ranks.
         place=lambda: f"{TORCH_STORE}{store}",
     )
 
@@ -126,7 +127,7 @@ def _open_mpi(environ: Mapping[str, str]) -> _Launch | None:
     mpiexec = _MPIEXEC.fullmatch(job)
 
     def place() -> str | None:
-        # Slurm names the hosts of the ranks; the job's own name only that of mpiexec.
+        # Slurm names the hosts of the ranks; the job's name holds only mpiexec's host.
         pid = int(mpiexec["pid"]) if mpiexec else 0
         first = _first_host_of_slurm(environ) or (mpiexec and mpiexec["host"])
         return f"{TCP}{_netloc(first, _port(pid, 0))}/{job}" if first else None
@@ -159,17 +160,18 @@ def _mpich(environ: Mapping[str, str]) -> _Launch | None:
 
 
 def _hydra_proxy(environ: Mapping[str, str]) -> int:
-    """Hydra names no job, but one process of its own starts all ranks of a host.
+    """Returns the process that identifies the job: Hydra has no job name, but one process starts
+    all ranks of a host.
 
-    That is the parent, unless a shell script is between. It also made the socket that each rank
-    talks to it by, and the kernel remembers who made a socket.
+    That process is the parent, unless a shell script is between. It also made the socket by which
+    each rank talks to it, and the kernel remembers a socket's creator.
     """
     with contextlib.suppress(KeyError, ValueError, OSError):
         connection = socket.socket(fileno=int(environ["PMI_FD"]))
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         finally:
-            connection.detach()  # it stays MPI's
+            connection.detach()  # the socket stays MPI's
         pid = int(_CREDENTIALS.unpack(raw)[0])
         if pid > 0:
             return pid
@@ -192,7 +194,7 @@ def _slurm(environ: Mapping[str, str]) -> _Launch | None:
 
 
 def _in_slurm(environ: Mapping[str, str], name: str, step: int) -> str | None:
-    """The meeting point of a step of a Slurm job, which begins on the first of its hosts."""
+    """Returns the rendezvous of a Slurm job's step, whose rank 0 is on the first of its hosts."""
     first = _first_host_of_slurm(environ)
     if first is None:
         return None
@@ -211,7 +213,7 @@ def _first_host_of_slurm(environ: Mapping[str, str]) -> str | None:
 
 
 def _port(job: int, step: int) -> int:
-    """Jobs and steps beside each other get ports of their own."""
+    """Returns a port; concurrent jobs and steps get different ones, as far as possible."""
     return DERIVED_PORTS[(job + 509 * step) % len(DERIVED_PORTS)]
 
 

@@ -1,4 +1,4 @@
-"""Values of environment variables, out of a mapping; errors name the variable."""
+"""Parses environment variables from a mapping; errors name the variable."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _OURS = "UNISONO_"
 
 
 def text(environ: Mapping[str, str], name: str) -> str:
-    """The value as it is. Raises `RendezvousError` if there is none."""
+    """Returns the value. Raises `RendezvousError` if the variable is not set."""
     if name not in environ:
         raise RendezvousError(f"{name} is not set")
     return environ[name]
 
 
 def number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """A whole number. Raises `ValueError` for anything else.
+    """Returns a whole number. Raises `ValueError` for any other value.
 
     >>> number({"UNISONO_RANK": "3"}, "UNISONO_RANK"), number({}, "UNISONO_RANK", 0)
     (3, 0)
@@ -33,7 +33,7 @@ def number(environ: Mapping[str, str], name: str, default: int | None = None) ->
 
 
 def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    """A time. Raises `ValueError` for what is no number."""
+    """Returns a number of seconds. Raises `ValueError` for any other value."""
     if name not in environ:
         return default
     try:
@@ -43,7 +43,8 @@ def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
 
 
 def switch(environ: Mapping[str, str], name: str) -> bool:
-    """On (1) or off (0, or not set). Raises `ValueError` for anything else."""
+    """Returns whether the variable is 1, rather than 0 or not set. Raises `ValueError` for any
+    other value."""
     given = environ.get(name, "0")
     if given not in ("0", "1"):
         raise ValueError(f"{name} must be 0 or 1, not {given!r}")
@@ -51,10 +52,10 @@ def switch(environ: Mapping[str, str], name: str) -> bool:
 
 
 def warn_of_unknown(names: Iterable[str], known: Collection[str]) -> None:
-    """Names what looks like a variable of ours and is none, with the nearest that is."""
+    """Logs unknown variables that begin like unisono's, with the nearest known name."""
     for name in names:
         if name.startswith(_OURS) and name not in known:
-            import difflib  # which most processes never need
+            import difflib  # most processes never need this module
 
             (nearest,) = difflib.get_close_matches(name, known, 1, cutoff=0)
             _log.warning("%s is not a variable that unisono reads: is it %s?", name, nearest)

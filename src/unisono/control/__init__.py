@@ -1,9 +1,9 @@
-"""News among ranks of several hosts: failures, departures, and which call a rank made last.
+"""Control messages among ranks of several hosts: failures, departures, and each rank's last call.
 
 Each rank has a `ConnectionManager`. It joins the world, opens the connections of each group, and
-keeps the control channels: every rank has one to the control server on rank 0, which passes
-messages on. `MpiWatch` does the same where MPI connects the hosts. `Vote` is one host's vote on
-which group succeeds a failed one; `recovery` asks for it.
+keeps the control channels: every rank has one to the control server on rank 0, which forwards
+messages. `MpiWatch` does the same where MPI connects the hosts. `Vote` is one host's vote on the
+group that replaces a failed one; `recovery` requests it.
 """
 
 from unisono.control.connection_manager import ConnectionManager

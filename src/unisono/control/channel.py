@@ -1,4 +1,4 @@
-"""One connection of the star: messages both ways, and how it ends."""
+"""A control channel: messages both ways on one connection, and the detection of its end."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ from collections.abc import Callable
 
 from unisono.control.messages import ControlMessage, Frames, MessageKind
 from unisono.transport import (
-    LOOK_EACH_S,
+    CHECK_INTERVAL_S,
     READ,
     WRITE,
     EventLoop,
     Silence,
     prepare,
+    probe_idle,
     retry_often,
-    watch_idle,
 )
 
 _log = logging.getLogger("unisono")
 
 _READ_BYTES = 1 << 16
 _MOST_PENDING_BYTES = 8 << 20
-# Questions, and answers to them, to a peer that has said nothing since: a process that is stopped
-# does not read, and once they fill what its kernel takes, that looks like a host that is lost.
-_MOST_UNHEARD_BYTES = 8 << 10
-_UNSEEN_S = 0.4  # of a silence: a host is asked within that, and a busy machine is late
+# Most bytes of last-call queries and their answers to a peer that has sent nothing since. A stopped
+# process does not read. Once these messages fill its kernel's buffers, that process would look like
+# a lost host.
+_MOST_UNREAD_BYTES = 8 << 10
+# Part of a silence that may go unnoticed: a query starts within this time, and a busy machine is
+# late.
+_UNSEEN_S = 0.4
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class ControlChannel:
-    """Messages to and from one rank. `ended` is called once, when nothing is heard any more: with
-    what happened to the rank, or with an empty text if it said goodbye. It may say a last word."""
+    """Sends messages to one rank and receives messages from that rank.
+
+    `ended` is called once, when the connection has ended. Its argument says what happened to the
+    rank; it is empty if the rank left in good order. `ended` may still send a last message.
+    """
 
     def __init__(
         self,
@@ -41,58 +47,59 @@ class ControlChannel:
         sock: socket.socket,
         peer_timeout_s: float,
         *,
-        heard: Callable[[ControlMessage], None],
+        received: Callable[[ControlMessage], None],
         ended: Callable[[str], None],
     ) -> None:
         self._loop, self._sock, self._peer_timeout_s = loop, sock, peer_timeout_s
-        self._borne_s = max(peer_timeout_s - _UNSEEN_S, peer_timeout_s / 2)
-        self._heard, self._ended = heard, ended
+        self._silence_limit_s = max(peer_timeout_s - _UNSEEN_S, peer_timeout_s / 2)
+        self._received, self._ended = received, ended
         self._frames = Frames()
         self._pending = bytearray()
-        self._unheard_bytes = 0
+        self._unread_bytes = 0
         self._flush_is_due = False
         self._waiting = False
-        self._silence: Silence | None = None  # while an acknowledgement is owed
-        self._said_bye = False
+        self._silence: Silence | None = None  # while an acknowledgement is missing
+        self._has_left = False
         self._over = False
         self.was_silent = False
-        """It ended because nothing was heard of the rank's host for long."""
+        """The connection ended because the rank's host was silent for too long."""
         prepare(sock, peer_timeout_s)
         retry_often(sock)
-        watch_idle(sock, peer_timeout_s)
+        probe_idle(sock, peer_timeout_s)
         loop.watch(sock, READ, self._ready)
 
-    def say(self, message: ControlMessage) -> None:
-        """Sends a message soon, with others of the moment in one system call."""
-        looks = message.say in (MessageKind.LOOK, MessageKind.LOOKED)
-        if self._over or (looks and self._unheard_bytes > _MOST_UNHEARD_BYTES):
+    def send(self, message: ControlMessage) -> None:
+        """Sends a message soon, in one system call with other messages of the moment."""
+        is_query = message.kind in (MessageKind.LAST_CALL_QUERY, MessageKind.LAST_CALLS)
+        if self._over or (is_query and self._unread_bytes > _MOST_UNREAD_BYTES):
             return
         packed = message.pack()
         self._pending += packed
-        if looks:
-            self._unheard_bytes += len(packed)
+        if is_query:
+            self._unread_bytes += len(packed)
         if len(self._pending) > _MOST_PENDING_BYTES:
-            self._end("has not read what it was told for long")
+            self._end("has not read its messages for too long")
         elif not self._flush_is_due:
             self._flush_is_due = True
             self._loop.later(0, self._flush)
 
-    def ask(self, message: ControlMessage) -> None:
-        """Sends a message that has to be answered: silence now means that the host is lost."""
+    def send_query(self, message: ControlMessage) -> None:
+        """Sends a message that requires an answer: from now on, silence means that the host is
+        lost."""
         self._waiting = True
-        self.say(message)
+        self.send(message)
 
-    def is_read(self) -> None:
-        """The rank reads: it has said something by another connection."""
-        self._unheard_bytes = 0
+    def mark_read(self) -> None:
+        """Records that the rank reads: another connection received a message from the rank."""
+        self._unread_bytes = 0
 
-    def say_last(self, message: ControlMessage) -> None:
-        """Sends a message before the line is closed, if it still can be sent."""
+    def send_last(self, message: ControlMessage) -> None:
+        """Sends a message before the channel closes, if the socket still takes it."""
         with contextlib.suppress(OSError):
             self._sock.send(self._pending + message.pack())
 
     def close(self) -> None:
-        """Closes without a word; `ended` is not called."""
+        """Closes the channel without a message; `ended` is not called."""
         if not self._over:
             self._over = True
             self._loop.unwatch(self._sock)
@@ -115,20 +122,22 @@ class ControlChannel:
             self._end("is gone")
             return
         self._waiting = False
-        self._unheard_bytes = 0
+        self._unread_bytes = 0
         try:
             for message in self._frames.take(data):
-                self._said_bye = self._said_bye or message.say is MessageKind.BYE
-                self._heard(message)
+                self._has_left = self._has_left or message.kind is MessageKind.BYE
+                self._received(message)
                 if self._over:
                     return
         except ValueError as error:
-            self._end(f"speaks garbage ({error})")
+            self._end(f"sent a malformed message ({error})")
         except Exception as error:
-            # A fault of ours. A line that is not read any more, and not ended either, would leave
-            # its rank without news for ever.
-            _log.exception("a message of another rank met an error of unisono's own")
-            self._end(f"said what this rank failed to handle ({type(error).__name__}: {error})")
+            # An error in unisono. A channel that is neither read nor ended would leave its rank
+            # without messages for ever.
+            _log.exception("unisono failed to handle a message of another rank")
+            self._end(
+                f"sent a message that this rank failed to handle: {type(error).__name__}: {error}"
+            )
 
     def _flush(self) -> None:
         self._flush_is_due = False
@@ -145,19 +154,19 @@ class ControlChannel:
         self._loop.watch(self._sock, READ | WRITE if self._pending else READ, self._ready)
         if self._silence is None:
             self._silence = Silence(self._sock)
-            self._loop.later(LOOK_EACH_S, self._listen)
+            self._loop.later(CHECK_INTERVAL_S, self._check_silence)
 
-    def _listen(self) -> None:
-        """Looks for how long an acknowledgement has been owed, until there is one."""
+    def _check_silence(self) -> None:
+        """Checks for how long an acknowledgement has been missing, until one arrives."""
         if self._over or self._silence is None:
             return
-        lasts_s = self._silence.lasts_s()
-        if lasts_s is None:
+        duration_s = self._silence.duration_s()
+        if duration_s is None:
             self._silence = None
-        elif self._waiting and lasts_s >= self._borne_s:
+        elif self._waiting and duration_s >= self._silence_limit_s:
             self._end_silent()
         else:
-            self._loop.later(LOOK_EACH_S, self._listen)
+            self._loop.later(CHECK_INTERVAL_S, self._check_silence)
 
     def _lost(self, error: OSError) -> None:
         if error.errno in _SILENT:
@@ -174,6 +183,6 @@ class ControlChannel:
             self._over = True
             self._loop.unwatch(self._sock)
             try:
-                self._ended("" if self._said_bye else why)
+                self._ended("" if self._has_left else why)
             finally:
                 self._sock.close()

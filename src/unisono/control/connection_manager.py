@@ -1,8 +1,8 @@
-"""Who may connect to this rank, and whom it connects to: one porter a rank and world.
+"""The connection manager: accepts and opens a rank's connections; one for each rank and world.
 
-A porter listens from its making, so that others can be told where; its one thread starts when it
-joins the world, sleeps unless something happens, and ends with `close`. It opens connections and
-hands them over; the bytes of collectives and messages never pass through it.
+It listens from its construction, so that the address can be published. Its one thread starts when
+it joins the world, sleeps unless an event occurs, and ends with `close`. It passes open connections
+to the native core; data of collectives and point-to-point messages never passes through it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _STOP_S = 5.0
 
 
 class ConnectionManager:
-    """Listens on `addresses` (literals, one a rail) and on nothing else, on a port of `ports`.
+    """Listens on `addresses` (literals, one per rail) and on no other, on a port of `ports`.
 
-    `streams`: connections to a peer for each rail and kind. `security`: what protects them.
-    `peer_timeout_s`: how long another host may be silent. Raises `RendezvousError` if it cannot
-    listen. Methods may be called from any thread; after `close`, and in a forked child, they raise
-    `AbortedError`.
+    `streams`: number of connections to a peer for each rail and kind. `security`: protection of the
+    connections. `peer_timeout_s`: how long another host may be silent. Raises `RendezvousError` if
+    it cannot listen. Any thread may call the methods. After `close`, and in a forked child, they
+    raise `AbortedError`.
 
     >>> manager = ConnectionManager(
     ...     addresses=["127.0.0.1"], ports=None, streams=1, peer_timeout_s=2.5
@@ -56,14 +56,14 @@ class ConnectionManager:
         self._listeners = listen(addresses, ports)
         self._bound: tuple[Address, ...] = tuple(one.getsockname()[:2] for one in self._listeners)
         self._loop = EventLoop()
-        self._joined: WorldConnections | None = None
-        self._open = threading.Lock()  # taken by the one who closes it, and never waited for
+        self._world_connections: WorldConnections | None = None
+        self._open = threading.Lock()  # taken by the thread that closes; no thread waits for it
         this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _abandon(this))
+        os.register_at_fork(after_in_child=lambda: _abandon_in_child(this))
 
     @property
     def bound(self) -> tuple[Address, ...]:
-        """Where it listens, one address a rail."""
+        """Addresses on which it listens, one per rail."""
         return self._bound
 
     def join(
@@ -72,24 +72,24 @@ class ConnectionManager:
         world: bytes,
         secret: bytes,
         rank: int,
-        contacts: Sequence[PeerInfo],
+        peer_infos: Sequence[PeerInfo],
         timeout_s: float,
     ) -> None:
-        """Joins the ranks at `contacts` (by rank, this one too); returns when rank 0 is connected,
-        on rank 0 when all are.
+        """Joins the ranks at `peer_infos` (by rank, including this one). Returns when rank 0 is
+        connected; on rank 0, when all ranks are.
 
-        `world` is equal on all ranks and this world's own, `secret` the job's. Raises
+        `world` is equal on all ranks, and no other world uses it; `secret` is the job's. Raises
         `RendezvousError` if ranks are missing at the timeout or lost, `AuthenticationError` if rank
         0 has another secret.
         """
         if not secret:
-            raise ValueError("a porter needs the job's secret")
-        if not 0 <= rank < len(contacts):
-            raise ValueError(f"rank {rank} of {len(contacts)}: ranks are counted from 0")
-        terms = WorldConfig(
+            raise ValueError("a connection manager needs the job's secret, not an empty one")
+        if not 0 <= rank < len(peer_infos):
+            raise ValueError(f"rank {rank} of {len(peer_infos)}: expected a rank from 0 to size-1")
+        config = WorldConfig(
             world=world,
             rank=rank,
-            contacts=tuple(contacts),
+            peer_infos=tuple(peer_infos),
             sources=self._sources,
             secret=secret,
             security=self._security,
@@ -97,8 +97,8 @@ class ConnectionManager:
             peer_timeout_s=self._peer_timeout_s,
             timeout_s=timeout_s,
         )
-        joined = self._joined = WorldConnections(self._loop, self._listeners, terms)
-        self._loop.start(f"unisono-porter-{rank}")
+        joined = self._world_connections = WorldConnections(self._loop, self._listeners, config)
+        self._loop.start(f"unisono-connections-{rank}")
         self._loop.call(joined.begin)
         try:
             joined.wait()
@@ -112,86 +112,103 @@ class ConnectionManager:
         members: Sequence[int],
         me: int,
         group: GroupEndpoint,
-        circle: bytes | None = None,
+        control_group: bytes | None = None,
     ) -> None:
-        """This rank has entered a group: `members` are ranks of the world in the group's order,
-        `me` is its place among them. They hear of each other in a circle, one that was rallied or
-        the world's. What came early for the group is brought to it now."""
-        joined = self._world()
-        tag = NO_GROUP if circle is None else tag_of(circle)
+        """Enters a group on this rank.
+
+        `members` are world ranks in the group's order; `me` is this rank's position among them. The
+        members inform each other through a control group: the one given, else the world's.
+        Connections and messages that arrived early are handled now.
+        """
+        joined = self._require_joined()
+        tag = NO_GROUP if control_group is None else tag_of(control_group)
         self._loop.call(
-            lambda: joined.groups.enter(tag_of(group_id), members, me, group, joined.circle(tag))
+            lambda: joined.groups.enter(
+                tag_of(group_id), members, me, group, joined.control_group(tag)
+            )
         )
 
     def reach(self, group_id: bytes, peers: Iterable[int], kind: int) -> None:
-        """Connects to ranks of a group: dials the lower ones, awaits the higher ones. Returns at
-        once; what was reached already stays as it is."""
-        groups, wanted = self._world().groups, tuple(peers)
+        """Connects to ranks of a group: dials lower ranks, waits for higher ranks to dial. Returns
+        at once. Existing connections stay as they are."""
+        groups, wanted = self._require_joined().groups, tuple(peers)
         self._loop.call(lambda: groups.reach(tag_of(group_id), wanted, kind))
 
     def leave(self, group_id: bytes) -> None:
-        """Leaves a group in good order. When it returns, the native end is not called any more."""
-        groups = self._world().groups
+        """Leaves a group in good order. After the return, the native group is not called any
+        more."""
+        groups = self._require_joined().groups
         self._loop.run(lambda: groups.leave(tag_of(group_id)), _STOP_S)
 
-    # ---- what succeeds a group that has failed
+    # ---- recovery after a group has failed
 
-    def rally(
+    def form_control_group(
         self,
-        circle: bytes,
+        control_group: bytes,
         members: Sequence[int],
-        word: bytes,
+        rank0_data: bytes,
         timeout_s: float,
         watch: Callable[[], None],
     ) -> bytes:
-        """Joins these ranks of the world, which all call this, in a circle of their own; returns
-        the word of the first. `watch` is called meanwhile, and may raise. Raises `RendezvousError`
-        if they do not come."""
-        return self._world().rally(tag_of(circle), members, word, timeout_s, watch)
+        """Forms a control group of these world ranks, which all call this; returns the first rank's
+        data.
 
-    def disband(self, circle: bytes) -> None:
-        """Leaves a circle that comes to nothing."""
-        self._world().disband(tag_of(circle))
+        `watch` is called meanwhile, and may raise. Raises `RendezvousError` if ranks are missing.
+        """
+        return self._require_joined().form_control_group(
+            tag_of(control_group), members, rank0_data, timeout_s, watch
+        )
 
-    def open_box(self, attempt: Attempt, peers: Iterable[int]) -> RecoveryInbox:
-        """This rank begins to shrink a group; `peers` are its other ranks, as ranks of the world,
-        and all of them are dialed."""
-        post, box, others = self._world().post, RecoveryInbox(), tuple(peers)
-        self._loop.call(lambda: post.open(attempt, others, box))
-        return box
+    def drop_control_group(self, control_group: bytes) -> None:
+        """Leaves a control group whose group was not formed."""
+        self._require_joined().drop_control_group(tag_of(control_group))
 
-    def shut_box(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
-        """This rank has ended that; who has not `finished` tells the others, and if it leaves the
-        group `for_good`, also those who come later."""
-        post = self._world().post
-        self._loop.call(lambda: post.shut(attempt, finished=finished, for_good=for_good))
+    def open_inbox(self, attempt: Attempt, peers: Iterable[int]) -> RecoveryInbox:
+        """Begins to shrink a group on this rank. `peers` are the world ranks of its other ranks;
+        all of them are dialed."""
+        peer_messages, inbox, others = (
+            self._require_joined().peer_messages,
+            RecoveryInbox(),
+            tuple(peers),
+        )
+        self._loop.call(lambda: peer_messages.open_attempt(attempt, others, inbox))
+        return inbox
+
+    def close_inbox(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
+        """Ends an attempt to shrink. Unless the attempt `finished`, the other ranks are told; if
+        this rank leaves the group `for_good`, ranks that start later are told, too."""
+        peer_messages = self._require_joined().peer_messages
+        self._loop.call(
+            lambda: peer_messages.close_attempt(attempt, finished=finished, for_good=for_good)
+        )
 
     def send(self, attempt: Attempt, to: int, data: bytes) -> None:
-        """A text for another rank that shrinks the group."""
-        post = self._world().post
-        self._loop.call(lambda: post.send(attempt, to, data))
+        """Sends a recovery message to another rank that shrinks the group."""
+        peer_messages = self._require_joined().peer_messages
+        self._loop.call(lambda: peer_messages.send(attempt, to, data))
 
-    def ask(self, attempt: Attempt, to: int, ask: VoteRequest) -> None:
-        """Asks for the vote of a rank's host on what succeeds the group."""
-        post = self._world().post
-        self._loop.call(lambda: post.ask(attempt[0], to, ask))
+    def request_vote(self, attempt: Attempt, to: int, request: VoteRequest) -> None:
+        """Requests the vote of a rank's host on the group that replaces a failed one."""
+        peer_messages = self._require_joined().peer_messages
+        self._loop.call(lambda: peer_messages.request_vote(attempt[0], to, request))
 
-    # ---- the end
+    # ---- closing
 
     def close(self) -> None:
-        """Leaves all groups and the world, and closes everything. Does nothing a second time."""
+        """Leaves all groups and the world, and closes all connections. A second call does
+        nothing."""
         if os.getpid() != self._pid or not self._open.acquire(blocking=False):
             return
-        if self._joined is not None:
+        if self._world_connections is not None:
             with contextlib.suppress(AbortedError):
-                self._loop.call(self._joined.goodbye)
+                self._loop.call(self._world_connections.leave)
         if self._loop.join(_STOP_S):
             self._close_descriptors()
 
-    def _world(self) -> WorldConnections:
-        if self._joined is None:
-            raise RendezvousError("this porter has not joined a world")
-        return self._joined
+    def _require_joined(self) -> WorldConnections:
+        if self._world_connections is None:
+            raise RendezvousError("this connection manager has not joined a world: call join first")
+        return self._world_connections
 
     def _close_descriptors(self) -> None:
         for listener in self._listeners:
@@ -200,12 +217,13 @@ class ConnectionManager:
     def _in_child(self) -> None:
         self._loop.abandon()
         self._close_descriptors()
-        if self._joined is not None:
-            self._joined.abandon()
+        if self._world_connections is not None:
+            self._world_connections.abandon()
 
 
-def _abandon(porter: weakref.ref[ConnectionManager]) -> None:
-    """A forked child would keep its parent's connections open after the parent's death."""
-    found = porter()
+def _abandon_in_child(manager: weakref.ref[ConnectionManager]) -> None:
+    """Closes a forked child's copies, which would keep connections open after the parent's
+    death."""
+    found = manager()
     if found is not None:
         found._in_child()

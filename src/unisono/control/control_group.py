@@ -1,5 +1,8 @@
-"""Ranks that hear of each other through one star: all of a world, or those of a group that succeeds
-a failed one, whose rank 0 has the middle of it then."""
+"""A control group: ranks that inform each other through one control server.
+
+The control group of the world has all ranks. A group that replaces a failed one has its own control
+group, whose server is on the group's rank 0.
+"""
 
 from __future__ import annotations
 
@@ -19,54 +22,58 @@ _WATCH_S = 0.02
 
 
 class ControlGroup:
-    """`members` are ranks of the world; the first has the middle. `word` is what that one tells the
-    others. `wait` is for any thread, the rest for the loop's."""
+    """A control group of the world ranks `members`; the first member runs the server.
+
+    The server sends `rank0_data` to the others. Any thread may call `wait`; the loop's thread calls
+    the other methods.
+    """
 
     def __init__(
         self,
-        place: World,
+        world: World,
         tag: bytes,
         members: Sequence[int],
-        word: bytes,
-        hear: Callable[[ControlMessage, ControlGroup], None],
-        orphaned: Callable[[ControlGroup], None],
+        rank0_data: bytes,
+        handle: Callable[[ControlMessage, ControlGroup], None],
+        server_lost: Callable[[ControlGroup], None],
     ) -> None:
-        """`orphaned` is called when the middle has left, or is lost: then messages go directly, as
-        `place` has it."""
-        self.is_orphaned = False
-        self._directly = place.tell
-        self.place = replace(place, tell=self._tell)
-        """As of the groups that hear of each other here."""
-        self.gone: dict[int, str] = {}
-        self.word = word
+        """`server_lost` is called when the server has left or is lost. From then on, `world` sends
+        messages directly to their ranks."""
+        self.has_lost_server = False
+        self._send_directly = world.send
+        self.world = replace(world, send=self._send)
+        """The world, for the groups of this control group: its `send` uses the server."""
+        self.lost: dict[int, str] = {}
+        self.rank0_data = rank0_data
         self.tag = tag
-        self._members, self._hear, self._orphaned = tuple(members), hear, orphaned
-        self._star: ControlEndpoint | None = None
-        self._hub: ControlServer | None = None
+        self._members, self._handle, self._server_lost = tuple(members), handle, server_lost
+        self._endpoint: ControlEndpoint | None = None
+        self._server: ControlServer | None = None
         self._dial: Dial | None = None
         self._complete = OneShotEvent()
         self._problem: UnisonoError | None = None
 
     def begin(self, host_s: float) -> None:
-        """Takes this rank's place; the middle's host may take `host_s` to answer."""
-        terms, first = self.place.terms, self._members[0]
-        if terms.rank == first:
-            hosts = {rank: terms.contacts[rank].addresses[0][0] for rank in self._members}
-            self._star = self._hub = ControlServer(
-                self.place.loop, first, hosts, terms.peer_timeout_s, self.word, self._deliver
+        """Connects this rank, or starts the server; the server's host may take `host_s` to
+        answer."""
+        config, first = self.world.config, self._members[0]
+        if config.rank == first:
+            hosts = {rank: config.peer_infos[rank].addresses[0][0] for rank in self._members}
+            self._endpoint = self._server = ControlServer(
+                self.world.loop, first, hosts, config.peer_timeout_s, self.rank0_data, self._deliver
             )
             self._check_complete()
         else:
-            said = Introduction(
-                kind=ConnectionKind.STAR, rank=terms.rank, pid=os.getpid(), tag=self.tag
+            introduction = Introduction(
+                kind=ConnectionKind.CONTROL, rank=config.rank, pid=os.getpid(), tag=self.tag
             )
-            self._dial = self.place.dial(
-                first, 0, said, host_s=host_s, opened=self._connected, failed=self._refused
+            self._dial = self.world.dial(
+                first, 0, introduction, host_s=host_s, opened=self._connected, failed=self._refused
             )
 
     def wait(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
-        """Waits until the star is complete as seen from here; raises what came between. `watch`
-        is called meanwhile, and may raise."""
+        """Waits until this rank is connected; on the server, until all ranks are. Raises a failure
+        that occurred meanwhile. `watch` is called meanwhile, and may raise."""
         deadline = time.monotonic() + timeout_s
         pause_s = timeout_s if watch is None else _WATCH_S
         while not self._complete.wait(pause_s):
@@ -76,85 +83,90 @@ class ControlGroup:
                 watch()
         if self._problem is not None:
             raise self._problem
-        if not self._complete.told:
-            whom = f"rank {self._members[0]}" if self._hub is None else f"ranks {self._hub.missing}"
+        if not self._complete.happened:
+            whom = (
+                f"rank {self._members[0]}"
+                if self._server is None
+                else f"ranks {self._server.missing}"
+            )
             raise RendezvousError(
-                f"rank {self.place.terms.rank}: after {timeout_s:g} s (timeout) {whom} "
+                f"rank {self.world.config.rank}: after {timeout_s:g} s (timeout) {whom} "
                 f"of {len(self._members)} had not connected"
             )
 
-    def take(self, sock: socket.socket, said: Introduction) -> str:
-        """A rank dials for its place in the star; returns why not, or nothing."""
-        if self._hub is None or not self._hub.awaits(said.rank):
-            return f"a second process says that it is rank {said.rank}"
-        self._hub.take(sock, said)
+    def take(self, sock: socket.socket, introduction: Introduction) -> str:
+        """Takes a rank's connection to the server; returns the reason for a refusal, else an empty
+        text."""
+        if self._server is None or not self._server.awaits(introduction.rank):
+            return f"a second process claims to be rank {introduction.rank}"
+        self._server.take(sock, introduction)
         self._check_complete()
         return ""
 
     def give_up(self, problem: UnisonoError) -> None:
-        """There is no use in waiting any more; nothing happens if it is over."""
-        if not self._complete.told:
+        """Ends `wait` with an error. Does nothing if `wait` has ended."""
+        if not self._complete.happened:
             self._problem = problem
-            self._complete.tell()
+            self._complete.set()
 
-    def bye(self) -> None:
+    def leave(self) -> None:
         """Leaves in good order."""
         if self._dial is not None:
             self._dial.cancel()
-        if self._star is not None:
-            self._star.bye()
+        if self._endpoint is not None:
+            self._endpoint.leave()
 
     def ended(self) -> bool:
-        """Whether the others have taken note of that."""
-        return self._star is None or self._star.ended()
+        """Returns whether the other side has acknowledged the departure."""
+        return self._endpoint is None or self._endpoint.ended()
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes all connections."""
         if self._dial is not None:
             self._dial.cancel()
-        if self._star is not None:
-            self._star.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
 
     def _connected(self, sock: socket.socket) -> None:
-        terms, first = self.place.terms, self._members[0]
-        self._star = ControlClient(
-            self.place.loop,
+        config, first = self.world.config, self._members[0]
+        self._endpoint = ControlClient(
+            self.world.loop,
             sock,
-            terms.peer_timeout_s,
-            rank=terms.rank,
-            hub=first,
-            hub_host=terms.contacts[first].addresses[0][0],
+            config.peer_timeout_s,
+            rank=config.rank,
+            server_rank=first,
+            server_host=config.peer_infos[first].addresses[0][0],
             deliver=self._deliver,
             welcome=self._welcome,
-            orphaned=self._lose_middle,
+            server_lost=self._lose_server,
         )
 
-    def _lose_middle(self) -> None:
-        self.is_orphaned = True
-        self._orphaned(self)
+    def _lose_server(self) -> None:
+        self.has_lost_server = True
+        self._server_lost(self)
 
-    def _welcome(self, word: bytes) -> None:
-        self.word = word
-        self._complete.tell()
+    def _welcome(self, rank0_data: bytes) -> None:
+        self.rank0_data = rank0_data
+        self._complete.set()
 
     def _refused(self, failed: DialFailure) -> None:
-        text = f"rank {self.place.terms.rank} cannot connect to {failed.text}"
-        self.give_up(AuthenticationError(text) if failed.false else RendezvousError(text))
+        text = f"rank {self.world.config.rank} cannot connect to {failed.text}"
+        self.give_up(AuthenticationError(text) if failed.impostor else RendezvousError(text))
 
     def _check_complete(self) -> None:
-        if self._hub is not None and not self._hub.missing:
-            self._complete.tell()
+        if self._server is not None and not self._server.missing:
+            self._complete.set()
 
-    def _tell(self, message: ControlMessage) -> None:
-        if self._star is None or self._star.tell(message):
+    def _send(self, message: ControlMessage) -> None:
+        if self._endpoint is None or self._endpoint.send(message):
             return
-        # Of a middle that is lost, all who share a group with it have heard by themselves.
+        # All ranks that share a group with a lost server have detected the loss themselves.
         first = self._members[0]
-        if first not in self.gone or first not in message.to:
-            self._directly(message)
+        if first not in self.lost or first not in message.to:
+            self._send_directly(message)
 
     def _deliver(self, message: ControlMessage) -> None:
-        if message.say is MessageKind.GONE:
+        if message.kind is MessageKind.LOST:
             text = message.body.decode(errors="replace")
             self.give_up(RendezvousError(f"{text}, before all ranks had connected"))
-        self._hear(message, self)
+        self._handle(message, self)

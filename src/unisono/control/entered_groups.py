@@ -1,4 +1,4 @@
-"""All groups that a rank has entered, and what came for those that it has not entered yet."""
+"""All groups that a rank has entered, and early messages for groups not entered yet."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _MOST_DEPARTED = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Departed:
-    """A group that was left: the vote as it was then."""
+    """A group that was left, with its vote at that time."""
 
     vote: Vote
-    circle: ControlGroup
+    control_group: ControlGroup
 
 
 class EnteredGroups:
-    """By tag. All methods are for the loop's thread. `refuse` closes a connection, saying why."""
+    """Groups by tag. The loop's thread calls all methods. `refuse` closes a connection and logs the
+    reason."""
 
     def __init__(self, refuse: Callable[[Connection, str], None]) -> None:
         self._refuse = refuse
@@ -43,24 +44,25 @@ class EnteredGroups:
         members: Sequence[int],
         me: int,
         group: GroupEndpoint,
-        circle: ControlGroup,
+        control_group: ControlGroup,
     ) -> None:
-        """Enters a group of some ranks of a circle; brings it what came early."""
+        """Enters a group of some ranks of a control group; handles early connections and
+        messages."""
         self._departed.pop(tag, None)
-        entered = self._entered[tag] = GroupConnections(circle, tag, members, me, group)
-        if circle.is_orphaned:
-            entered.orphaned()
-        for sock, said in self._unpark(lambda said: said.tag == tag):
-            self._bring(entered, sock, said)
+        entered = self._entered[tag] = GroupConnections(control_group, tag, members, me, group)
+        if control_group.has_lost_server:
+            entered.server_lost()
+        for sock, introduction in self._unpark(lambda introduction: introduction.tag == tag):
+            self._take_connection(entered, sock, introduction)
         early = [message for message in self._early if message.tag == tag]
         for message in early:
             self._early.remove(message)
-            entered.hear(message)
-        for rank, text in circle.gone.items():
-            entered.gone(rank, text)
+            entered.handle(message)
+        for rank, text in control_group.lost.items():
+            entered.lost(rank, text)
 
     def reach(self, tag: bytes, peers: Iterable[int], kind: int) -> None:
-        """Connects to peers of a group; nothing for one that was left."""
+        """Connects to peers of a group; does nothing for a group that was left."""
         if tag in self._entered:
             self._entered[tag].reach(peers, kind)
 
@@ -68,98 +70,109 @@ class EnteredGroups:
         """Leaves a group, if it was entered."""
         entered = self._entered.pop(tag, None)
         if entered is not None:
-            self._departed[tag] = _Departed(vote=entered.vote(), circle=entered.circle)
+            self._departed[tag] = _Departed(
+                vote=entered.vote(), control_group=entered.control_group
+            )
             entered.leave()
             if len(self._departed) > _MOST_DEPARTED:
                 del self._departed[next(iter(self._departed))]
 
-    def cast(self, tag: bytes, ask: VoteRequest) -> VoteReply | None:
-        """This host's answer to a question of its vote on what succeeds a group; none, if the group
-        is not entered."""
-        return self._entered[tag].cast(ask) if tag in self._entered else None
+    def cast(self, tag: bytes, request: VoteRequest) -> VoteReply | None:
+        """Returns this host's reply to a vote request; None if the group is not entered."""
+        return self._entered[tag].cast(request) if tag in self._entered else None
 
     def vote(self, tag: bytes) -> Vote | None:
-        """This host's vote on what succeeds a group; of one that was left, as it was then."""
+        """Returns this host's vote on the group that replaces a failed one. After leaving, this is
+        the vote at that time."""
         if tag in self._entered:
             return self._entered[tag].vote()
         return self._departed[tag].vote if tag in self._departed else None
 
     def leave_all(self) -> None:
-        """Leaves all groups, and closes what was parked."""
+        """Leaves all groups, and closes parked connections."""
         for tag in list(self._entered):
             self.leave(tag)
         for sock, _ in self._unpark(lambda _: True):
             sock.close()
 
-    def take(self, sock: Connection, said: Introduction) -> None:
-        """A proved connection has come."""
-        if said.tag in self._entered:
-            self._bring(self._entered[said.tag], sock, said)
-        elif said.tag in self._departed:
+    def take(self, sock: Connection, introduction: Introduction) -> None:
+        """Takes an authenticated connection."""
+        if introduction.tag in self._entered:
+            self._take_connection(self._entered[introduction.tag], sock, introduction)
+        elif introduction.tag in self._departed:
             Group.say_left(sock.detach(), sock.tls)
-        elif sum(other.rank == said.rank for _, other in self._parked) >= _MOST_PARKED:
-            self._refuse(sock, f"rank {said.rank} dialed for too many groups not entered yet")
+        elif sum(other.rank == introduction.rank for _, other in self._parked) >= _MOST_PARKED:
+            self._refuse(
+                sock, f"rank {introduction.rank} dialed for too many groups not entered yet"
+            )
         else:
-            self._parked.append((sock, said))
+            self._parked.append((sock, introduction))
 
     def abandon(self) -> None:
-        """In a forked child: closes its copies of all connections of groups."""
+        """Closes a forked child's copies of all connections of groups."""
         for entered in self._entered.values():
             entered.abandon()
         for sock, _ in self._parked:
             sock.close()
 
-    def hear(
+    def handle(
         self,
         message: ControlMessage,
-        circle: ControlGroup,
-        tell: Callable[[ControlMessage], None] | None = None,
+        control_group: ControlGroup,
+        send: Callable[[ControlMessage], None] | None = None,
     ) -> None:
-        """A message of a circle's star, or one that came by post, as of the world's: then `tell`
-        posts an answer. Raises `ValueError` for one that makes no sense."""
-        if message.say is MessageKind.GONE:
+        """Handles a message that arrived through a control group's server, or directly from a rank.
+
+        `send` sends the answer to a direct message. Raises `ValueError` for a malformed message.
+        """
+        if message.kind is MessageKind.LOST:
             text = message.body.decode(errors="replace")
-            circle.gone.setdefault(message.origin, text)
+            control_group.lost.setdefault(message.origin, text)
             for entered in list(self._entered.values()):
-                if entered.circle is circle:
-                    entered.gone(message.origin, text)
+                if entered.control_group is control_group:
+                    entered.lost(message.origin, text)
         elif message.tag in self._entered:
-            self._entered[message.tag].hear(message)
-        elif message.say is MessageKind.LOOK:
-            # Not entered yet, or left: nothing was called. That there is an answer says enough.
+            self._entered[message.tag].handle(message)
+        elif message.kind is MessageKind.LAST_CALL_QUERY:
+            # Not entered yet, or left: no call was made. An empty answer says that this rank lives.
             departed = self._departed.get(message.tag)
             if departed is not None:
-                circle, tell = departed.circle, None
-            tell = tell or circle.place.tell
-            rank, to = circle.place.terms.rank, (message.origin,)
-            answer = ControlMessage(say=MessageKind.LOOKED, origin=rank, tag=message.tag, to=to)
-            tell(answer)
-            if circle.is_orphaned and departed is not None:
-                tell(replace(answer, say=MessageKind.LEFT))
+                control_group, send = departed.control_group, None
+            send = send or control_group.world.send
+            rank, to = control_group.world.config.rank, (message.origin,)
+            answer = ControlMessage(
+                kind=MessageKind.LAST_CALLS, origin=rank, tag=message.tag, to=to
+            )
+            send(answer)
+            if control_group.has_lost_server and departed is not None:
+                send(replace(answer, kind=MessageKind.LEFT))
         elif (
-            message.say in (MessageKind.LEFT, MessageKind.FAILED)
+            message.kind in (MessageKind.LEFT, MessageKind.FAILED)
             and message.tag not in self._departed
         ):
             self._early.append(message)
 
-    def orphaned(self, circle: ControlGroup) -> None:
-        """The middle of a circle has left, or is lost."""
+    def server_lost(self, control_group: ControlGroup) -> None:
+        """Handles the departure or loss of a control group's server."""
         for entered in list(self._entered.values()):
-            if entered.circle is circle:
-                entered.orphaned()
+            if entered.control_group is control_group:
+                entered.server_lost()
 
-    def unreached(self, rank: int, silent: str) -> None:
-        """A rank cannot be reached by post; `silent` says so where nothing is heard of its host."""
+    def unreachable(self, rank: int, silent: str) -> None:
+        """Handles a rank that direct messages cannot reach. `silent` is the error text if its host
+        is silent, else empty."""
         for entered in list(self._entered.values()):
-            entered.unreached(rank, silent)
+            entered.unreachable(rank, silent)
 
-    def starved(self, why: str) -> None:
-        """Nobody can be accepted for long."""
+    def accept_failed(self, why: str) -> None:
+        """Handles an acceptor that has been unable to accept for long."""
         for entered in list(self._entered.values()):
-            entered.starved(why)
+            entered.accept_failed(why)
 
-    def _bring(self, entered: GroupConnections, sock: Connection, said: Introduction) -> None:
-        why_not = entered.take(sock, said)
+    def _take_connection(
+        self, entered: GroupConnections, sock: Connection, introduction: Introduction
+    ) -> None:
+        why_not = entered.take(sock, introduction)
         if why_not:
             self._refuse(sock, why_not)
 

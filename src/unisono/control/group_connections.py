@@ -1,4 +1,4 @@
-"""A group that this rank has entered: its connections, and what its ranks tell each other of it."""
+"""A group that this rank has entered: its connections and its control messages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from unisono.control.control_group import ControlGroup
-from unisono.control.group_endpoint import ANXIOUS_EVENT, FAILED_EVENT, Fault, GroupEndpoint
-from unisono.control.last_call_query import EACH_S
+from unisono.control.group_endpoint import FAILED_EVENT, OVERDUE_EVENT, Fault, GroupEndpoint
+from unisono.control.last_call_query import QUERY_INTERVAL_S
 from unisono.control.messages import (
     CALLED_BYTES,
     ControlMessage,
     MessageKind,
-    failed_body,
-    looked_bodies,
-    read_failed,
-    read_looked,
+    pack_failure,
+    pack_last_calls,
+    unpack_failure,
+    unpack_last_calls,
 )
 from unisono.control.vote import Vote, VoteReply, VoteRequest, cast_in
 from unisono.transport import (
@@ -28,73 +28,81 @@ from unisono.transport import (
     DialFailure,
     Introduction,
     Timer,
+    avoid_bbr,
     prepare,
-    send_at_once,
 )
 
-_BETTER_NEWS_S = 0.2  # a dial may fail before the star says what happened to the peer
+_REPORT_DELAY_S = 0.2  # a dial may fail before the control server reports the reason
 
 
 class GroupConnections:
-    """One group. `members` are ranks of the world, in the group's order; `me` is this rank's
-    place among them. All methods are for the loop's thread."""
+    """Connections of one group.
+
+    `members` are world ranks in the group's order; `me` is this rank's position among them. The
+    loop's thread calls all methods.
+    """
 
     def __init__(
         self,
-        circle: ControlGroup,
+        control_group: ControlGroup,
         tag: bytes,
         members: Sequence[int],
         me: int,
         group: GroupEndpoint,
     ) -> None:
         self.tag = tag
-        self.circle, self.place, self._me, self._group = circle, circle.place, me, group
+        self.control_group, self.world, self._me, self._group = (
+            control_group,
+            control_group.world,
+            me,
+            group,
+        )
         self._members = tuple(members)
         self._peers = {rank: peer for peer, rank in enumerate(members)}
-        self._reached: set[tuple[int, int]] = set()  # peer, kind
+        self._reached: set[tuple[int, int]] = set()  # pairs of peer and kind
         self._attached: dict[tuple[int, int], set[int]] = {}  # streams, by peer and kind
         self._awaited: set[tuple[int, int]] = set()
         self._dials: list[Dial] = []
         self._left: set[int] = set()
-        self._is_over = False  # nothing is told to the native end any more
+        self._is_over = False  # the native group is not called any more
         self._failed = False
-        self._has_told = False  # the others of that
-        self._is_orphaned = False
-        self._looked_at = float("-inf")
-        self._look_alarm: Timer | None = None
+        self._has_sent_failure = False  # the others of the failure
+        self._has_lost_server = False
+        self._queried_at = float("-inf")
+        self._query_timer: Timer | None = None
         self._events = group.events_fd()
-        self.place.loop.watch(self._events, READ, self._take_events)
+        self.world.loop.watch(self._events, READ, self._take_events)
 
     def leave(self) -> None:
-        """Tells the others, and lets go of the native end."""
-        if not self._failed:  # or nobody would hear of a failure of this moment
-            self._tell_failure()
-        self.place.loop.unwatch(self._events)
+        """Tells the others, and releases the native group."""
+        if not self._failed:  # later this failure would reach nobody
+            self._send_failure()
+        self.world.loop.unwatch(self._events)
         for dial in self._dials:
             dial.cancel()
-        self._dials.clear()  # each holds this group, and it each of them
-        if self._look_alarm is not None:
-            self._look_alarm.cancel()
+        self._dials.clear()  # a dial and its group refer to each other
+        if self._query_timer is not None:
+            self._query_timer.cancel()
         self._is_over = self._failed = True
-        self._has_told = False
-        self._tell(MessageKind.LEFT, self._members)
+        self._has_sent_failure = False
+        self._send(MessageKind.LEFT, self._members)
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """Closes a forked child's copies of the connections."""
         self._group.abandon()
 
-    def cast(self, ask: VoteRequest) -> VoteReply:
-        """This host's answer to a question of its vote on what succeeds the group."""
-        return cast_in(self._group.exchange_successor, ask)
+    def cast(self, request: VoteRequest) -> VoteReply:
+        """Returns this host's reply to a vote request."""
+        return cast_in(self._group.exchange_successor, request)
 
     def vote(self) -> Vote:
-        """This host's vote on that."""
+        """Returns this host's vote on the group that replaces a failed one."""
         return Vote.of(self._group.exchange_successor(0, 0))
 
     # ---- connections
 
     def reach(self, peers: Iterable[int], kind: int) -> None:
-        """Dials lower peers, awaits higher ones; each once for a kind of connection."""
+        """Dials lower peers and waits for higher ones, once for each kind of connection."""
         for peer in peers:
             if peer == self._me or (peer, kind) in self._reached:
                 continue
@@ -105,125 +113,141 @@ class GroupConnections:
             elif peer not in self._left and not self._failed:
                 self._dial(peer, ConnectionKind(kind))
 
-    def take(self, sock: Connection, said: Introduction) -> str:
-        """Takes a connection of a higher peer; returns why not, or nothing."""
-        peer = self._peers.get(said.rank)
-        if peer is None or peer <= self._me or not self.place.is_remote(said.rank):
-            return f"rank {said.rank} has no reason to dial for this group"
-        have = self._attached.setdefault((peer, said.kind), set())
-        if said.stream in have:
-            return f"rank {said.rank} dialed twice for stream {said.stream}"
-        self._awaited.discard((peer, said.kind))
-        have.add(said.stream)
-        self._attach(peer, said, sock)
+    def take(self, sock: Connection, introduction: Introduction) -> str:
+        """Takes a connection of a higher peer; returns the reason for a refusal, else an empty
+        text."""
+        peer = self._peers.get(introduction.rank)
+        if peer is None or peer <= self._me or not self.world.is_remote(introduction.rank):
+            return f"rank {introduction.rank} must not dial for this group"
+        have = self._attached.setdefault((peer, introduction.kind), set())
+        if introduction.stream in have:
+            return f"rank {introduction.rank} dialed twice for stream {introduction.stream}"
+        self._awaited.discard((peer, introduction.kind))
+        have.add(introduction.stream)
+        self._attach(peer, introduction, sock)
         return ""
 
-    def starved(self, why: str) -> None:
-        """Nobody can be accepted for long: fails if somebody is awaited."""
+    def accept_failed(self, why: str) -> None:
+        """Fails the group if a peer is awaited while no connection can be accepted for long."""
         if self._awaited:
             ranks = sorted({self._members[peer] for peer, _ in self._awaited})
             self.fail(
-                Fault.SYSTEM, f"rank {self.place.terms.rank} cannot let in ranks {ranks}: {why}"
+                Fault.SYSTEM, f"rank {self.world.config.rank} cannot accept ranks {ranks}: {why}"
             )
 
     def _dial(self, peer: int, kind: ConnectionKind) -> None:
         to = self._members[peer]
-        rails = self.place.rails(to)
-        streams = self.place.terms.streams * rails
+        rails = self.world.rails(to)
+        streams = self.world.config.streams * rails
         for stream in range(streams):
-            said = Introduction(
+            introduction = Introduction(
                 kind=kind,
-                rank=self.place.terms.rank,
+                rank=self.world.config.rank,
                 pid=os.getpid(),
                 tag=self.tag,
                 stream=stream,
                 streams=streams,
             )
-            dial = self.place.dial(
+            dial = self.world.dial(
                 to,
                 stream % rails,
-                said,
-                host_s=self.place.terms.peer_timeout_s,
-                opened=partial(self._attach, peer, said),
+                introduction,
+                host_s=self.world.config.peer_timeout_s,
+                opened=partial(self._attach, peer, introduction),
                 failed=partial(self._dial_failed, peer),
             )
             self._dials.append(dial)
 
-    def _attach(self, peer: int, said: Introduction, sock: Connection) -> None:
-        prepare(sock, self.place.terms.peer_timeout_s)
-        send_at_once(sock)
-        self._group.attach(peer, int(said.kind), said.stream, said.streams, sock.detach(), sock.tls)
+    def _attach(self, peer: int, introduction: Introduction, sock: Connection) -> None:
+        prepare(sock, self.world.config.peer_timeout_s)
+        avoid_bbr(sock)
+        self._group.attach(
+            peer,
+            int(introduction.kind),
+            introduction.stream,
+            introduction.streams,
+            sock.detach(),
+            sock.tls,
+        )
 
     def _dial_failed(self, peer: int, failed: DialFailure) -> None:
         def fail() -> None:
             if peer not in self._left:
                 fault = Fault.SYSTEM if failed.here else Fault.PEER_LOST
-                self.fail(fault, f"rank {self.place.terms.rank} has no connection to {failed.text}")
+                self.fail(
+                    fault, f"rank {self.world.config.rank} has no connection to {failed.text}"
+                )
 
-        self.place.loop.later(_BETTER_NEWS_S, fail)
+        self.world.loop.later(_REPORT_DELAY_S, fail)
 
-    # ---- news
+    # ---- control messages
 
     def fail(self, fault: int, text: str) -> None:
-        """A failure that was found here: recorded, and told to all."""
+        """Records a failure found on this rank, and tells all."""
         if not self._failed:
             self._group.fail(fault, text)
-            self._tell_failure()
+            self._send_failure()
 
-    def gone(self, rank: int, text: str) -> None:
-        """A rank of the world is lost. All hear of that from rank 0, so it is not told again."""
+    def lost(self, rank: int, text: str) -> None:
+        """Records the loss of a world rank. The control server tells all ranks, so this rank does
+        not."""
         peer = self._peers.get(rank)
         if peer is not None and peer not in self._left and not self._failed:
             self._failed = True
             self._group.fail(Fault.PEER_LOST, text)
 
-    def orphaned(self) -> None:
-        """The star has no middle, which may have gone with the news of this group's failure."""
-        self._is_orphaned = True
-        if self._has_told:
-            self._tell_failure()
+    def server_lost(self) -> None:
+        """Repeats a failure message directly: the control server is gone, perhaps with that
+        message."""
+        self._has_lost_server = True
+        if self._has_sent_failure:
+            self._send_failure()
 
-    def unreached(self, rank: int, silent: str) -> None:
-        """A rank cannot be reached by post. Unless its host is `silent`, it has left, or is lost,
-        and where there is no star nobody will say which. What it sent before is taken all the
-        same."""
+    def unreachable(self, rank: int, silent: str) -> None:
+        """Handles a rank that direct messages cannot reach, if there is no control server.
+
+        If the rank's host is `silent`, the rank is lost. Otherwise it has left or is lost, and no
+        rank can tell which, so it counts as left. Data that it sent before is still delivered.
+        """
         peer = self._peers.get(rank)
-        if not self._is_orphaned or peer is None:
+        if not self._has_lost_server or peer is None:
             return
         if silent and peer not in self._left:
             self.fail(Fault.PEER_LOST, silent)
         else:
             self._take_leave(peer)
 
-    def hear(self, message: ControlMessage) -> None:
-        """A message about this group. Raises `ValueError` for one that makes no sense."""
-        match message.say:
+    def handle(self, message: ControlMessage) -> None:
+        """Handles a message about this group. Raises `ValueError` for a malformed message."""
+        match message.kind:
             case MessageKind.LEFT:
                 peer = self._peers.get(message.origin)
                 if peer is not None:
                     self._take_leave(peer)
             case MessageKind.FAILED:
-                fault, text = read_failed(message.body)
+                fault, text = unpack_failure(message.body)
                 if not self._failed:
                     self._failed = True
                     self._group.fail(fault, text)
-            case MessageKind.LOOK:
-                if message.body:  # where there is no star: else the middle tells what was called
+            case MessageKind.LAST_CALL_QUERY:
+                # the server reports calls itself; without a server, the query holds the sender's
+                # last call
+                if message.body:
                     self._take_calls([(message.origin, message.body)])
-                (body,) = looked_bodies([(self.place.terms.rank, self._called())])
-                self._tell(MessageKind.LOOKED, (message.origin,), body)
-            case MessageKind.LOOKED:
-                self._take_calls(read_looked(message.body))
+                (body,) = pack_last_calls([(self.world.config.rank, self._called())])
+                self._send(MessageKind.LAST_CALLS, (message.origin,), body)
+            case MessageKind.LAST_CALLS:
+                self._take_calls(unpack_last_calls(message.body))
             case _:
-                raise ValueError(f"a message of kind {message.say} about a group")
+                raise ValueError(f"a message of kind {message.kind} about a group")
 
     def _take_leave(self, peer: int) -> None:
         if peer not in self._left:
             self._left.add(peer)
-            # Its last message may have come by a connection that is looked at after this.
-            self.place.loop.later(0, partial(self._tell_left, peer))
+            # Its last message may be on a connection that the loop reads after this one.
+            self.world.loop.later(0, partial(self._report_left, peer))
 
-    def _tell_left(self, peer: int) -> None:
+    def _report_left(self, peer: int) -> None:
         if not self._is_over:
             self._group.peer_left(peer)
 
@@ -231,40 +255,40 @@ class GroupConnections:
         for rank, called in calls:
             if len(called) != CALLED_BYTES:
                 raise ValueError(f"a call of {len(called)} bytes")
-            if rank in self._peers and self.place.is_remote(rank):
+            if rank in self._peers and self.world.is_remote(rank):
                 self._group.heard(self._peers[rank], called)
 
     def _take_events(self) -> None:
         events = self._group.take_events()
         if events & FAILED_EVENT and not self._failed:
-            self._tell_failure()
-        if events & ANXIOUS_EVENT:
-            self._look()
+            self._send_failure()
+        if events & OVERDUE_EVENT:
+            self._query_last_calls()
 
-    def _tell_failure(self) -> None:
+    def _send_failure(self) -> None:
         failure = self._group.failure()
         if failure is not None:
-            self._failed = self._has_told = True
-            self._tell(MessageKind.FAILED, self._members, failed_body(*failure))
+            self._failed = self._has_sent_failure = True
+            self._send(MessageKind.FAILED, self._members, pack_failure(*failure))
 
-    def _look(self) -> None:
-        """Asks all what they called, at most four times a second."""
-        wait_s = self._looked_at + EACH_S - time.monotonic()
+    def _query_last_calls(self) -> None:
+        """Asks all ranks for their last calls, at most four times a second."""
+        wait_s = self._queried_at + QUERY_INTERVAL_S - time.monotonic()
         if wait_s > 0:
-            if self._look_alarm is None or self._look_alarm.cancelled:
-                self._look_alarm = self.place.loop.later(wait_s, self._look)
+            if self._query_timer is None or self._query_timer.cancelled:
+                self._query_timer = self.world.loop.later(wait_s, self._query_last_calls)
             return
-        if self._look_alarm is not None:
-            self._look_alarm.cancel()
-        self._looked_at = time.monotonic()
-        remote = tuple(rank for rank in self._members if self.place.is_remote(rank))
+        if self._query_timer is not None:
+            self._query_timer.cancel()
+        self._queried_at = time.monotonic()
+        remote = tuple(rank for rank in self._members if self.world.is_remote(rank))
         if remote:
-            self._tell(MessageKind.LOOK, remote, self._called())
+            self._send(MessageKind.LAST_CALL_QUERY, remote, self._called())
 
     def _called(self) -> bytes:
         return self._group.called()[:CALLED_BYTES].ljust(CALLED_BYTES, b"\0")
 
-    def _tell(self, say: MessageKind, to: tuple[int, ...], body: bytes = b"") -> None:
-        self.place.tell(
-            ControlMessage(say=say, origin=self.place.terms.rank, tag=self.tag, to=to, body=body)
+    def _send(self, kind: MessageKind, to: tuple[int, ...], body: bytes = b"") -> None:
+        self.world.send(
+            ControlMessage(kind=kind, origin=self.world.config.rank, tag=self.tag, to=to, body=body)
         )

@@ -1,4 +1,5 @@
-"""What the links need of those above: the native end of a group, and where the ranks are."""
+"""Interface between the connection manager and its users: the native group, and the ranks'
+locations."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from unisono.native import TlsSession
 from unisono.transport import Address
 
 FAILED_EVENT = 1
-ANXIOUS_EVENT = 2
+OVERDUE_EVENT = 2
 
 
 class Fault(IntEnum):
-    """What can be the failure of a group: faults of `csrc/core/error.h`."""
+    """Causes of a group's failure; the faults of `csrc/core/error.h`."""
 
     PEER_LOST = 1
     TIMEOUT = 2
@@ -25,8 +26,10 @@ class Fault(IntEnum):
 
 
 def fault_of(number: int) -> Fault:
-    """The fault that a peer tells by its number. One that is not known here is `SYSTEM`, as the
-    core takes it: the group has failed for the peer, and the text says why.
+    """Returns the fault of a number from a peer.
+
+    An unknown number is `SYSTEM`, as in the core: the peer's group has failed, and the text gives
+    the reason.
 
     >>> fault_of(1), fault_of(99)
     (<Fault.PEER_LOST: 1>, <Fault.SYSTEM: 6>)
@@ -36,7 +39,7 @@ def fault_of(number: int) -> Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerInfo:
-    """Where a rank is: the number of its host, and an address for each of its rails."""
+    """Location of a rank: the number of its host, and an address for each of its rails."""
 
     rank: int
     host: int
@@ -44,37 +47,43 @@ class PeerInfo:
 
 
 class GroupEndpoint(Protocol):
-    """This rank's end of a group. Called by the links' thread only; ranks are the group's."""
+    """This rank's native group. Only the connection manager's thread calls it. Ranks are the
+    group's."""
 
     def attach(
         self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: TlsSession | None
     ) -> None:
-        """Takes a proved, non-blocking connection, and owns descriptor and session from here."""
+        """Takes an authenticated, non-blocking connection. The group then owns descriptor and
+        session."""
 
     def abandon(self) -> None:
-        """In a forked child: closes its copies of the connections."""
+        """Closes a forked child's copies of the connections."""
 
     def peer_left(self, peer: int) -> None:
-        """A peer closed the group in good order."""
+        """Records that a peer closed the group in good order."""
 
     def fail(self, fault: int, text: str) -> None:
-        """Records a failure, unless there is one already, and wakes everybody of this host."""
+        """Records a failure, unless one is recorded, and wakes all waiting ranks of this host."""
 
     def failure(self) -> tuple[int, str] | None:
-        """The failure that is recorded."""
+        """Returns the recorded failure."""
 
     def called(self) -> bytes:
-        """What this rank is doing: 48 bytes that mean something to its peers only."""
+        """Returns this rank's last call: 48 bytes that only its peers interpret."""
 
     def heard(self, peer: int, called: bytes) -> None:
-        """What a peer called last."""
+        """Records a peer's last call."""
 
     def exchange_successor(self, expected: int, desired: int) -> int:
-        """Moves the word that this host's ranks share, its vote on what succeeds the group."""
+        """Compares and exchanges the word that this host's ranks share: its vote on the group that
+        replaces a failed one. Returns the previous value."""
 
     def events_fd(self) -> int:
-        """A descriptor that is readable when `take_events` has something to say."""
+        """Returns a descriptor that is readable when `take_events` has an event."""
 
     def take_events(self) -> int:
-        """Bits, each told once: `FAILED_EVENT`, the group failed here; `ANXIOUS_EVENT`, somebody
-        here waits for other hosts for a while already."""
+        """Returns event bits, each once.
+
+        `FAILED_EVENT`: the group failed here. `OVERDUE_EVENT`: a rank here has waited for other
+        hosts for a while.
+        """

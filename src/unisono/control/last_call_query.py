@@ -1,7 +1,7 @@
-"""The answers of a star's middle to "what did everybody call last?".
+"""Last-call queries at the control server: which call did each rank make last?
 
-Many may ask at once, and ask again: each rank of a group is asked at most four times a second,
-whoever asks, and each asker is told only what it has not been told.
+Many ranks may query at once, and repeatedly. Each rank of a group is asked at most four times a
+second, and each asking rank receives only calls that it has not received yet.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from unisono.control.messages import CALLED_BYTES, ControlMessage, MessageKind, looked_bodies
+from unisono.control.messages import CALLED_BYTES, ControlMessage, MessageKind, pack_last_calls
 from unisono.transport import EventLoop, Timer
 
-EACH_S = 0.25
+QUERY_INTERVAL_S = 0.25
 _GATHER_S = 0.02
 _FORGET_S = 60.0
 
-Tell = Callable[[int, ControlMessage], None]
+Send = Callable[[int, ControlMessage], None]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Answers:
-    """What is known of one group. Versions count the answers that brought news."""
+    """Known last calls of one group. The version counts answers that changed a call."""
 
     version: int = 0
     latest: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # by rank, with version
-    askers: dict[int, float] = field(default_factory=dict)  # when each asked last
-    told: dict[int, int] = field(default_factory=dict)  # up to which version, by asker
+    askers: dict[int, float] = field(default_factory=dict)  # time of the last query, by asking rank
+    sent: dict[int, int] = field(default_factory=dict)  # last version sent, by asking rank
     members: tuple[int, ...] = ()
     asked_at: float = float("-inf")
     next_round: Timer | None = None
@@ -35,21 +35,21 @@ class _Answers:
 
 
 class LastCallQueries:
-    """Questions and answers by group, at `rank`. `tell` brings a message to a rank."""
+    """Collects last calls by group, on `rank`. `send` sends a message to a rank."""
 
-    def __init__(self, loop: EventLoop, rank: int, tell: Tell) -> None:
-        self._loop, self._rank, self._tell = loop, rank, tell
+    def __init__(self, loop: EventLoop, rank: int, send: Send) -> None:
+        self._loop, self._rank, self._send = loop, rank, send
         self._groups: dict[bytes, _Answers] = {}
 
-    def ask(self, message: ControlMessage) -> None:
-        """A rank asks; with it comes what it called last itself."""
+    def query(self, message: ControlMessage) -> None:
+        """Handles a query, which also holds the sender's own last call."""
         now = time.monotonic()
         self._forget(now)
         known = self._groups.setdefault(message.tag, _Answers())
         known.members = message.to
         known.askers[message.origin] = now
         self._note(known, message.origin, message.body)
-        wait_s = known.asked_at + EACH_S - now
+        wait_s = known.asked_at + QUERY_INTERVAL_S - now
         if wait_s <= 0:
             self._round(message.tag)
         elif known.next_round is None:
@@ -57,7 +57,7 @@ class LastCallQueries:
         self._report_soon(message.tag, known)
 
     def answer(self, message: ControlMessage, called: list[tuple[int, bytes]]) -> None:
-        """A rank answers for itself."""
+        """Handles a rank's answer, which counts only for that rank."""
         known = self._groups.get(message.tag)
         if known is not None:
             for rank, last in called:
@@ -80,8 +80,12 @@ class LastCallQueries:
             known.next_round = None
         known.asked_at = now
         for rank in known.members:
-            if now - known.askers.get(rank, float("-inf")) > EACH_S / 2:  # else it told by asking
-                self._tell(rank, ControlMessage(say=MessageKind.LOOK, origin=self._rank, tag=tag))
+            # else its own query said it
+            if now - known.askers.get(rank, float("-inf")) > QUERY_INTERVAL_S / 2:
+                self._send(
+                    rank,
+                    ControlMessage(kind=MessageKind.LAST_CALL_QUERY, origin=self._rank, tag=tag),
+                )
 
     def _report_soon(self, tag: bytes, known: _Answers) -> None:
         if known.report is None:
@@ -91,19 +95,21 @@ class LastCallQueries:
         known = self._groups[tag]
         known.report = None
         now = time.monotonic()
-        known.askers = {r: at for r, at in known.askers.items() if now - at < 2 * EACH_S}
+        known.askers = {r: at for r, at in known.askers.items() if now - at < 2 * QUERY_INTERVAL_S}
         for asker in known.askers:
-            told = known.told.get(asker, 0)
-            news = [
+            sent = known.sent.get(asker, 0)
+            unsent = [
                 (rank, called)
                 for rank, (version, called) in known.latest.items()
-                if version > told and rank != asker
+                if version > sent and rank != asker
             ]
-            known.told[asker] = known.version
-            for body in looked_bodies(news):
-                self._tell(
+            known.sent[asker] = known.version
+            for body in pack_last_calls(unsent):
+                self._send(
                     asker,
-                    ControlMessage(say=MessageKind.LOOKED, origin=self._rank, tag=tag, body=body),
+                    ControlMessage(
+                        kind=MessageKind.LAST_CALLS, origin=self._rank, tag=tag, body=body
+                    ),
                 )
 
     def _forget(self, now: float) -> None:

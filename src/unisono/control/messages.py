@@ -1,8 +1,9 @@
-"""What ranks tell each other over the star and by post: frames of a bounded length, as data.
+"""Control messages between ranks, as frames of bounded length.
 
-A frame is a head (length of what follows, kind, group, who says it, to how many), the ranks that it
-is for, and a body whose form depends on the kind. Only connections that proved themselves get here,
-yet no number is used before it is checked.
+A frame consists of a head, the ranks to which it is addressed, and a body whose form depends on the
+kind. The head holds the length of the rest, the kind, the group, the origin, and the number of
+addressed ranks. Only authenticated connections deliver frames, but every number is checked before
+use.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from enum import IntEnum
 from unisono.control.group_endpoint import Fault, fault_of
 from unisono.transport import NO_GROUP, TAG_BYTES
 
-_HEAD = struct.Struct(f"<IB3xI{TAG_BYTES}sI")  # bytes that follow the head, kind, origin, tag, to
+# bytes after the head, kind, origin, tag, number of addressed ranks
+_HEAD = struct.Struct(f"<IB3xI{TAG_BYTES}sI")
 _FAULT = struct.Struct("<I")
 CALLED_BYTES = 48
 _ENTRY = struct.Struct(f"<I{CALLED_BYTES}s")
@@ -28,113 +30,115 @@ _MOST_ENTRIES = 1024
 class MessageKind(IntEnum):
     """The kinds of message."""
 
-    WELCOME = 1  # the middle to a rank that has just connected: its process, and its word
+    WELCOME = 1  # from the server to a rank that has connected: its process, and its data
     LEFT = 2  # a rank closed a group in good order
-    FAILED = 3  # a group failed at a rank: fault and text
-    LOOK = 4  # what did everybody call last? With the asker's own last call
-    LOOKED = 5  # what some ranks called last
-    GONE = 6  # a rank is lost, and how
-    BYE = 7  # a rank leaves the star in good order
-    POST = 8  # to a rank that shrinks a group: a text of another
-    ASK = 9  # to a rank's vote on what succeeds a group
-    ANSWER = 10  # of that vote
+    FAILED = 3  # a group failed on a rank: fault and text
+    LAST_CALL_QUERY = 4  # which call did each rank make last? With the sender's own last call
+    LAST_CALLS = 5  # the last calls of some ranks
+    LOST = 6  # a rank is lost: text
+    BYE = 7  # a rank leaves the control group in good order
+    RECOVERY_TEXT = 8  # to a rank that shrinks a group: a recovery message of another
+    VOTE_REQUEST = 9  # to the vote of a rank's host on the group that replaces a failed one
+    VOTE_REPLY = 10  # answer to a vote request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlMessage:
-    """`origin`: the world rank that says it, or that it is about. `to`: world ranks."""
+    """A message. `origin`: the world rank that sends it, or that it is about. `to`: world ranks."""
 
-    say: MessageKind
+    kind: MessageKind
     origin: int
     tag: bytes = NO_GROUP
     to: tuple[int, ...] = ()
     body: bytes = b""
 
     def pack(self) -> bytes:
-        """The frame.
+        """Returns the frame.
 
         >>> frames = Frames()
-        >>> said = ControlMessage(say=MessageKind.LEFT, origin=3, to=(0, 1))
-        >>> list(frames.take(said.pack())) == [said]
+        >>> message = ControlMessage(kind=MessageKind.LEFT, origin=3, to=(0, 1))
+        >>> list(frames.take(message.pack())) == [message]
         True
         """
         to = struct.pack(f"<{len(self.to)}I", *self.to)
         length = len(to) + len(self.body)
-        return _HEAD.pack(length, self.say, self.origin, self.tag, len(self.to)) + to + self.body
+        return _HEAD.pack(length, self.kind, self.origin, self.tag, len(self.to)) + to + self.body
 
 
 class Frames:
-    """Takes bytes as they come from a connection, and gives the messages that are complete."""
+    """Splits the bytes of a connection into messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def take(self, data: bytes) -> Iterator[ControlMessage]:
-        """The messages that `data` completes. Raises `ValueError` for what is none."""
+        """Yields the messages that `data` completes. Raises `ValueError` for a malformed frame."""
         self._data += data
         while len(self._data) >= _HEAD.size:
-            length, say, origin, tag, count = _HEAD.unpack_from(self._data)
-            if length > MOST_FRAME_BYTES or count * 4 > length or say not in list(MessageKind):
-                raise ValueError(f"no message: {length} bytes of kind {say} to {count} ranks")
+            length, kind, origin, tag, count = _HEAD.unpack_from(self._data)
+            if length > MOST_FRAME_BYTES or count * 4 > length or kind not in list(MessageKind):
+                raise ValueError(
+                    f"malformed message: {length} bytes of kind {kind} to {count} ranks"
+                )
             end = _HEAD.size + length
             if len(self._data) < end:
                 return
             to = struct.unpack_from(f"<{count}I", self._data, _HEAD.size)
             body = bytes(self._data[_HEAD.size + 4 * count : end])
             del self._data[:end]
-            yield ControlMessage(say=MessageKind(say), origin=origin, tag=tag, to=to, body=body)
+            yield ControlMessage(kind=MessageKind(kind), origin=origin, tag=tag, to=to, body=body)
 
 
 # ---- bodies
 
 
-def failed_body(fault: int, text: str) -> bytes:
-    """A failure; a text that is too long loses its end."""
+def pack_failure(fault: int, text: str) -> bytes:
+    """Packs a failure; a text that is too long is cut."""
     return _FAULT.pack(fault) + text.encode()[:MOST_TEXT_BYTES]
 
 
-def read_failed(body: bytes) -> tuple[Fault, str]:
-    """Fault and text. Raises `ValueError`.
+def unpack_failure(body: bytes) -> tuple[Fault, str]:
+    """Returns fault and text. Raises `ValueError`.
 
-    >>> read_failed(failed_body(1, "rank 3 is gone"))
+    >>> unpack_failure(pack_failure(1, "rank 3 is lost"))
     (<Fault.PEER_LOST: 1>, 'rank 3 is gone')
     """
     if not _FAULT.size <= len(body) <= _FAULT.size + MOST_TEXT_BYTES:
-        raise ValueError(f"a failure of {len(body)} bytes")
+        raise ValueError(f"a failure of {len(body)} bytes: expected a fault and a short text")
     (number,) = _FAULT.unpack_from(body)
     return fault_of(number), body[_FAULT.size :].decode(errors="replace")
 
 
-def looked_bodies(called: Iterable[tuple[int, bytes]]) -> list[bytes]:
-    """What ranks called, in as many bodies as needed; at least one."""
+def pack_last_calls(called: Iterable[tuple[int, bytes]]) -> list[bytes]:
+    """Packs last calls of ranks into as many bodies as needed; at least one."""
     entries = [_ENTRY.pack(rank, last) for rank, last in called]
     starts = range(0, max(len(entries), 1), _MOST_ENTRIES)
     return [b"".join(entries[start : start + _MOST_ENTRIES]) for start in starts]
 
 
-def read_looked(body: bytes) -> list[tuple[int, bytes]]:
-    """What ranks called, by world rank. Raises `ValueError`.
+def unpack_last_calls(body: bytes) -> list[tuple[int, bytes]]:
+    """Returns last calls, by world rank. Raises `ValueError`.
 
-    >>> (body,) = looked_bodies([(3, bytes(CALLED_BYTES))])
-    >>> read_looked(body) == [(3, bytes(CALLED_BYTES))]
+    >>> (body,) = pack_last_calls([(3, bytes(CALLED_BYTES))])
+    >>> unpack_last_calls(body) == [(3, bytes(CALLED_BYTES))]
     True
     """
     if len(body) % _ENTRY.size:
-        raise ValueError(f"calls of ranks in {len(body)} bytes")
+        raise ValueError(f"last calls of {len(body)} bytes: expected {_ENTRY.size} per call")
     return [(rank, called) for rank, called in _ENTRY.iter_unpack(body)]
 
 
-def welcome_body(pid: int, word: bytes) -> bytes:
-    """The middle's process, and what it has to tell."""
-    return _PID.pack(pid) + word
+def pack_welcome(pid: int, rank0_data: bytes) -> bytes:
+    """Packs the server's process id and its data for the other ranks."""
+    return _PID.pack(pid) + rank0_data
 
 
-def read_welcome(body: bytes) -> tuple[int, bytes]:
-    """The number of the process, and the word. Raises `ValueError`.
+def unpack_welcome(body: bytes) -> tuple[int, bytes]:
+    """Returns the server's process id and its data. Raises `ValueError`.
 
-    >>> read_welcome(welcome_body(812, b"word"))
+    >>> unpack_welcome(pack_welcome(812, b"rank0_data"))
     (812, b'word')
     """
     if len(body) < _PID.size:
-        raise ValueError(f"a welcome of {len(body)} bytes")
+        raise ValueError(f"a welcome of {len(body)} bytes: expected at least {_PID.size}")
     return _PID.unpack_from(body)[0], body[_PID.size :]

@@ -1,7 +1,7 @@
-"""What ranks of a group over MPI tell each other beside its calls: failures, and what they called.
+"""Control messages of a group over MPI: failures and last calls.
 
-One thread a group sleeps until the group here has something to say, and looks twenty times a second
-for what others say.
+One thread per group sleeps until its group has an event, and checks for messages twenty times a
+second.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.control.group_endpoint import (
-    ANXIOUS_EVENT,
     FAILED_EVENT,
+    OVERDUE_EVENT,
     Fault,
     GroupEndpoint,
     fault_of,
@@ -25,12 +25,12 @@ from unisono.control.group_endpoint import (
 from unisono.control.messages import CALLED_BYTES
 from unisono.transport import WATCH_TAG, Doorbell, MpiLink
 
-_LOOK_S = 0.05
-_LAST_WORDS_S = 1.0
+_POLL_S = 0.05
+_LAST_SENDS_S = 1.0
 _MOST_TEXT_BYTES = 4096
-_FAILED, _LOOK, _LOOKED = 1, 2, 3
-_UNENDED: list[object] = []  # what MPI may read until it is finalised
-_HEAD = struct.Struct("<BI")  # what, fault; then a text, or what the rank called
+_FAILED, _QUERY, _LAST_CALL = 1, 2, 3
+_UNENDED: list[object] = []  # memory that MPI may read until it is finalised
+_HEAD = struct.Struct("<BI")  # kind, fault; then a text or a last call
 
 
 class MpiWatch:
@@ -40,7 +40,7 @@ class MpiWatch:
         self._link = link
         self._group = group
         self._away = away
-        self._told = False  # that the group has failed
+        self._failure_is_known = False  # whether the others know that the group has failed
         self._sends: list[tuple[Any, bytes]] = []
         self._closing = False
         self._doorbell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
@@ -49,8 +49,11 @@ class MpiWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, after it has told what there is to tell. Does nothing in a forked child,
-        and does not wait in the thread itself, where the garbage collector may call this."""
+        """Ends the thread after it has sent its last messages.
+
+        Does nothing in a forked child. Does not wait if called in the thread itself, where the
+        garbage collector may call it.
+        """
         if os.getpid() == self._pid:
             self._closing = True
             self._doorbell.ring()
@@ -63,33 +66,33 @@ class MpiWatch:
             poll.register(fd, select.POLLIN)
         try:
             while not self._closing:
-                poll.poll(_LOOK_S * 1000)
-                self._tell()
-                self._listen()
-            self._tell()
+                poll.poll(_POLL_S * 1000)
+                self._report_events()
+                self._receive()
+            self._report_events()
             self._wait_for_sends()
         except self._link.mpi.Exception:
-            pass  # who waits for the lost rank finds it out by its own messages
+            pass  # a rank that waits for the lost rank detects the loss itself
 
     def _wait_for_sends(self) -> None:
-        deadline = time.monotonic() + _LAST_WORDS_S
+        deadline = time.monotonic() + _LAST_SENDS_S
         while not all(request.Test() for request, _ in self._sends):
             if time.monotonic() > deadline:
                 _UNENDED.extend(self._sends)
                 return
             time.sleep(1e-3)
 
-    def _tell(self) -> None:
+    def _report_events(self) -> None:
         events = self._group.take_events()
         failure = self._group.failure() if events & FAILED_EVENT else None
-        if failure is not None and not self._told:
-            self._told = True
+        if failure is not None and not self._failure_is_known:
+            self._failure_is_known = True
             fault, text = failure
             self._send_all(_HEAD.pack(_FAILED, fault) + text.encode()[:_MOST_TEXT_BYTES])
-        elif events & ANXIOUS_EVENT:
-            self._send_all(_HEAD.pack(_LOOK, 0) + self._group.called())
+        elif events & OVERDUE_EVENT:
+            self._send_all(_HEAD.pack(_QUERY, 0) + self._group.called())
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         mpi, comm = self._link.mpi, self._link.comm
         if self._sends:
             self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
@@ -98,20 +101,20 @@ class MpiWatch:
             data = bytearray(status.Get_count(mpi.BYTE))
             peer = status.Get_source()
             comm.Recv([data, mpi.BYTE], peer, WATCH_TAG)
-            self._hear(peer, bytes(data))
+            self._handle(peer, bytes(data))
 
-    def _hear(self, peer: int, data: bytes) -> None:
+    def _handle(self, peer: int, data: bytes) -> None:
         what, fault = _HEAD.unpack(data[: _HEAD.size].ljust(_HEAD.size, b"\0"))
         rest = data[_HEAD.size :]
         if what == _FAILED:
-            self._told = True  # by the peer, to all
+            self._failure_is_known = True  # the peer has told all ranks
             self._group.fail(fault_of(fault), rest.decode(errors="replace"))
-        elif what in (_LOOK, _LOOKED) and len(rest) == CALLED_BYTES:
+        elif what in (_QUERY, _LAST_CALL) and len(rest) == CALLED_BYTES:
             self._group.heard(peer, rest)
-            if what == _LOOK:
-                self._send(peer, _HEAD.pack(_LOOKED, 0) + self._group.called())
+            if what == _QUERY:
+                self._send(peer, _HEAD.pack(_LAST_CALL, 0) + self._group.called())
         else:
-            text = f"rank {peer} sent {len(data)} bytes of kind {what}, as no rank does"
+            text = f"rank {peer} sent a malformed message: {len(data)} bytes of kind {what}"
             self._group.fail(Fault.SYSTEM, text)
 
     def _send_all(self, data: bytes) -> None:
@@ -120,5 +123,5 @@ class MpiWatch:
 
     def _send(self, peer: int, data: bytes) -> None:
         mpi = self._link.mpi
-        with contextlib.suppress(mpi.Exception):  # a peer that is gone; the others must know
+        with contextlib.suppress(mpi.Exception):  # the peer is gone; the others must still be told
             self._sends.append((self._link.comm.Isend([data, mpi.BYTE], peer, WATCH_TAG), data))

@@ -1,9 +1,10 @@
-"""What passes between ranks while they shrink a group: texts, and questions of their hosts' votes.
+"""Direct messages between ranks while they shrink a group: recovery messages and votes.
 
-Straight from porter to porter, for the star may have lost its middle. Then what is told of groups
-goes this way, too. A rank dials whom it writes to; answers to questions of votes come back on the
-same connection. Texts wait here for a rank that has not come to shrink yet; the porter answers for
-the vote of its host at once, until the rank leaves the group.
+These messages go directly between connection managers, because the control server may be gone. In
+that case messages about groups go this way, too. A rank dials each rank that it sends to; a vote
+reply returns on the connection of its request. A recovery message waits here if the receiving rank
+has not begun to shrink. The connection manager answers vote requests for its host at once, until
+the rank leaves the group.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from typing import TypeAlias
 from unisono.control.channel import ControlChannel
 from unisono.control.entered_groups import EnteredGroups
 from unisono.control.messages import ControlMessage, MessageKind
-from unisono.control.vote import VotePhase, VoteReply, VoteRequest, read_answer, read_ask
+from unisono.control.vote import VotePhase, VoteReply, VoteRequest, unpack_reply, unpack_request
 from unisono.control.world import World
 from unisono.transport import TAG_BYTES, ConnectionKind, Dial, DialFailure, Introduction
 
-_MOST_WAITING = 4096  # news for a group that nobody shrinks here yet
-_PROCESS_S = 5.0  # a host that answers, and a process that does not: dialed again
-_PAUSE_S = 0.1  # where this process is short of descriptors
+_MOST_WAITING = 4096  # messages for a group that this rank does not shrink yet
+_PROCESS_S = 5.0  # limit for a process whose host answers; after it, the rank is dialed again
+_PAUSE_S = 0.1  # if this process is short of descriptors
 _FOR_GOOD = b"for good"
 
 Attempt: TypeAlias = tuple[bytes, bytes]
-"""To shrink a group: the group's tag, and one that those who try it together have in common."""
+"""An attempt to shrink a group: the group's tag, and a tag that all ranks of the attempt share."""
 
-_OF_GROUPS = (MessageKind.FAILED, MessageKind.LOOK, MessageKind.LOOKED)
+_GROUP_MESSAGES = (MessageKind.FAILED, MessageKind.LAST_CALL_QUERY, MessageKind.LAST_CALLS)
 
 
-# ---- news for the rank that shrinks; ranks are the world's
+# ---- events for a rank that shrinks; ranks are the world's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryText:
-    """Of another rank that shrinks."""
+    """A recovery message of another rank."""
 
     source: int
     data: bytes
@@ -47,276 +48,290 @@ class RecoveryText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteArrived:
-    """The vote of another rank's host; None where that rank has left the group, and has none."""
+    """The reply of another rank's host; None if that rank has left the group and has no vote."""
 
     source: int
-    answer: VoteReply | None
+    reply: VoteReply | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """A rank is out of reach. Nobody here knows why."""
+    """A rank is out of reach, for an unknown reason."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaveUp:
-    """Another rank gave this attempt up."""
+    """Another rank gave up this attempt."""
 
     rank: int
 
 
-News: TypeAlias = RecoveryText | VoteArrived | Unreachable | GaveUp
+RecoveryEvent: TypeAlias = RecoveryText | VoteArrived | Unreachable | GaveUp
 
 
 class RecoveryInbox:
-    """Where a rank that shrinks finds its news."""
+    """Queue of events for a rank that shrinks."""
 
     def __init__(self) -> None:
-        self._news: SimpleQueue[News] = SimpleQueue()
+        self._events: SimpleQueue[RecoveryEvent] = SimpleQueue()
 
-    def put(self, news: News) -> None:
-        """From the loop's thread."""
-        self._news.put(news)
+    def put(self, event: RecoveryEvent) -> None:
+        """Adds an event. The loop's thread calls this."""
+        self._events.put(event)
 
-    def take(self, timeout_s: float) -> list[News]:
-        """What there is; waits at most `timeout_s` for the first."""
-        found: list[News] = []
+    def take(self, timeout_s: float) -> list[RecoveryEvent]:
+        """Returns all events; waits at most `timeout_s` for the first."""
+        found: list[RecoveryEvent] = []
         try:
-            found.append(self._news.get(timeout_s > 0, timeout_s))
+            found.append(self._events.get(timeout_s > 0, timeout_s))
             while True:
-                found.append(self._news.get_nowait())
+                found.append(self._events.get_nowait())
         except Empty:
             return found
 
 
-# ---- the links' side, all for the loop's thread
+# ---- the connection manager's side; all in the loop's thread
 
 
 class PeerMessages:
-    """All that a porter has to do with the shrinking of groups."""
+    """Direct messages of one connection manager."""
 
     def __init__(
-        self, place: World, groups: EnteredGroups, hear: Callable[[ControlMessage], None]
+        self, world: World, groups: EnteredGroups, handle: Callable[[ControlMessage], None]
     ) -> None:
-        """`hear` takes what is told of `groups` apart from their shrinking."""
-        self._place, self._groups, self._hear = place, groups, hear
-        self._rank = place.terms.rank
-        self._ways: dict[int, _PeerChannel] = {}
-        self._lines: set[ControlChannel] = set()
-        self._boxes: dict[Attempt, RecoveryInbox] = {}
-        self._waiting: deque[tuple[Attempt, News]] = deque(maxlen=_MOST_WAITING)
+        """`handle` takes messages about `groups` that do not concern recovery."""
+        self._world, self._groups, self._handle = world, groups, handle
+        self._rank = world.config.rank
+        self._peer_channels: dict[int, _PeerChannel] = {}
+        self._channels: set[ControlChannel] = set()
+        self._inboxes: dict[Attempt, RecoveryInbox] = {}
+        self._waiting: deque[tuple[Attempt, RecoveryEvent]] = deque(maxlen=_MOST_WAITING)
 
-    def open(self, attempt: Attempt, peers: tuple[int, ...], box: RecoveryInbox) -> None:
-        """This rank begins to shrink a group; `peers` are its other ranks."""
-        self._boxes[attempt] = box
+    def open_attempt(self, attempt: Attempt, peers: tuple[int, ...], inbox: RecoveryInbox) -> None:
+        """Begins to shrink a group; `peers` are its other ranks."""
+        self._inboxes[attempt] = inbox
         for waiting in [waiting for waiting in self._waiting if waiting[0] == attempt]:
             self._waiting.remove(waiting)
-            box.put(waiting[1])
+            inbox.put(waiting[1])
         for rank in peers:
-            self._way(rank)
+            self._peer_channel(rank)
 
-    def shut(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
-        """It has ended that. If it has not `finished`, all who can be told are told not to wait for
-        it; those who come later are told too if this is `for_good`."""
-        self._boxes.pop(attempt, None)
+    def close_attempt(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
+        """Ends an attempt. Unless the attempt `finished`, all reachable ranks are told not to wait;
+        if `for_good`, ranks that start later are told, too."""
+        self._inboxes.pop(attempt, None)
         if not finished:
             body = attempt[1] + (_FOR_GOOD if for_good else b"")
-            for rank in list(self._ways):
-                self._tell(attempt[0], rank, MessageKind.LEFT, body)
+            for rank in list(self._peer_channels):
+                self._send_to(attempt[0], rank, MessageKind.LEFT, body)
 
-    def tell(self, message: ControlMessage) -> None:
-        """Brings a message of a group to other ranks, where no star does. That a rank leaves, all
-        see by its connections; one that asks is told."""
-        if message.say in _OF_GROUPS or (message.say is MessageKind.LEFT and len(message.to) == 1):
+    def send_message(self, message: ControlMessage) -> None:
+        """Sends a message about a group directly, if there is no control server.
+
+        A departure is sent only as an answer to one rank: otherwise ranks detect it by their
+        connections.
+        """
+        if message.kind in _GROUP_MESSAGES or (
+            message.kind is MessageKind.LEFT and len(message.to) == 1
+        ):
             for rank in message.to:
                 if rank != self._rank:
-                    self._way(rank).say(replace(message, to=()))
+                    self._peer_channel(rank).send(replace(message, to=()))
 
     def send(self, attempt: Attempt, to: int, data: bytes) -> None:
-        """A text for another rank, which gets it when it shrinks too. Not if it is out of reach."""
-        self._tell(attempt[0], to, MessageKind.POST, attempt[1] + data)
+        """Sends a recovery message, which waits until the other rank shrinks, too. Drops it if that
+        rank is out of reach."""
+        self._send_to(attempt[0], to, MessageKind.RECOVERY_TEXT, attempt[1] + data)
 
-    def ask(self, tag: bytes, to: int, ask: VoteRequest) -> None:
-        """Asks for the vote of a rank's host on what succeeds a group; an answer is news."""
-        self._tell(tag, to, MessageKind.ASK, ask.pack())
+    def request_vote(self, tag: bytes, to: int, request: VoteRequest) -> None:
+        """Requests the vote of a rank's host; the reply becomes an event."""
+        self._send_to(tag, to, MessageKind.VOTE_REQUEST, request.pack())
 
-    def take(self, sock: socket.socket, said: Introduction) -> None:
-        """Another rank dials."""
+    def take(self, sock: socket.socket, introduction: Introduction) -> None:
+        """Takes a connection that another rank dialed."""
 
-        def heard(message: ControlMessage) -> None:
-            self.heard(said.rank, message, line)
+        def received(message: ControlMessage) -> None:
+            self.received(introduction.rank, message, channel)
 
-        line = ControlChannel(
-            self._place.loop,
+        channel = ControlChannel(
+            self._world.loop,
             sock,
-            self._place.terms.peer_timeout_s,
-            heard=heard,
-            ended=lambda _: self._lines.discard(line),
+            self._world.config.peer_timeout_s,
+            received=received,
+            ended=lambda _: self._channels.discard(channel),
         )
-        self._lines.add(line)
+        self._channels.add(channel)
 
     def close(self) -> None:
         """Closes all connections."""
-        for way in list(self._ways.values()):
-            way.close()
-        for line in list(self._lines):
-            line.close()
+        for peer_channel in list(self._peer_channels.values()):
+            peer_channel.close()
+        for channel in list(self._channels):
+            channel.close()
 
-    def unreached(self, rank: int, silent: str) -> None:
-        """Of a way to a rank; `silent` says so where nothing is heard of its host."""
-        self._ways.pop(rank, None)
-        for box in self._boxes.values():
-            box.put(Unreachable(rank=rank))
-        self._groups.unreached(rank, silent)
+    def unreachable(self, rank: int, silent: str) -> None:
+        """Records that a rank is out of reach. `silent` is the error text if its host is silent,
+        else empty."""
+        self._peer_channels.pop(rank, None)
+        for inbox in self._inboxes.values():
+            inbox.put(Unreachable(rank=rank))
+        self._groups.unreachable(rank, silent)
 
-    def heard(self, rank: int, message: ControlMessage, line: ControlChannel) -> None:
-        """From a rank, by a line. Raises `ValueError` for what makes no sense."""
+    def received(self, rank: int, message: ControlMessage, channel: ControlChannel) -> None:
+        """Handles a message from a rank. Raises `ValueError` for a malformed message."""
         if message.origin != rank:
-            raise ValueError(f"a message of rank {message.origin} from rank {rank}")
-        if rank in self._ways:
-            self._ways[rank].is_read()
+            raise ValueError(f"a message with origin {message.origin} from rank {rank}")
+        if rank in self._peer_channels:
+            self._peer_channels[rank].mark_read()
         attempt, data = (message.tag, message.body[:TAG_BYTES]), message.body[TAG_BYTES:]
-        match message.say:
-            case say if say in _OF_GROUPS:
-                self._hear(message)
-            case MessageKind.LEFT if not message.body:  # the group; else, to shrink it
-                self._hear(message)
-            case MessageKind.ASK:
-                self._asked(message.tag, read_ask(message.body), line)
-            case MessageKind.ANSWER:
-                answer = read_answer(message.body) if message.body else None
-                for (tag, _), box in self._boxes.items():
+        match message.kind:
+            case kind if kind in _GROUP_MESSAGES:
+                self._handle(message)
+            # of the group; with a body, of an attempt to shrink
+            case MessageKind.LEFT if not message.body:
+                self._handle(message)
+            case MessageKind.VOTE_REQUEST:
+                self._handle_request(message.tag, unpack_request(message.body), channel)
+            case MessageKind.VOTE_REPLY:
+                reply = unpack_reply(message.body) if message.body else None
+                for (tag, _), inbox in self._inboxes.items():
                     if tag == message.tag:
-                        box.put(VoteArrived(source=rank, answer=answer))
-            case MessageKind.POST:
-                if attempt in self._boxes or not self._tell_decision(message.tag, line):
+                        inbox.put(VoteArrived(source=rank, reply=reply))
+            case MessageKind.RECOVERY_TEXT:
+                if attempt in self._inboxes or not self._send_decision(message.tag, channel):
                     self._put(attempt, RecoveryText(source=rank, data=data))
-            case MessageKind.LEFT if attempt in self._boxes or data == _FOR_GOOD:
+            case MessageKind.LEFT if attempt in self._inboxes or data == _FOR_GOOD:
                 self._put(attempt, GaveUp(rank=rank))
             case MessageKind.LEFT:
-                pass  # of an attempt that has ended here too
+                pass  # of an attempt that has ended here, too
             case _:
-                raise ValueError(f"a message of kind {message.say} by post")
+                raise ValueError(f"a direct message of unexpected kind {message.kind}")
 
-    def _asked(self, tag: bytes, ask: VoteRequest, line: ControlChannel) -> None:
-        answer = self._groups.cast(tag, ask)
-        if ask.step is VotePhase.KNOW:
+    def _handle_request(self, tag: bytes, request: VoteRequest, channel: ControlChannel) -> None:
+        reply = self._groups.cast(tag, request)
+        if request.phase is VotePhase.DECIDED:
             return
-        if answer is not None:
-            line.say(self._message(tag, MessageKind.ANSWER, answer.pack()))
+        if reply is not None:
+            channel.send(self._message(tag, MessageKind.VOTE_REPLY, reply.pack()))
         elif self._groups.vote(tag) is not None:
-            self._tell_decision(tag, line)
-            line.say(self._message(tag, MessageKind.ANSWER, b""))
+            self._send_decision(tag, channel)
+            channel.send(self._message(tag, MessageKind.VOTE_REPLY, b""))
 
-    def _tell_decision(self, tag: bytes, line: ControlChannel) -> bool:
-        """To a rank that comes when all is over. Whether it is."""
+    def _send_decision(self, tag: bytes, channel: ControlChannel) -> bool:
+        """Tells a decision to a rank that asks after it was made. Returns whether there is a
+        decision."""
         vote = self._groups.vote(tag)
         if vote is None or not vote.decided:
             return False
-        known = VoteRequest(step=VotePhase.KNOW, ballot=vote.ballot, choice=vote.choice)
-        line.say(self._message(tag, MessageKind.ASK, known.pack()))
+        decision = VoteRequest(phase=VotePhase.DECIDED, ballot=vote.ballot, choice=vote.choice)
+        channel.send(self._message(tag, MessageKind.VOTE_REQUEST, decision.pack()))
         return True
 
-    def _put(self, attempt: Attempt, news: News) -> None:
-        if attempt in self._boxes:
-            self._boxes[attempt].put(news)
+    def _put(self, attempt: Attempt, event: RecoveryEvent) -> None:
+        if attempt in self._inboxes:
+            self._inboxes[attempt].put(event)
         else:
-            self._waiting.append((attempt, news))
+            self._waiting.append((attempt, event))
 
-    def _tell(self, tag: bytes, to: int, say: MessageKind, body: bytes) -> None:
-        if to in self._ways:
-            self._ways[to].say(self._message(tag, say, body))
+    def _send_to(self, tag: bytes, to: int, kind: MessageKind, body: bytes) -> None:
+        if to in self._peer_channels:
+            self._peer_channels[to].send(self._message(tag, kind, body))
 
-    def _way(self, to: int) -> _PeerChannel:
-        if to not in self._ways:
-            self._ways[to] = _PeerChannel(self, self._place, to)
-        return self._ways[to]
+    def _peer_channel(self, to: int) -> _PeerChannel:
+        if to not in self._peer_channels:
+            self._peer_channels[to] = _PeerChannel(self, self._world, to)
+        return self._peer_channels[to]
 
-    def _message(self, tag: bytes, say: MessageKind, body: bytes) -> ControlMessage:
-        return ControlMessage(say=say, origin=self._rank, tag=tag, body=body)
+    def _message(self, tag: bytes, kind: MessageKind, body: bytes) -> ControlMessage:
+        return ControlMessage(kind=kind, origin=self._rank, tag=tag, body=body)
 
 
 class _PeerChannel:
-    """To one rank: a dial, then a line. Either may end, and the rank is out of reach then: what
-    that means nobody can tell from here."""
+    """Connection to one rank: a dial, then a channel.
 
-    def __init__(self, post: PeerMessages, place: World, rank: int) -> None:
-        self._post, self._place, self._rank = post, place, rank
+    If either ends, the rank is out of reach, for an unknown reason.
+    """
+
+    def __init__(self, messages: PeerMessages, world: World, rank: int) -> None:
+        self._messages, self._world, self._rank = messages, world, rank
         self._pending: list[ControlMessage] = []
-        self._line: ControlChannel | None = None
+        self._channel: ControlChannel | None = None
         self._is_closed = False
         self._dial = self._begin()
 
-    def say(self, message: ControlMessage) -> None:
-        if self._line is None:
+    def send(self, message: ControlMessage) -> None:
+        if self._channel is None:
             if (
-                message.say is MessageKind.LOOK
-            ):  # asked again and again, also of a process that is stopped
-                asked = (message.say, message.tag)
-                self._pending = [old for old in self._pending if (old.say, old.tag) != asked]
+                message.kind is MessageKind.LAST_CALL_QUERY
+            ):  # repeated, also for a process that is stopped
+                asked = (message.kind, message.tag)
+                self._pending = [old for old in self._pending if (old.kind, old.tag) != asked]
             self._pending.append(message)
-        elif message.say in (MessageKind.ASK, MessageKind.LOOK):
-            self._line.ask(message)
+        elif message.kind in (MessageKind.VOTE_REQUEST, MessageKind.LAST_CALL_QUERY):
+            self._channel.send_query(message)
         else:
-            self._line.say(message)
+            self._channel.send(message)
 
-    def is_read(self) -> None:
-        """The rank has said something by a connection of its own, as it answers questions."""
-        if self._line is not None:
-            self._line.is_read()
+    def mark_read(self) -> None:
+        """Records that the rank reads: it has sent a message on a connection of its own."""
+        if self._channel is not None:
+            self._channel.mark_read()
 
     def close(self) -> None:
         self._is_closed = True
         self._dial.cancel()
-        if self._line is not None:
-            self._line.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def _begin(self) -> Dial:
-        said = Introduction(kind=ConnectionKind.POST, rank=self._place.terms.rank, pid=os.getpid())
-        return self._place.dial(
+        introduction = Introduction(
+            kind=ConnectionKind.PEER, rank=self._world.config.rank, pid=os.getpid()
+        )
+        return self._world.dial(
             self._rank,
             0,
-            said,
-            host_s=self._place.terms.peer_timeout_s,
+            introduction,
+            host_s=self._world.config.peer_timeout_s,
             process_s=_PROCESS_S,
             opened=self._opened,
             failed=self._fail_later,
         )
 
     def _opened(self, sock: socket.socket) -> None:
-        self._line = ControlChannel(
-            self._place.loop,
+        self._channel = ControlChannel(
+            self._world.loop,
             sock,
-            self._place.terms.peer_timeout_s,
-            heard=self._heard,
-            ended=self._line_ended,
+            self._world.config.peer_timeout_s,
+            received=self._received,
+            ended=self._channel_ended,
         )
         for message in self._pending:
-            self.say(message)
+            self.send(message)
         self._pending.clear()
 
-    def _heard(self, message: ControlMessage) -> None:
-        assert self._line is not None
-        self._post.heard(self._rank, message, self._line)
+    def _received(self, message: ControlMessage) -> None:
+        assert self._channel is not None
+        self._messages.received(self._rank, message, self._channel)
 
-    def _line_ended(self, why: str) -> None:
-        assert self._line is not None
-        host = self._place.terms.contacts[self._rank].addresses[0][0]
+    def _channel_ended(self, why: str) -> None:
+        assert self._channel is not None
+        host = self._world.config.peer_infos[self._rank].addresses[0][0]
         text = f"rank {self._rank} (host {host}) {why}"
-        self._post.unreached(self._rank, text if self._line.was_silent else "")
+        self._messages.unreachable(self._rank, text if self._channel.was_silent else "")
 
     def _fail_later(self, failed: DialFailure) -> None:
-        """A dial may fail before it is made; while descriptors are short here, each does."""
-        self._place.loop.later(_PAUSE_S if failed.here else 0, lambda: self._failed(failed))
+        """Reports a failed dial later: it may fail while it is constructed. If descriptors are
+        short here, every dial does."""
+        self._world.loop.later(_PAUSE_S if failed.here else 0, lambda: self._failed(failed))
 
     def _failed(self, failed: DialFailure) -> None:
         if self._is_closed:
             return
-        if failed.answered or failed.here:  # it may live: perhaps it is stopped
+        if failed.answered or failed.here:  # the process may live: perhaps it is stopped
             self._dial = self._begin()
         else:
-            terms = self._place.terms
-            text = f"rank {terms.rank} has no connection to {failed.text}"
-            self._post.unreached(self._rank, text if failed.silent else "")
+            config = self._world.config
+            text = f"rank {config.rank} has no connection to {failed.text}"
+            self._messages.unreachable(self._rank, text if failed.silent else "")

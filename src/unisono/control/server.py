@@ -1,7 +1,7 @@
-"""The star: every rank speaks with the first of them, which passes on what is for others.
+"""Control server and client: every rank has a channel to the server on the first rank.
 
-So n ranks need n - 1 connections to hear of each other's failures, and the end of any of them is
-seen where it can be told to all.
+So n ranks need n - 1 connections to learn of each other's failures. The server detects the end of
+any connection and can tell all ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from unisono.control.last_call_query import LastCallQueries
 from unisono.control.messages import (
     ControlMessage,
     MessageKind,
-    read_failed,
-    read_looked,
-    read_welcome,
-    welcome_body,
+    pack_welcome,
+    unpack_failure,
+    unpack_last_calls,
+    unpack_welcome,
 )
 from unisono.transport import EventLoop, Introduction
 
@@ -27,36 +27,39 @@ Deliver = Callable[[ControlMessage], None]
 
 
 class ControlEndpoint(ABC):
-    """This rank's place in it. All methods are for the loop's thread."""
+    """This rank's end: client or server. The loop's thread calls all methods."""
 
     @abstractmethod
-    def tell(self, message: ControlMessage) -> bool:
-        """Brings a message of this rank to `message.to`, as far as they can be reached. False:
-        there is no middle any more."""
+    def send(self, message: ControlMessage) -> bool:
+        """Sends a message of this rank to the reachable ranks of `message.to`. Returns False if the
+        server is gone."""
 
     @abstractmethod
-    def bye(self) -> None:
-        """Says that this rank leaves in good order."""
+    def leave(self) -> None:
+        """Tells the other side that this rank leaves in good order."""
 
     @abstractmethod
     def ended(self) -> bool:
-        """Whether all connections are closed."""
+        """Returns whether all connections are closed."""
 
     @abstractmethod
     def close(self) -> None:
         """Closes all connections at once."""
 
 
-def lost(rank: int, host: str, pid: int, why: str) -> ControlMessage:
-    """The news that a rank is lost."""
+def lost_message(rank: int, host: str, pid: int, why: str) -> ControlMessage:
+    """Makes the message that a rank is lost."""
     process = f", pid {pid}" if pid else ""
     text = f"rank {rank} (host {host}{process}) {why}"
-    return ControlMessage(say=MessageKind.GONE, origin=rank, body=text.encode())
+    return ControlMessage(kind=MessageKind.LOST, origin=rank, body=text.encode())
 
 
 class ControlServer(ControlEndpoint):
-    """The middle, where `rank` is: a line to each other rank of `hosts`, which names their hosts.
-    Each is welcomed with `word`."""
+    """The control server, on `rank`: a channel to each other rank of `hosts`, which maps ranks to
+    host names.
+
+    The server sends `rank0_data` to each rank that connects.
+    """
 
     def __init__(
         self,
@@ -64,100 +67,102 @@ class ControlServer(ControlEndpoint):
         rank: int,
         hosts: Mapping[int, str],
         peer_timeout_s: float,
-        word: bytes,
+        rank0_data: bytes,
         deliver: Deliver,
     ) -> None:
         self._loop, self._rank, self._peer_timeout_s = loop, rank, peer_timeout_s
-        self._hosts, self._word, self._deliver = hosts, word, deliver
-        self._lines: dict[int, ControlChannel] = {}
+        self._hosts, self._rank0_data, self._deliver = hosts, rank0_data, deliver
+        self._channels: dict[int, ControlChannel] = {}
         self._seen: set[int] = set()
-        self._looks = LastCallQueries(loop, rank, self._tell_one)
+        self._last_calls = LastCallQueries(loop, rank, self._send_to)
         self._leaving = False
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not come yet."""
+        """Ranks that have not connected yet."""
         return sorted(self._hosts.keys() - {self._rank} - self._seen)
 
     def awaits(self, rank: int) -> bool:
-        """Whether a rank is to come and has not come yet, be it gone again."""
+        """Returns whether a rank is expected and has never connected."""
         return rank in self._hosts and rank != self._rank and rank not in self._seen
 
     def take(self, sock: socket.socket, introduction: Introduction) -> None:
-        """A rank has come."""
+        """Takes a rank's connection."""
         rank, pid = introduction.rank, introduction.pid
         self._seen.add(rank)
-        self._lines[rank] = ControlChannel(
+        self._channels[rank] = ControlChannel(
             self._loop,
             sock,
             self._peer_timeout_s,
-            heard=lambda message: self._heard(rank, message),
+            received=lambda message: self._received(rank, message),
             ended=lambda why: self._ended(rank, pid, why),
         )
-        body = welcome_body(os.getpid(), self._word)
-        welcome = ControlMessage(say=MessageKind.WELCOME, origin=self._rank, body=body)
-        self._lines[rank].say(welcome)
+        body = pack_welcome(os.getpid(), self._rank0_data)
+        welcome = ControlMessage(kind=MessageKind.WELCOME, origin=self._rank, body=body)
+        self._channels[rank].send(welcome)
 
-    def tell(self, message: ControlMessage) -> bool:
-        self._heard(self._rank, message)
+    def send(self, message: ControlMessage) -> bool:
+        self._received(self._rank, message)
         return True
 
-    def bye(self) -> None:
+    def leave(self) -> None:
         self._leaving = True
-        for line in list(self._lines.values()):
-            line.say(ControlMessage(say=MessageKind.BYE, origin=self._rank))
+        for channel in list(self._channels.values()):
+            channel.send(ControlMessage(kind=MessageKind.BYE, origin=self._rank))
 
     def ended(self) -> bool:
-        return not self._lines
+        return not self._channels
 
     def close(self) -> None:
-        for line in self._lines.values():
-            line.close()
-        self._lines.clear()
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
 
-    def _heard(self, rank: int, message: ControlMessage) -> None:
-        """Passes a message on. Raises `ValueError` for one that makes no sense."""
+    def _received(self, rank: int, message: ControlMessage) -> None:
+        """Forwards a message. Raises `ValueError` for a malformed message."""
         if message.origin != rank or any(to not in self._hosts for to in message.to):
             raise ValueError(f"a message of rank {message.origin} from rank {rank}")
-        match message.say:
+        match message.kind:
             case MessageKind.LEFT | MessageKind.FAILED:
-                if message.say is MessageKind.FAILED:
-                    read_failed(message.body)  # garbage ends here
-                onward = ControlMessage(
-                    say=message.say, origin=rank, tag=message.tag, body=message.body
+                if message.kind is MessageKind.FAILED:
+                    unpack_failure(message.body)  # raises for a malformed body
+                forwarded = ControlMessage(
+                    kind=message.kind, origin=rank, tag=message.tag, body=message.body
                 )
                 for to in message.to:
                     if to != rank:
-                        self._tell_one(to, onward)
-            case MessageKind.LOOK:
-                self._looks.ask(message)
-            case MessageKind.LOOKED:
-                self._looks.answer(message, read_looked(message.body))
+                        self._send_to(to, forwarded)
+            case MessageKind.LAST_CALL_QUERY:
+                self._last_calls.query(message)
+            case MessageKind.LAST_CALLS:
+                self._last_calls.answer(message, unpack_last_calls(message.body))
             case MessageKind.BYE:
-                self._lines.pop(rank).close()
+                self._channels.pop(rank).close()
             case _:
-                raise ValueError(f"a message of kind {message.say} from rank {rank}")
+                raise ValueError(f"a message of kind {message.kind} from rank {rank}")
 
-    def _tell_one(self, rank: int, message: ControlMessage) -> None:
+    def _send_to(self, rank: int, message: ControlMessage) -> None:
         if rank == self._rank:
             self._deliver(message)
-        elif rank in self._lines:
-            line = self._lines[rank]
-            (line.ask if message.say is MessageKind.LOOK else line.say)(message)
+        elif rank in self._channels:
+            channel = self._channels[rank]
+            (channel.send_query if message.kind is MessageKind.LAST_CALL_QUERY else channel.send)(
+                message
+            )
 
     def _ended(self, rank: int, pid: int, why: str) -> None:
-        line = self._lines.pop(rank, None)
+        channel = self._channels.pop(rank, None)
         if why and not self._leaving:
-            news = lost(rank, self._hosts[rank], pid, why)
-            if line is not None:  # or it would take this rank for the one that is gone
-                line.say_last(news)
-            for line in list(self._lines.values()):
-                line.say(news)
-            self._deliver(news)
+            notice = lost_message(rank, self._hosts[rank], pid, why)
+            if channel is not None:  # else the rank would report this rank as lost
+                channel.send_last(notice)
+            for channel in list(self._channels.values()):
+                channel.send(notice)
+            self._deliver(notice)
 
 
 class ControlClient(ControlEndpoint):
-    """Every other rank's place: the line to the middle."""
+    """Control client of every other rank: the channel to the server."""
 
     def __init__(
         self,
@@ -166,45 +171,49 @@ class ControlClient(ControlEndpoint):
         peer_timeout_s: float,
         *,
         rank: int,
-        hub: int,
-        hub_host: str,
+        server_rank: int,
+        server_host: str,
         deliver: Deliver,
         welcome: Callable[[bytes], None],
-        orphaned: Callable[[], None],
+        server_lost: Callable[[], None],
     ) -> None:
-        """`orphaned` is called when the middle has left, or is lost."""
-        self._rank, self._hub, self._hub_host = rank, hub, hub_host
-        self._deliver, self._welcome, self._orphaned = deliver, welcome, orphaned
+        """`server_lost` is called when the server has left or is lost."""
+        self._rank, self._server_rank, self._server_host = rank, server_rank, server_host
+        self._deliver, self._welcome, self._server_lost = deliver, welcome, server_lost
         self._pid = 0
         self._leaving = False
-        self._line: ControlChannel | None = ControlChannel(
-            loop, sock, peer_timeout_s, heard=self._heard, ended=self._ended
+        self._channel: ControlChannel | None = ControlChannel(
+            loop, sock, peer_timeout_s, received=self._received, ended=self._ended
         )
 
-    def tell(self, message: ControlMessage) -> bool:
-        if self._line is None:
+    def send(self, message: ControlMessage) -> bool:
+        if self._channel is None:
             return False
-        (self._line.ask if message.say is MessageKind.LOOK else self._line.say)(message)
+        (
+            self._channel.send_query
+            if message.kind is MessageKind.LAST_CALL_QUERY
+            else self._channel.send
+        )(message)
         return True
 
-    def bye(self) -> None:
+    def leave(self) -> None:
         self._leaving = True
-        if self._line is not None:
-            self._line.say(ControlMessage(say=MessageKind.BYE, origin=self._rank))
+        if self._channel is not None:
+            self._channel.send(ControlMessage(kind=MessageKind.BYE, origin=self._rank))
 
     def ended(self) -> bool:
-        return self._line is None
+        return self._channel is None
 
     def close(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
-    def _heard(self, message: ControlMessage) -> None:
-        match message.say:
+    def _received(self, message: ControlMessage) -> None:
+        match message.kind:
             case MessageKind.WELCOME:
-                self._pid, word = read_welcome(message.body)
-                self._welcome(word)
+                self._pid, rank0_data = unpack_welcome(message.body)
+                self._welcome(rank0_data)
             case MessageKind.BYE:
                 self.close()
                 self._end()
@@ -212,11 +221,11 @@ class ControlClient(ControlEndpoint):
                 self._deliver(message)
 
     def _ended(self, why: str) -> None:
-        self._line = None
+        self._channel = None
         if why and not self._leaving:
-            self._deliver(lost(self._hub, self._hub_host, self._pid, why))
+            self._deliver(lost_message(self._server_rank, self._server_host, self._pid, why))
         self._end()
 
     def _end(self) -> None:
         if not self._leaving:
-            self._orphaned()
+            self._server_lost()

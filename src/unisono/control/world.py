@@ -1,4 +1,4 @@
-"""A rank's place in its world: who and where all are, and how it dials them."""
+"""A rank's world: the location of all ranks, and how to dial them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from unisono.transport import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldConfig:
-    """On what terms a rank joins: `sources` are its own addresses, one a rail."""
+    """Parameters with which a rank joins the world. `sources` are its own addresses, one per
+    rail."""
 
     world: bytes
     rank: int
-    contacts: tuple[PeerInfo, ...]
+    peer_infos: tuple[PeerInfo, ...]
     sources: tuple[str, ...]
     secret: bytes
     security: Security
@@ -36,11 +37,12 @@ class WorldConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What all groups of a rank share. `tell` brings a message of a group to other ranks."""
+    """State that all groups of a rank share. `send` sends a message about a group to other
+    ranks."""
 
     loop: EventLoop
-    terms: WorldConfig
-    tell: Callable[[ControlMessage], None]
+    config: WorldConfig
+    send: Callable[[ControlMessage], None]
 
     def dial(
         self,
@@ -53,28 +55,32 @@ class World:
         opened: Callable[[Connection], None],
         failed: Callable[[DialFailure], None],
     ) -> Dial:
-        """Dials a rank of the world over a rail; its host may take `host_s` to answer, its process
-        `process_s`, by default as long as all had to join."""
-        terms = self.terms
-        wanted = DialRequest(
+        """Dials a rank of the world over a rail.
+
+        The rank's host may take `host_s` to answer, its process `process_s`; the default is the
+        world's join timeout.
+        """
+        config = self.config
+        request = DialRequest(
             rank=to,
-            address=terms.contacts[to].addresses[rail],
-            # With one rail the kernel knows best; with several, each connection keeps to its own.
-            source=None if self.rails(to) == 1 else terms.sources[rail],
-            secret=terms.secret,
-            purpose=purpose_of(terms.world, to),
-            security=terms.security,
+            address=config.peer_infos[to].addresses[rail],
+            # With one rail, the kernel chooses the source. With several, each connection uses its
+            # rail's.
+            source=None if self.rails(to) == 1 else config.sources[rail],
+            secret=config.secret,
+            purpose=purpose_of(config.world, to),
+            security=config.security,
             introduction=introduction,
             host_s=host_s,
-            process_s=terms.timeout_s if process_s is None else process_s,
+            process_s=config.timeout_s if process_s is None else process_s,
         )
-        return Dial(self.loop, wanted, opened=opened, failed=failed)
+        return Dial(self.loop, request, opened=opened, failed=failed)
 
     def rails(self, to: int) -> int:
-        """How many rails lead to a rank."""
-        return min(len(self.terms.sources), len(self.terms.contacts[to].addresses))
+        """Returns the number of rails to a rank."""
+        return min(len(self.config.sources), len(self.config.peer_infos[to].addresses))
 
     def is_remote(self, rank: int) -> bool:
-        """Whether a rank is on another host."""
-        contacts = self.terms.contacts
-        return contacts[rank].host != contacts[self.terms.rank].host
+        """Returns whether a rank is on another host."""
+        peer_infos = self.config.peer_infos
+        return peer_infos[rank].host != peer_infos[self.config.rank].host

@@ -1,4 +1,5 @@
-"""A porter that joins a world: its door, its places in stars, its groups, on one loop."""
+"""The connections of a connection manager that joins a world: acceptor, control groups and
+groups."""
 
 from __future__ import annotations
 
@@ -23,101 +24,106 @@ from unisono.transport import (
     purpose_of,
 )
 
-_GOODBYE_S = 1.0
-_MOST_EARLY = 1024  # ranks that dial for circles that are not known here yet
+_LEAVE_S = 1.0
+_MOST_EARLY = 1024  # ranks that dial for control groups that do not exist here yet
 
 
 class WorldConnections:
-    """`begin`, `goodbye` and the methods of `ControlGroup` and `post` are for the loop's thread;
-    the rest are for other threads."""
+    """Acceptor, control groups and groups, on one event loop.
+
+    Only the loop's thread uses `begin`, `leave`, `control_group`, `groups` and `peer_messages`;
+    other threads use the rest.
+    """
 
     def __init__(
-        self, loop: EventLoop, listeners: Sequence[socket.socket], terms: WorldConfig
+        self, loop: EventLoop, listeners: Sequence[socket.socket], config: WorldConfig
     ) -> None:
-        self._loop, self._listeners, self._terms = loop, listeners, terms
-        self._place = World(loop=loop, terms=terms, tell=self._tell)
+        self._loop, self._listeners, self._config = loop, listeners, config
+        self._world = World(loop=loop, config=config, send=self._send)
         self.groups = EnteredGroups(self._refuse)
-        self.post = PeerMessages(
-            self._place,
+        self.peer_messages = PeerMessages(
+            self._world,
             self.groups,
-            lambda message: self.groups.hear(message, self._world, self._tell),
+            lambda message: self.groups.handle(message, self._world_group, self._send),
         )
-        everybody = range(len(terms.contacts))
-        self._world = self._circle_of(NO_GROUP, everybody, b"")
-        self._circles = {NO_GROUP: self._world}
+        everybody = range(len(config.peer_infos))
+        self._world_group = self._make_control_group(NO_GROUP, everybody, b"")
+        self._control_groups = {NO_GROUP: self._world_group}
         self._early: deque[tuple[Connection, Introduction]] = deque()
-        self._door: Acceptor | None = None
+        self._acceptor: Acceptor | None = None
 
-    def _tell(self, message: ControlMessage) -> None:
-        self.post.tell(message)
+    def _send(self, message: ControlMessage) -> None:
+        self.peer_messages.send_message(message)
 
     def begin(self) -> None:
-        """Opens the door, and takes this rank's place in the world's star."""
-        self._world.begin(self._terms.timeout_s)
-        self._door = Acceptor(
+        """Starts accepting, and joins the world's control group."""
+        self._world_group.begin(self._config.timeout_s)
+        self._acceptor = Acceptor(
             self._loop,
             self._listeners,
-            secret=self._terms.secret,
-            purpose=purpose_of(self._terms.world, self._terms.rank),
-            security=self._terms.security,
+            secret=self._config.secret,
+            purpose=purpose_of(self._config.world, self._config.rank),
+            security=self._config.security,
             arrived=self._arrived,
-            starved=self._starved,
+            accept_failed=self._accept_failed,
         )
 
     def wait(self) -> None:
-        """Waits until the star is complete as seen from here; raises what came between."""
-        self._world.wait(self._terms.timeout_s)
+        """Waits until this rank is connected; on rank 0, until all ranks are. Raises a failure that
+        occurred meanwhile."""
+        self._world_group.wait(self._config.timeout_s)
 
-    def circle(self, tag: bytes) -> ControlGroup:
-        """One that was made here. For the loop's thread."""
-        return self._circles[tag]
+    def control_group(self, tag: bytes) -> ControlGroup:
+        """Returns an existing control group. For the loop's thread."""
+        return self._control_groups[tag]
 
-    def rally(
+    def form_control_group(
         self,
         tag: bytes,
         members: Sequence[int],
-        word: bytes,
+        rank0_data: bytes,
         timeout_s: float,
         watch: Callable[[], None],
     ) -> bytes:
-        """Makes a circle of these ranks, which all come to this; returns the word of the first."""
-        circle = self._circle_of(tag, members, word)
-        self._loop.call(lambda: self._begin(circle))
+        """Forms a control group of these ranks, which all call this; returns the first rank's
+        data."""
+        control_group = self._make_control_group(tag, members, rank0_data)
+        self._loop.call(lambda: self._begin(control_group))
         try:
-            circle.wait(timeout_s, watch)
+            control_group.wait(timeout_s, watch)
         except AuthenticationError as error:
-            # It knew the secret when it joined the world: it ended in the middle of its proof.
-            self.disband(tag)
+            # The first rank knew the secret when it joined the world: it ended during its proof.
+            self.drop_control_group(tag)
             raise RendezvousError(str(error)) from error
         except BaseException:
-            self.disband(tag)
+            self.drop_control_group(tag)
             raise
-        return circle.word
+        return control_group.rank0_data
 
-    def disband(self, tag: bytes) -> None:
-        """Leaves a circle, as if it had not been made."""
+    def drop_control_group(self, tag: bytes) -> None:
+        """Leaves a control group and forgets it."""
         self._loop.call(lambda: self._end(tag))
 
-    def goodbye(self) -> None:
-        """Leaves everything in good order, as far as the others take part in that, and ends the
-        loop. For the loop's thread."""
+    def leave(self) -> None:
+        """Leaves all groups in good order, as far as the others acknowledge, and ends the loop. For
+        the loop's thread."""
         try:
-            if self._door is not None:
-                self._door.close()
+            if self._acceptor is not None:
+                self._acceptor.close()
             self.groups.leave_all()
-            for circle in self._circles.values():
-                circle.bye()
+            for control_group in self._control_groups.values():
+                control_group.leave()
         finally:
-            self._await_end(time.monotonic() + _GOODBYE_S)
+            self._await_end(time.monotonic() + _LEAVE_S)
 
     def abandon(self) -> None:
-        """In a forked child: closes its copies of the connections that the loop does not watch."""
+        """Closes a forked child's copies of the connections that the loop does not watch."""
         self.groups.abandon()
         for sock, _ in self._early:
             sock.close()
 
     def _await_end(self, deadline: float) -> None:
-        ended = all(circle.ended() for circle in self._circles.values())
+        ended = all(control_group.ended() for control_group in self._control_groups.values())
         if ended or time.monotonic() > deadline:
             self._close()
         else:
@@ -125,62 +131,66 @@ class WorldConnections:
 
     def _close(self) -> None:
         try:
-            for circle in self._circles.values():
-                circle.close()
+            for control_group in self._control_groups.values():
+                control_group.close()
             for sock, _ in self._early:
                 sock.close()
-            self.post.close()
+            self.peer_messages.close()
             for listener in self._listeners:
                 listener.close()
         finally:
             self._loop.end()
 
-    # ---- circles
+    # ---- control groups
 
-    def _circle_of(self, tag: bytes, members: Sequence[int], word: bytes) -> ControlGroup:
-        return ControlGroup(self._place, tag, members, word, self.groups.hear, self.groups.orphaned)
+    def _make_control_group(
+        self, tag: bytes, members: Sequence[int], rank0_data: bytes
+    ) -> ControlGroup:
+        return ControlGroup(
+            self._world, tag, members, rank0_data, self.groups.handle, self.groups.server_lost
+        )
 
-    def _begin(self, circle: ControlGroup) -> None:
-        self._circles[circle.tag] = circle
-        circle.begin(self._terms.peer_timeout_s)
+    def _begin(self, control_group: ControlGroup) -> None:
+        self._control_groups[control_group.tag] = control_group
+        control_group.begin(self._config.peer_timeout_s)
         early, self._early = self._early, deque()
-        for sock, said in early:
-            self._arrived(sock, said)
+        for sock, introduction in early:
+            self._arrived(sock, introduction)
 
     def _end(self, tag: bytes) -> None:
-        circle = self._circles.pop(tag, None)
-        if circle is not None:
-            circle.close()
+        control_group = self._control_groups.pop(tag, None)
+        if control_group is not None:
+            control_group.close()
 
-    # ---- the door
+    # ---- acceptor
 
-    def _arrived(self, sock: Connection, said: Introduction) -> None:
-        size = len(self._terms.contacts)
-        if said.rank >= size or said.rank == self._terms.rank:
-            self._refuse(sock, f"no rank {said.rank} of {size} can dial here")
-        elif said.kind is ConnectionKind.POST:
-            self.post.take(sock, said)
-        elif said.kind is not ConnectionKind.STAR:
-            self.groups.take(sock, said)
-        elif said.tag not in self._circles:
-            self._park(sock, said)
-        elif why_not := self._circles[said.tag].take(sock, said):
+    def _arrived(self, sock: Connection, introduction: Introduction) -> None:
+        size = len(self._config.peer_infos)
+        if introduction.rank >= size or introduction.rank == self._config.rank:
+            self._refuse(sock, f"rank {introduction.rank} of {size} cannot dial this rank")
+        elif introduction.kind is ConnectionKind.PEER:
+            self.peer_messages.take(sock, introduction)
+        elif introduction.kind is not ConnectionKind.CONTROL:
+            self.groups.take(sock, introduction)
+        elif introduction.tag not in self._control_groups:
+            self._park(sock, introduction)
+        elif why_not := self._control_groups[introduction.tag].take(sock, introduction):
             self._refuse(sock, why_not)
 
-    def _park(self, sock: Connection, said: Introduction) -> None:
-        self._early.append((sock, said))
+    def _park(self, sock: Connection, introduction: Introduction) -> None:
+        self._early.append((sock, introduction))
         if len(self._early) > _MOST_EARLY:
-            self._refuse(self._early.popleft()[0], "dialed for a circle that was not made here")
+            self._refuse(self._early.popleft()[0], "dialed for a control group unknown here")
 
     def _refuse(self, sock: Connection, why: str) -> None:
-        if self._door is None:
+        if self._acceptor is None:
             sock.close()
         else:
-            self._door.refuse(sock, why)
+            self._acceptor.refuse(sock, why)
 
-    def _starved(self, for_s: float, why: str) -> None:
-        if for_s >= self._terms.peer_timeout_s:
-            text = f"rank {self._terms.rank} cannot let others in: {why}"
-            for circle in self._circles.values():
-                circle.give_up(RendezvousError(text))
-            self.groups.starved(why)
+    def _accept_failed(self, for_s: float, why: str) -> None:
+        if for_s >= self._config.peer_timeout_s:
+            text = f"rank {self._config.rank} cannot accept connections: {why}"
+            for control_group in self._control_groups.values():
+                control_group.give_up(RendezvousError(text))
+            self.groups.accept_failed(why)

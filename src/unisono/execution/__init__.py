@@ -1,7 +1,7 @@
-"""Execution: what runs an execution plan.
+"""Execution of execution plans.
 
-`NativeExecutor` loads plans into the C++ core. `reference` interprets them in Python, one rank
-after another, and is what the native executor must match bit for bit.
+`NativeExecutor` loads plans into the C++ core. `reference` interprets plans in Python, one rank
+after another; the native executor must match it bit for bit.
 """
 
 from unisono.execution.narrow_floats import narrowed

@@ -1,4 +1,4 @@
-"""What a REDUCE record computes, element by element: the definition the native kernels follow."""
+"""Definition of a REDUCE record's result, element by element, which the native kernels follow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAIRS: dict[DType, tuple[type[np.generic], type[np.generic]]] = {
     DType.INT32_INT32: (np.int32, np.int32),
     DType.INT64_INT64: (np.int64, np.int64),
 }
-"""The types of value and index, which lie one after the other."""
+"""Types of value and index, which are adjacent in memory."""
 
 _BOOL_AS = {
     ReduceOp.SUM: ReduceOp.LOR,
@@ -53,15 +53,19 @@ _ARITHMETIC = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
 def fold(
     sources: Sequence[NDArray[np.uint8]], dtype: DType, op: ReduceOp, divisor: int = 1
 ) -> NDArray[np.uint8]:
-    """Combine buffers of equal length from left to right; AVG then divides by `divisor`.
+    """Combines buffers of equal length from left to right; AVG then divides by `divisor`.
 
-    Sums and products of 16- and 8-bit floats accumulate in float32 and round once, to nearest
-    even. A NaN in a sum, product or average is the quiet one without sign and payload; 0x7F in 8
-    bits. Integers wrap, and their averages truncate toward zero. MIN and MAX give the first NaN,
-    else the last of equal elements, with its bits unchanged. MINLOC and MAXLOC give the pair with
-    a NaN, else with the best value; of equal values (and of NaNs) the lowest index; of equal
-    pairs the first. Logical reductions take anything but 0 for true and give 0 or 1; booleans
-    are bytes, always reduced so. PREMUL_SUM is SUM, of contributions already multiplied.
+    - Sums and products of 16- and 8-bit floats accumulate in float32 and round once, to nearest
+      even.
+    - A NaN in a sum, product or average becomes the quiet NaN without sign and payload; in 8 bits
+      0x7F.
+    - Integers wrap, and their averages truncate toward zero.
+    - MIN and MAX return the first NaN, else the last of equal elements, with unchanged bits.
+    - MINLOC and MAXLOC return the pair with a NaN, else with the best value. Among equal values, or
+      several NaNs, the lowest index wins; among equal pairs the first.
+    - Logical reductions take every value but 0 for true and return 0 or 1. Booleans are bytes and
+      are always reduced this way.
+    - PREMUL_SUM is SUM of contributions that are already multiplied.
 
     >>> x = np.array([1, 5], np.int16).view(np.uint8)
     >>> fold([x, x, x], DType.INT16, ReduceOp.AVG, 2).view(np.int16).tolist()
@@ -88,7 +92,7 @@ def fold(
 
 
 def _load(source: NDArray[np.uint8], dtype: DType) -> Array:
-    # A copy: the source need not be aligned, and the result may be written over it.
+    # A copy: the source need not be aligned, and the result may overwrite the source.
     if dtype.is_narrow_float:
         return widened(bits_of(source.copy(), dtype), dtype)
     values: Array = source.copy().view(_NUMPY[dtype])
@@ -129,7 +133,7 @@ def _divide(acc: Array, divisor: int) -> Array:
 def _narrow_extreme(
     sources: Sequence[NDArray[np.uint8]], dtype: DType, op: ReduceOp
 ) -> NDArray[np.uint8]:
-    """Select among the narrow elements themselves: rounding would change the bits of a NaN."""
+    """Selects among the narrow elements themselves: rounding would change the bits of a NaN."""
     bits, values = bits_of(sources[0].copy(), dtype), _load(sources[0], dtype)
     for source in sources[1:]:
         x = _load(source, dtype)

@@ -1,6 +1,7 @@
-"""16- and 8-bit floats as float32 and back, in NumPy: how every rounding of the library is defined.
+"""Conversions between float32 and 16- and 8-bit floats, in NumPy; they define the library's
+rounding.
 
-NumPy has float16; the other formats are made here, from bits.
+NumPy has float16; this module makes the other formats from bits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BITS: dict[DType, type[np.generic]] = {
 
 
 def bits_of(data: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """The elements as unsigned integers of their size; a view.
+    """Returns the elements as unsigned integers of their size; a view.
 
     >>> bits_of(np.array([1], np.float16), DType.FLOAT16).tolist()
     [15360]
@@ -33,14 +34,14 @@ def bits_of(data: NDArray[Any], dtype: DType) -> NDArray[Any]:
 
 
 def widened(bits: NDArray[Any], dtype: DType) -> Floats:
-    """The values of a narrow float's bits; exact. A NaN keeps its sign.
+    """Returns the exact values of narrow floats, given their bits. A NaN keeps its sign.
 
     >>> widened(np.array([0x38, 0x7E, 0xFF], np.uint8), DType.FLOAT8_E4M3FN).tolist()
     [1.0, 448.0, nan]
     """
     if dtype is DType.FLOAT16:
         values = bits.view(np.float16).astype(np.float32)
-        quiet = np.isnan(values) * np.uint32(1 << 22)  # as the conversions of CPUs do
+        quiet = np.isnan(values) * np.uint32(1 << 22)  # as CPUs convert a NaN
         return np.asarray((values.view(np.uint32) | quiet).view(np.float32))
     if dtype is DType.BFLOAT16:
         return bfloat16_to_float32(bits)
@@ -48,10 +49,11 @@ def widened(bits: NDArray[Any], dtype: DType) -> Floats:
 
 
 def narrowed(values: Floats, dtype: DType) -> NDArray[Any]:
-    """The bits of the nearest narrow floats, ties to even.
+    """Returns the bits of the nearest narrow floats, ties to even.
 
-    What is too large becomes infinity; in float8_e4m3fn, which has none, 448 (as torch casts).
-    Every NaN becomes the same one, without sign: quiet without payload, in 8 bits 0x7F.
+    A value that is too large becomes infinity; in float8_e4m3fn, which has no infinity, it becomes
+    448 (as torch casts). Every NaN becomes the same NaN without sign: quiet without payload, in 8
+    bits 0x7F.
 
     >>> narrowed(np.array([1, 500, np.nan], np.float32), DType.FLOAT8_E4M3FN).tolist()
     [56, 126, 127]
@@ -62,18 +64,19 @@ def narrowed(values: Floats, dtype: DType) -> NDArray[Any]:
         return np.where(np.isnan(values), np.uint16(0x7E00), halves)
     if dtype is DType.BFLOAT16:
         return float32_to_bfloat16(values)
-    # The upper half tells all but whether something follows, which only ties ask for.
+    # The upper half decides, with one bit that says whether the lower half is 0. Only ties need
+    # that bit.
     word = values.view(np.uint32)
     return np.asarray(_roundings(dtype)[word >> 16 | (word & 0xFFFF != 0)])
 
 
 def bfloat16_to_float32(bits: NDArray[np.uint16]) -> Floats:
-    """Exact: a bfloat16 is the upper half of a float32."""
+    """Converts exactly: a bfloat16 is the upper half of a float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def float32_to_bfloat16(values: Floats) -> NDArray[np.uint16]:
-    """Round to nearest even; every NaN becomes the same quiet one.
+    """Rounds to nearest even; every NaN becomes the same quiet NaN.
 
     >>> float32_to_bfloat16(np.array([1.0, 1.0039062], np.float32)).tolist()
     [16256, 16256]
@@ -85,12 +88,12 @@ def float32_to_bfloat16(values: Floats) -> NDArray[np.uint16]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Format:
-    """A sign, an exponent, and `fraction` bits in a byte."""
+    """A format of one byte: a sign, an exponent, and `fraction` bits."""
 
     fraction: int
     bias: int
     largest: int
-    """The largest magnitude that is not a NaN, as bits: infinity, where there is one."""
+    """Bits of the largest magnitude that is not a NaN: infinity, if the format has it."""
 
 
 _FORMATS = {
@@ -101,7 +104,7 @@ _FORMATS = {
 
 @functools.cache
 def _values(dtype: DType) -> Floats:
-    """What each byte means."""
+    """Returns the value of each byte."""
     form = _FORMATS[dtype]
     magnitude = np.arange(128)
     exponent, rest = magnitude >> form.fraction, magnitude & ((1 << form.fraction) - 1)
@@ -115,17 +118,18 @@ def _values(dtype: DType) -> Floats:
 
 @functools.cache
 def _roundings(dtype: DType) -> NDArray[np.uint8]:
-    """What each upper half of a float32 rounds to; the lowest bit says: it, or something follows.
+    """Returns the byte to which each upper half of a float32 rounds.
 
-    A float32 has so many more bits than a byte that those of the upper half are more than needed.
+    The index's lowest bit is set if the float32's bit there or any lower bit is set. A float32 has
+    so many more bits than a byte that the upper half has enough bits for rounding.
     """
     form = _FORMATS[dtype]
     values = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
     magnitude = np.minimum(np.abs(values, dtype=np.float64), 1e9)
-    least = 1 - form.bias  # the exponent of subnormal numbers, and of 0
+    least = 1 - form.bias  # the exponent of subnormal numbers and of 0
     exponent = np.maximum(np.frexp(magnitude)[1] - 1, least)
     exponent[magnitude == 0] = least
-    # In units of the last place; a carry into the next exponent encodes itself.
+    # In units of the last place. A carry into the next exponent is encoded correctly by itself.
     units = np.rint(np.ldexp(magnitude, form.fraction - exponent))
     encoded = units + ((exponent + form.bias - 1) << form.fraction)
     bits = np.minimum(encoded, form.largest)

@@ -1,7 +1,7 @@
-"""The reference executor: the plans of all ranks, interpreted in one process.
+"""The reference executor: interprets the plans of all ranks in one process.
 
-It is the oracle of the native executor, bit for bit. Its arithmetic is therefore spelled out:
-one rounding per operation in the accumulator's type, no fused multiply-add.
+The native executor must match it bit for bit. So its arithmetic is explicit: one rounding per
+operation in the accumulator's type, no fused multiply-add.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PART_ALIGNMENT_BYTES = 64
 
 
 def part_bytes(piece_bytes: int, parts: int, dtype: DType) -> int:
-    """Bytes of each part of a piece but the last ones, which may be shorter or empty.
+    """Returns the length of each part of a piece. The last parts may be shorter or empty.
 
     >>> part_bytes(4000, 3, DType.FLOAT32)
     1344
@@ -43,7 +43,7 @@ def num_blocks(
     dtype: DType,
     block_bytes: int,
 ) -> int:
-    """How often the plans are interpreted: once per block of the longest part on any rank."""
+    """Returns the number of runs of the plans: one per block of the longest part on any rank."""
     longest = max(
         (
             part_bytes(piece.nbytes, plan.parts, dtype)
@@ -65,12 +65,13 @@ def run(
     block_bytes: int,
     depth: int = 2,
 ) -> None:
-    """Run the plans of all ranks on `inputs[rank][piece]`, into `outputs[rank][piece]`.
+    """Runs the plans of all ranks on `inputs[rank][piece]`, into `outputs[rank][piece]`.
 
-    Pieces are 1-D uint8 arrays; an input and an output may be the same memory. Each rank has
-    slots for `depth` blocks. Ranks take turns record by record.
+    Pieces are 1-D uint8 arrays; an input and an output may be the same memory. Each rank has slots
+    for `depth` blocks. Ranks take turns record by record.
 
-    Raises `ScheduleError` when they get stuck, `UnsupportedError` for what cannot be reduced.
+    Raises `ScheduleError` for a deadlock, `UnsupportedError` for a reduction that the type does not
+    support.
 
     >>> from unisono.algorithms import build
     >>> from unisono.schedule import lower
@@ -115,10 +116,10 @@ def _check_sizes(
     if block_bytes < 1 or block_bytes % dtype.size_bytes:
         raise UnsupportedError(f"blocks of {block_bytes} bytes do not hold whole elements")
     if depth < 1:
-        raise UnsupportedError(f"slots for {depth} blocks; at least one is needed")
+        raise UnsupportedError(f"slots for {depth} blocks: expected at least one")
     lengths = {piece.nbytes for pieces in buffers for piece in pieces}
     if len(lengths) > 1 and any(plan.uniform for plan in plans):
-        raise UnsupportedError("this algorithm needs pieces of one length")
+        raise UnsupportedError("this algorithm needs pieces of equal length")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,7 +130,7 @@ class _Rank:
     slots: Bytes = field(default_factory=lambda: np.zeros((0, 0, 0), np.uint8))
     tmp: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     shared_memory: dict[tuple[int, int], Bytes] = field(default_factory=dict)
-    """The memory whose address is in a slot, by buffer and slot."""
+    """Memory that slots share by single copy, by block modulo `depth` and slot."""
     pc: int = 0
     block: int = 0
     progress: int = 0
@@ -151,7 +152,7 @@ class _Machine:
         self.depth = depth
 
     def step(self, rank: _Rank) -> bool:
-        """Interpret the rank's next record, unless it has to wait."""
+        """Interprets the rank's next record, unless it has to wait."""
         plan = rank.plan
         if rank.pc == 0 and not self._slots_are_free(rank):
             return False
@@ -179,14 +180,15 @@ class _Machine:
         return True
 
     def _slots_are_free(self, rank: _Rank) -> bool:
-        """The slots of `depth` blocks ago are reused: all others must have finished that block."""
+        """Returns whether the slots of `depth` blocks ago may be reused: all other ranks have
+        finished that block."""
         if rank.plan.num_slots == 0:
             return True
         need = (rank.block - self.depth + 1) * rank.plan.stages
         return all(other.progress >= need for other in self.ranks if other is not rank)
 
     def _length(self, rank: _Rank, record: Record) -> int:
-        """Bytes of the current block of the part that the record names."""
+        """Returns the bytes of the current block of the part that the record names."""
         start, end = self._block_range(rank, record.length)
         return end - start
 

@@ -1,7 +1,7 @@
-"""Recovery: the ranks that are left after a failure agree on who they are and form a new group.
+"""Recovery: the ranks left after a failure agree on a new group and form it.
 
-`recover` runs on each of them. `agreement` is the protocol as a pure function, `quorum` counts
-hosts' votes, and a `RecoveryTransport` carries the messages, on one host or across hosts.
+Each of them runs `recover`. `agreement` is the protocol as a pure function, `quorum` counts the
+votes of hosts, and a `RecoveryTransport` sends the messages, on one host or across hosts.
 """
 
 from unisono.recovery.recovery import recover

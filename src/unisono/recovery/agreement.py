@@ -1,29 +1,31 @@
-"""Which ranks go on after a failure: an agreement among those who are left, as a pure function.
+"""The recovery agreement: which ranks form the new group after a failure, as a pure function.
 
-Each rank holds a `State`; `step` takes it with what has just happened and returns the next one
-with what to do. It knows no sockets, no clock and no threads: whoever runs it moves the messages
-between ranks, looks who is gone, and forms groups.
+Each rank holds a `State`. `step` takes the state and an event, and returns the next state and the
+actions to take. The function uses no sockets, no clock and no threads. Its caller sends the
+messages, detects dead ranks, and forms groups.
 
-The lowest rank that is not out leads. The others report to it. When everybody who is not out has
-reported since its last order, it gives the next one: form a group of all of us, or, if all have
-just formed it, go. A rank that dies is out, whoever leads then asks again; a rank that does not
-answer in time is out as if it had died. Out is for ever, and told to others with every message, so
-the ranks that lead one after the other are in rising order.
+The lowest rank that is not out leads, and the others report to it. When all ranks that are not out
+have reported since its last order, it gives the next order. The order is to form a group of these
+ranks or, if all have just formed it, to go. A dead rank is out, and the leader then asks again. A
+rank that does not answer in time is out, too. A rank that is out stays out, and every message says
+which ranks are out. So the ranks that lead one after another are in rising order.
 
-What makes it one decision is the ledger, one word that all ranks can read and that moves only by
-compare and exchange: a ballot's number, and whether it is decided. A leader enters each order
-there before it gives it. A leader that was thought lost, and is not, finds the word moved and can
-decide nothing. So all ranks that go on have formed the same ballot, whoever was wrong about whom.
-A word that no memory holds, but the votes of several hosts, does the same
-(`recovery/across_hosts.py`): what a rank reads there may be old, but not a decision that was not
-made, and what it moves has not moved elsewhere.
+The ledger makes the decision unique. It is one word that all ranks can read, and it changes only by
+compare-and-exchange. It holds a ballot's number and whether the ballot is decided. A leader enters
+each order there before giving it. A live leader that others think lost finds the word changed and
+can decide nothing. So all ranks of the new group have formed the same ballot, whichever ranks were
+wrongly thought lost.
 
-This is a two-phase commit with a change of coordinator, whose decision lies in shared memory as in
-Lamport, Paxos Made Simple (2001), section 2; what it is for is MPI's MPI_Comm_shrink: User Level
+Across hosts, votes of the hosts replace the word in memory (`recovery/cross_host_transport.py`).
+There, a rank may read an old value, but never a decision that was not made. A change that it makes
+is not made elsewhere, too.
+
+This is a two-phase commit with a change of coordinator, whose decision is in shared memory as in
+Lamport, Paxos Made Simple (2001), section 2. Its purpose is that of MPI_Comm_shrink in User Level
 Failure Mitigation (Bland et al., IJHPCA 27(3), 2013).
 
 >>> state = begin(rank=0, ranks=2, timeout_s=5.0, now=0.0)
->>> state, todo = step(state, Look(gone=frozenset({1}), entry=0), now=0.1)
+>>> state, todo = step(state, Observation(gone=frozenset({1}), entry=0), now=0.1)
 >>> todo
 (Advance(expected=0, desired=4),)
 >>> state, todo = step(state, Advanced(expected=0, desired=4, seen=0), now=0.1)
@@ -40,26 +42,26 @@ from typing import Final, TypeAlias
 from unisono.recovery.messages import FormOrder, Go, Hold, Message, StatusReport
 
 ANSWER_S: Final = 3.0
-"""Within this time a rank that takes part answers, unless it is stopped."""
+"""A rank that takes part answers within this time, unless it is stopped."""
 
 _NOBODY: Final = -1
 
 
-# ---- what happens
+# ---- events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """A message came from `source`."""
+class Received:
+    """A message arrived from `source`."""
 
     source: int
     message: Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Who is gone, or out of reach for ever, and what the ledger says. To be told at least every
-    some 10 ms."""
+class Observation:
+    """Periodic observation: ranks that are dead or out of reach for ever, and the ledger's value.
+    Due about every 10 ms."""
 
     gone: frozenset[int]
     entry: int
@@ -67,7 +69,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed:
-    """The group of a ballot stands here and on all its members, or it could not be formed."""
+    """The group of a ballot is formed here and on all its members (`good`), or could not be
+    formed."""
 
     ballot: int
     good: bool
@@ -75,22 +78,22 @@ class Formed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advanced:
-    """The answer to `Advance`: what the ledger said before."""
+    """The result of `Advance`: the ledger's previous value."""
 
     expected: int
     desired: int
     seen: int
 
 
-Event: TypeAlias = Heard | Look | Formed | Advanced
+Event: TypeAlias = Received | Observation | Formed | Advanced
 
 
-# ---- what to do
+# ---- actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send `message` to `to`; it may come late, or never if that rank is gone."""
+    """Send `message` to `to`. It may arrive late, or never if that rank is dead."""
 
     to: int
     message: Message
@@ -98,7 +101,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """Move the ledger from `expected` to `desired` if it says so, and tell as `Advanced`."""
+    """Move the ledger from `expected` to `desired` if it equals `expected`; report `Advanced`."""
 
     expected: int
     desired: int
@@ -106,7 +109,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Form a group of these ranks, dropping any other, and tell as `Formed`."""
+    """Form a group of these ranks, dropping any earlier one; report `Formed`."""
 
     ballot: int
     members: tuple[int, ...]
@@ -114,12 +117,12 @@ class Form:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """It is decided: the group formed last is the new one."""
+    """The decision is made: the group formed last is the new group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """The others go on without this rank."""
+    """The others form the group without this rank."""
 
 
 Action: TypeAlias = Send | Advance | Form | Finish | GiveUp
@@ -131,32 +134,32 @@ Actions: TypeAlias = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What one rank knows. `ready` is the ballot whose group it has formed, 0 if none."""
+    """Knowledge of one rank. `ready` is the ballot whose group it has formed, 0 if none."""
 
     rank: int
     ranks: int
     timeout_s: float
     deadline: float
-    """Until then this rank waits: as leader for reports, else for the leader."""
+    """End of this rank's wait: for reports if it leads, else for the leader."""
     out: frozenset[int]
     gone: frozenset[int] = frozenset()
-    """Of those out, who is gone, or out of reach for ever."""
+    """Ranks that are out because they are dead or out of reach for ever."""
     late: frozenset[int] = frozenset()
-    """Of those out, who this rank itself has found late."""
+    """Ranks that are out because this rank found them late."""
     leader: int = _NOBODY
     has_reported: bool = False
     reports: Mapping[int, int] = field(default_factory=dict)
-    """As leader: what is ready on whom, of those who have reported since the last order."""
+    """If this rank leads: the ready ballot of each rank that has reported since the last order."""
     entry: int = 0
     yields_until: float = 0.0
-    """As leader: until then it leaves the ledger to a lower rank that leads too."""
+    """If this rank leads: until this time it leaves the ledger to a lower rank that leads, too."""
     members: tuple[int, ...] = ()
-    """Of the last order: those of the group that is ready, where one is."""
+    """Members of the last order; those of the ready group, if there is one."""
     proposed: tuple[int, ...] = ()
-    """As leader: of the order that is given if the ledger can be moved."""
+    """If this rank leads: members of the order to give if the ledger can be moved."""
     ready: int = 0
     is_busy: bool = False
-    """An `Advance` or a `Form` is under way."""
+    """An `Advance` or a `Form` is in progress."""
     has_ended: bool = False
 
     @property
@@ -173,17 +176,17 @@ def begin(
     now: float,
     exclude: frozenset[int] = frozenset(),
 ) -> State:
-    """The state of a rank that has just come. `exclude`: who is to be left out."""
+    """Returns the initial state of a rank. `exclude`: ranks that are out from the start."""
     return State(rank=rank, ranks=ranks, timeout_s=timeout_s, deadline=now + timeout_s, out=exclude)
 
 
 def decided(entry: int) -> bool:
-    """Whether the ledger's word is a decision."""
+    """Returns whether the ledger's word is a decision."""
     return entry % 2 == 1
 
 
 def undecided(ballot: int) -> int:
-    """The ledger's word while a ballot is under way.
+    """Returns the ledger's word while a ballot is in progress.
 
     >>> undecided(3), decided(undecided(3)), decided(undecided(3) + 1)
     (6, False, True)
@@ -192,29 +195,30 @@ def undecided(ballot: int) -> int:
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, Actions]:
-    """The next state, and what to do, in this order."""
+    """Returns the next state, and the actions in order."""
     if state.has_ended:
         return state, ()
     match event:
-        case Heard():
-            state, first = _hear(state, event.source, event.message, now)
-        case Look():
-            state, first = _look(state, event, now), ()
+        case Received():
+            state, first = _receive(state, event.source, event.message, now)
+        case Observation():
+            state, first = _observe(state, event, now), ()
         case Formed():
             state, first = _formed(state, event, now), ()
         case Advanced():
             state, first = _advanced(state, event, now)
-    state, then = _carry_on(state, now)
+    state, then = _next_actions(state, now)
     return state, (*first, *then)
 
 
-# ---- how each event changes the state
+# ---- state changes by event
 
 
-def _hear(state: State, source: int, message: Message, now: float) -> tuple[State, Actions]:
+def _receive(state: State, source: int, message: Message, now: float) -> tuple[State, Actions]:
     if source in state.out:
-        # Its messages count no more; but it should know, or it would go on by itself. No answer
-        # to an answer: two that take each other for lost would never stop.
+        # Messages of a rank that is out do not count. But the rank must learn that it is out, else
+        # it would form a group by itself. A `Hold` gets no answer: two ranks that think each other
+        # lost would never stop.
         answers = () if isinstance(message, Hold) else (_hold(state, source, now),)
         return state, answers
     state = replace(state, out=state.out | message.out)
@@ -234,7 +238,7 @@ def _hear(state: State, source: int, message: Message, now: float) -> tuple[Stat
     return state, first
 
 
-def _look(state: State, seen: Look, now: float) -> State:
+def _observe(state: State, seen: Observation, now: float) -> State:
     gone = seen.gone - {state.rank}
     state = replace(state, out=state.out | gone, gone=state.gone | gone)
     state = _read(state, seen.entry, now)
@@ -248,7 +252,7 @@ def _look(state: State, seen: Look, now: float) -> State:
 
 
 def _formed(state: State, formed: Formed, now: float) -> State:
-    # Who follows waits for a leader that may still try to form what failed here at once.
+    # A follower waits longer: the leader may still try to form a group that failed here at once.
     patience_s = ANSWER_S if state.leader == state.rank else state.timeout_s + ANSWER_S
     return replace(
         state,
@@ -260,10 +264,13 @@ def _formed(state: State, formed: Formed, now: float) -> State:
 
 
 def _read(state: State, entry: int, now: float) -> State:
-    """What the ledger says. Of two that take each other for lost, the lower goes first.
+    """Takes note of the ledger's value. Of two leaders that think each other lost, the lower goes
+    first.
 
-    It was read a while ago, perhaps before this rank moved it: a number that is not higher is old.
-    A decision may have a lower one, of an earlier ballot that a later one has found."""
+    The value may be old, read before this rank moved the ledger, so a number that is not higher is
+    ignored. A decision may have a lower number: a later ballot may have found the decision of an
+    earlier one.
+    """
     if entry == state.entry or (entry < state.entry and not decided(entry)):
         return state
     writer = entry // 2 % state.ranks
@@ -286,10 +293,10 @@ def _advanced(state: State, advanced: Advanced, now: float) -> tuple[State, Acti
     return state, (*sends, Form(ballot=ballot, members=state.members))
 
 
-# ---- what follows from the state
+# ---- consequences of the state
 
 
-def _carry_on(state: State, now: float) -> tuple[State, Actions]:
+def _next_actions(state: State, now: float) -> tuple[State, Actions]:
     if state.has_ended or state.is_busy:
         return state, ()
     if decided(state.entry) and state.ready and state.entry == undecided(state.ready) + 1:
@@ -307,7 +314,8 @@ def _carry_on(state: State, now: float) -> tuple[State, Actions]:
 
 
 def _follow(state: State, now: float) -> tuple[State, Actions]:
-    """Sees who leads now. A rank that takes over tells everyone, those it thinks lost too."""
+    """Determines the current leader. A rank that takes over tells all ranks, even those it thinks
+    lost."""
     leader = state.live[0]
     if leader == state.leader:
         return state, ()
@@ -321,17 +329,19 @@ def _follow(state: State, now: float) -> tuple[State, Actions]:
 
 
 def _lead(state: State, now: float) -> tuple[State, Actions]:
-    """The next order, if all have reported since the last."""
+    """Gives the next order, if all have reported since the last one."""
     others = [rank for rank in state.live if rank != state.rank]
     if not all(rank in state.reports for rank in others):
         return state, ()
     if now < state.yields_until and state.entry // 2 % state.ranks not in state.gone:
         return state, ()
-    stands = state.ready and state.entry == undecided(state.ready) and state.members == state.live
-    if stands and all(state.reports[rank] == state.ready for rank in others):
+    is_formed = (
+        state.ready and state.entry == undecided(state.ready) and state.members == state.live
+    )
+    if is_formed and all(state.reports[rank] == state.ready for rank in others):
         desired = state.entry + 1
     else:
-        # Greater than any before, and no other rank's.
+        # Greater than any earlier number, and not a number of another rank.
         latest = state.entry // 2
         desired = undecided((latest // state.ranks + 1) * state.ranks + state.rank)
     state = replace(state, proposed=state.live, is_busy=True)

@@ -1,7 +1,8 @@
-"""What transport ranks of several hosts to each other after their group has failed.
+"""Recovery transport for a failed group on several hosts.
 
-Texts go from porter to porter. The ledger of the agreement has no memory that all can read: it is
-kept by the votes of the old group's hosts (`control/vote.py`), each in the segment of its ranks.
+Messages go directly between connection managers. The ledger of the agreement is not in memory that
+all ranks can read. Instead, the votes of the old group's hosts hold it (`control/vote.py`), each in
+the segment of the host's ranks.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from unisono.recovery.transport import RecoveryRequest, TooFewError, recovered_g
 from unisono.transport import tag_of
 
 _VOTE_S = 5.0
-"""Porters answer at once, unless their processes are stopped; this long after the last answer, for
-where many ranks share a core, they come one by one."""
+"""Time limit after the last reply. A connection manager replies at once, unless its process is
+stopped. But if many ranks share a core, replies arrive one by one."""
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 _TOO_FEW = (
-    "rank {rank} cannot go on: it reaches the hosts of only {count} of the {voters} ranks, "
-    "{reached}. It takes a majority of {most}{half}. Ranks {silent} may live on beyond a cut, and "
-    "go on there. If you know that they have ended, call shrink(exclude={exclude}) on all ranks "
-    "that are left"
+    "rank {rank} cannot shrink: it reaches the hosts of only {count} of the {voters} ranks, "
+    "{reached}. It needs a majority of {most}{half}. Ranks {silent} may have survived beyond a "
+    "network failure, and shrink there. If you know that they have ended, call "
+    "shrink(exclude={exclude}) on all ranks that are left"
 )
 
 
 class CrossHostTransport:
-    """`network` is that of the failed `group`."""
+    """The transport. `network` belongs to the failed `group`."""
 
     def __init__(
         self, network: GroupNetwork, group: native.Group, request: RecoveryRequest
@@ -55,111 +56,112 @@ class CrossHostTransport:
         )
         self._group = group
         self._rank, self._members = request.rank, network.members
-        self._places = {member: rank for rank, member in enumerate(self._members)}
+        self._rank_of = {member: rank for rank, member in enumerate(self._members)}
         self._others = [rank for rank in range(len(self._members)) if rank != self._rank]
         self._hosts = [frozenset(host) - request.exclude for host in network.hosts]
         self._voters = frozenset[int]().union(*self._hosts)
         here = next(host for host in network.hosts if self._rank in host)
-        self._away = self._voters - set(here)
+        self._remote = self._voters - set(here)
         self._texts: list[tuple[int, bytes]] = []
-        self._answers: list[tuple[int, VoteReply]] = []
-        self._unreached: set[int] = set()
-        self._mute: set[int] = set()  # left the group: have no vote
-        self._quit: set[int] = set()
+        self._replies: list[tuple[int, VoteReply]] = []
+        self._unreachable: set[int] = set()
+        self._voteless: set[int] = set()  # ranks that have left the group and have no vote
+        self._gave_up_ranks: set[int] = set()
         self._gave_up = False
-        # Who was given another `exclude` is trying something else.
+        # A rank that was given another `exclude` makes a different attempt.
         excluded = hashlib.sha256(repr(sorted(request.exclude)).encode()).digest()
         self._attempt = (tag_of(network.name), excluded)
-        self._box = self._connections.open_box(
+        self._inbox = self._connections.open_inbox(
             self._attempt, [self._members[rank] for rank in self._others]
         )
 
     def close(self, *, finished: bool) -> None:
-        """The end of it; who has not `finished` tells the others not to wait."""
+        """Ends the attempt; unless it `finished`, tells the others not to wait."""
         for_good = not self._gave_up
-        self._connections.shut_box(self._attempt, finished=finished, for_good=for_good)
+        self._connections.close_inbox(self._attempt, finished=finished, for_good=for_good)
 
-    # ---- texts
+    # ---- messages
 
     def send(self, to: int, data: bytes) -> None:
-        """Sends a text, if that rank is within reach."""
+        """Sends a message, if that rank is within reach."""
         self._connections.send(self._attempt, self._members[to], data)
 
     def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """What has come, by whom."""
+        """Returns messages that arrived, with their sources."""
         self._read(0 if self._texts else timeout_s)
         texts, self._texts = self._texts, []
         return texts
 
-    def keep_up(self) -> frozenset[int]:
-        """Who has ended on this host, has left the group, has given up, or is out of reach."""
+    def progress(self) -> frozenset[int]:
+        """Returns ranks that have ended on this host, have left the group, have given up, or are
+        out of reach."""
         self._read(0)
         left = {rank for rank in self._others if not self._group.present(rank)}
-        return frozenset(left | self._quit | self._unreached)
+        return frozenset(left | self._gave_up_ranks | self._unreachable)
 
     def _read(self, timeout_s: float) -> None:
-        for news in self._box.take(timeout_s):
-            match news:
-                case RecoveryText(source=source, data=data) if source in self._places:
-                    self._texts.append((self._places[source], data))
-                case VoteArrived(source=source, answer=None) if source in self._places:
-                    self._mute.add(self._places[source])
-                case VoteArrived(source=source, answer=VoteReply() as answer) if (
-                    source in self._places
+        for event in self._inbox.take(timeout_s):
+            match event:
+                case RecoveryText(source=source, data=data) if source in self._rank_of:
+                    self._texts.append((self._rank_of[source], data))
+                case VoteArrived(source=source, reply=None) if source in self._rank_of:
+                    self._voteless.add(self._rank_of[source])
+                case VoteArrived(source=source, reply=VoteReply() as reply) if (
+                    source in self._rank_of
                 ):
-                    self._answers.append((self._places[source], answer))
-                case Unreachable(rank=member) if member in self._places:
-                    self._unreached.add(self._places[member])
-                case GaveUp(rank=member) if member in self._places:
-                    self._quit.add(self._places[member])
+                    self._replies.append((self._rank_of[source], reply))
+                case Unreachable(rank=member) if member in self._rank_of:
+                    self._unreachable.add(self._rank_of[member])
+                case GaveUp(rank=member) if member in self._rank_of:
+                    self._gave_up_ranks.add(self._rank_of[member])
 
     # ---- the ledger
 
     def advance(self, expected: int, desired: int) -> int:
-        """Moves the ledger if it is at `expected`; where it was. Raises `TooFewError` if too few
-        can be reached to decide anything."""
+        """Moves the ledger if it equals `expected`; returns its previous value. Raises
+        `TooFewError` if too few hosts are within reach for a decision."""
         if expected == desired:
             return self._entry()
         if desired // 2 >= END_OF_BALLOTS:
-            raise AbortedError(f"rank {self._rank}: the ranks do not come to agree who goes on")
+            raise AbortedError(f"rank {self._rank}: the ranks do not agree on a new group")
         poll = Poll(self._hosts, expected, desired)
-        asked: VoteRequest | None = None
+        requested: VoteRequest | None = None
         deadline = time.monotonic() + _VOTE_S
         while True:
-            if poll.ask is not asked:
-                asked = poll.ask
-                self._ask(asked)
-                poll.hear(self._rank, cast_in(self._group.exchange_successor, asked))
+            if poll.request is not requested:
+                requested = poll.request
+                self._request_votes(requested)
+                poll.handle(self._rank, cast_in(self._group.exchange_successor, requested))
             elif poll.seen is not None:
                 break
             elif agreement.decided(entry := self._entry()):
                 return entry
             elif self._awaited(poll.reached) and time.monotonic() < deadline:
-                if self._hear(poll):
+                if self._take_replies(poll):
                     deadline = time.monotonic() + _VOTE_S
             else:
                 self._gave_up = True
                 raise TooFewError(self._too_few(poll.reached))
         if poll.decision is not None:
             cast_in(self._group.exchange_successor, poll.decision)
-            self._ask(poll.decision)
+            self._request_votes(poll.decision)
         return poll.seen
 
-    def _hear(self, poll: Poll) -> bool:
-        """Whether answers came."""
-        self._read(_LOOK_S)
-        answers, self._answers = self._answers, []
-        for rank, answer in answers:
-            poll.hear(rank, answer)
-        return bool(answers)
+    def _take_replies(self, poll: Poll) -> bool:
+        """Returns whether replies arrived."""
+        self._read(_POLL_S)
+        replies, self._replies = self._replies, []
+        for rank, reply in replies:
+            poll.handle(rank, reply)
+        return bool(replies)
 
     def _awaited(self, reached: Set[int]) -> Set[int]:
-        """The ranks that may answer yet for hosts of which none has."""
-        return self._away - reached - self._unreached - self._mute
+        """Returns ranks that may still reply for a host without a reply."""
+        return self._remote - reached - self._unreachable - self._voteless
 
-    def _ask(self, ask: VoteRequest) -> None:
-        for rank in sorted(self._away):
-            self._connections.ask(self._attempt, self._members[rank], ask)
+    def _request_votes(self, request: VoteRequest) -> None:
+        for rank in sorted(self._remote):
+            self._connections.request_vote(self._attempt, self._members[rank], request)
 
     def _entry(self) -> int:
         return entry_of(Vote.of(self._group.exchange_successor(0, 0)))
@@ -178,9 +180,9 @@ class CrossHostTransport:
             exclude=sorted({*range(len(self._members))} - reached),
         )
 
-    # ---- the next group
+    # ---- the new group
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:
-        """Meets the members as the ranks of a world do."""
-        meeting = recovered_group_config(self, request, ballot, members)
-        return self._form(meeting, [self._members[rank] for rank in members])
+        """Forms the group of a ballot, as a world's groups are formed."""
+        group_config = recovered_group_config(self, request, ballot, members)
+        return self._form(group_config, [self._members[rank] for rank in members])

@@ -1,9 +1,9 @@
 """Small messages between the ranks of one host, addressed by rank.
 
-Each rank has a Unix datagram socket whose abstract name is derived from the group's nonce; nothing
-of it has a name in the file system, and it ends with its process. The kernel stamps each message
-with its sender's user, and what another user sends is dropped. A message to a rank that has not
-opened its box yet, or whose box is full, waits here until it can go.
+Each rank has a Unix datagram socket, whose abstract name is derived from the group's nonce. The
+socket has no name in the file system and ends with its process. The kernel adds the sender's user
+to each message; messages of other users are dropped. A message to a rank whose socket is not open
+yet, or is full, waits at the sender until it can be sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 17
 
 
 class HostMessages:
-    """The box of one rank. `name` is the group's own, and secret to its user."""
+    """The socket of one rank. `name` identifies the group, and is secret to its user."""
 
     def __init__(self, name: str, rank: int, ranks: int) -> None:
         self._name = name
@@ -45,29 +45,30 @@ class HostMessages:
         except OSError as error:
             self._socket.close()
             raise RendezvousError(
-                f"rank {rank} is in a call of this kind already, in another thread"
+                f"rank {rank} already makes such a call in another thread"
             ) from error
 
     def send(self, to: int, data: bytes) -> None:
-        """Sends `data` as soon as the box of `to` takes it, in order."""
+        """Sends `data` as soon as the socket of `to` takes it, in order."""
         self._waiting[to].append(_SOURCE.pack(self._rank) + data)
-        self._pass_on(to)
+        self._send_waiting(to)
 
     def flush(self) -> None:
-        """Tries again what could not be sent."""
+        """Tries again to send waiting messages."""
         for peer in self._waiting:
-            self._pass_on(peer)
+            self._send_waiting(peer)
 
     def drop(self, peers: Iterable[int]) -> None:
-        """Forgets what waits for these ranks."""
+        """Drops messages that wait for these ranks."""
         for peer in peers:
             if peer in self._waiting:
                 self._waiting[peer].clear()
 
     def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """What has come, with who sent it; waits at most `timeout_s` for the first message."""
+        """Returns messages that arrived, with their sources; waits at most `timeout_s` for the
+        first."""
         found = []
-        # Not select: descriptors may be numbered beyond what it can take.
+        # Not select, which is limited to low descriptor numbers.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.poll(max(timeout_s, 0.0) * 1000)
@@ -94,9 +95,9 @@ class HostMessages:
         (source,) = _SOURCE.unpack_from(data)
         return (source, data[_SOURCE.size :]) if source in self._waiting else None
 
-    def _pass_on(self, peer: int) -> None:
+    def _send_waiting(self, peer: int) -> None:
         waiting = self._waiting[peer]
-        # Refused: its box is not open; would block: it is full.
+        # Refused: the peer's socket is not open. Would block: it is full.
         with contextlib.suppress(ConnectionRefusedError, BlockingIOError):
             while waiting:
                 self._socket.sendto(waiting[0], self._address(peer))
@@ -107,7 +108,7 @@ class HostMessages:
         return f"\0unisono-post-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
     def close(self) -> None:
-        """Closes the box; what waits in it or for others is lost."""
+        """Closes the socket; messages that wait in it or for others are lost."""
         self._socket.close()
 
     def __enter__(self) -> HostMessages:

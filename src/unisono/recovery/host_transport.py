@@ -1,4 +1,4 @@
-"""How ranks of one host reach each other after their group has failed."""
+"""Recovery transport for a failed group on one host."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from unisono.recovery.transport import RecoveryRequest, recovered_group_config
 
 
 class HostTransport:
-    """Ties between ranks of one host: the old group's memory, and datagrams."""
+    """The transport: datagrams, and the old group's memory."""
 
     def __init__(self, group: native.Group, request: RecoveryRequest) -> None:
         self._group = group
         self._others = [r for r in range(request.ranks) if r != request.rank]
-        self._box = HostMessages(request.name, request.rank, request.ranks)
-        self.send = self._box.send
-        self.receive = self._box.receive
+        self._messages = HostMessages(request.name, request.rank, request.ranks)
+        self.send = self._messages.send
+        self.receive = self._messages.receive
 
-    def keep_up(self) -> frozenset[int]:
-        """Sends what waits; asks the kernel who is gone."""
+    def progress(self) -> frozenset[int]:
+        """Sends waiting messages; returns dead ranks, according to the kernel."""
         gone = frozenset(rank for rank in self._others if not self._group.present(rank))
-        self._box.drop(gone)
-        self._box.flush()
+        self._messages.drop(gone)
+        self._messages.flush()
         return gone
 
     def advance(self, expected: int, desired: int) -> int:
-        """Moves the word in the old group's memory."""
+        """Compares and exchanges the ledger's word in the old group's memory."""
         return self._group.exchange_successor(expected, desired)
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:
         return join_segment(recovered_group_config(self, request, ballot, members))
 
     def close(self, *, finished: bool) -> None:
-        """Closes the box; who has not finished leaves the group, as all see."""
-        self._box.close()
+        """Closes the socket. A rank that has not finished leaves the group, which all ranks
+        detect."""
+        self._messages.close()

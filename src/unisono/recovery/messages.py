@@ -1,7 +1,7 @@
-"""The messages by which ranks agree who goes on, and how they are written on the way.
+"""Messages of the recovery agreement, and their encoding.
 
-Every message carries who is out, as far as its sender knows. What comes from the way is checked:
-a text that is not such a message is refused, whatever is in it.
+Every message contains the ranks that are out, as far as its sender knows. A received text is
+checked: an invalid message is refused, whatever it contains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ MOST_PACKED_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
-    """To the leader: here I am, and this ballot's group is formed here (0: none)."""
+    """To the leader: the sender takes part, and the group of ballot `ready` is formed there (0:
+    none)."""
 
     out: frozenset[int]
     ready: int
@@ -23,7 +24,7 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """From the leader: wait, I shall wait for others until then."""
+    """From the leader: wait, because the leader waits `left_s` for other ranks."""
 
     out: frozenset[int]
     left_s: float
@@ -31,7 +32,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormOrder:
-    """From the leader: form a group of these."""
+    """From the leader: form a group of these members."""
 
     out: frozenset[int]
     ballot: int
@@ -40,7 +41,8 @@ class FormOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """From the leader: this ballot is decided, as the ledger says. Wakes who waits for that."""
+    """From the leader: the ledger says that this ballot is decided. Wakes ranks that wait for the
+    decision."""
 
     out: frozenset[int]
     ballot: int
@@ -54,7 +56,7 @@ _KINDS: Final[dict[str, type[Message]]] = {
 
 
 def pack(message: Message) -> bytes:
-    """The message for the way.
+    """Encodes a message.
 
     >>> pack(Go(out=frozenset({1}), ballot=6))
     b'{"kind": "go", "out": [1], "ballot": 6}'
@@ -64,20 +66,20 @@ def pack(message: Message) -> bytes:
 
 
 def unpack(packed: bytes, ranks: int) -> Message:
-    """The message that `pack` packed, among `ranks` ranks. Raises `ValueError`.
+    """Decodes a message among `ranks` ranks. Raises `ValueError`.
 
     >>> unpack(pack(Go(out=frozenset({1}), ballot=6)), ranks=2)
     Go(out=frozenset({1}), ballot=6)
     """
     if len(packed) > MOST_PACKED_BYTES:
-        raise ValueError(f"a message of {len(packed)} bytes")
+        raise ValueError(f"a message of {len(packed)} bytes: at most {MOST_PACKED_BYTES}")
     try:
         found = json.loads(packed)
         kind = _KINDS[found.pop("kind")]
         fields = {name: _checked(name, value, ranks) for name, value in found.items()}
         return kind(**fields)
     except (AttributeError, KeyError, TypeError, RecursionError, ValueError) as error:
-        raise ValueError(f"not a message: {packed[:60]!r}: {error}") from error
+        raise ValueError(f"not a recovery message: {packed[:60]!r}: {error}") from error
 
 
 def _checked(name: str, value: Any, ranks: int) -> Any:
@@ -90,7 +92,7 @@ def _checked(name: str, value: Any, ranks: int) -> Any:
             return value
         case "left_s", float() | int() if 0 <= value < 1e9:
             return float(value)
-    raise ValueError(f"{name} of a message is {str(value)[:60]}")
+    raise ValueError(f"invalid {name} in a message: {str(value)[:60]}")
 
 
 def _is_number(value: Any, end: int) -> bool:

@@ -1,7 +1,7 @@
-"""Forms the group that succeeds a failed one: the loop around `recovery/agreement.py`.
+"""Forms the group that replaces a failed one: the loop around `recovery/agreement.py`.
 
-It moves the messages, looks who is gone, keeps the ledger and forms the groups that are tried. All
-that it needs of the old group is in `RecoveryTransport`, so one loop serves one host and several.
+The loop sends the messages, detects dead ranks, keeps the ledger, and forms groups. It reaches the
+old group only through `RecoveryTransport`, so it serves one host as well as several.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from unisono.recovery.agreement import (
     Form,
     Formed,
     GiveUp,
-    Heard,
-    Look,
+    Observation,
+    Received,
     Send,
 )
 from unisono.recovery.host_transport import HostTransport
@@ -34,30 +34,30 @@ from unisono.recovery.transport import RecoveryRequest, RecoveryTransport, TooFe
 
 _log = logging.getLogger("unisono")
 
-_LEFT_BEHIND = (
-    "rank {rank}: the others go on without this rank: it came to shrink when that was over, later "
-    "than they waited, or they left it out"
+_EXCLUDED = (
+    "rank {rank}: the others formed a new group without this rank: it called shrink too late, or "
+    "they excluded it"
 )
-_LOOK_S = 0.01  # how often a rank looks who is gone, while nothing comes
+_POLL_S = 0.01  # interval between checks for dead ranks, while no message arrives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """The new group, and which ranks of the old one are its ranks 0, 1, ..."""
+    """The new group, and the old ranks that are its ranks 0, 1, ..."""
 
-    met: JoinedGroup
+    joined: JoinedGroup
     members: tuple[int, ...]
 
 
 def recover(
     group: native.Group, request: RecoveryRequest, network: GroupNetwork | None
 ) -> Recovered:
-    """The group of those who are left of `group`, the same on all of them.
+    """Forms the group of the ranks left of `group`; the result is the same on all of them.
 
-    Raises `AbortedError` if the others go on without this rank, or may do so. A rank that raises
-    has left the old group, so that nobody waits for it; but where too few are left, it has not, and
-    may try again with others excluded. Raises `UnsupportedError` if `network` does not outlive the
-    failure of a group.
+    Raises `AbortedError` if the others form a group without this rank, or may do so. A rank that
+    raises has left the old group, so that no rank waits for it. If too few ranks are within reach,
+    it has not left, and may try again with others excluded. Raises `UnsupportedError` if `network`
+    cannot be used after a failure.
     """
     transport: RecoveryTransport
     if network is None:
@@ -78,13 +78,13 @@ def recover(
         raise
     finally:
         transport.close(finished=finished)
-    # The old group is of no use to anybody now; who was left out learns it from its next call.
+    # The old group is of no more use. A rank that was excluded learns this from its next call.
     group.abort(f"the communicator was shrunk to its {_named(recovered.members)}")
     return recovered
 
 
 class _Loop:
-    """One rank's way through the agreement."""
+    """One rank's run of the agreement."""
 
     def __init__(self, request: RecoveryRequest, transport: RecoveryTransport) -> None:
         self._request = request
@@ -96,7 +96,7 @@ class _Loop:
             now=time.monotonic(),
             exclude=request.exclude,
         )
-        self._met: JoinedGroup | None = None
+        self._joined: JoinedGroup | None = None
 
     def run(self) -> Recovered:
         try:
@@ -108,28 +108,30 @@ class _Loop:
     def _run(self) -> Recovered:
         timeout_s = 0.0
         while True:
-            # Messages first: one that was stopped for a while must not take those for late whose
-            # messages wait for it. And a look when they have been taken, for that may have moved
-            # the ledger.
-            for heard in self._heard(timeout_s):
-                if (recovered := self._happen(heard)) is not None:
+            # Messages first: after this rank was stopped for a while, it must not think those ranks
+            # late whose messages are waiting. Then an observation, because the messages may have
+            # moved the ledger.
+            for received in self._received(timeout_s):
+                if (recovered := self._handle(received)) is not None:
                     return recovered
-            look = Look(gone=self._transport.keep_up(), entry=self._transport.advance(0, 0))
-            if (recovered := self._happen(look)) is not None:
+            observation = Observation(
+                gone=self._transport.progress(), entry=self._transport.advance(0, 0)
+            )
+            if (recovered := self._handle(observation)) is not None:
                 return recovered
-            timeout_s = _LOOK_S
+            timeout_s = _POLL_S
 
-    def _heard(self, timeout_s: float) -> Iterable[Heard]:
+    def _received(self, timeout_s: float) -> Iterable[Received]:
         for source, data in self._transport.receive(timeout_s):
             try:
                 message = unpack(data, self._request.ranks)
             except ValueError as error:
-                _log.warning("ignored what came as from rank %d: %s", source, error)
+                _log.warning("ignored an invalid message of rank %d: %s", source, error)
             else:
-                yield Heard(source=source, message=message)
+                yield Received(source=source, message=message)
 
-    def _happen(self, event: Event) -> Recovered | None:
-        """Takes a step, and does what it asks for, which brings further steps."""
+    def _handle(self, event: Event) -> Recovered | None:
+        """Takes a step and its actions, which lead to further steps."""
         events = [event]
         while events:
             late = self._state.late
@@ -147,23 +149,23 @@ class _Loop:
                     case Form():
                         events.append(Formed(ballot=action.ballot, good=self._form(action)))
                     case Finish():
-                        assert self._met is not None, "only what was formed is decided"
-                        return Recovered(met=self._met, members=self._state.members)
+                        assert self._joined is not None, "only a formed group is decided"
+                        return Recovered(joined=self._joined, members=self._state.members)
                     case GiveUp():
-                        raise AbortedError(_LEFT_BEHIND.format(rank=self._request.rank))
+                        raise AbortedError(_EXCLUDED.format(rank=self._request.rank))
         return None
 
     def _form(self, order: Form) -> bool:
         self._drop()
         with contextlib.suppress(RendezvousError):
-            self._met = self._transport.form(self._request, order.ballot, order.members)
-        return self._met is not None
+            self._joined = self._transport.form(self._request, order.ballot, order.members)
+        return self._joined is not None
 
     def _drop(self) -> None:
-        """Closes the group of a ballot that came to nothing."""
-        if self._met is not None:
-            self._met.close()
-        self._met = None
+        """Closes the group of a failed ballot."""
+        if self._joined is not None:
+            self._joined.close()
+        self._joined = None
 
 
 def _named(ranks: Iterable[int]) -> str:

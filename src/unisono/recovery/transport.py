@@ -1,4 +1,4 @@
-"""What a rank needs of the others of a failed group to agree with them: `RecoveryTransport`."""
+"""`RecoveryTransport`: communication among the ranks of a failed group, for the agreement."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from unisono.recovery import agreement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRequest:
-    """A rank of the old group that asks for the new one.
+    """A request of one rank of the old group for the new group.
 
-    `name` is the old group's own; `exclude` holds its ranks that are to be left out.
+    `name` identifies the old group; `exclude` holds its ranks to exclude.
     """
 
     name: str
@@ -23,46 +23,51 @@ class RecoveryRequest:
     exclude: frozenset[int]
     timeout_s: float
     staging_bytes: int
-    word: bytes
+    rank0_data: bytes
 
 
 class TooFewError(Exception):
-    """So few ranks are within reach that others may go on without them."""
+    """Raised if so few ranks are within reach that others may form a group without them."""
 
 
 class RecoveryTransport(Protocol):
-    """What still transport a rank to the others of a group that has failed. One thread uses it."""
+    """Connects a rank to the other ranks of a failed group. One thread uses it."""
 
     def send(self, to: int, data: bytes) -> None:
-        """Sends at once or later, in order; returns at once."""
+        """Sends a message now or later, in order. Returns at once."""
 
     def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """What has come, by whom; waits at most `timeout_s` for something."""
+        """Returns messages that arrived, with their sources; waits at most `timeout_s` for the
+        first."""
 
-    def keep_up(self) -> frozenset[int]:
-        """Sends what waits; says who is gone for certain. Called often."""
+    def progress(self) -> frozenset[int]:
+        """Sends waiting messages; returns ranks that are certainly gone. Called often."""
 
     def advance(self, expected: int, desired: int) -> int:
-        """Moves the ledger if it is at `expected`; where it was. Raises `TooFewError` where that
-        takes more ranks than can be reached."""
+        """Moves the ledger if it equals `expected`; returns its previous value.
+
+        Raises `TooFewError` if too few ranks are within reach for that.
+        """
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:
-        """Forms the group of a ballot. Raises `RendezvousError` if that fails, also when a member
-        is gone or the ledger has moved on."""
+        """Forms the group of a ballot. Raises `RendezvousError` if that fails, also if a member is
+        gone or the ledger has moved on."""
 
     def close(self, *, finished: bool) -> None:
-        """The end of it; others need not wait for who has not `finished`."""
+        """Ends the attempt; unless it `finished`, the others need not wait for this rank."""
 
 
 def recovered_group_config(
     transport: RecoveryTransport, request: RecoveryRequest, ballot: int, members: tuple[int, ...]
 ) -> GroupConfig:
-    """How the members of a ballot's group meet: as those of any other, but they are watched."""
+    """Configures the group of a ballot: as any other group, but watched for lost members."""
 
     def watch() -> None:
-        lost = transport.keep_up() & frozenset(members)
+        lost = transport.progress() & frozenset(members)
         if lost:
-            raise RendezvousError(f"lost while the group was being formed: {sorted(lost)}")
+            raise RendezvousError(
+                f"ranks {sorted(lost)} were lost while the group was being formed"
+            )
         if transport.advance(0, 0) != agreement.undecided(ballot):
             raise RendezvousError("another group is being formed")
 
@@ -72,6 +77,6 @@ def recovered_group_config(
         rendezvous=f"shrink-{request.name}-{ballot}",
         timeout_s=request.timeout_s,
         staging_bytes=request.staging_bytes,
-        word=request.word,
+        rank0_data=request.rank0_data,
         watch=watch,
     )

@@ -1,8 +1,8 @@
-"""Connections between hosts: sockets, handshake, TLS, one event loop per rank; or MPI as transport.
+"""Connections between hosts: sockets, handshake, TLS and one event loop per rank; or MPI.
 
-A `DialRequest` opens a connection and an `Acceptor` lets one in. Both ends prove that they know
-the job's secret (`authenticate`), then the dialer introduces itself (`Introduction`). An
-`EventLoop` is the one thread that serves them all. Nothing here knows groups or ranks' states.
+A `DialRequest` opens a connection and an `Acceptor` accepts one. Both ends prove that they know the
+job's secret (`authenticate`), then the dialer identifies itself (`Introduction`). One `EventLoop`
+thread serves all connections. This package knows nothing of groups or of the states of ranks.
 """
 
 from unisono.transport.acceptor import Acceptor
@@ -23,19 +23,19 @@ from unisono.transport.mpi_release import PendingRelease
 from unisono.transport.mpi_transport import WATCH_TAG, MpiLink, load_mpi
 from unisono.transport.secret import job_secret, random_secret
 from unisono.transport.security import CLEAR, Security, security_of
-from unisono.transport.silence import LOOK_EACH_S, Silence
+from unisono.transport.silence import CHECK_INTERVAL_S, Silence
 from unisono.transport.sockets import (
     Address,
+    avoid_bbr,
     listen,
     prepare,
+    probe_idle,
     retry_often,
-    send_at_once,
-    watch_idle,
 )
 
 __all__ = [
+    "CHECK_INTERVAL_S",
     "CLEAR",
-    "LOOK_EACH_S",
     "NO_GROUP",
     "READ",
     "TAG_BYTES",
@@ -61,16 +61,16 @@ __all__ = [
     "Timer",
     "authenticate",
     "available_interfaces",
+    "avoid_bbr",
     "choose_interfaces",
     "job_secret",
     "listen",
     "load_mpi",
     "prepare",
+    "probe_idle",
     "purpose_of",
     "random_secret",
     "retry_often",
     "security_of",
-    "send_at_once",
     "tag_of",
-    "watch_idle",
 ]

@@ -1,4 +1,4 @@
-"""A connected socket that can turn to TLS, and is read and written then as it was before."""
+"""A connected socket that can start TLS, and is then read and written as before."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ _Result = TypeVar("_Result")
 
 
 class Connection(socket.socket):
-    """What `recv`, `send` and `sendall` take and give is clear text. `tls` is None, or what goes
-    with the descriptor to whoever gets that.
+    """A socket that carries clear text, or TLS once `secure` has succeeded.
 
-    A `send` that raises `BlockingIOError` has to be repeated with the same bytes, or more of them:
-    they may be on their way already.
+    `tls` is None without TLS. The new owner of the descriptor also needs `tls`.
+
+    A `send` that raises `BlockingIOError` must be repeated with the same bytes, or more: TLS may
+    have sent some of them.
     """
 
     tls: TlsSession | None = None
 
     @classmethod
     def of(cls, sock: socket.socket) -> Connection:
-        """The same socket; `sock` is of no use any more."""
+        """Converts a socket; `sock` is unusable afterwards."""
         timeout_s = sock.gettimeout()
         connection = cls(fileno=sock.detach())
         connection.settimeout(timeout_s)
         return connection
 
     def secure(self, security: Security, *, dialing: bool, key: bytes) -> bytes:
-        """Goes on with the handshake of TLS; once it is done, returns the number of this channel,
-        which both ends know and no other channel has.
+        """Continues the TLS handshake; when it is done, returns the channel binding.
 
-        Raises `BlockingIOError` if the other end has to say something first, `AuthenticationError`
-        if it is not whom it should be.
+        Both ends know this value, and no other channel has the same. Raises `BlockingIOError` while
+        the other end must send first, `AuthenticationError` if the other end is not the expected
+        one.
         """
         if self.tls is None:
             assert security.context is not None
@@ -49,15 +50,15 @@ class Connection(socket.socket):
         return self.tls.binding()
 
     def await_more(self, deadline: float) -> None:
-        """Returns when something has come. Raises `TimeoutError` at the deadline, which is a time
-        of `time.monotonic`."""
+        """Returns when data has arrived. Raises `TimeoutError` at the deadline, a time of
+        `time.monotonic`."""
         self._wait(select.POLLIN, deadline)
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
         tls = self.tls
         if tls is None:
             return super().recv(bufsize, flags)
-        return self._patiently(select.POLLIN, lambda: tls.recv(bufsize))
+        return self._with_timeout(select.POLLIN, lambda: tls.recv(bufsize))
 
     def send(self, data: bytes | bytearray, flags: int = 0, /) -> int:  # type: ignore[override]
         tls = self.tls
@@ -65,10 +66,11 @@ class Connection(socket.socket):
             return super().send(data, flags)
         some = bytes(data[:_MOST_SENT_BYTES])
         try:
-            return self._patiently(select.POLLOUT, lambda: tls.send(some)) if some else 0
+            return self._with_timeout(select.POLLOUT, lambda: tls.send(some)) if some else 0
         except (BrokenPipeError, ConnectionResetError):
             with contextlib.suppress(BlockingIOError):
-                tls.recv(1)  # raises what the other end said before it closed the connection
+                # raises the error that the other end sent before it closed the connection
+                tls.recv(1)
             raise
 
     def sendall(self, data: bytes, flags: int = 0, /) -> None:  # type: ignore[override]
@@ -78,8 +80,8 @@ class Connection(socket.socket):
         while data:
             data = data[self.send(data) :]
 
-    def _patiently(self, event: int, attempt: Callable[[], _Result]) -> _Result:
-        """Tries again until the socket's timeout, as a socket does."""
+    def _with_timeout(self, event: int, attempt: Callable[[], _Result]) -> _Result:
+        """Repeats an attempt until the socket's timeout, as a plain socket does."""
         timeout_s = self.gettimeout()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:

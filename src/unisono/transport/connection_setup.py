@@ -1,4 +1,4 @@
-"""A connection on its way from a stranger to a peer: handshake, then introduction. Never blocks."""
+"""Sets up a connection without blocking: handshake, then introduction."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from unisono.transport.handshake import Handshake
 from unisono.transport.introduction import INTRODUCTION_BYTES, Introduction, unpack
 from unisono.transport.security import Security
 
-LEAST_PATIENCE_S = 1.0
-"""So long a listener waits at least for what a stranger has to say, even where others wait."""
+LEAST_WAIT_S = 1.0
+"""Shortest time that a listener waits for a stranger's data, even while others wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupFailure:
-    """How an opening ended: what went wrong, whether the other end was found out to be false rather
-    than merely lost, and whether it took so long that patience may have ended instead."""
+    """Failure of a connection setup.
+
+    `impostor`: the other end proved to be an impostor, rather than lost. `slow`: the setup took so
+    long that the listener may have ended it.
+    """
 
     text: str
-    false: bool
+    impostor: bool
     slow: bool
 
 
 class _ConnectionSetup(ABC):
-    """Reads messages of known lengths, answers each; ends in exactly one of its two outcomes."""
+    """Reads messages of known lengths and answers each; ends with exactly one of two outcomes."""
 
     def __init__(
         self,
@@ -47,55 +50,53 @@ class _ConnectionSetup(ABC):
         self._loop = loop
         self._data = b""
         self._over = False
-        self._begun = time.monotonic()
-        self._alarm = loop.later(time_s, lambda: self.give_up(f"said too little in {time_s:g} s"))
+        self._started_at = time.monotonic()
+        self._timer = loop.later(time_s, lambda: self.give_up(f"sent too little in {time_s:g} s"))
         loop.watch(sock, READ, self._read)
 
     @property
     def slow(self) -> bool:
-        """Whether the listener may have lost patience by now: on a busy machine either end may be
-        late."""
-        return time.monotonic() - self._begun >= LEAST_PATIENCE_S
+        """Returns whether the listener may have ended its wait: on a busy machine, either end may
+        be late."""
+        return time.monotonic() - self._started_at >= LEAST_WAIT_S
 
-    def give_up(self, why: str, *, false: bool = False) -> None:
-        """Closes the connection."""
+    def give_up(self, why: str, *, impostor: bool = False) -> None:
+        """Closes the connection and reports a failure."""
         if not self._over:
             self._end()
             self.sock.close()
-            self.failed(SetupFailure(text=why, false=false, slow=self.slow))
+            self.failed(SetupFailure(text=why, impostor=impostor, slow=self.slow))
 
     def cancel(self) -> None:
-        """Closes the connection and tells nobody."""
+        """Closes the connection without a report."""
         if not self._over:
             self._end()
             self.sock.close()
 
     @abstractmethod
     def wanted_bytes(self) -> int:
-        """How long the next message is. 0: all is said."""
+        """Returns the length of the next message. 0: the setup is complete."""
 
     @abstractmethod
     def take(self, message: bytes) -> bytes:
-        """Takes it; returns what to send."""
+        """Handles a message; returns the bytes to send."""
 
     @abstractmethod
     def opened(self) -> None:
-        """The connection is proved; the socket is the receiver's."""
+        """Called when the connection is authenticated; the receiver owns the socket."""
 
     @abstractmethod
-    def failed(self, broken: SetupFailure) -> None:
-        """It is not, and is closed."""
+    def failed(self, failure: SetupFailure) -> None:
+        """Called when the setup has failed and the connection is closed."""
 
     def lost(self) -> None:
-        """The other end closed the connection."""
-        self.give_up(
-            self.handshake.objection or "closed the connection in the middle of the handshake"
-        )
+        """Handles a connection closed by the other end."""
+        self.give_up(self.handshake.greeting_error or "closed the connection during the handshake")
 
     def send(self, data: bytes) -> None:
-        """Sends some bytes; a new connection has room for all that are ever sent here."""
+        """Sends a message. A new connection's buffer has room for all messages of a setup."""
         if self.sock.send(data) != len(data):
-            raise ConnectionResetError("takes no bytes")
+            raise ConnectionResetError("takes no more bytes")
 
     def _read(self) -> None:
         try:
@@ -115,10 +116,10 @@ class _ConnectionSetup(ABC):
         except BlockingIOError:
             return
         except AuthenticationError as error:
-            self.give_up(str(error), false=True)
+            self.give_up(str(error), impostor=True)
         except OSError as error:
             if error.errno == errno.EBADMSG:
-                self.give_up(f"TLS: {error.strerror}", false=True)
+                self.give_up(f"TLS: {error.strerror}", impostor=True)
             else:
                 self.lost()
         else:
@@ -126,19 +127,19 @@ class _ConnectionSetup(ABC):
             self.opened()
 
     def _secure(self) -> None:
-        """Raises `BlockingIOError` if the other end has to say something first."""
+        """Raises `BlockingIOError` while the other end must send first."""
         handshake = self.handshake
         channel = self.sock.secure(self._security, dialing=handshake.dialing, key=handshake.tls_key)
         self.send(handshake.bind(channel))
 
     def _end(self) -> None:
         self._over = True
-        self._alarm.cancel()
+        self._timer.cancel()
         self._loop.unwatch(self.sock)
 
 
 class IncomingSetup(_ConnectionSetup):
-    """The listener's side of it."""
+    """The listener's side of a setup."""
 
     def __init__(
         self,
@@ -172,12 +173,12 @@ class IncomingSetup(_ConnectionSetup):
         assert self._introduction is not None
         self._opened(self, self._introduction)
 
-    def failed(self, broken: SetupFailure) -> None:
-        self._failed(self, broken)
+    def failed(self, failure: SetupFailure) -> None:
+        self._failed(self, failure)
 
 
 class OutgoingSetup(_ConnectionSetup):
-    """The dialer's side of it, on a socket that is connected."""
+    """The dialer's side of a setup, on a connected socket."""
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class OutgoingSetup(_ConnectionSetup):
         super().__init__(loop, sock, handshake, time_s, security=security)
 
     def begin(self) -> None:
-        """Says the first word."""
+        """Sends the first message."""
         try:
             self.send(self.handshake.opening)
         except OSError:
@@ -213,13 +214,13 @@ class OutgoingSetup(_ConnectionSetup):
 
     def lost(self) -> None:
         if self.handshake.greeted:
-            why = "closed the connection on our proof (does every rank have the same job secret?)"
-            self.give_up(why, false=not self.slow)
+            why = "closed the connection after our proof (do all ranks have the same job secret?)"
+            self.give_up(why, impostor=not self.slow)
         else:
             super().lost()
 
     def opened(self) -> None:
         self._opened(self.sock)
 
-    def failed(self, broken: SetupFailure) -> None:
-        self._failed(broken)
+    def failed(self, failure: SetupFailure) -> None:
+        self._failed(failure)

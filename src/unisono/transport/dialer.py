@@ -1,8 +1,9 @@
-"""Dialing a peer: attempts until it answers or is known not to.
+"""Dials a peer: repeats attempts until the peer answers or is known not to.
 
-A refusal is final: the peer listened before its address was known to anybody. What a short cut of
-the link, or a peer that is short of descriptors for a moment, makes of an attempt is not; nor is a
-handshake that one of the ends was too slow for, when hundreds of ranks begin on a few cores.
+A refused connection is final, because the peer listened before its address was published. Three
+other failures are not final: a short interruption of the link, a peer that is briefly short of
+descriptors, and a handshake for which one end was too slow. Slow handshakes occur when hundreds of
+ranks start on a few cores.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from unisono.transport.event_loop import WRITE, EventLoop, Timer
 from unisono.transport.handshake import Handshake
 from unisono.transport.introduction import Introduction
 from unisono.transport.security import Security
-from unisono.transport.sockets import Address, dial, show
+from unisono.transport.sockets import Address, dial, format_address
 
-_ATTEMPT_S = 0.7  # the kernel itself would try again after 1, 3 and 7 s only
+_ATTEMPT_S = 0.7  # the kernel itself would retry only after 1, 3 and 7 s
 _PAUSE_S = 0.1
 _FINAL = (errno.ECONNREFUSED, errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT)
-_HERE = (  # of this host, not the other
+_HERE = (  # errors of this host, not of the other
     errno.EADDRNOTAVAIL,
     errno.ENOBUFS,
     errno.ENOMEM,
@@ -39,7 +40,8 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialRequest:
-    """Whom to dial, from where, as whom; how long its host and then its process may take."""
+    """The target of a dial, this end's identity, and the times that the target's host and process
+    may take."""
 
     rank: int
     address: Address
@@ -54,87 +56,93 @@ class DialRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialFailure:
-    """Why there is no connection. `here`: because of this process, not the peer. `answered`: the
-    peer's host did answer, but nobody on it in time. `silent`: nothing was heard of that host."""
+    """Reason for a missing connection.
+
+    `here`: the cause is this process, not the peer. `answered`: the peer's host answered, but its
+    process did not in time. `silent`: the peer's host did not answer at all.
+    """
 
     text: str
     here: bool = False
-    false: bool = False
+    impostor: bool = False
     answered: bool = False
     silent: bool = False
 
 
 class Dial:
-    """One connection in the making. Calls `opened` or `failed`, once, unless it is cancelled."""
+    """One outgoing connection in progress. Calls `opened` or `failed` once, unless it is
+    cancelled."""
 
     def __init__(
         self,
         loop: EventLoop,
-        wanted: DialRequest,
+        request: DialRequest,
         *,
         opened: Callable[[Connection], None],
         failed: Callable[[DialFailure], None],
     ) -> None:
-        self._loop, self._wanted = loop, wanted
+        self._loop, self._request = loop, request
         self._opened, self._failed = opened, failed
-        self._deadline = time.monotonic() + wanted.host_s
-        self._last = time.monotonic() + wanted.process_s
+        self._deadline = time.monotonic() + request.host_s
+        self._last_deadline = time.monotonic() + request.process_s
         self._sock: socket.socket | None = None
-        self._entering: OutgoingSetup | None = None
-        self._alarm: Timer | None = None
+        self._setup: OutgoingSetup | None = None
+        self._timer: Timer | None = None
         self._over = False
         self._attempt()
 
     def cancel(self) -> None:
-        """Gives it up without a word."""
+        """Ends the dial without calling `opened` or `failed`."""
         self._over = True
         self._drop()
 
     def _attempt(self) -> None:
         try:
-            self._sock = dial(self._wanted.address, self._wanted.source)
+            self._sock = dial(self._request.address, self._request.source)
         except OSError as error:
-            self._again(error.errno or 0)
+            self._retry(error.errno or 0)
             return
-        self._alarm = self._loop.later(_ATTEMPT_S, lambda: self._again(errno.ETIMEDOUT))
+        self._timer = self._loop.later(_ATTEMPT_S, lambda: self._retry(errno.ETIMEDOUT))
         self._loop.watch(self._sock, WRITE, self._connected)
 
     def _connected(self) -> None:
         assert self._sock is not None
         number = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
-            self._again(number)
+            self._retry(number)
             return
-        self._clear_alarm()
+        self._clear_timer()
         sock, self._sock = self._sock, None
-        wanted = self._wanted
-        self._entering = OutgoingSetup(
+        request = self._request
+        self._setup = OutgoingSetup(
             self._loop,
             Connection.of(sock),
-            Handshake(wanted.secret, dialing=True, purpose=wanted.purpose, tls=wanted.security.tls),
-            wanted.process_s,
-            security=wanted.security,
-            introduction=wanted.introduction,
-            opened=self._proved,
-            failed=self._broken,
+            Handshake(
+                request.secret, dialing=True, purpose=request.purpose, tls=request.security.tls
+            ),
+            request.process_s,
+            security=request.security,
+            introduction=request.introduction,
+            opened=self._authenticated,
+            failed=self._setup_failed,
         )
-        self._entering.begin()
+        self._setup.begin()
 
-    def _proved(self, sock: Connection) -> None:
+    def _authenticated(self, sock: Connection) -> None:
         self._over = True
         self._opened(sock)
 
-    def _broken(self, broken: SetupFailure) -> None:
+    def _setup_failed(self, failure: SetupFailure) -> None:
         now = time.monotonic()
-        if broken.slow:  # its host does answer
-            self._deadline = min(now + self._wanted.host_s, self._last)
-        if broken.false or now >= self._deadline:
-            self._fail(broken.text, false=broken.false, answered=not broken.false)
+        if failure.slow:  # the peer's host does answer
+            self._deadline = min(now + self._request.host_s, self._last_deadline)
+        if failure.impostor or now >= self._deadline:
+            self._fail(failure.text, impostor=failure.impostor, answered=not failure.impostor)
         else:
-            self._entering = None
-            self._alarm = self._loop.later(_PAUSE_S, self._attempt)
+            self._setup = None
+            self._timer = self._loop.later(_PAUSE_S, self._attempt)
 
-    def _again(self, number: int) -> None:
+    def _retry(self, number: int) -> None:
         self._drop()
         if number in _EXHAUSTED:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -142,36 +150,36 @@ class Dial:
         elif number in _FINAL or time.monotonic() >= self._deadline:
             self._fail(os.strerror(number), here=number in _HERE, silent=number in _SILENT)
         else:
-            self._alarm = self._loop.later(_PAUSE_S, self._attempt)
+            self._timer = self._loop.later(_PAUSE_S, self._attempt)
 
     def _fail(
         self,
         why: str,
         *,
         here: bool = False,
-        false: bool = False,
+        impostor: bool = False,
         answered: bool = False,
         silent: bool = False,
     ) -> None:
         if self._over:
             return
         self._over = True
-        text = f"rank {self._wanted.rank} at {show(self._wanted.address)}: {why}"
+        text = f"rank {self._request.rank} at {format_address(self._request.address)}: {why}"
         self._failed(
-            DialFailure(text=text, here=here, false=false, answered=answered, silent=silent)
+            DialFailure(text=text, here=here, impostor=impostor, answered=answered, silent=silent)
         )
 
     def _drop(self) -> None:
-        self._clear_alarm()
+        self._clear_timer()
         if self._sock is not None:
             self._loop.unwatch(self._sock)
             self._sock.close()
             self._sock = None
-        if self._entering is not None:
-            self._entering.cancel()
-            self._entering = None
+        if self._setup is not None:
+            self._setup.cancel()
+            self._setup = None
 
-    def _clear_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,23 +1,22 @@
-"""Both ends of a connection prove that they know the job's secret, before either believes a byte.
+"""Mutual authentication: both ends of a connection prove that they know the job's secret.
 
-Four messages of fixed length, so that nothing is read whose length came from the wire:
+The handshake has four messages of fixed length, so no length from the network is trusted:
 
     dialer   -> listener   magic, nonce of the dialer
     listener -> dialer     magic, nonce of the listener
     dialer   -> listener   HMAC(secret, "dialer",   purpose, both nonces)
     listener -> dialer     HMAC(secret, "listener", purpose, both nonces)
 
-Both nonces are new for every connection, so an old recording proves nothing; the roles differ, so
-what one end says cannot be sent back to it; the purpose binds the proof to one use of the secret.
-The dialer proves itself first, so a scan of the ports brings no proof to guess secrets against.
-This is the challenge and response of CHAP (RFC 1994) in both directions, with HMAC-SHA256 (RFC
-2104) and the roles and nonces bound as in ISO/IEC 9798-4, mechanism 4 (mutual, three pass).
+Both nonces are new for every connection, so a recorded handshake proves nothing. The roles differ,
+so one end's proof cannot be sent back to it. The purpose binds a proof to one use of the secret.
+The dialer proves itself first, so a port scan gets no proof against which to guess secrets. This is
+CHAP (RFC 1994) in both directions, with HMAC-SHA256 (RFC 2104). Roles and nonces are bound as in
+ISO/IEC 9798-4, mechanism 4 (mutual, three pass).
 
-It proves who connected. It does not protect the bytes that follow from somebody who sits on the
-path between the hosts and can change packets. TLS does: it begins after the fourth message, and
-both ends prove once more, inside of it, that they know the secret, over the number of that very
-channel (RFC 5705, as RFC 9266 has it). So nobody who relays the first four messages stands between
-the ends.
+The handshake proves the identity of both ends. It does not protect later data from an attacker who
+can change packets between the hosts; TLS does. TLS begins after the fourth message. Inside TLS,
+both ends prove again that they know the secret, over the channel binding (RFC 5705, as in RFC
+9266). So an attacker who relays the first four messages cannot read or change the later ones.
 """
 
 from __future__ import annotations
@@ -44,18 +43,19 @@ _TLS_KEY = b"unisono tls 1.3 psk\0"
 
 
 class ProofRefusedError(AuthenticationError):
-    """The other end is a rank, and hung up on this end's proof: its secret is another one."""
+    """Raised if the other end is a rank and closed the connection on this end's proof: its secret
+    differs."""
 
 
 class Handshake:
-    """The steps of one end, without a socket: bytes in, bytes out.
+    """The handshake of one end, without a socket: bytes in, bytes out.
 
-    Send `opening`; then, while `wanted_bytes` is not 0, pass exactly so many bytes to `take`, and
-    send what it returns. If it then `wants_channel`, turn to TLS, send what `bind` returns, and go
-    on. `key` is in the end a key that only the two ends know. Raises `AuthenticationError` from
-    `take`, after which the connection has to be closed.
+    Send `opening`. While `wanted_bytes` is not 0, pass exactly that many bytes to `take`, and send
+    its result. If `wants_channel` is then true, start TLS, send the result of `bind`, and continue.
+    After the handshake, `key` is a key that only the two ends know. If `take` raises
+    `AuthenticationError`, close the connection.
 
-    `tls`, one of the values of UNISONO_TLS, is what both ends have to be set to.
+    `tls` is a value of UNISONO_TLS, which must be equal at both ends.
 
     >>> dialer = Handshake(b"secret", dialing=True, purpose=b"doc")
     >>> listener = Handshake(b"secret", dialing=False, purpose=b"doc")
@@ -78,41 +78,42 @@ class Handshake:
         self._channel = b""
         self.wanted_bytes = _GREETING_BYTES
         self.wants_channel = False
-        self.objection = ""
-        """What is wrong with the greeting of the other end. It was answered all the same, for the
-        other end to tell its user."""
+        self.greeting_error = ""
+        """Error in the other end's greeting. The greeting is answered nevertheless, so that the
+        other end can report the error to its user."""
         self.opening = self._greeting if dialing else b""
 
     @property
     def key(self) -> bytes:
-        """32 bytes that both ends have, and nobody else. Only when it is `done`."""
+        """32 bytes that only the two ends know. Available when the handshake is `done`."""
         if not self.done:
-            raise AuthenticationError("the other end has not proved itself yet")
+            raise AuthenticationError("the other end is not authenticated yet")
         return self._mac(b"session")
 
     @property
     def done(self) -> bool:
-        """Whether both ends have proved all that they have to."""
+        """Whether both ends have proved everything."""
         return not self.wanted_bytes and not self.wants_channel
 
     @property
     def tls_key(self) -> bytes:
-        """32 bytes for TLS, new for every connection: HKDF-SHA256 of the secret and both nonces."""
+        """32-byte TLS key, new for every connection: HKDF-SHA256 of the secret and both nonces."""
         return hkdf(self._secret, b"".join(self._nonces), _TLS_KEY + self._purpose)
 
     @property
     def greeted(self) -> bool:
-        """Whether the other end has greeted as a rank does; a dialer has sent its proof then."""
+        """Whether the other end has sent a valid greeting; a dialer has sent its proof then."""
         return bool(self._peer_nonce)
 
     def take(self, message: bytes) -> bytes:
-        """Takes the next message, of `wanted_bytes`; returns what to send, maybe nothing."""
+        """Handles the next message, of `wanted_bytes` bytes; returns the bytes to send, possibly
+        none."""
         if not self.wanted_bytes or len(message) != self.wanted_bytes:
-            raise ValueError(f"{len(message)} bytes, expected {self.wanted_bytes}")
+            raise ValueError(f"a message of {len(message)} bytes, expected {self.wanted_bytes}")
         if not self._peer_nonce:
             return self._take_greeting(message)
-        if self.objection:
-            raise AuthenticationError(self.objection)
+        if self.greeting_error:
+            raise AuthenticationError(self.greeting_error)
         if not hmac.compare_digest(message, self._proof(not self.dialing)):
             raise AuthenticationError("the other end does not know the job's secret")
         self.wanted_bytes = 0
@@ -122,8 +123,8 @@ class Handshake:
         return b"" if self.dialing else self._proof(False)
 
     def bind(self, channel: bytes) -> bytes:
-        """Both ends speak inside a channel from here on, of which `channel` is the number; returns
-        what to send."""
+        """Binds the handshake to a TLS channel; returns the bytes to send inside TLS. `channel` is
+        the channel binding."""
         self._channel = channel
         self.wants_channel = False
         self.wanted_bytes = PROOF_BYTES
@@ -133,16 +134,16 @@ class Handshake:
         magic, nonce = message[:_MAGIC_BYTES], message[_MAGIC_BYTES:]
         theirs = next((tls for tls, known in _MAGICS.items() if known == magic), None)
         if theirs is None:
-            raise AuthenticationError("the other end is no unisono rank of this version")
+            raise AuthenticationError("the other end is not a unisono rank of this version")
         if nonce == self._own_nonce:
-            raise AuthenticationError("the other end sends back what it was sent")
+            raise AuthenticationError("the other end sends our own messages back")
         if theirs != self._tls:
-            self.objection = (
+            self.greeting_error = (
                 f"UNISONO_TLS is {self._tls} here, {theirs} at the other end: "
                 "give all ranks the same"
             )
             if self.dialing:
-                raise AuthenticationError(self.objection)
+                raise AuthenticationError(self.greeting_error)
         self._peer_nonce = nonce
         self.wanted_bytes = PROOF_BYTES
         return self._proof(True) if self.dialing else self._greeting
@@ -153,7 +154,7 @@ class Handshake:
 
     @property
     def _nonces(self) -> tuple[bytes, bytes]:
-        """The dialer's, the listener's."""
+        """The dialer's nonce, then the listener's."""
         own, peer = self._own_nonce, self._peer_nonce
         return (own, peer) if self.dialing else (peer, own)
 
@@ -161,13 +162,13 @@ class Handshake:
         return self._mac(b"dialer" if of_dialer else b"listener")
 
     def _mac(self, role: bytes) -> bytes:
-        # Every field but the first is of fixed length, and no role begins with another.
+        # All fields but the first have fixed lengths, and no role is a prefix of another.
         text = b"".join([role, b"\0", self._purpose, *self._nonces, self._channel])
         return hmac.digest(self._secret, text, "sha256")
 
 
 def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
-    """32 bytes out of a secret, for one use: HKDF-SHA256 (RFC 5869).
+    """Derives 32 bytes from a secret for one use: HKDF-SHA256 (RFC 5869).
 
     >>> hkdf(b"\\x0b" * 22, bytes(range(13)), bytes(range(0xF0, 0xFA))).hex()[:16]
     '3cb25f25faacd57a'
@@ -184,13 +185,15 @@ def authenticate(
     deadline: float,
     security: Security = CLEAR,
 ) -> bytes:
-    """Proves both ends of a connected stream socket to each other; returns the session's key.
+    """Authenticates both ends of a connected stream socket to each other; returns the session key.
 
-    `purpose` must be equal at both ends; `deadline` is a time of `time.monotonic`. Reads not a byte
-    beyond the handshake. Raises `AuthenticationError` if the other end does not know the secret,
-    is no rank, ends the connection (`ProofRefusedError`: after a greeting), or has not proved
-    itself at the deadline. The caller closes the socket, which is a `Connection` if it is to be
-    turned to TLS.
+    `purpose` must be equal at both ends; `deadline` is a time of `time.monotonic`. No byte after
+    the handshake is read. The caller closes the socket, which must be a `Connection` if TLS is
+    used.
+
+    Raises `AuthenticationError` if the other end does not know the secret, is not a rank, or is not
+    authenticated at the deadline. Raises it also if the other end closes the connection; after a
+    greeting, this is `ProofRefusedError`.
 
     >>> from threading import Thread
     >>> here, there = socket.socketpair()
@@ -224,7 +227,7 @@ def _channel(sock: Connection, handshake: Handshake, security: Security, deadlin
 def _receive(sock: socket.socket, length: int, deadline: float) -> bytes:
     data = b""
     while len(data) < length:
-        # Each piece gets what is left of the whole time: one byte a second wins nothing.
+        # All reads share one deadline, so a byte a second gains no time.
         sock.settimeout(max(deadline - time.monotonic(), 1e-3))
         more = sock.recv(length - len(data))
         if not more:
@@ -237,19 +240,19 @@ def _receive(sock: socket.socket, length: int, deadline: float) -> bytes:
 
 @contextlib.contextmanager
 def _until(sock: socket.socket, handshake: Handshake, deadline: float) -> Iterator[None]:
-    """Sets the socket's timeout, puts it back, and says what the loss of a connection means."""
+    """Sets the socket's timeout, restores it, and turns a lost connection into an error."""
     before = sock.gettimeout()
     try:
         sock.settimeout(max(deadline - time.monotonic(), 1e-3))
         yield
         sock.settimeout(before)
     except TimeoutError:
-        raise AuthenticationError("the other end did not prove itself in time") from None
+        raise AuthenticationError("the other end did not authenticate in time") from None
     except OSError as error:
         if error.errno == errno.EBADMSG:
             raise AuthenticationError(f"TLS: {error.strerror}") from error
         proved = handshake.greeted and handshake.dialing
         raise (ProofRefusedError if proved else AuthenticationError)(
-            "the other end closed the connection in the middle of the handshake "
-            "(does every rank have the same job secret?)"
+            "the other end closed the connection during the handshake "
+            "(do all ranks have the same job secret?)"
         ) from error

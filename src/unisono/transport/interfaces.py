@@ -1,4 +1,4 @@
-"""Which network interfaces ranks speak to other hosts by, chosen in NCCL's syntax."""
+"""Chooses the network interfaces for connections to other hosts, in NCCL's syntax."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import psutil
 from unisono.errors import RendezvousError
 
 _VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "podman", "lxcbr")
-"""How the names begin of interfaces that lead to containers and virtual machines of this host."""
+"""Prefixes of interfaces that lead to containers and virtual machines of this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """An interface that is up, and the one address of it that is used: IPv4, else global IPv6,
-    unless one of them was asked for."""
+    """An interface that is up, and its address to use: IPv4, else global IPv6, unless the caller
+    asked for one version."""
 
     name: str
     address: str
@@ -30,23 +30,24 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """Which names are meant: `names` are beginnings, or whole names if `exact`; all others if
-    `exclude`."""
+    """A set of interface names. `names` are prefixes, or whole names if `exact`; `exclude` means
+    all other names."""
 
     names: tuple[str, ...]
     exact: bool = False
     exclude: bool = False
 
-    def place(self, name: str) -> int | None:
-        """The place in the list of the first entry that fits; None: none does."""
+    def index_of(self, name: str) -> int | None:
+        """Returns the index of the first entry that matches; None if none does."""
         fits = name.__eq__ if self.exact else name.startswith
-        return next((place for place, entry in enumerate(self.names) if fits(entry)), None)
+        return next((index for index, entry in enumerate(self.names) if fits(entry)), None)
 
 
 def parse(spec: str) -> Pattern:
-    """Reads NCCL's syntax: `eth,ib` beginnings, `=eth0` whole names, `^` before all but these.
+    """Parses NCCL's syntax: `eth,ib` are prefixes, `=eth0` is a whole name, `^` excludes these
+    names.
 
-    Raises `ValueError` for a text that names nothing.
+    Raises `ValueError` for a text without names.
 
     >>> parse("^=lo,docker0")
     Pattern(names=('lo', 'docker0'), exact=True, exclude=True)
@@ -57,8 +58,8 @@ def parse(spec: str) -> Pattern:
     names = tuple(entry.strip() for entry in rest[exact:].split(","))
     if not all(names) or any(set(name) & set("^= /") for name in names):
         raise ValueError(
-            f"UNISONO_INTERFACE={spec!r} is not understood: give beginnings of names (eth,ib), "
-            "whole names (=eth0,eth1), or what to leave out (^docker,lo or ^=docker0)"
+            f"UNISONO_INTERFACE={spec!r} is not valid: give prefixes of names (eth,ib), whole "
+            "names (=eth0,eth1), or names to exclude (^docker,lo or ^=docker0)"
         )
     return Pattern(names=names, exact=exact, exclude=exclude)
 
@@ -66,37 +67,37 @@ def parse(spec: str) -> Pattern:
 def choose_interfaces(
     spec: str, interfaces: Sequence[Interface], *, rails: int | None = None
 ) -> list[Interface]:
-    """The interfaces to use, at most `rails` of them, each a rail of its own.
+    """Returns the interfaces to use, at most `rails` of them; each is a rail.
 
-    Those that `spec` names come in its order, others in that of their names, so hosts that are
-    alike agree. An empty `spec` leaves out those that lead to containers and virtual machines of
-    this host. Unless `spec` names it, loopback is used only if there is nothing else.
+    Interfaces that `spec` names keep its order. Others are sorted by name, so that hosts with equal
+    interfaces agree. An empty `spec` excludes interfaces to containers and virtual machines of this
+    host. Loopback is used only if `spec` names it or no other interface is left.
 
-    Raises `ValueError` for a text that is not understood, `RendezvousError` if nothing is left.
+    Raises `ValueError` for an invalid text, `RendezvousError` if no interface is left.
 
     >>> found = [Interface(name=n, address="192.0.2.1") for n in ("eth1", "docker0", "eth0")]
     >>> [[one.name for one in choose_interfaces(syntax, found)] for syntax in ("", "docker")]
     [['eth0', 'eth1'], ['docker0']]
     """
-    ordered = sorted(interfaces, key=lambda one: (_natural(one.name), one.name))
+    ordered = sorted(interfaces, key=lambda one: (_natural_order(one.name), one.name))
     pattern = parse(spec) if spec else Pattern(names=_VIRTUAL, exclude=True)
-    placed = [(one, pattern.place(one.name)) for one in ordered]
+    indexed = [(one, pattern.index_of(one.name)) for one in ordered]
     if pattern.exclude:
-        chosen = _loopback_last([one for one, place in placed if place is None])
+        chosen = _loopback_last([one for one, index in indexed if index is None])
     else:
-        named = [(place, one) for one, place in placed if place is not None]
+        named = [(index, one) for one, index in indexed if index is not None]
         chosen = [one for _, one in sorted(named, key=lambda pair: pair[0])]
     if not chosen:
         raise RendezvousError(
-            f"UNISONO_INTERFACE={spec!r} leaves no interface of this host, which has "
+            f"UNISONO_INTERFACE={spec!r} matches no interface of this host, which has "
             + (", ".join(map(str, ordered)) or "none that is up and has an address")
         )
     return chosen[:rails]
 
 
 def available_interfaces(ip_version: int | None = None) -> list[Interface]:
-    """The interfaces of this host (of this network namespace) that are up and have an address, of
-    this version if it is given."""
+    """Returns the interfaces of this host (of this network namespace) that are up and have an
+    address. `ip_version` restricts the addresses to one version."""
     states = psutil.net_if_stats()
     found = []
     for name, entries in psutil.net_if_addrs().items():
@@ -109,7 +110,8 @@ def available_interfaces(ip_version: int | None = None) -> list[Interface]:
 
 
 def _preferred(texts: Sequence[str], ip_version: int | None = None) -> str | None:
-    """The address to use of those that an interface has (some are of the hardware)."""
+    """Returns the address to use of an interface's addresses, some of which are hardware
+    addresses."""
     addresses = []
     for text in texts:
         try:
@@ -129,6 +131,6 @@ def _loopback_last(found: list[Interface]) -> list[Interface]:
     return [one for one in found if not one.loopback] or found
 
 
-def _natural(name: str) -> list[tuple[str, int]]:
-    """Sorts eth2 before eth10."""
+def _natural_order(name: str) -> list[tuple[str, int]]:
+    """Returns a sort key that puts eth2 before eth10."""
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]

@@ -1,7 +1,7 @@
-"""The first thing that a dialer says once both ends are proved: who it is, and what it wants.
+"""The dialer's message after authentication: its identity and the purpose of the connection.
 
-A message of fixed length under the session's key, so that nobody else can have said it and nothing
-of it can be changed or cut off.
+The message has a fixed length and a MAC under the session key. So no other process can have sent
+it, and it cannot be changed or cut off unnoticed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MOST_STREAMS = 1024
 
 
 class ConnectionKind(IntEnum):
-    """What a connection is for. The first two are known to the native core."""
+    """Purpose of a connection. The native core knows the first two."""
 
     COLLECTIVES = 0
-    MAIL = 1
-    STAR = 2
-    POST = 3
+    P2P = 1
+    CONTROL = 2
+    PEER = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """The dialer's rank in the world and its process; for which group it dials; which stream."""
+    """The dialer's world rank and process; the group and the stream for which it dials."""
 
     kind: ConnectionKind
     rank: int
@@ -43,36 +43,36 @@ class Introduction:
     streams: int = 1
 
     def pack(self, key: bytes) -> bytes:
-        """As bytes, under the key of the session."""
+        """Packs the introduction, with a MAC under the session key."""
         fields = _FIELDS.pack(self.kind, self.rank, self.pid, self.tag, self.stream, self.streams)
         return fields + _mac(key, fields)
 
 
 def unpack(data: bytes, key: bytes) -> Introduction:
-    """The introduction in `INTRODUCTION_BYTES` of data. Raises `AuthenticationError`.
+    """Unpacks `INTRODUCTION_BYTES` bytes. Raises `AuthenticationError`.
 
-    >>> said = Introduction(kind=ConnectionKind.MAIL, rank=3, pid=812, stream=1, streams=2)
-    >>> unpack(said.pack(b"key"), b"key") == said
+    >>> introduction = Introduction(kind=ConnectionKind.P2P, rank=3, pid=812, stream=1, streams=2)
+    >>> unpack(introduction.pack(b"key"), b"key") == introduction
     True
     """
     fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
     if not hmac.compare_digest(mac, _mac(key, fields)):
-        raise AuthenticationError("the dialer's introduction was changed on its way")
+        raise AuthenticationError("the dialer's introduction was changed in transit")
     kind, rank, pid, tag, stream, streams = _FIELDS.unpack(fields)
     if kind not in list(ConnectionKind) or not 0 <= stream < streams <= MOST_STREAMS:
-        raise AuthenticationError(f"an introduction without sense: {kind=} {stream=} {streams=}")
+        raise AuthenticationError(f"invalid introduction: {kind=} {stream=} {streams=}")
     return Introduction(
         kind=ConnectionKind(kind), rank=rank, pid=pid, tag=tag, stream=stream, streams=streams
     )
 
 
 def tag_of(group_id: bytes) -> bytes:
-    """A group's id as it travels: 32 bytes, whatever the id is."""
+    """Returns the 32-byte tag by which messages identify a group."""
     return sha256(b"unisono group\0" + group_id).digest()
 
 
 def purpose_of(world: bytes, rank: int) -> bytes:
-    """What a handshake with the porter of a rank is for."""
+    """Returns the purpose of a handshake with a rank's connection manager."""
     return b"unisono link\0" + rank.to_bytes(4, "little") + world
 
 

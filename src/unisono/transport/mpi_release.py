@@ -1,21 +1,21 @@
-"""How a communicator of MPI is given back that was a group's own; MPI has some thousands of them.
+"""Frees the MPI communicator of a group; MPI supports only some thousands of them.
 
-Who leaves a group must not wait for the others, and what comes for a communicator that was freed
-could be taken for a message of the next one that gets its number. So each rank that has left in
-good order sends a last message to every other, and takes what comes until it has theirs: messages
-of a rank do not overtake each other. To free it then is a matter of this rank alone in Open MPI and
-MPICH.
+A rank that leaves a group must not wait for the others. But a message for a freed communicator
+could be taken for a message of the next communicator with that number. So each rank that has left
+in good order sends a last message to every other rank, and receives messages until it has the last
+message of each. One rank's messages do not overtake each other. After that, in Open MPI and MPICH,
+a rank frees the communicator without the others.
 """
 
 from __future__ import annotations
 
 from unisono.transport.mpi_transport import LAST_TAG, MpiLink
 
-_MOST_BYTES = 8192  # MPI brings so much at once; heads and news are shorter
+_MOST_BYTES = 8192  # MPI sends so much at once; heads and control messages are shorter
 
 
 class PendingRelease:
-    """From the moment when this rank has left the group of `link`, and sends there no more."""
+    """Release of a link's communicator, after this rank has left its group and sends no more."""
 
     def __init__(self, link: MpiLink) -> None:
         mpi, comm = link.mpi, link.comm
@@ -23,8 +23,8 @@ class PendingRelease:
         self._awaited = set(range(comm.size)) - {comm.rank}
         self._sends = [comm.Isend([b"", mpi.BYTE], peer, LAST_TAG) for peer in self._awaited]
 
-    def over(self) -> bool:
-        """Takes what has come; whether there is nothing left to be done. Does not wait."""
+    def is_complete(self) -> bool:
+        """Receives arrived messages; returns whether the release is complete. Does not wait."""
         mpi, comm = self._link.mpi, self._link.comm
         if mpi.Is_finalized():
             return True
@@ -36,11 +36,11 @@ class PendingRelease:
                 return False
             comm.Free()
         except mpi.Exception:
-            pass  # it stays until MPI is finalised
+            pass  # the communicator stays until MPI is finalised
         return True
 
     def _take(self) -> bool:
-        """False: somebody sends what this rank should have received, so it is not given back."""
+        """Returns False if a message is too long: a rank missed a receive, so nothing is freed."""
         mpi, comm = self._link.mpi, self._link.comm
         status = mpi.Status()
         while self._awaited and comm.Iprobe(mpi.ANY_SOURCE, mpi.ANY_TAG, status):

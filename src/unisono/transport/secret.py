@@ -1,9 +1,9 @@
-"""The job's secret: what a process must know to be let in.
+"""The job's secret, which a process must know to join the job.
 
-Whoever knows it is a rank of the job. Given by the user, it keeps out everybody else who can reach
-the ports. Where it is not given, the ranks hand a random one round by the way they meet (a store, a
-meeting point): that keeps out those who reach the ports but not the store, and nobody who reads
-the store. Neither hides or protects the bytes that ranks send later: `transport.security` does.
+Any process that knows it is a rank of the job. A secret from the user excludes all others that can
+reach the ports. Without one, the ranks share a random secret through the bootstrap store. That
+excludes processes that reach the ports but not the store; it does not exclude readers of the store.
+Neither secret hides or protects the data that ranks send later: `transport.security` does.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _log = logging.getLogger("unisono")
 
 
 def job_secret(settings: Settings) -> bytes | None:
-    """The secret that the user gave: the variable's, else the file's; None without either.
+    """Returns the secret that the user gave: from the variable, else from the file; else None.
 
-    White space around it does not count, so a file may end in a line feed. Raises `ValueError` if
-    it is empty or its file cannot be read.
+    White space around the secret is ignored, so a file may end in a line feed. Raises `ValueError`
+    if the secret is empty or its file cannot be read.
 
     >>> job_secret(Settings(job_secret="a text that nobody guesses"))
     b'a text that nobody guesses'
@@ -39,7 +39,7 @@ def job_secret(settings: Settings) -> bytes | None:
 
 
 def random_secret() -> bytes:
-    """A secret for a job whose user gave none.
+    """Returns a secret for a job whose user gave none.
 
     >>> len(random_secret()), random_secret() == random_secret()
     (32, False)

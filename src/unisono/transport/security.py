@@ -1,4 +1,4 @@
-"""What protects the bytes between hosts: nothing, or TLS by the secret or by certificates."""
+"""Protection of the data between hosts: none, or TLS by the secret or by certificates."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ _NO_SECRET = b"certificates prove all that is proved here"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """`tls` is the value of UNISONO_TLS; `context` what all connections share."""
+    """The protection. `tls` is the value of UNISONO_TLS; all connections share `context`."""
 
     tls: str = "off"
     context: TlsContext | None = field(default=None, repr=False)
 
-    def secret_to_meet(self, secret: bytes | None) -> bytes | None:
-        """What the ends of a connection ask each other for before rank 0 has handed a secret round:
-        the user's; else, where certificates prove more, one that everybody knows."""
+    def bootstrap_secret(self, secret: bytes | None) -> bytes | None:
+        """Returns the secret for the bootstrap, before rank 0 has sent the job's secret.
+
+        This is the user's secret. Without one, it is None; with certificates, which prove more, it
+        is a publicly known text.
+        """
         return _NO_SECRET if secret is None and self.tls == "certificates" else secret
 
 
@@ -29,7 +32,7 @@ CLEAR = Security()
 
 
 def security_of(settings: Settings, secret: bytes | None) -> Security:
-    """The protection that the user chose; `secret` is the one that the user gave.
+    """Returns the protection that the user chose; `secret` is the user's.
 
     Raises `ValueError` if a file cannot be read or the secret is missing, `UnsupportedError`
     without OpenSSL on this host, `UnisonoError` for files without certificates or keys.
@@ -50,8 +53,8 @@ def security_of(settings: Settings, secret: bytes | None) -> Security:
         return Security(tls=settings.tls, context=TlsContext(*files.values()))
     if secret is None:
         raise ValueError(
-            "UNISONO_TLS=psk needs a secret that has not travelled over the network: give all "
-            "ranks UNISONO_JOB_SECRET or UNISONO_JOB_SECRET_FILE"
+            "UNISONO_TLS=psk needs a secret that was not sent over the network: give all ranks "
+            "UNISONO_JOB_SECRET or UNISONO_JOB_SECRET_FILE"
         )
     return Security(tls=settings.tls, context=TlsContext())
 

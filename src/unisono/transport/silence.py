@@ -1,8 +1,8 @@
-"""The time for which a connection's peer has owed an answer; as in `csrc/transport/silence.h`.
+"""Measures how long a peer has owed an acknowledgement; as in `csrc/transport/silence.h`.
 
-The kernel's own limit (TCP_USER_TIMEOUT) does not fit. It counts from the first retransmission. It
-also gives up at once on an interface without a cable, although a retry could succeed a moment
-later. So this module only asks the kernel when data last arrived.
+The kernel's own limit (TCP_USER_TIMEOUT) does not fit: it counts from the first retransmission. It
+also fails at once on an interface without a cable, although a retry could succeed a moment later.
+So this module only asks the kernel when data last arrived.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ import time
 
 from unisono.transport.sockets import read_info
 
-LOOK_EACH_S = 0.1
-_PAUSE_S = 1.0  # after so long without a look, what is unanswered may just have been sent
+CHECK_INTERVAL_S = 0.1
+_PAUSE_S = 1.0  # after this time without a check, unacknowledged data may just have been sent
 
-_UNACKED, _HEARD_MS = 24, 56  # their places in struct tcp_info
+_UNACKED, _RECEIVED_MS = 24, 56  # their offsets in struct tcp_info
 
 
 class Silence:
-    """Of one connection. Begins when something is sent; counts while it is looked at."""
+    """The silence of one connection, from a send onwards. Periodic calls of `duration_s` measure
+    it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._since_s = self._looked_s = time.monotonic()
+        self._since_s = self._checked_s = time.monotonic()
 
-    def lasts_s(self) -> float | None:
-        """For how long nothing was heard that should have been; None if nothing is owed."""
+    def duration_s(self) -> float | None:
+        """Returns the seconds without an expected acknowledgement; None if none is expected."""
         now = time.monotonic()
-        unacked, heard_ms = read_info(self._sock, _UNACKED, _HEARD_MS)
-        was_away = now - self._looked_s > _PAUSE_S
-        self._looked_s = now
-        if was_away:
+        unacked, received_ms = read_info(self._sock, _UNACKED, _RECEIVED_MS)
+        was_unchecked = now - self._checked_s > _PAUSE_S
+        self._checked_s = now
+        if was_unchecked:
             self._since_s = now
-        self._since_s = max(self._since_s, now - heard_ms / 1000)
+        self._since_s = max(self._since_s, now - received_ms / 1000)
         return now - self._since_s if unacked else None

@@ -1,8 +1,8 @@
-"""Sockets between hosts: how they listen, how they dial, how long they bear silence.
+"""Sockets between hosts: listening, dialing, and timeouts.
 
-While nobody waits for a peer, the kernel probes once a second, and gives up late: under a shorter
-TCP_USER_TIMEOUT a probe or two that are lost in a short cut would end the connection. Who waits
-looks for himself how long it lasts (`silence.py`).
+While a rank does not wait for a peer, the kernel probes once a second and gives up late. Under a
+shorter TCP_USER_TIMEOUT, one or two probes lost in a short interruption would end the connection. A
+waiting rank measures the silence itself (`silence.py`).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from unisono.errors import RendezvousError
 Address = tuple[str, int]
 """An IP address as a literal, and a port."""
 
-# Of <netinet/tcp.h> and <netinet/in.h>; the socket module does not name them.
+# From <netinet/tcp.h> and <netinet/in.h>; the socket module does not define them.
 _IP_BIND_ADDRESS_NO_PORT = 24
 _TCP_THIN_LINEAR_TIMEOUTS = 16
 _TCP_RTO_MAX_MS = 44  # Linux 6.15
 
-_LEAST_RTT_US = 148  # its place in struct tcp_info
-_NAME_BYTES = 16  # of a congestion control
+_LEAST_RTT_US = 148  # its offset in struct tcp_info
+_NAME_BYTES = 16  # longest name of a congestion control
 
-_NEAR_US = 3000  # the same region, not only the same room
+_NEAR_US = 3000  # the same region, not only the same data center
 _BACKLOG = 4096
 _PROBE_S = 1
-_LONGEST_RETRY_MS = 1000  # the shortest that the kernel allows
+_LONGEST_RETRY_MS = 1000  # the kernel's minimum
 
 
-def show(address: Sequence[object]) -> str:
-    """An address as people write it.
+def format_address(address: Sequence[object]) -> str:
+    """Formats an address.
 
-    >>> show(("10.77.0.1", 20000)), show(("fd00::1", 20000))
+    >>> format_address(("10.77.0.1", 20000)), format_address(("fd00::1", 20000))
     ('10.77.0.1:20000', '[fd00::1]:20000')
     """
     host, port = address[0], address[1]
@@ -43,13 +43,13 @@ def show(address: Sequence[object]) -> str:
 
 
 def listen(addresses: Sequence[str], ports: range | None) -> list[socket.socket]:
-    """Listens on each address, and on no other; on one port of `ports`, or on any.
+    """Listens on each address and on no other, all with one port of `ports`, or with any port.
 
     Raises `RendezvousError` if an address is not this host's, or all ports are taken.
     """
     tries: Iterable[int] = (0,) if ports is None else ports
     for port in tries:
-        with contextlib.suppress(_TakenError):
+        with contextlib.suppress(_PortTakenError):
             return _listen_all(addresses, port)
     first, last = (ports[0], ports[-1]) if ports else (0, 0)
     raise RendezvousError(
@@ -58,8 +58,8 @@ def listen(addresses: Sequence[str], ports: range | None) -> list[socket.socket]
     )
 
 
-class _TakenError(Exception):
-    """Somebody else has the port."""
+class _PortTakenError(Exception):
+    """Raised if another process has the port."""
 
 
 def _listen_all(addresses: Sequence[str], port: int) -> list[socket.socket]:
@@ -77,7 +77,8 @@ def _listen_all(addresses: Sequence[str], port: int) -> list[socket.socket]:
 def _listen_one(address: str, port: int) -> socket.socket:
     listener = socket.socket(family(address), socket.SOCK_STREAM)
     try:
-        # Connections of an earlier job may linger in TIME_WAIT; two listeners never share a port.
+        # Connections of an earlier job may be in TIME_WAIT. Two listeners still cannot share a
+        # port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listener.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -88,14 +89,14 @@ def _listen_one(address: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE and port:
-            raise _TakenError from None
+            raise _PortTakenError from None
         raise RendezvousError(
-            f"cannot listen on {show((address, port))}: {error.strerror}"
+            f"cannot listen on {format_address((address, port))}: {error.strerror}"
         ) from error
 
 
 def family(address: str) -> socket.AddressFamily:
-    """IPv4 or IPv6. Raises `RendezvousError` for what is no literal address."""
+    """Returns IPv4 or IPv6. Raises `RendezvousError` if the text is not a literal address."""
     for one in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
             socket.inet_pton(one, address)
@@ -104,7 +105,8 @@ def family(address: str) -> socket.AddressFamily:
 
 
 def dial(to: Address, source: str | None) -> socket.socket:
-    """A socket whose connection has begun, from the address `source` if given. Does not block.
+    """Returns a socket that has begun to connect, from the address `source` if given. Does not
+    block.
 
     Raises `OSError` if the kernel refuses at once.
     """
@@ -124,54 +126,60 @@ def dial(to: Address, source: str | None) -> socket.socket:
 
 
 def prepare(sock: socket.socket, peer_timeout_s: float) -> None:
-    """For every connection between ranks: no delay; what is sent has to be acknowledged in time.
+    """Sets options of every connection between ranks: no delay, and a limit for acknowledgements.
 
-    To survive shorter cuts, the kernel must retry shortly before it gives up: by itself it would
-    double its pauses, and send again 0.2, 0.6, 1.4 and 3.0 s after the first time.
+    To survive interruptions shorter than the limit, the kernel must retry shortly before the limit.
+    By itself it doubles its pauses, and retries 0.2, 0.6, 1.4 and 3.0 s after the first attempt.
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _user_timeout(sock, peer_timeout_s)
     for option, value in ((_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, _LONGEST_RETRY_MS)):
-        with contextlib.suppress(OSError):  # an older kernel: fewer short cuts are survived
+        # an older kernel: fewer short interruptions are survived
+        with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def send_at_once(sock: socket.socket) -> None:
-    """For connections that carry data: not BBR, if the other host is near.
+def avoid_bbr(sock: socket.socket) -> None:
+    """Sets options of connections that carry data: replaces BBR if the other host is near.
 
-    BBR takes the pauses between the rounds of a collective for a slow path, and now and then holds
-    back for tens of milliseconds what could leave. Where the path is long it stays, if the system
-    has chosen it: there it saves more than it costs.
+    BBR takes the pauses between the rounds of a collective for a slow path, and sometimes delays
+    data by tens of milliseconds. On long paths BBR stays if the system has chosen it: there its
+    gain is larger than its cost.
     """
     with contextlib.suppress(OSError):
         chosen = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
         if chosen.rstrip(b"\0") != b"bbr" or read_info(sock, _LEAST_RTT_US)[0] > _NEAR_US:
             return
-    for name in (b"cubic", b"reno"):  # what a user may choose is the system's choice, and reno
+    # unprivileged processes may choose the system's default and reno
+    for name in (b"cubic", b"reno"):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
             return
 
 
-def read_info(sock: socket.socket, *places: int) -> tuple[int, ...]:
-    """What the kernel says of a connection: numbers of 4 bytes, by their places in Linux' struct
-    tcp_info."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, max(places) + 4)
-    return tuple(struct.unpack_from("=I", info, at)[0] for at in places)
+def read_info(sock: socket.socket, *offsets: int) -> tuple[int, ...]:
+    """Returns 4-byte fields of Linux' struct tcp_info, given their offsets."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, max(offsets) + 4)
+    return tuple(struct.unpack_from("=I", info, at)[0] for at in offsets)
 
 
 def retry_often(sock: socket.socket) -> None:
-    """For connections on which little is sent: the kernel sends again each 0.2 s for 1.4 s, not
-    after 0.2, 0.6 and 1.4 s. It does so (TCP_THIN_LINEAR_TIMEOUTS) where a loss has made the
-    congestion control careful, which BBR, for one, never is."""
+    """Makes the kernel retry every 0.2 s for 1.4 s, instead of after 0.2, 0.6 and 1.4 s. For
+    connections with little data.
+
+    The kernel does so (TCP_THIN_LINEAR_TIMEOUTS) only if the congestion control reacts to losses;
+    BBR does not.
+    """
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
-def watch_idle(sock: socket.socket, peer_timeout_s: float) -> None:
-    """Nobody waits: probe each second. No cut shorter than `peer_timeout_s` ends the connection."""
-    # The last answer may be a probe older than the cut, and the last probe before the verdict too.
+def probe_idle(sock: socket.socket, peer_timeout_s: float) -> None:
+    """Probes an idle connection each second. An interruption shorter than `peer_timeout_s` does not
+    end it."""
+    # The last answer may be a probe older than the interruption; so may the last probe before the
+    # limit.
     _user_timeout(sock, peer_timeout_s + 2 * _PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
