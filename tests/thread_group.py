@@ -45,7 +45,9 @@ class ThreadGroup:
         self.hosts = hosts
         self.groups = self.make_groups(staging_bytes)
         self.executors = [
-            NativeExecutor(group, rank, config.settings({}).stores, hosts, single_copy_rules=single_copy_rules)
+            NativeExecutor(
+                group, rank, config.settings({}).stores, hosts, single_copy_rules=single_copy_rules
+            )
             for rank, group in enumerate(self.groups)
         ]
         self.pool = concurrent.futures.ThreadPoolExecutor(ranks)

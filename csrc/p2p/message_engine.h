@@ -141,7 +141,7 @@ class Engine final : private Receiver, private Completion {
     template <class Awake>
     Woken rest(bool here, bool away, Awake&& awake, double seconds);
     void inspect(std::chrono::steady_clock::time_point& last);
-    void check_world();
+    void make_slow_checks();
     void end_if_all_peers_left(Request& request);
     [[nodiscard]] Error departed_from(const Request& request) const;
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;

@@ -155,7 +155,7 @@ def test_a_rank_that_dies_while_others_read_from_it_is_named() -> None:
         killed = job.signal(1, signal.SIGKILL)
         for said in job.wait_for("raised", [0, 2]):
             assert said["error"] == "PeerLostError", said
-            assert f"rank 1 (pid {crew.processes[1].pid}) is gone" in said["text"]
+            assert f"rank 1 (pid {job.processes[1].pid}) is gone" in said["text"]
             assert said["at"] - killed < MOST_S
 
 

@@ -206,7 +206,7 @@ def test_a_program_may_wait_in_the_middle_of_its_step(threads: World) -> None:
 
 
 def test_ranks_that_depend_in_different_ways_do_not_hang(threads: World) -> None:
-    """Rank 1 begins to wait for one tensor before it submits the others, in the middle of a plan."""
+    """Rank 1 begins to wait for one tensor before it submits the next, after the plan is made."""
 
     def check(comm: Communicator) -> None:
         with Controller(comm) as controller:

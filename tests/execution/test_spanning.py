@@ -121,7 +121,9 @@ def test_anything(data: st.DataObject, groups: list[SpanningThreadGroup]) -> Non
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_every_algorithm_over_many_blocks(op: Op, name: str, groups: list[SpanningThreadGroup]) -> None:
+def test_every_algorithm_over_many_blocks(
+    op: Op, name: str, groups: list[SpanningThreadGroup]
+) -> None:
     for group in (group for group in groups[1:3] if serves(group, op, name)):
         compare(group, op, name, [4001] * group.ranks, root=group.ranks - 1, block_bytes=4096)
         compare(group, op, name, [2001] * group.ranks, root=0, block_bytes=256, lead=2)

@@ -162,7 +162,9 @@ def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> Sta
     if hosts == 1:
         return shape
     buffer_bytes = shape.buffer_bytes * shape.depth // _SPANNING_DEPTH
-    return StagingShape(depth=_SPANNING_DEPTH, buffer_bytes=buffer_bytes // _PAGE_BYTES * _PAGE_BYTES)
+    return StagingShape(
+        depth=_SPANNING_DEPTH, buffer_bytes=buffer_bytes // _PAGE_BYTES * _PAGE_BYTES
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

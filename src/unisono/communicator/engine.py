@@ -124,7 +124,11 @@ class Engine:
         self.group = group
         self.network = network
         hosts = network.hosts if network else None
-        reach = functools.partial(network.reach, transport=TransportKind.COLLECTIVES) if network else None
+        reach = (
+            functools.partial(network.reach, transport=TransportKind.COLLECTIVES)
+            if network
+            else None
+        )
         self.rank = rank
         self.size = size
         single_copy_rules = single_copy_for(size, cores=table.cores, wanted=single_copy)

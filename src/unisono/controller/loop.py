@@ -95,8 +95,9 @@ class Loop:
         self._joined = JoinedTensors()
         self._last_joined: int | None = None
         self._answers = 0
-        self._step_names: set[str] = set()
-        self._step_waits = 0
+        self._entering = 0
+        """Submitted tensors that the thread has not dealt with yet."""
+        self._waits = 0
         self._error: Exception | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="unisono-controller", daemon=True)
@@ -127,11 +128,12 @@ class Loop:
                 root=root,
                 group=self._groups.get(name, ()),
                 priority=priority,
-                phase=self._phase_of(name),
+                phase=self._waits,
             )
             handle = Handle(self, request, array)
             self._enter(name, handle)
             self._joined.remember(array, request.dtype)
+            self._entering += 1
             self._post(Submitted((request,)))
             return handle
 
@@ -145,14 +147,7 @@ class Loop:
 
     def count_wait(self) -> None:
         """Notes that the program waits for a tensor before it submits the next ones."""
-        self._step_waits += 1
-
-    def _phase_of(self, name: str) -> int:
-        if name in self._step_names:  # the next step begins
-            self._step_names.clear()
-            self._step_waits = 0
-        self._step_names.add(name)
-        return self._step_waits
+        self._waits += 1
 
     def _enter(self, name: str, handle: Handle) -> None:
         before = self._open.get(name)
@@ -204,8 +199,8 @@ class Loop:
     def _leave_plan_for(self, handle: Handle) -> None:
         """The program waits for a bucket that this rank has not filled: it may never fill it."""
         plan = self._plan
-        if plan is None or plan.stopped:
-            return
+        if plan is None or plan.stopped or self._entering:
+            return  # or else another tensor is on its way into the plan
         tensor = plan.tensors.get(handle.name)
         if tensor is not None and tensor.handle is handle:
             self._post(CannotFollow(plan.epoch, plan.lacking(handle.name)))
@@ -331,6 +326,11 @@ class Loop:
             follow += self._act(action)
         if any(isinstance(event, Closes) for event in events):
             self._channel.stop()
+        with self._changed:
+            self._entering -= sum(
+                len(event.requests) for event in events if isinstance(event, Submitted)
+            )
+            self._changed.notify_all()
         return follow
 
     def _act(self, action: Action) -> list[Event]:
@@ -423,7 +423,6 @@ class Loop:
             self._plan = None
             self._transfer.forget()
             self.counters.plan_changes += 1
-            self._step_names.clear()
             return [HasDrained(tuple(handle.request for handle in undone if not handle._done))]
 
     def _note_end(self, flight: Flight) -> None:

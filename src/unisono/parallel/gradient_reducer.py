@@ -120,7 +120,8 @@ class GradientReducer:
             else:
                 gradient.local = True
 
-        return cast(Callable[[torch.Tensor], None], torch.compiler.disable(accumulated))
+        disable: Any = torch.compiler.disable
+        return cast(Callable[[torch.Tensor], None], disable(accumulated))
 
     def _accumulated(self, gradient: _Gradient) -> None:
         with self._lock:

@@ -40,8 +40,8 @@ class ExecutionPlan:
     - `in_place` is true if the input and the output may be the same memory.
     - `readers` lists, in ascending order, the own slots that each post publishes and the ranks that
       read them.
-    - `addresses_only` is true if every slot of every rank holds the address of shared memory, and no
-      slot holds data.
+    - `addresses_only` is true if every slot of every rank holds the address of shared memory, not
+      data.
     """
 
     rank: int
