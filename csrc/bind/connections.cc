@@ -22,8 +22,9 @@ void bind_hosts(nb::class_<Group>& group) {
             "of_hosts",
             [](int fd, uint32_t rank, uint32_t ranks, std::vector<uint32_t> here,
                const nb::bytes& nonce, uint32_t cores, const nb::object& make_library) {
-                return std::make_unique<Group>(Descriptor(fd), rank, HostRanks{ranks, std::move(here)},
-                                               nonce_of(nonce), cores, transports_of(make_library));
+                return std::make_unique<Group>(Descriptor(fd), rank,
+                                               HostRanks{ranks, std::move(here)}, nonce_of(nonce),
+                                               cores, transports_of(make_library));
             },
             "fd"_a, "rank"_a, "ranks"_a, "here"_a, "nonce"_a, "cores"_a,
             "make_library"_a = nb::none())

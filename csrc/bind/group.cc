@@ -83,7 +83,7 @@ void bind_plan(nb::module_& m) {
                             parts, stages, rounds, std::move(slots), scratch, addresses_only);
         },
         "packed"_a, "readers"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a,
-        "stages"_a, "rounds"_a, "slots"_a, "scratch"_a, "loans_only"_a = false);
+        "stages"_a, "rounds"_a, "slots"_a, "scratch"_a, "addresses_only"_a = false);
     nb::class_<Prepared>(m, "Prepared")
         .def(
             "__init__",
@@ -208,7 +208,7 @@ void register_group(nb::module_& m) {
             lay_out_segment(*file, shape, nonce_of(nonce));
             return *file;
         },
-        "ranks"_a, "depth"_a, "area_bytes"_a, "nonce"_a, "file"_a = nb::none());
+        "ranks"_a, "depth"_a, "buffer_bytes"_a, "nonce"_a, "file"_a = nb::none());
     bind_plan(m);
     bind_under_way(m);
     nb::class_<Group> group(m, "Group");
@@ -221,9 +221,10 @@ void register_group(nb::module_& m) {
             "fd"_a, "rank"_a, "nonce"_a, "cores"_a)
         .def_prop_ro("ranks", [](Group& self) { return self.members().ranks(); })
         .def_prop_ro("depth", [](Group& self) { return self.segment().shape().depth; })
-        .def_prop_ro("area_bytes", [](Group& self) { return self.segment().shape().buffer_bytes; })
+        .def_prop_ro("buffer_bytes",
+                     [](Group& self) { return self.segment().shape().buffer_bytes; })
         .def_prop_ro("calls", &Group::calls)
-        .def("can_borrow", &Group::can_read_peers)
+        .def("can_read_peers", &Group::can_read_peers)
         .def("require_healthy", [](Group& self) { self.members().require_healthy(); })
         .def("refuse", &Group::refuse, "reason"_a, nb::call_guard<WithoutGil>())
         .def("fail_mismatch", &Group::fail_mismatch, "text"_a)

@@ -18,8 +18,8 @@
 
 namespace unisono {
 
-// Returns the call that follows a finished one, made from its results, or nothing. No other call runs
-// between the two.
+// Returns the call that follows a finished one, made from its results, or nothing. No other call
+// runs between the two.
 using Continuation = std::function<std::optional<Execution>()>;
 
 class Job {

@@ -58,7 +58,8 @@ class Group {
     // the reason. Does not wait.
     void refuse(std::string reason) { dispatcher_.refuse(std::move(reason)); }
     // Adds a connection whose other end is proved to be `peer`. From any thread.
-    void attach(uint32_t peer, TransportKind kind, uint32_t stream, uint32_t streams, Channel channel) {
+    void attach(uint32_t peer, TransportKind kind, uint32_t stream, uint32_t streams,
+                Channel channel) {
         TcpTransport* const transport = tcp_[static_cast<size_t>(kind)];
         if (!transport || peer >= view_.ranks() || view_.local(peer))
             throw Error(Fault::invalid, "a connection to rank " + std::to_string(peer) +

@@ -194,7 +194,8 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
     const AwaySleeper announced(away_sleepers_);
     const Woken woken = [&] {
         try {
-            return away ? transport_->sleep(nap_s, std::ref(awake)) : sleep_on(doorbell, awake, nap_s);
+            return away ? transport_->sleep(nap_s, std::ref(awake))
+                        : sleep_on(doorbell, awake, nap_s);
         } catch (const Error& error) {  // a message library's, outside of `guarded`
             if (!mutex_.held_here()) record(error);
             throw;
@@ -376,9 +377,11 @@ std::string Engine::cycle() const {
     std::string text;
     uint32_t rank = members_.rank();
     for (uint32_t step = 0; step < peers_.size(); ++step) {
-        const uint64_t awaited_message = view_.control(rank).awaited_message.load(std::memory_order_relaxed);
+        const uint64_t awaited_message =
+            view_.control(rank).awaited_message.load(std::memory_order_relaxed);
         const auto peer = static_cast<int32_t>(awaited_message & 0xffffffff);
-        if (awaited_message == 0 || peer < 0 || static_cast<uint32_t>(peer) >= peers_.size()) return {};
+        if (awaited_message == 0 || peer < 0 || static_cast<uint32_t>(peer) >= peers_.size())
+            return {};
         text += (step == 0 ? " rank " : ", rank ") + std::to_string(rank) + " in " +
                 message_text(awaited_message == awaited_message_of(true, peer), peer);
         rank = static_cast<uint32_t>(peer);

@@ -115,7 +115,8 @@ void check_single_copy(Report& report) {
 int main() {
     Report report;
     check_single_copy(report);
-    const uint32_t kinds = can_run_single_copy(report, "single-copy calls") ? kKinds : kKindsWithoutSingleCopy;
+    const uint32_t kinds =
+        can_run_single_copy(report, "single-copy calls") ? kKinds : kKindsWithoutSingleCopy;
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         for (const uint32_t ranks : {2U, 3U, 4U, 8U}) {
             for (uint64_t seed = 1; seed <= 4; ++seed)

@@ -150,8 +150,8 @@ void check_lent_memory_unmapped(Report& report) {
         world[1].members->record(Fault::aborted, "enough of this");
     });
     world.run([&](Rank& rank) {
-        const auto plan =
-            hand::with_readers(rank.rank, 2, [](uint32_t r) { return hand::single_copy_gather(r, 2); });
+        const auto plan = hand::with_readers(
+            rank.rank, 2, [](uint32_t r) { return hand::single_copy_gather(r, 2); });
         const Prepared call{plan,  args,  fingerprint(args),    bytes,
                             bytes, bytes, StorePolicy::adaptive};
         Pieces in, out;

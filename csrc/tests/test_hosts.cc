@@ -166,7 +166,8 @@ void check_asking_other_hosts(Report& report) {
         const auto asked = [&](const auto& poll, double after_s) {
             pause(after_s);
             poll();
-            return (world[0].members->events().take() & static_cast<uint32_t>(Event::slow_wait)) != 0;
+            return (world[0].members->events().take() & static_cast<uint32_t>(Event::slow_wait)) !=
+                   0;
         };
         const auto test = [&] { world[0].p2p->test(request); };
         const auto probe = [&] { world[0].p2p->probe(source, 2); };

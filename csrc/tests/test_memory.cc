@@ -304,7 +304,8 @@ int main() {
     });
     check_failures_reported(report, "across hosts",
                             [] { return std::make_unique<Hosts>(Layout{{0}, {1}}, 1U); });
-    if (can_run_single_copy(report, "a failed write without free memory")) check_failed_write(report);
+    if (can_run_single_copy(report, "a failed write without free memory"))
+        check_failed_write(report);
     check_end(report);
     return report.finish();
 }

@@ -212,7 +212,8 @@ bool TcpTransport::poll() {
         const epoll_event& event = events[static_cast<size_t>(i)];
         if (event.data.u64 == kDoorbell) {
             uint64_t rings = 0;  // cleared only when no thread sleeps
-            if (asleep_.load() == 0) static_cast<void>(!::read(doorbell_.get(), &rings, sizeof(rings)));
+            if (asleep_.load() == 0)
+                static_cast<void>(!::read(doorbell_.get(), &rings, sizeof(rings)));
             continue;
         }
         const auto peer = static_cast<uint32_t>(event.data.u64 >> 32);
