@@ -65,7 +65,7 @@ class ThreadGroup:
         self, op: Op, name: str, root: int, block_bytes: int | None, lead: int = 0
     ) -> list[LoadedPlan]:
         loaded = [executor.plan(op, name, root) for executor in self.executors]
-        loaded = [plan.single_copy_rules or plan for plan in loaded]
+        loaded = [plan.single_copy_plan or plan for plan in loaded]
         if block_bytes is None:
             return loaded
         return [dataclasses.replace(plan, block_bytes=block_bytes, lead=lead) for plan in loaded]

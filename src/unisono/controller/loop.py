@@ -233,12 +233,12 @@ class Loop:
             self._last_joined = None
             self._post(WantsJoin(average_over_all))
             limit_s = self._timeout_s if timeout_s is None else timeout_s
-            ended = self._changed.wait_for(lambda: self._last() is not None or self._error, limit_s)
-            self._require_usable()
+            self._changed.wait_for(lambda: self._last() is not None or self._error, limit_s)
             last = self._last()
-            if not ended or last is None:
-                raise TimeoutError(f"not all ranks have joined after {limit_s:g} s (timeout)")
-            return last
+            if last is not None:
+                return last  # the other ranks may have closed since
+            self._require_usable()
+            raise TimeoutError(f"not all ranks have joined after {limit_s:g} s (timeout)")
 
     def _last(self) -> int | None:
         return self._last_joined
