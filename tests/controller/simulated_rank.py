@@ -159,13 +159,11 @@ class SimulatedRank:
         self.transfer.know(array, submission)
         plan = self.plan
         tensor = plan.tensors.get(name) if plan is not None and not plan.stopped else None
-        if tensor is not None:
-            assert plan is not None
-            if tensor.fits(array, command.operation, command.op, command.root):
-                self._enter(submission, Handle(None, tensor.request, array))
-                plan.add(tensor, self.handles[name])
-                return
-            self.events.append(mb.CannotFollow(plan.epoch, f"{name!r} has changed"))
+        fits = tensor and tensor.fits(array, command.operation, command.op, command.root)
+        if plan is not None and tensor is not None and fits:
+            self._enter(submission, Handle(None, tensor.request, array))
+            plan.add(tensor, self.handles[name])
+            return
         request = Request(
             name=name,
             operation=command.operation,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from controller.simulated_rank import Command, Submit, Wait
@@ -21,6 +19,7 @@ from unisono.controller.member import (
     Received,
     Send,
     Submitted,
+    WantsStalls,
 )
 from unisono.controller.request import Request, disagreement
 from unisono.types import DType
@@ -246,6 +245,37 @@ def test_tensor_submitted_before_the_plan_is_adopted_enters() -> None:
     assert [type(each.message) for each in actions] == [m.Announce, m.Break]
 
 
+def test_step_does_not_end_while_a_tensor_of_it_waits() -> None:
+    state = _freezing_after_one_step()
+    for requests in ("c", "a", "a"):
+        found = tuple(map(tensor, requests))
+        state, _ = step(state, [Submitted(found)])
+        if requests == "a":
+            state, _ = step(state, [Received(1, (m.Announce(0, found),))])
+    assert state.mode is Mode.TALKING  # "a" has run twice; "c" waits for rank 1
+    c = (tensor("c"),)
+    announced = Received(1, (m.Announce(0, c),))
+    state, actions = step(state, [announced, Submitted(c), announced])
+    assert state.mode is Mode.FROZEN
+    adopted = next(each for each in actions if isinstance(each, Adopt))
+    assert {name for bucket in adopted.buckets for name in bucket.names} == {"a", "c"}
+
+
+def test_tensors_of_the_plan_are_no_stalls() -> None:
+    state = _freezing_after_one_step()
+    a = (tensor("a"),)
+    state, _ = step(state, [Submitted(a), Received(1, (m.Announce(0, a),))] * 2)
+    assert state.mode is Mode.FROZEN
+    assert step(state, [WantsStalls()])[1][-1] == m.Stalls(())
+
+
+def _freezing_after_one_step() -> State:
+    state = State.first(rank=0, size=2)
+    assert state.coordinator is not None
+    state.coordinator.freeze_after = 1
+    return state
+
+
 def test_older_messages_change_nothing() -> None:
     state = State.first(rank=0, size=2)
     old = [m.Break(7, "no"), m.Stopped(7, 3), m.Join(7, True), m.Announce(7, (tensor("a"),))]
@@ -280,13 +310,12 @@ def test_stopping_ends_without_a_rank_that_left() -> None:
     assert Send(2, m.Resume(2, 6)) in actions
 
 
-@pytest.mark.parametrize("batch", [10_000, 100])
+@pytest.mark.parametrize("batch", [10_000, 500])
 def test_ten_thousand_names_are_agreed_on(batch: int) -> None:
-    """Takes about a second; with work for each pair of names it would take minutes."""
+    """Takes some seconds; with work for each pair of names it would reach the timeout."""
     requests = [tensor(f"layer{i}.weight") for i in range(10_000)]
     groups = [tuple(requests[i : i + batch]) for i in range(0, len(requests), batch)]
     state = State.first(rank=0, size=2)
-    began_s = time.process_time()
     ran = 0
     for _ in range(2):
         for group in groups:
@@ -298,4 +327,3 @@ def test_ten_thousand_names_are_agreed_on(batch: int) -> None:
     state, _ = step(state, [Submitted(tuple(requests))])
     state, _ = step(state, [Received(1, (m.Announce(0, tuple(requests)),))])
     assert state.mode is Mode.FROZEN
-    assert time.process_time() - began_s < 60  # not a measurement: quadratic work takes longer

@@ -54,5 +54,5 @@ THREES: list[tuple[list[Command], ...]] = [
 def test_random_orders_of_three_ranks_end_well(
     programs: tuple[list[Command], ...], freeze_after: int
 ) -> None:
-    for seed in range(25):
+    for seed in range(15):
         World(programs, freeze_after=freeze_after).run_at_random(seed)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from controller.simulated_rank import Ask, Close, Command, JoinAll, Submit, Wait
 from controller.world import World, step_of
 from unisono.controller import messages as m
+from unisono.controller.agreement import State, step
 from unisono.controller.fusion import Bucket
+from unisono.controller.member import Received, Submitted
 from unisono.controller.request import Request
 from unisono.errors import PeerLostError, UnisonoError
 from unisono.types import DType
@@ -93,6 +95,21 @@ def test_rank_joins_before_its_tensors_have_run() -> None:
     for world in worlds(long, short, long):
         active = {name: run.active for run in runs_of(world) for name in run.bucket.names}
         assert active == {"a": (0, 1, 2), "b": (0, 2)}
+
+
+def test_tensors_of_other_active_ranks_share_no_message() -> None:
+    a, b = (Request(name=x, operation="all_reduce", dtype=DType.FLOAT32, shape=(2,)) for x in "ab")
+    events = [
+        Submitted((a, b)),
+        Received(1, (m.Announce(0, (a,)), m.Join(0, False))),
+        Received(2, (m.Announce(0, (a, b)),)),
+    ]
+    _, actions = step(State.first(rank=0, size=3), events)
+    runs = [each for each in actions if isinstance(each, m.Run)]
+    assert [(run.bucket.names, run.active) for run in runs] == [
+        (("a",), (0, 1, 2)),
+        (("b",), (0, 2)),
+    ]
 
 
 def test_tensor_of_joined_ranks_alone_runs() -> None:

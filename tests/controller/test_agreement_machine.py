@@ -44,7 +44,7 @@ def commands_of(step: Step, habits: random.Random, shapes: dict[str, int]) -> li
     return commands + [Wait(name) for name in habits.sample(waiting, len(waiting))]
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(
     st.integers(1, 5),
     st.lists(steps(), min_size=1, max_size=12),
