@@ -120,8 +120,8 @@ class VotingNetwork:
 def test_a_vote_stays_in_shared_memory_until_a_rank_leaves_the_network() -> None:
     with Threads(2) as ranks:
         here, there = (comm._group for comm in ranks.comms)
-        span = GroupNetwork(cast(Network, VotingNetwork(here)), b"", 0, (0, 1), ((0, 1),))
-        JoinedGroup(group=here, nonce=b"", word=b"", span=span).close()
+        network = GroupNetwork(cast(Network, VotingNetwork(here)), b"", 0, (0, 1), ((0, 1),))
+        JoinedGroup(group=here, nonce=b"", rank0_data=b"", network=network).close()
         assert there.exchange_successor(0, 0) == 5
         with pytest.raises(AbortedError, match="this communicator is closed"):
             here.exchange_successor(5, 6)

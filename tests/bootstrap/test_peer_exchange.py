@@ -54,7 +54,7 @@ def exchanged(
             staging_bytes=1 << 20,
             host=hosts[rank],
             cores=8,
-            word=f"word of {rank}".encode(),
+            rank0_data=f"word of {rank}".encode(),
         )
         own = {name: values[rank] for name, values in changes.items()}
         bootstrap_store = TcpStore(point, secret)
@@ -73,7 +73,7 @@ def test_all_ranks_get_the_same_facts() -> None:
     assert found.peer_infos[2] == PeerInfo(
         rank=2, host=1, addresses=(("127.0.0.1", 20002), ("127.0.0.2", 20002))
     )
-    assert found.word == b"word of 0"
+    assert found.rank0_data == b"word of 0"
     # The fullest host and rank 0's staging count. Across hosts there are more buffers, with as many
     # bytes in all.
     whole = shape_for(3, 8, 1 << 20)
@@ -147,7 +147,7 @@ def test_a_secret_of_only_some_ranks_is_refused() -> None:
 def test_malformed_facts_are_refused(text: str | bytes) -> None:
     data = text.encode() if isinstance(text, str) else text
     with pytest.raises(RendezvousError, match="rank 3 sent facts of an unknown form"):
-        peer_exchange._Card.unpack(3, data)
+        peer_exchange._ParsedFacts.unpack(3, data)
 
 
 @given(
@@ -158,7 +158,7 @@ def test_facts_with_a_wrong_value_are_read_or_refused(fact: str, value: Any) -> 
     rank_facts = RankFacts(rank=0, size=1, timeout_s=1, addresses=[], staging_bytes=1 << 20)
     facts = json.loads(peer_exchange._pack(rank_facts, False)) | {fact: value}
     with contextlib.suppress(RendezvousError):
-        peer_exchange._Card.unpack(0, json.dumps(facts).encode())
+        peer_exchange._ParsedFacts.unpack(0, json.dumps(facts).encode())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_impossible_facts_are_refused(change: dict[str, Any]) -> None:
     facts = json.loads(peer_exchange._pack(rank_facts, False)) | change
     for text in (json.dumps(facts), "[" * 100_000):
         with pytest.raises(RendezvousError, match="rank 3 sent facts of an unknown form"):
-            peer_exchange._Card.unpack(3, text.encode())
+            peer_exchange._ParsedFacts.unpack(3, text.encode())
 
 
 # ---- forming
@@ -200,7 +200,7 @@ def test_the_ranks_of_a_host_share_a_segment_of_the_common_shape() -> None:
     for met in groups:
         shape = (met.group.depth, met.group.area_bytes)
         assert shape == dataclasses.astuple(outcomes[0].shape)
-        assert met.word == b"word of 0"
+        assert met.rank0_data == b"word of 0"
         met.group.close()
 
 

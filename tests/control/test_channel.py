@@ -28,7 +28,7 @@ def channel_and_peer(
     channels: list[ControlChannel] = []
     loop.run(
         lambda: channels.append(
-            ControlChannel(loop, ours, 2.5, received_bytes=messages.append, ended=lambda why: None)
+            ControlChannel(loop, ours, 2.5, received=messages.append, ended=lambda why: None)
         ),
         5,
     )

@@ -70,7 +70,7 @@ def world() -> Iterator[World]:
     peer_infos = [
         PeerInfo(rank=rank, host=rank // 2, addresses=(("127.0.0.1", 1),)) for rank in range(RANKS)
     ]
-    terms = WorldConfig(
+    config = WorldConfig(
         world=WORLD,
         rank=0,
         peer_infos=tuple(peer_infos),
@@ -81,7 +81,7 @@ def world() -> Iterator[World]:
         peer_timeout_s=1.0,
         timeout_s=1.0,
     )
-    yield World(loop=loop, terms=terms, tell=lambda _: None)
+    yield World(loop=loop, config=config, send=lambda _: None)
     loop.join(1)
 
 
@@ -103,12 +103,12 @@ def fail_on_refusal(sock: Connection, why: str) -> None:
 @given(sent=st.lists(messages, min_size=1, max_size=4))
 def test_a_native_group_survives_random_messages(world: World, sent: list[ControlMessage]) -> None:
     groups = EnteredGroups(fail_on_refusal)
-    control_group = ControlGroup(world, TAG, range(RANKS), b"", groups.hear, groups.server_lost)
+    control_group = ControlGroup(world, TAG, range(RANKS), b"", groups.handle, groups.server_lost)
     with core_group() as group:
         groups.enter(TAG, range(RANKS), 0, group, control_group)
         for message in sent:
             with suppress(ValueError):
-                groups.hear(message, control_group)
+                groups.handle(message, control_group)
         groups.leave_all()
 
 
@@ -123,7 +123,7 @@ def test_a_control_server_survives_random_messages(
     for message in sent:
         if message.kind is not MessageKind.BYE:  # BYE needs a channel
             with suppress(ValueError):
-                server._heard(1, message)
+                server._received(1, message)
 
 
 class AnyChannel:
@@ -137,8 +137,10 @@ class AnyChannel:
 @given(sent=st.lists(messages, min_size=1, max_size=4))
 def test_recovery_survives_random_messages(world: World, sent: list[ControlMessage]) -> None:
     groups = EnteredGroups(fail_on_refusal)
-    control_group = ControlGroup(world, TAG, range(RANKS), b"", groups.hear, groups.server_lost)
-    peer_messages = PeerMessages(world, groups, lambda message: groups.hear(message, control_group))
+    control_group = ControlGroup(world, TAG, range(RANKS), b"", groups.handle, groups.server_lost)
+    peer_messages = PeerMessages(
+        world, groups, lambda message: groups.handle(message, control_group)
+    )
     with core_group() as group:
         groups.enter(TAG, range(RANKS), 0, group, control_group)
         peer_messages.open_attempt((TAG, TAG), (), RecoveryInbox())
@@ -153,7 +155,7 @@ def test_a_rank_that_must_not_dial_for_a_group_is_refused(world: World, rank: in
     """Rank 1 is on this host, so the core takes no connection from it."""
     refused: list[str] = []
     groups = EnteredGroups(lambda sock, why: refused.append(why))
-    control_group = ControlGroup(world, TAG, range(RANKS), b"", groups.hear, groups.server_lost)
+    control_group = ControlGroup(world, TAG, range(RANKS), b"", groups.handle, groups.server_lost)
     with core_group() as group, Connection() as sock:
         groups.enter(TAG, range(RANKS), 0, group, control_group)
         groups.take(sock, Introduction(kind=ConnectionKind.COLLECTIVES, rank=rank, pid=1, tag=TAG))

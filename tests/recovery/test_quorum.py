@@ -196,7 +196,7 @@ def test_a_ballot_that_finds_no_choice_moves_the_ledger_to_itself() -> None:
     votes = {rank: Vote() for rank in range(3)}
     poll = begin_poll(7)
     requests = run_poll(poll, votes)
-    assert {request.step for request in requests} == {VotePhase.PROMISE}
+    assert {request.phase for request in requests} == {VotePhase.PROMISE}
     assert poll.decision is None
     assert poll.seen == undecided(0)
 
