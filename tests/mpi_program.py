@@ -203,8 +203,8 @@ def garbage(comm: Communicator) -> None:
     forked(comm)
     kept = _high_descriptors()
     for said, heard in {
-        b"": "rank 0 sent 0 bytes of kind 0",
-        struct.pack("<BI", 3, 0) + b"short": "rank 0 sent 10 bytes of kind 3",
+        b"": "rank 0 sent a malformed message: 0 bytes of kind 0",
+        struct.pack("<BI", 3, 0) + b"short": "rank 0 sent a malformed message: 10 bytes of kind 3",
         struct.pack("<BI", 1, 99) + b"too warm": "too warm",
     }.items():
         part = comm.split(0)

@@ -181,7 +181,7 @@ def test_too_few_ranks_go_on_with_exclude() -> None:
             ranks.signal(rank, signal.SIGKILL)
         for rank, said in zip((2, 3), ranks.wait_for("cannot", [2, 3]), strict=True):
             assert said["error"] == "AbortedError"
-            assert f"rank {rank} cannot go on" in said["text"]
+            assert f"rank {rank} cannot shrink" in said["text"]
             assert "shrink(exclude=[0, 1" in said["text"]
         for said in ranks.wait_for("old", [2, 3]):
             assert said["error"] == "AbortedError" or said["error"] == "PeerLostError"
@@ -371,7 +371,7 @@ def survives_or_is_too_few(me: Me) -> None:
     try:
         survives(me)
     except AbortedError as error:
-        assert "cannot go on" in str(error)
+        assert "cannot shrink" in str(error)
         me.say("end", former=None, rank=None)
 
 

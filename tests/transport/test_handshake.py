@@ -104,7 +104,7 @@ def test_a_recording_proves_nothing_to_either_end() -> None:
 
 def test_reflected_messages_are_refused() -> None:
     dialer, _ = pair()
-    with pytest.raises(AuthenticationError, match="sends back"):
+    with pytest.raises(AuthenticationError, match="sends our own messages back"):
         dialer.take(dialer.opening)
     # With a different greeting, so that only the roles distinguish the ends.
     dialer, listener = pair()

@@ -120,7 +120,7 @@ class TcpStore:
                 if refused is not None and now > min(refused.until, deadline):
                     raise AuthenticationError(
                         f"{who} was not admitted: {error} (does another program listen there? do "
-                        "all ranks have the same rendezvous, UNISONO_TLS and job secret?)"
+                        "all ranks have the same rendezvous, UNISONO_TLS and the same job secret?)"
                     ) from error
                 if now > deadline:
                     raise RendezvousError(

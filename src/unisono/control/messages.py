@@ -100,7 +100,7 @@ def pack_failure(fault: int, text: str) -> bytes:
 def unpack_failure(body: bytes) -> tuple[Fault, str]:
     """Returns fault and text. Raises `ValueError`.
 
-    >>> unpack_failure(pack_failure(1, "rank 3 is lost"))
+    >>> unpack_failure(pack_failure(1, "rank 3 is gone"))
     (<Fault.PEER_LOST: 1>, 'rank 3 is gone')
     """
     if not _FAULT.size <= len(body) <= _FAULT.size + MOST_TEXT_BYTES:
@@ -136,8 +136,8 @@ def pack_welcome(pid: int, rank0_data: bytes) -> bytes:
 def unpack_welcome(body: bytes) -> tuple[int, bytes]:
     """Returns the server's process id and its data. Raises `ValueError`.
 
-    >>> unpack_welcome(pack_welcome(812, b"rank0_data"))
-    (812, b'word')
+    >>> unpack_welcome(pack_welcome(812, b"data"))
+    (812, b'data')
     """
     if len(body) < _PID.size:
         raise ValueError(f"a welcome of {len(body)} bytes: expected at least {_PID.size}")
