@@ -51,7 +51,7 @@ void read(Report& report, const RankControl& history, const std::atomic<bool>& o
         wrong += differ(*own, history, seq);
         const std::string text = call_text(history, seq);
         found += text == text_of(seq);
-        wrong += text != text_of(seq) && text != "a call no longer remembered";
+        wrong += text != text_of(seq) && text != "a call that is no longer in the history";
         const LastCall called = last_call_of(history);
         wrong += called.seq != 0 && (called.hash != hash_of(called.seq) ||
                                      called.header != header_of(called.seq, called.hash));

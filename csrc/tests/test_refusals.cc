@@ -37,7 +37,7 @@ void check_refused_far_ahead(Report& report, Mapping mapping) {
         world[1].dispatcher->submit(std::move(refused), kLong_s, kLong_s);
     }
     expect(report, run_step(world[0], simple(Kind::direct, 100), 0.5), Fault::mismatch,
-           "rank 1 called a call no longer remembered", "a refusal far ahead");
+           "rank 1 called a call that is no longer in the history", "a refusal far ahead");
 }
 
 // Only one rank finds an error in its call before the call begins: the others learn the reason at
