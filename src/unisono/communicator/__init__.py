@@ -41,7 +41,7 @@ False
 """
 
 from unisono.communicator.arrays import dtype_of
-from unisono.communicator.arrays import empty as empty_like
+from unisono.communicator.arrays import empty as empty_like  # noqa: F401
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation
@@ -52,12 +52,24 @@ from unisono.communicator.value_index import pairs
 from unisono.communicator.voted import (
     FusedAllReduce,
     VotedWork,
-    begin_unvoted,
-    begin_void,
-    begin_voted,
-    begin_voted_fused,
-    call_of,
-    fused_all_reduce,
+)
+from unisono.communicator.voted import (
+    begin_unvoted as begin_unvoted,
+)
+from unisono.communicator.voted import (
+    begin_void as begin_void,
+)
+from unisono.communicator.voted import (
+    begin_voted as begin_voted,
+)
+from unisono.communicator.voted import (
+    begin_voted_fused as begin_voted_fused,
+)
+from unisono.communicator.voted import (
+    call_of as call_of,
+)
+from unisono.communicator.voted import (
+    fused_all_reduce as fused_all_reduce,
 )
 from unisono.communicator.work import Work
 from unisono.selection import IntRange, Measured, Rule, Selection
@@ -73,15 +85,8 @@ __all__ = [
     "Selection",
     "VotedWork",
     "Work",
-    "begin_unvoted",
-    "begin_void",
-    "begin_voted",
-    "begin_voted_fused",
-    "call_of",
     "dtype_of",
-    "empty_like",
     "estimate_call_s",
-    "fused_all_reduce",
     "init",
     "join",
     "pairs",

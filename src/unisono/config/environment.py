@@ -95,9 +95,7 @@ class Settings:
         if self.tls not in ("off", "psk", "certificates"):
             raise ValueError(f"UNISONO_TLS must be off, psk or certificates, not {self.tls!r}")
         if self.tls != "off" and self.wire == "mpi":
-            raise ValueError(
-                f"UNISONO_TLS={self.tls} cannot protect MPI's messages (UNISONO_WIRE=mpi)"
-            )
+            raise ValueError(f"TLS ({self.tls}) cannot protect MPI's messages (UNISONO_WIRE=mpi)")
         if self.rails is not None and not 1 <= self.rails <= 16:
             raise ValueError(f"UNISONO_RAILS must be from 1 to 16, not {self.rails}")
 

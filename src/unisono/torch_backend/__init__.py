@@ -18,9 +18,7 @@ from typing import Any
 __all__ = [
     "BACKEND_NAME",
     "Options",
-    "default_communicator",
     "register",
-    "run_after_backward",
 ]
 
 BACKEND_NAME = "unisono"
