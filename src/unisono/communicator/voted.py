@@ -118,8 +118,6 @@ class FusedAllReduce:
 
     def __init__(self, engine: Engine, arrays: Sequence[Array], op: str) -> None:
         """Raises `UnsupportedError` or `TypeError` for arrays that cannot be reduced so."""
-        self._engine = engine
-        self._op = op
         staged = [stage(array, writable=True) for array in arrays]
         lengths = tuple(each.located[1] for each in staged)
         request = CallRequest(

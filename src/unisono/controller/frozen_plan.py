@@ -85,11 +85,6 @@ class FrozenPlan:
         self.flights: dict[int, Flight] = {}
         """The last flight of each bucket that was launched."""
 
-    @property
-    def passes(self) -> int:
-        """How often all buckets were launched."""
-        return self.launched // len(self._buckets)
-
     def add(self, tensor: PlannedTensor, handle: Handle) -> None:
         """Adds a tensor to its bucket, and launches the buckets that are full, in order."""
         tensor.handle = handle

@@ -1,6 +1,6 @@
 """Transfers: what moves a controller's data. The default is a communicator of its own.
 
-An implementation needs four methods; `tests/controller/transfer_conformance.py` checks them.
+An implementation needs the four methods of `Transfer`.
 """
 
 from __future__ import annotations
