@@ -41,7 +41,7 @@ False
 """
 
 from unisono.communicator.arrays import dtype_of
-from unisono.communicator.arrays import empty as empty_like  # noqa: F401
+from unisono.communicator.arrays import empty_like as empty_like
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation

@@ -161,7 +161,7 @@ def stage_pieces(arrays: Sequence[Array], ranks: int, *, writable: bool, what: s
     return pieces
 
 
-def empty(like: Array, shape: tuple[int, ...]) -> Array:
+def empty_like(like: Array, shape: tuple[int, ...]) -> Array:
     """Returns an uninitialised array of the same kind and type as `like`."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, like.dtype)

@@ -15,7 +15,7 @@ from unisono.communicator.arrays import (
     assign,
     dtype_of,
     duplicate,
-    empty,
+    empty_like,
     overlap,
     stage,
     stage_pieces,
@@ -103,7 +103,7 @@ def gathering(
         return Call(engine.call_cache.call(request), where, where, None, source, request)
     if out is None:
         first = x.shape[0] if len(x.shape) else 1
-        out = empty(x, (first * engine.size, *x.shape[1:]))
+        out = empty_like(x, (first * engine.size, *x.shape[1:]))
     targets = _stage_many(out, engine.size, writable=True)
     needed = source.count * engine.size
     if len(targets) == 1 and targets[0].count != needed:
@@ -211,7 +211,7 @@ def _scattering_wide(
     out: Array,
 ) -> Call:
     """Makes a reduce_scatter in float32, so that every algorithm rounds the result once."""
-    wide_out = empty(wide_sources[0].array, (target.count,))
+    wide_out = empty_like(wide_sources[0].array, (target.count,))
     wide_target = stage(wide_out, writable=True)
     request = _wide(request)
 
@@ -244,7 +244,7 @@ def all_to_all(
     """
     if out is None:
         dtype_of(x)  # raises unless x is an array
-        out = empty(x, tuple(x.shape))  # type: ignore[union-attr]
+        out = empty_like(x, tuple(x.shape))  # type: ignore[union-attr]
     sources, targets = both_sides(engine, x, out)
     if lengths is None:
         lengths = _lengths(sources, engine.size, "x")
@@ -379,11 +379,11 @@ def _lengths(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
 def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
     """Returns an empty array for the share of a rank."""
     if isinstance(x, (list, tuple)):
-        return empty(x[rank], tuple(x[rank].shape))
+        return empty_like(x[rank], tuple(x[rank].shape))
     shape = tuple(x.shape)  # type: ignore[union-attr]
     if shape and shape[0] % ranks == 0:
-        return empty(x, (shape[0] // ranks, *shape[1:]))
-    return empty(x, (int(np.prod(shape)) // ranks,))
+        return empty_like(x, (shape[0] // ranks, *shape[1:]))
+    return empty_like(x, (int(np.prod(shape)) // ranks,))
 
 
 def _copied_where_overlapping(sources: list[Staged], targets: list[Staged]) -> list[Staged]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.communicator import collectives
-from unisono.communicator.arrays import Array, assign, empty, stage, stage_pieces
+from unisono.communicator.arrays import Array, assign, empty_like, stage, stage_pieces
 from unisono.communicator.collectives import Reduction
 from unisono.communicator.count_exchange import followed_by
 from unisono.communicator.engine import Call, Engine
@@ -44,7 +44,7 @@ def in_place(
     exchange, texts = _exchange(engine, op, reduction, x, root, algorithm)
     gather = Op.GATHER if op is Op.REDUCE else Op.ALL_GATHER
     receives = gather is Op.ALL_GATHER or engine.rank == root
-    rows = empty(x, (engine.size, *x.shape)) if receives else None
+    rows = empty_like(x, (engine.size, *x.shape)) if receives else None
     folded = {Op.SCAN: engine.rank + 1, Op.EXSCAN: engine.rank}.get(op, engine.size)
 
     def complete() -> None:
@@ -79,7 +79,7 @@ def reduce_scatter(
             f"share of rank {engine.rank} is {expected} elements of {mine.dtype}"
         )
     exchange, texts = _exchange(engine, Op.REDUCE_SCATTER, reduction, mine, -1, algorithm)
-    rows: Any = empty(mine, (engine.size, *share.shape))
+    rows: Any = empty_like(mine, (engine.size, *share.shape))
 
     def complete() -> None:
         assign(share, _fold(engine, reduction, _each(rows)))

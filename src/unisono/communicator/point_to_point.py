@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono import native
 from unisono.communicator.arguments import TAGS, check_rank, check_tag
-from unisono.communicator.arrays import Array, duplicate, empty, overlap, stage
+from unisono.communicator.arrays import Array, duplicate, empty_like, overlap, stage
 from unisono.communicator.engine import Engine, MessageCall
 from unisono.communicator.rows import rows, split
 from unisono.errors import UnsupportedError
@@ -287,8 +287,8 @@ def _allocate(
     if isinstance(x, (list, tuple)):
         if not symmetric:
             raise ValueError("neighbor_exchange needs out if x is a list and sources are given")
-        return [empty(piece, tuple(piece.shape)) for piece in x]
+        return [empty_like(piece, tuple(piece.shape)) for piece in x]
     if not sent:
         raise ValueError("neighbor_exchange needs out on a rank without neighbors")
     have = rows(x, "x")
-    return empty(x, (have.count // sent * received, *have.shape))
+    return empty_like(x, (have.count // sent * received, *have.shape))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.communicator.arrays import Array, dtype_of, empty
+from unisono.communicator.arrays import Array, dtype_of, empty_like
 from unisono.communicator.engine import DeferredResult
 from unisono.types import DType
 
@@ -117,7 +117,7 @@ class RowBuffer(NamedTuple):
                 raise ValueError(
                     f"counts: {sum(counts)} rows of {have.nbytes} bytes exceed any memory"
                 )
-            out = empty(x, (sum(counts), *have.shape))
+            out = empty_like(x, (sum(counts), *have.shape))
         pieces = split(out, counts)
         return pieces, (pieces if self.pieces else out)
 
