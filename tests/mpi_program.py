@@ -129,7 +129,11 @@ def mismatch(comm: Communicator) -> None:
 
 def abort(comm: Communicator) -> None:
     comm.barrier()
-    expect(unisono.UnsupportedError, comm.shrink, "a communicator whose wire is MPI cannot shrink")
+    expect(
+        unisono.UnsupportedError,
+        comm.shrink,
+        "a communicator that uses MPI between hosts cannot shrink",
+    )
     comm.barrier()  # the communicator still works
     if comm.rank == 0:
         comm.abort("enough")

@@ -111,10 +111,10 @@ except RendezvousError as error:
 """
     job = run("mpich", [sys.executable, "-c", text], ranks=2)
     assert job.stdout.count(str([b"x", b"xx"])) == 2, job.stderr
-    assert "rank 1 of 2 is rank 0 of 2 in MPI" in job.stdout
+    assert "rank 1 of 2 has MPI rank 0 of 2" in job.stdout
 
 
 def test_an_mpi_without_threads_is_refused() -> None:
     text = "from unisono.transport.mpi_transport import load_mpi; load_mpi()"
     job = run("mpich", [sys.executable, "-c", text], ranks=1, threads=False)
-    assert "UnsupportedError: MPI as wire needs MPI_THREAD_MULTIPLE" in job.stderr
+    assert "UnsupportedError: MPI as transport needs MPI_THREAD_MULTIPLE" in job.stderr

@@ -209,7 +209,7 @@ def test_a_listener_that_is_not_a_rank_is_refused() -> None:
 
 
 def test_rank_size_and_rendezvous_must_come_together() -> None:
-    with pytest.raises(ValueError, match="together"):
+    with pytest.raises(ValueError, match="expected all three or none"):
         unisono.init(rank=0, size=1)
     with pytest.raises(ValueError, match="rank 2 of 2"):
         unisono.init(rank=2, size=2, rendezvous="x")

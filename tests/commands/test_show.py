@@ -104,7 +104,7 @@ def test_listed_costs_are_for_these_ranks_and_this_size() -> None:
         (("allreduce", "ring"), "neither a file nor one of the operations"),
         (("all_reduce", "rings"), "has no algorithm"),
         (("all_reduce", "ring", "-n", "400"), "use fewer ranks"),
-        (("broadcast", "direct", "--root", "8"), "root 8"),
+        (("broadcast", "direct", "--root", "8"), "expected a root in 0..7, got 8"),
         (("all_reduce", "ring", "--size", "8Q"), "not a size"),
         (("all_reduce", "ring", "--svg", "x.png"), "must end in .svg"),
         (("all_reduce", "ring", "--layout", "star"), "auto, circle, grid, line"),

@@ -66,7 +66,7 @@ def test_some_algorithms_and_conditions() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["all_reduce", "-t", "tours:4x4"], "is no topology"),
+        (["all_reduce", "-t", "tours:4x4"], "unknown topology 'tours'"),
         (["reduce_all", "-t", "ring:4"], "is not one of the operations"),
         (["all_reduce", "rign", "-t", "ring:4"], "has no algorithm"),
         (["all_reduce", "-t", "ring:4", "--compare", "ring,rign"], "has no algorithm"),
@@ -144,12 +144,12 @@ def test_a_search_as_table_and_json() -> None:
     [
         (["--sweep", "hosts"], "as in hosts=2,4,8"),
         (["--sweep", "hosts=2,64"], "has 1 to 16 hosts"),
-        (["--sweep", "spines=2"], "has no spines to vary"),
+        (["--sweep", "spines=2"], "unknown option spines"),
         (["--sweep", "hosts=2", "--search"], "not both"),
         (["--sweep", "hosts=2", "--heat", "h.svg"], "cannot be combined with --sweep"),
         (["--sweep", "kind=roce,ethernet", "--svg", "k.svg"], "expected a number above 0"),
         (["--compute", "10ms"], "--compute needs --sweep"),
-        (["--sweep", "hosts=2", "--compute", "long"], "not a time"),
+        (["--sweep", "hosts=2", "--compute", "long"], "expected a time"),
         (["--search", "--svg", "s.svg"], "draws no chart"),
     ],
 )

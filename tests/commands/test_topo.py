@@ -52,12 +52,12 @@ def test_this_machine_and_files_of_others() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (("tours:4",), "there are dgx"),
+        (("tours:4",), "expected one of dgx"),
         (("ring:8", "--svg", "x.png"), "must end in .svg"),
         (("ring:8", "--save", "x.xm"), "must end in .json or .xml"),
         (("none.json",), "No such file"),
         (("ring:5000", "--svg", "x.svg"), "at most 4,096 nodes"),
-        (("fat_tree:k=4", "--save", "x.xml"), "no network switches"),
+        (("fat_tree:k=4", "--save", "x.xml"), "cannot express network switches"),
     ],
 )
 def test_invalid_options_are_refused_and_write_no_files(wrong: tuple[str, ...], says: str) -> None:

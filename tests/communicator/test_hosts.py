@@ -138,7 +138,9 @@ def test_explain_names_the_choice_for_several_hosts(threads: World) -> None:
             return str(found)
 
     text = threads(4).run(body)[0]
-    assert text.startswith("all_reduce of 1048576 bytes on 4 ranks of 4 hosts: by_host:ring (the")
+    assert text.startswith(
+        "all_reduce of 1048576 bytes on 4 ranks of 4 hosts: by_host:ring (lowest"
+    )
     assert MODEL_SOURCE in text and "runner-up: by_host:" in text
 
 

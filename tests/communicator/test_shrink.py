@@ -52,7 +52,7 @@ def test_a_healthy_group_shrinks_to_all_its_ranks() -> None:
             assert shrunk.all_reduce(np.ones(2)).tolist() == [3, 3]
             with pytest.raises(AbortedError, match="was shrunk to its ranks 0, 1, 2"):
                 comm.barrier()
-        with pytest.raises(AbortedError, match="go on without this rank"):
+        with pytest.raises(AbortedError, match="formed a new group without this rank"):
             comm.shrink()  # a second time
 
     with Threads(3) as world:
@@ -251,7 +251,7 @@ def test_a_stopped_rank_is_left_out_and_gets_an_error_later() -> None:
         ranks.signal(0, signal.SIGCONT)
         (said,) = ranks.wait_for("late", [0])
         assert said["error"] == "AbortedError"
-        assert said["text"].startswith("rank 0: the others go on without this rank")
+        assert said["text"].startswith("rank 0: the others formed a new group without this rank")
 
 
 def interrupted(me: Me) -> None:

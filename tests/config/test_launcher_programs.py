@@ -72,4 +72,4 @@ def test_ranks_start_through_a_shell_script(launcher: str, program: Path) -> Non
 def test_the_example_runs(launcher: str) -> None:
     (line,) = lines_of(start(launcher, 4, [sys.executable, str(ROOT / "examples/pi.py")]))
     assert line.startswith("pi is 3.14159265")
-    assert line.endswith("by 4 ranks")
+    assert line.endswith(", 4 ranks")

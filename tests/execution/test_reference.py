@@ -368,7 +368,7 @@ def test_pieces_of_wrong_lengths_are_refused() -> None:
 def test_relays_need_pieces_of_equal_length() -> None:
     schedule = build("gather", "binomial_tree", ranks=4)
     p = problem(schedule.collective, INT_SUM, [1, 2, 3, 4])
-    with pytest.raises(UnsupportedError, match="one length"):
+    with pytest.raises(UnsupportedError, match="equal length"):
         solve(lower(schedule), p, INT_SUM)
 
 

@@ -59,11 +59,11 @@ def test_parameters_of_a_spec_can_be_varied(spec: str, name: str, value: str, ra
 @pytest.mark.parametrize(
     ("spec", "name", "value", "match"),
     [
-        ("ring:8", "oversubscription", "2", "no oversubscription to vary, only bandwidth"),
+        ("ring:8", "oversubscription", "2", "unknown option oversubscription"),
         ("fat_tree:4", "hosts", "17", "has 1 to 16 hosts"),
         ("fat_tree:4", "hosts", "two", "has 1 to 16 hosts"),
         ("net.json", "bandwidth", "1GB", "only ranks or hosts of a file"),
-        ("star:8", "bandwidth", "fast", "not a rate"),
+        ("star:8", "bandwidth", "fast", "expected a rate such as"),
     ],
 )
 def test_invalid_variations_are_refused(spec: str, name: str, value: str, match: str) -> None:

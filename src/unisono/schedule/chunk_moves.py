@@ -187,6 +187,6 @@ def _check_size(schedule: Schedule, columns: Columns) -> None:
     most = max(wanted, int(columns.count.sum(dtype=np.int64)))
     if most > MOST_PLACES:
         raise UnsupportedError(
-            f"{name(schedule)} on {collective.ranks} ranks moves or demands {most} chunks,  "
+            f"{name(schedule)} on {collective.ranks} ranks moves or demands {most} chunks, "
             f"but `check` accepts at most {MOST_PLACES}"
         )
