@@ -43,34 +43,17 @@ False
 from unisono.communicator.arrays import dtype_of
 from unisono.communicator.arrays import empty_like as empty_like
 from unisono.communicator.communicator import Communicator
+from unisono.communicator.engine import Call as Call
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation
 from unisono.communicator.initialization import init, join
 from unisono.communicator.local_ranks import run
 from unisono.communicator.premul import premul_sum
 from unisono.communicator.value_index import pairs
-from unisono.communicator.voted import (
-    FusedAllReduce,
-    VotedWork,
-)
-from unisono.communicator.voted import (
-    begin_unvoted as begin_unvoted,
-)
-from unisono.communicator.voted import (
-    begin_void as begin_void,
-)
-from unisono.communicator.voted import (
-    begin_voted as begin_voted,
-)
-from unisono.communicator.voted import (
-    begin_voted_fused as begin_voted_fused,
-)
-from unisono.communicator.voted import (
-    call_of as call_of,
-)
-from unisono.communicator.voted import (
-    fused_all_reduce as fused_all_reduce,
-)
+from unisono.communicator.voted import FusedAllReduce, VotedWork
+from unisono.communicator.voted import begin_unvoted as begin_unvoted
+from unisono.communicator.voted import begin_voted as begin_voted
+from unisono.communicator.voted import call_of as call_of
 from unisono.communicator.work import Work
 from unisono.selection import IntRange, Measured, Rule, Selection
 

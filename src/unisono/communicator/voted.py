@@ -51,62 +51,47 @@ class VotedWork:
 
 
 def call_of(
+    comm: Communicator,
     operation: str,
     arrays: Sequence[Array],
     *,
     op: str = "sum",
     root: int = -1,
     lengths: Sequence[int] = (),
-) -> tuple[str, Callable[..., Call], *tuple[Any, ...]]:
-    """Returns the arguments of `begin_voted` and `begin_unvoted` for a collective by its name.
+) -> Call:
+    """Returns the call of a collective by its name, for `begin_voted` and `begin_unvoted`.
 
     An all_reduce may have several arrays; they travel as one message. `lengths`: the rows of each
     rank in an all_gather whose ranks differ.
     """
-    x = arrays[0]
+    engine, x = comm._engine, arrays[0]
     if operation == "all_reduce":
-        return operation, lambda engine: FusedAllReduce(engine, arrays, op).call(arrays)
+        return FusedAllReduce(comm, arrays, op).call(arrays)
     if operation == "broadcast":
-        return operation, collectives.in_place, Op.BROADCAST, x, "sum", root, None
+        return collectives.in_place(engine, Op.BROADCAST, x, "sum", root, None)
     if operation == "reduce_scatter":
-        return operation, custom.reduce_scatter, x, None, op, None
+        return custom.reduce_scatter(engine, x, None, op, None)
     if operation == "all_to_all":
-        return operation, collectives.all_to_all, x, None, None
+        return collectives.all_to_all(engine, x, None, None)
     if operation == "all_gather" and lengths:
         place = RowBuffer(None, False)
-        return operation, v_collectives.gathering_rows, Op.ALL_GATHER, x, lengths, -1, place, None
+        return v_collectives.gathering_rows(engine, Op.ALL_GATHER, x, lengths, -1, place, None)
     if operation == "all_gather":
-        return operation, collectives.gathering, Op.ALL_GATHER, x, None, -1, None
+        return collectives.gathering(engine, Op.ALL_GATHER, x, None, -1, None)
     raise UnsupportedError(f"no such collective: {operation!r}")
 
 
-def begin_void(comm: Communicator) -> VotedWork:
-    """Begins a voted call with the vote that this rank is not ready."""
-    return _begin(comm._engine, "void call", None)
+def begin_voted(comm: Communicator, name: str, call: Call | None) -> VotedWork:
+    """Begins a collective with the vote for it. None: the vote that this rank is not ready."""
+    engine = comm._engine
+    votes = np.array([call is not None], np.int64)
+    finish = None if call is None else _finish_if_ran(call, votes)
+    return VotedWork(engine.begin_voted(name, _vote(engine), votes, call, finish), votes)
 
 
-def begin_voted(comm: Communicator, name: str, make: Callable[..., Call], *args: Any) -> VotedWork:
-    """Begins the collective that `make(engine, *args)` returns, with the vote for it."""
-    return _begin(comm._engine, name, make(comm._engine, *args))
-
-
-def fused_all_reduce(comm: Communicator, arrays: Sequence[Array], op: str) -> FusedAllReduce:
-    """Returns an all_reduce of arrays such as these, to be begun by `begin_voted_fused`."""
-    return FusedAllReduce(comm._engine, arrays, op)
-
-
-def begin_voted_fused(
-    comm: Communicator, fused: FusedAllReduce, arrays: Sequence[Array]
-) -> VotedWork:
-    """Begins an all_reduce that was made before, with the vote for it."""
-    return _begin(comm._engine, "all_reduce", fused.call(arrays))
-
-
-def begin_unvoted(
-    comm: Communicator, name: str, make: Callable[..., Call], *args: Any
-) -> CollectiveWork:
-    """Begins the collective that `make(engine, *args)` returns; all ranks are known to be ready."""
-    return comm._engine.begin(name, make(comm._engine, *args))
+def begin_unvoted(comm: Communicator, name: str, call: Call) -> CollectiveWork:
+    """Begins a collective; all ranks are known to be ready."""
+    return comm._engine.begin(name, call)
 
 
 class FusedAllReduce:
@@ -116,8 +101,9 @@ class FusedAllReduce:
     reduced where it is. Several are copied into one buffer, and back at the end.
     """
 
-    def __init__(self, engine: Engine, arrays: Sequence[Array], op: str) -> None:
+    def __init__(self, comm: Communicator, arrays: Sequence[Array], op: str) -> None:
         """Raises `UnsupportedError` or `TypeError` for arrays that cannot be reduced so."""
+        engine = comm._engine
         staged = [stage(array, writable=True) for array in arrays]
         lengths = tuple(each.located[1] for each in staged)
         request = CallRequest(
@@ -159,13 +145,6 @@ class FusedAllReduce:
 
         keep = (self, pack, copied)  # the buffer is this object's
         return Call(self._prepared, where, where, None, keep, complete=complete)
-
-
-def _begin(engine: Engine, name: str, call: Call | None) -> VotedWork:
-    votes = np.array([call is not None], np.int64)
-    finish = None if call is None else _finish_if_ran(call, votes)
-    work = engine.begin_voted(name, _vote(engine), votes, call, finish)
-    return VotedWork(work, votes)
 
 
 def _finish_if_ran(call: Call, votes: np.ndarray) -> Callable[[], Any]:

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from unisono.communicator import (
+    Call,
     Communicator,
     FusedAllReduce,
     VotedWork,
     begin_unvoted,
-    begin_void,
     begin_voted,
-    begin_voted_fused,
     call_of,
-    fused_all_reduce,
 )
 
 Array = Any
@@ -92,18 +90,18 @@ class CommunicatorTransfer:
 
     def begin(self, job: Job) -> Pending:
         """Begins a job for which all ranks are ready."""
-        return begin_unvoted(self._decided, *_call(job))
+        return begin_unvoted(self._decided, job.operation, _call(self._decided, job))
 
     def begin_voted(self, job: Job | None) -> VotedWork:
         """Begins a voted job. The vote takes one reduction of 8 bytes, without Python."""
         if job is None:
-            return begin_void(self._voted)
+            return begin_voted(self._voted, "void call", None)
         if job.key is None or job.operation != "all_reduce":
-            return begin_voted(self._voted, *_call(job))
+            return begin_voted(self._voted, job.operation, _call(self._voted, job))
         fused = self._fused.get(job.key)
         if fused is None:
-            fused = self._fused[job.key] = fused_all_reduce(self._voted, job.arrays, job.op)
-        return begin_voted_fused(self._voted, fused, job.arrays)
+            fused = self._fused[job.key] = FusedAllReduce(self._voted, job.arrays, job.op)
+        return begin_voted(self._voted, job.operation, fused.call(job.arrays))
 
     def forget(self) -> None:
         """Drops what was kept for jobs that repeat."""
@@ -115,5 +113,5 @@ class CommunicatorTransfer:
         self._decided.close()
 
 
-def _call(job: Job) -> tuple[Any, ...]:
-    return call_of(job.operation, job.arrays, op=job.op, root=job.root, lengths=job.lengths)
+def _call(comm: Communicator, job: Job) -> Call:
+    return call_of(comm, job.operation, job.arrays, op=job.op, root=job.root, lengths=job.lengths)

@@ -37,7 +37,7 @@ class DataParallel(nn.Module):
         self._broadcast_buffers = broadcast_buffers
         context.broadcast([*module.parameters(), *module.buffers()])
         self._reducer = GradientReducer(
-            dict(module.named_parameters(remove_duplicate=False)),
+            dict(module.named_parameters()),
             context.controller,
             prefix=f"{name}." if name else "",
         )

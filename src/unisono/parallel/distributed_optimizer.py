@@ -36,7 +36,7 @@ class DistributedOptimizer:
         self.optimizer = optimizer
         self._context = RankContext(comm, controller, fusion_bytes)
         self._context.broadcast([*model.parameters(), *model.buffers()])
-        parameters = dict(model.named_parameters(remove_duplicate=False))
+        parameters = dict(model.named_parameters())
         self._reducer = GradientReducer(parameters, self._context.controller)
         self._hook = model.register_forward_pre_hook(self._prepare)
 

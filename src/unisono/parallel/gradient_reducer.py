@@ -64,7 +64,7 @@ class GradientReducer:
         self._prefix = prefix
         self._gradients = [
             _Gradient(prefix + name, parameter, index)
-            for index, (name, parameter) in enumerate(_unique(parameters))
+            for index, (name, parameter) in enumerate(parameters.items())
         ]
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._in_pass = False
@@ -244,12 +244,3 @@ class GradientReducer:
             parameter.grad = average
         else:
             parameter.grad.copy_(average)
-
-
-def _unique(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Each parameter once, by its first name: a shared one has several."""
-    seen: set[int] = set()
-    for name, parameter in parameters.items():
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            yield name, parameter
