@@ -9,6 +9,7 @@ Messages of all phases (tests/lab/traffic.py) run concurrently with the calls.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -48,7 +49,8 @@ def main(
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", TESTS, "-k", wanted]
         command += ["-n", str(jobs), "--dist", "load", f"--junitxml={report}"]
-        ended = subprocess.run(command, cwd=HERE.parent, check=False)
+        env = os.environ | {"UNISONO_TESTS_BUSY_FACTOR": "1"}
+        ended = subprocess.run(command, cwd=HERE.parent, env=env, check=False)
         found = results(report)
     write(path, found)
     raise typer.Exit(ended.returncode)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import unisono
+from time_limits import limit_s
 from unisono import Communicator, config
 from unisono.transport.mpi_transport import WATCH_TAG, MpiLink
 
@@ -286,7 +287,7 @@ def expect(kind: type[Exception], call: Callable[[], object], part: str) -> None
         call()
     except kind as error:
         assert part in str(error), error
-        assert time.monotonic() - began < 5, "the error took too long"
+        assert time.monotonic() - began < limit_s(5), "the error took too long"
     else:
         raise AssertionError(f"no {kind.__name__}")
 

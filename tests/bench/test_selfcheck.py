@@ -9,6 +9,7 @@ from unisono.bench.cases import Case
 from unisono.bench.selfcheck import CheckResult, Checks, check_cases, run_checks
 
 
+@pytest.mark.slow  # test_documentation.py runs `unisono check` too
 def test_this_machine() -> None:
     checks = run_checks(2)
     assert checks.error is None

@@ -19,6 +19,7 @@ import pytest
 
 import unisono
 from ranks import Threads, unique_name
+from time_limits import limit_s
 from unisono import AbortedError, Communicator, MismatchError, Work, native
 from unisono.communicator import count_exchange
 from unisono.errors import CommunicationError
@@ -129,7 +130,7 @@ def test_a_call_goes_on_after_a_wait_with_a_timeout(threads: World) -> None:
                 started = time.monotonic()
                 with pytest.raises(TimeoutError, match=r"still under way after 0\.1 s"):
                     handle.wait(0.1)
-                assert 0.09 < time.monotonic() - started < 5
+                assert 0.09 < time.monotonic() - started < limit_s(5)
                 assert not handle.is_completed()
                 assert handle.exception() is None
                 for gone_s in (0, -1.0):
@@ -161,22 +162,25 @@ def test_a_wait_with_a_timeout_uses_little_processor_time(threads: World) -> Non
             comm.all_reduce(np.ones(1), async_op=True),
             comm.recv(np.ones(1), 1, async_op=True),
         ):
-            before = time.thread_time()
-            with pytest.raises(TimeoutError):
-                handle.wait(0.4)
-            used.append(time.thread_time() - before)
+            used.append(min(processor_s(handle) for _ in range(4)))  # other programs only add
             handles.append(handle)
         measured.set()
         for handle in handles:
             handle.wait()
         return used[0], used[1]
 
+    def processor_s(handle: Work) -> float:
+        before = time.thread_time()
+        with pytest.raises(TimeoutError):
+            handle.wait(0.2)
+        return time.thread_time() - before
+
     handles: list[Work] = []
     measured = threading.Event()
     collective_s, message_s = threads(2).run(check)[0]
-    print(f"processor time of 0.4 s of waiting: {collective_s:.3f} s, {message_s:.3f} s")
-    assert collective_s < 0.1
-    assert message_s < 0.1
+    print(f"processor time of 0.2 s of waiting: {collective_s:.3f} s, {message_s:.3f} s")
+    assert collective_s < 0.05
+    assert message_s < 0.05
 
 
 def test_a_dropped_handle_still_completes(threads: World) -> None:
@@ -238,17 +242,21 @@ def test_close_ends_pending_calls() -> None:
 
 def test_abort_from_another_thread_ends_a_blocked_call() -> None:
     def check(comm: Communicator, call: Callable[[Communicator], Any]) -> None:
+        def abort() -> None:
+            comm.abort("enough is enough")
+            aborted.set()
+
         if comm.rank == 0:
-            timer = threading.Timer(0.2, comm.abort, ["enough is enough"])
-            timer.start()
+            aborted.clear()
+            threading.Timer(0.2, abort).start()
         if comm.rank < 2:
             with pytest.raises(AbortedError, match="rank 0: enough is enough"):
                 call(comm)
-        else:
-            time.sleep(0.4)
+        assert aborted.wait(20)
         with pytest.raises(AbortedError, match="enough is enough"):
             comm.barrier()
 
+    aborted = threading.Event()
     calls: list[Callable[[Communicator], Any]] = [
         lambda comm: comm.all_reduce(np.ones(3)),
         lambda comm: comm.recv(np.ones(3), 2),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ranks import Me, Processes
+from time_limits import limit_s
 from unisono import Communicator
 
 MOST_S = 3.0
@@ -156,7 +157,7 @@ def test_a_rank_that_dies_while_others_read_from_it_is_named() -> None:
         for said in job.wait_for("raised", [0, 2]):
             assert said["error"] == "PeerLostError", said
             assert f"rank 1 (pid {job.processes[1].pid}) is gone" in said["text"]
-            assert said["at"] - killed < MOST_S
+            assert said["at"] - killed < limit_s(MOST_S)
 
 
 def gives_up(me: Me) -> None:

@@ -30,6 +30,7 @@ from lab.job import (
 from lab.layouts import LAYOUTS, in_layouts
 from lab.switch import needs_hosts
 from ranks import Me
+from time_limits import limit_s
 from unisono.bench.lab import Lab
 
 pytestmark = [pytest.mark.lab, needs_hosts]
@@ -162,7 +163,7 @@ def check(outcomes: Sequence[Outcome], lost: Sequence[int], fault: Fault) -> Non
     for outcome in outcomes:
         assert outcome.error in fault.errors, outcome
         assert outcome.names(lost), outcome
-        assert outcome.after_s < fault.within_s, outcome
+        assert outcome.after_s < limit_s(fault.within_s), outcome
 
 
 def check_messages(
@@ -170,7 +171,7 @@ def check_messages(
 ) -> None:
     """Checks that each receive ended with the fault; a send may have ended before it."""
     for said in job.wait_for("messages", ranks):
-        assert said["at"] - since < fault.within_s + SOON_S, said
+        assert said["at"] - since < limit_s(fault.within_s + SOON_S), said
         assert any(not message["sends"] for message in said["outcomes"]), said
         for message in said["outcomes"]:
             if message["sends"] and message["error"] is None:
@@ -198,7 +199,7 @@ def half_open(lab: Lab, layout: Sequence[int]) -> None:
         for said, outcome in zip(calls, job.outcomes("ended", rest, since=since), strict=True):
             assert outcome.error == "PeerLostError", outcome
             assert outcome.names(lost), outcome
-            assert outcome.after_s - (said["at"] - since) < 1.0, outcome
+            assert outcome.after_s - (said["at"] - since) < limit_s(1.0), outcome
         all_given_back(job, rest)
     assert wait_for_no_remains(lab, range(lab.hosts)) == []
 

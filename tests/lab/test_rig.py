@@ -24,13 +24,14 @@ from lab.job import (
 from lab.open_resources import open_resources
 from lab.stranger import MANNERS
 from ranks import Me
+from time_limits import limit_s
 from unisono.bench.lab import Lab
 
 pytestmark = pytest.mark.lab
 
 LAYOUT = (1, 2)
-PATIENCE_S = 1.2
-USER_TIMEOUT_MS = 400
+PATIENCE_S = 3.0
+USER_TIMEOUT_MS = 2000
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_ranks_are_on_their_hosts_and_a_killed_rank_is_detected_at_once(lab: Lab
         assert all(said["descriptors"] >= 4 and said["threads"] >= 1 for said in joined)
         (outcome,) = job.outcomes("ended", [0], since=job.kill(2))
         assert outcome.error in ("EOFError", "ConnectionResetError")
-        assert 0 <= outcome.after_s < 1
+        assert 0 <= outcome.after_s < limit_s(1)
 
 
 def test_all_ranks_of_a_host_die_at_once(lab: Lab) -> None:
@@ -100,7 +101,7 @@ def test_all_ranks_of_a_host_die_at_once(lab: Lab) -> None:
         assert job.ranks_on(1) == [1, 2]
         (outcome,) = job.outcomes("ended", job.others(job.ranks_on(1)), since=job.kill_host(1))
         assert outcome.error is not None
-        assert outcome.after_s < 1
+        assert outcome.after_s < limit_s(1)
         assert job.exit_codes()[1:] == [-9, -9]
 
 

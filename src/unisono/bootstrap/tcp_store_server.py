@@ -25,7 +25,7 @@ _HELLO_TIMEOUT_S = 10.0
 """Seconds in which a client must identify itself."""
 _MOST_PENDING = 256
 """Most connections that have not identified themselves; beyond that, the oldest is closed."""
-_REFUSAL_S = 0.5
+_REFUSAL_S = 2.0
 """After a failure, seconds for which rank 0 waits for ranks that do not know of the failure yet."""
 
 

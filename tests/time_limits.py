@@ -1,0 +1,27 @@
+"""Time limits and CPU times of tests, on machines that other programs use at the same time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_BUSY_FACTOR = float(os.environ.get("UNISONO_TESTS_BUSY_FACTOR", "3"))
+"""Factor by which a busy machine may be slower. `benchmarks/faults.py` sets it to 1."""
+_TASKS = Path("/proc/self/task")
+
+
+def limit_s(seconds: float) -> float:
+    """Returns the time limit of a test for an action that takes at most `seconds` on an idle
+    machine."""
+    return seconds * _BUSY_FACTOR
+
+
+def threads() -> set[str]:
+    """Returns the kernel's numbers of all threads of this process."""
+    return {task.name for task in _TASKS.iterdir()}
+
+
+def cpu_s(threads: set[str]) -> float:
+    """Returns the CPU time of these threads of this process, in seconds."""
+    spent_ns = [int((_TASKS / each / "schedstat").read_text().split()[0]) for each in threads]
+    return sum(spent_ns) / 1e9
