@@ -40,21 +40,24 @@ def a_run(*backends: str) -> Run:
     )
 
 
-def test_two_backends_alternate_in_one_job(folder: Path) -> None:
-    heard: list[events.Event] = []
-    finished = launch(a_run("unisono", "gloo"), heard.append)
-    milestones = [event for event in heard if not isinstance(event, events.Stepped)]
+def test_backends_and_the_controller_alternate_in_one_job(folder: Path) -> None:
+    received: list[events.Event] = []
+    finished = launch(a_run("controller", "unisono", "gloo"), received.append)
+    milestones = [event for event in received if not isinstance(event, events.Stepped)]
     assert [(type(event).__name__, getattr(event, "backend", "")) for event in milestones] == [
         ("Started", ""),
+        ("Scored", "controller"),
         ("Scored", "unisono"),
         ("Scored", "gloo"),
         ("Scored", "gloo"),
         ("Scored", "unisono"),
+        ("Scored", "controller"),
         ("Measuring", ""),
+        ("Finished", "controller"),
         ("Finished", "unisono"),
         ("Finished", "gloo"),
     ]
-    assert finished == heard[-2:]
+    assert finished == received[-3:]
     assert list(folder.iterdir()) == []
     for one in finished:
         assert len(one.losses) == len(one.step_s) == 6
@@ -64,7 +67,7 @@ def test_two_backends_alternate_in_one_job(folder: Path) -> None:
         assert all(time_s > 0 for time_s in one.exchange_s + one.synced_s + one.unsynced_s)
         assert sum(one.bucket_bytes) == 4 * 283_786
         assert one.same_parameters
-    assert finished[0].losses == pytest.approx(finished[1].losses, abs=1e-5)
+        assert one.losses == pytest.approx(finished[0].losses, abs=1e-5)
 
 
 def test_a_failing_rank_is_quoted(folder: Path) -> None:

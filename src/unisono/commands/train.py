@@ -6,7 +6,8 @@ import importlib.util
 import math
 import signal
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,10 +15,24 @@ from rich.console import Console
 from unisono.commands.outputs import JsonOption, result_console, write_json
 from unisono.config import MOST_RANKS
 from unisono.errors import UnisonoError
-from unisono.train import Outcome, Report, Run, TaskName, launch, shown
+from unisono.train import (
+    FULL_SCALE,
+    Example,
+    Outcome,
+    Report,
+    Run,
+    TaskName,
+    hidden_line,
+    launch,
+    overlap_json,
+    overlap_table,
+    overlap_trace,
+    run_overlap,
+    shown,
+)
 
 app = typer.Typer(
-    help="Train a small real model on local ranks, on alternating backends, and compare.",
+    help="Train small real models on local ranks and compare; and the example of overlap.",
     no_args_is_help=True,
 )
 
@@ -30,6 +45,10 @@ Ranks = Annotated[
     typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help=("Number of ranks on this machine.")),
 ]
 Backends = Annotated[str, typer.Option(help="Backends of torch.distributed, separated by commas.")]
+With = Annotated[
+    Literal["controller"] | None,
+    typer.Option("--with", help="Also train through the controller, in the first column."),
+]
 Seed = Annotated[
     int, typer.Option(min=0, help=("Seed of the model, the order and the augmentation."))
 ]
@@ -44,6 +63,7 @@ def digits(
     *,
     ranks: Ranks = 4,
     backends: Backends = "unisono,gloo",
+    with_: With = None,
     epochs: Annotated[int, typer.Option(min=1)] = _DIGITS_EPOCHS,
     batch: Batch = 16,
     learning_rate: LearningRate = 0.1,
@@ -57,7 +77,7 @@ def digits(
     """
     run = Run(
         task="digits",
-        backends=_names(backends),
+        backends=_names(backends, with_),
         ranks=ranks,
         seed=seed,
         batch=batch,
@@ -67,11 +87,12 @@ def digits(
     _compare(run, json_path, is_default_length=epochs >= _DIGITS_EPOCHS)
 
 
-@app.command(epilog="Example: unisono train text -n 2 --backends unisono --steps 1000")
+@app.command(epilog="Example: unisono train text -n 4 --with controller --backends unisono,gloo")
 def text(
     *,
     ranks: Ranks = 4,
     backends: Backends = "unisono,gloo",
+    with_: With = None,
     steps: Annotated[
         int, typer.Option(min=1, help="Above 50: rounded up to a multiple of 50.")
     ] = _TEXT_STEPS,
@@ -87,7 +108,7 @@ def text(
     steps_per_period = min(steps, _TEXT_STEPS_PER_PERIOD)
     run = Run(
         task="text",
-        backends=_names(backends),
+        backends=_names(backends, with_),
         ranks=ranks,
         seed=seed,
         batch=batch,
@@ -98,8 +119,59 @@ def text(
     _compare(run, json_path, is_default_length=steps >= _TEXT_STEPS)
 
 
-def _names(backends: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in backends.split(",") if name.strip())
+@app.command(epilog="Example: unisono train overlap -n 2 --seconds 2 --trace overlap.json")
+def overlap(
+    *,
+    ranks: Ranks = 2,
+    ratios: Annotated[
+        str, typer.Option(help="Times of an exchange over those of a computation, by commas.")
+    ] = "500,1",
+    seconds: Annotated[float, typer.Option(min=0.01, help="Length of the serial step.")] = 4.0,
+    latency_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Part of an exchange that is latency.")
+    ] = 0.5,
+    layers: Annotated[int, typer.Option(min=1)] = 96,
+    per_layer: Annotated[int, typer.Option(min=1, help="Gradients of a layer.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of each case.")] = 5,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")
+    ] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """The lectures' example of overlap and fusion: 96 x 12 gradients over one link.
+
+    Every case runs through the controller: serial, overlapped, fused, and both, with layers as
+    buckets and with the best buckets. Computation and link are waits of the given lengths. Prints
+    the predicted and the measured time of a step.
+    """
+    console, results = result_console(json_path), []
+    for ratio in _ratios(ratios):
+        example = Example.lasting(
+            seconds, ratio=ratio, latency_share=latency_share, layers=layers, per_layer=per_layer
+        )
+        with Console(stderr=True).status(f"computation : exchange = 1 : {ratio:g}"):
+            results.append(run_overlap(example, ranks=ranks, rounds=rounds))
+        console.print(overlap_table(results[-1]))
+        console.print(hidden_line(results[-1]), highlight=False)
+    console.print(FULL_SCALE, style="dim", highlight=False)
+    if trace is not None:
+        trace.write_text(overlap_trace(results))
+    write_json(overlap_json(results), json_path)
+
+
+def _ratios(text: str) -> list[float]:
+    try:
+        ratios = [float(word) for word in text.split(",")]
+    except ValueError:
+        ratios = []
+    if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
+        raise typer.BadParameter(f"--ratios: expected numbers above 0, got {text!r}")
+    return ratios
+
+
+def _names(backends: str, with_: str | None) -> tuple[str, ...]:
+    named = [name.strip() for name in backends.split(",") if name.strip()]
+    names = (*([with_] if with_ else []), *named)
     if not names or len(set(names)) < len(names):
         raise typer.BadParameter(f"expected different backends, got {backends!r}")
     return names

@@ -4,24 +4,39 @@
 (`coordinator.py`), all ranks follow (`member.py`), by messages (`messages.py`) about requests
 (`request.py`) that it puts into buckets (`fusion.py`). `loop.py` feeds the core from a thread and
 does what it says. Once steps repeat, `frozen_plan.py` runs them without messages. `transfer.py` is
-the interface to what moves the data.
+the interface to what moves the data; `*_transfer.py` implement it.
 """
 
+from unisono.controller.blocking_transfer import BlockingCollectives, BlockingTransfer
+from unisono.controller.communicator_transfer import CommunicatorTransfer
 from unisono.controller.controller import Controller, ControllerStats
 from unisono.controller.fusion import DEFAULT_FUSION_BYTES
+from unisono.controller.fusion_times import LinkCost, best_ends, finish_s
 from unisono.controller.handle import Handle
+from unisono.controller.link_transfer import LinkTransfer, LinkUse
 from unisono.controller.messages import Stalled
-from unisono.controller.transfer import CommunicatorTransfer, Job, Pending, PendingVote, Transfer
+from unisono.controller.mpi_transfer import MpiTransfer
+from unisono.controller.process_group_transfer import ProcessGroupTransfer
+from unisono.controller.transfer import Job, Pending, PendingVote, Transfer
 
 __all__ = [
     "DEFAULT_FUSION_BYTES",
+    "BlockingCollectives",
+    "BlockingTransfer",
     "CommunicatorTransfer",
     "Controller",
     "ControllerStats",
     "Handle",
     "Job",
+    "LinkCost",
+    "LinkTransfer",
+    "LinkUse",
+    "MpiTransfer",
     "Pending",
     "PendingVote",
+    "ProcessGroupTransfer",
     "Stalled",
     "Transfer",
+    "best_ends",
+    "finish_s",
 ]

@@ -9,11 +9,12 @@ from types import TracebackType
 
 from unisono.communicator import Communicator
 from unisono.controller.channel import Channel
+from unisono.controller.communicator_transfer import CommunicatorTransfer
 from unisono.controller.fusion import DEFAULT_FUSION_BYTES
 from unisono.controller.handle import Handle
 from unisono.controller.loop import Loop
 from unisono.controller.messages import Stalled
-from unisono.controller.transfer import Array, CommunicatorTransfer, Transfer
+from unisono.controller.transfer import Array, Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

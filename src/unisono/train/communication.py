@@ -31,18 +31,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from unisono.train.replicas import Replica
 from unisono.train.task import Task
 
 EXCHANGES_PER_GROUP = 5
 PASSES_PER_GROUP = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredModel:
-    """A model that exchanges its gradients over a group, to be measured."""
-
-    ddp: DistributedDataParallel
-    group: dist.ProcessGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +49,13 @@ class Communication:
 
 
 def measure(
-    models: Sequence[MeasuredModel], task: Task, batch: Sequence[torch.Tensor], groups: int
+    replicas: Sequence[Replica], task: Task, batch: Sequence[torch.Tensor], groups: int
 ) -> list[Communication]:
-    """Returns one result per model. Collective: all ranks call it with the same arguments."""
-    buckets = gradient_buckets(models[0].ddp.module, task, batch)
-    exchanges = [_Exchange(buckets, model.group) for model in models]
-    synced = [_Pass(model.ddp, task, batch, is_synced=True) for model in models]
-    unsynced = [_Pass(model.ddp, task, batch, is_synced=False) for model in models]
+    """Returns one result per replica. Collective: all ranks call it with the same arguments."""
+    buckets = gradient_buckets(replicas[0].module, task, batch)
+    exchanges = [_Exchange(buckets, replica) for replica in replicas]
+    synced = [_Pass(replica, task, batch, is_synced=True) for replica in replicas]
+    unsynced = [_Pass(replica, task, batch, is_synced=False) for replica in replicas]
     exchanges_s = _time_alternately(exchanges, groups)
     passes_s = _time_alternately([*synced, *unsynced], groups * PASSES_PER_GROUP)
     return [
@@ -70,9 +63,9 @@ def measure(
             bucket_bytes=[bucket.numel() * bucket.element_size() for bucket in buckets],
             exchange_s=[time_s / EXCHANGES_PER_GROUP for time_s in exchanges_s[index]],
             synced_s=passes_s[index],
-            unsynced_s=passes_s[len(models) + index],
+            unsynced_s=passes_s[len(replicas) + index],
         )
-        for index in range(len(models))
+        for index in range(len(replicas))
     ]
 
 
@@ -115,21 +108,15 @@ class _Action(Protocol):
 class _Exchange:
     """Several sums of all gradient buckets, as DDP makes them."""
 
-    def __init__(self, buckets: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    def __init__(self, buckets: Sequence[torch.Tensor], replica: Replica) -> None:
         self._buckets = buckets
-        self._group = group
+        self._replica = replica
         self._expected = float(dist.get_world_size() ** EXCHANGES_PER_GROUP)
         self._fill()
 
     def __call__(self) -> None:
         for _ in range(EXCHANGES_PER_GROUP):
-            works = [
-                dist.all_reduce(bucket, group=self._group, async_op=True)
-                for bucket in self._buckets
-            ]
-            for work in works:
-                if work is not None:
-                    work.wait()
+            self._replica.exchange(self._buckets)
 
     def finish(self) -> None:
         if not all(bool((bucket == self._expected).all()) for bucket in self._buckets):
@@ -146,23 +133,23 @@ class _Pass:
 
     def __init__(
         self,
-        ddp: DistributedDataParallel,
+        replica: Replica,
         task: Task,
         batch: Sequence[torch.Tensor],
         *,
         is_synced: bool,
     ) -> None:
-        self._ddp = ddp
+        self._replica = replica
         self._task = task
         self._batch = batch
         self._is_synced = is_synced
 
     def __call__(self) -> None:
-        with contextlib.nullcontext() if self._is_synced else self._ddp.no_sync():
-            self._task.loss(self._ddp, self._batch).backward()  # type: ignore[no-untyped-call]
+        with contextlib.nullcontext() if self._is_synced else self._replica.no_sync():
+            self._task.loss(self._replica.wrapped, self._batch).backward()  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
-        self._ddp.zero_grad()
+        self._replica.module.zero_grad()
 
 
 def _time_alternately(actions: Sequence[_Action], repetitions: int) -> list[list[float]]:

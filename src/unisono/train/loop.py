@@ -1,4 +1,4 @@
-"""The training on one rank, with DistributedDataParallel as in ordinary programs."""
+"""The training on one rank, as in ordinary data-parallel programs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from unisono.train import communication, events
+from unisono.train.replicas import make_replica
 from unisono.train.settings import Run
 from unisono.train.task import Task
 
@@ -37,13 +37,14 @@ def train(run: Run, task: Task, groups: Mapping[str, dist.ProcessGroup], emit: E
             trainer.train_period(period)
     emit(events.Measuring())
     measured = communication.measure(
-        [communication.MeasuredModel(ddp=trainer.ddp, group=trainer.group) for trainer in trainers],
+        [trainer.replica for trainer in trainers],
         task,
         next(iter(trainers[0].loader)),
         run.measured_groups,
     )
     for trainer, measurement in zip(trainers, measured, strict=True):
         emit(trainer.finished(measurement))
+        trainer.replica.close()
 
 
 @dataclass(slots=True)
@@ -63,11 +64,10 @@ class Trainer:
         self.run = run
         self.task = task
         self.backend = backend
-        self.group = group
         self.emit = emit
         self.curve = Curve()
         torch.manual_seed(run.seed)
-        self.ddp = DistributedDataParallel(task.model(), process_group=group)
+        self.replica = make_replica(backend, task.model(), group)
         # DistributedSampler makes disjoint shards of equal length.
         self.sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
             task.train_set, seed=run.seed, drop_last=True
@@ -84,7 +84,7 @@ class Trainer:
                 f"steps_per_period: expected 1 to {len(self.loader)} for batches of {run.batch}"
             )
         self.total_steps = run.periods * self.steps_per_period
-        self.optimizer = task.optimizer(self.ddp.module, run.learning_rate)
+        self.optimizer = task.optimizer(self.replica.module, run.learning_rate)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer,
             run.learning_rate,
@@ -97,7 +97,7 @@ class Trainer:
     def started(self) -> events.Started:
         return events.Started(
             total_steps=self.total_steps,
-            parameters=sum(parameter.numel() for parameter in self.ddp.parameters()),
+            parameters=sum(parameter.numel() for parameter in self.replica.module.parameters()),
         )
 
     def train_period(self, period: int) -> None:
@@ -113,7 +113,7 @@ class Trainer:
             self._report_step(loss)
         # One collective for many steps: a collective after each step would slow the step.
         mean = torch.tensor(own_losses, dtype=torch.float64) / dist.get_world_size()
-        dist.all_reduce(mean, group=self.group)
+        dist.all_reduce(mean, group=self.replica.group)
         self.curve.losses.extend(mean.tolist())
         self.emit(events.Scored(backend=self.backend, period=period + 1, score=self.score()))
 
@@ -127,7 +127,7 @@ class Trainer:
 
     def _step(self, batch: Batch) -> float:
         self.optimizer.zero_grad()
-        loss = self.task.loss(self.ddp, batch)
+        loss = self.task.loss(self.replica.wrapped, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.schedule.step()
@@ -141,12 +141,12 @@ class Trainer:
 
     def score(self) -> float:
         """Returns the current model's score on unseen data; every rank scores its share."""
-        self.ddp.module.eval()
+        self.replica.module.eval()
         with torch.no_grad():
-            share = self.task.score(self.ddp.module, dist.get_rank(), dist.get_world_size())
-        self.ddp.module.train()
+            share = self.task.score(self.replica.module, dist.get_rank(), dist.get_world_size())
+        self.replica.module.train()
         total = torch.tensor(share, dtype=torch.float64)
-        dist.all_reduce(total, group=self.group)
+        dist.all_reduce(total, group=self.replica.group)
         return float(total[0] / total[1])
 
     def finished(self, measured: communication.Communication) -> events.Finished:
@@ -166,15 +166,15 @@ class Trainer:
         """
         if dist.get_rank() != 0:
             return ""
-        self.ddp.module.eval()
+        self.replica.module.eval()
         with torch.no_grad():
-            return self.task.sample(self.ddp.module)
+            return self.task.sample(self.replica.module)
 
     def _same_on_all_ranks(self) -> bool:
         """Returns True if every rank has the same bits of the model."""
-        vector = nn.utils.parameters_to_vector(self.ddp.module.parameters())
+        vector = nn.utils.parameters_to_vector(self.replica.module.parameters())
         bits = vector.detach().view(torch.int32)
         lowest, highest = bits.clone(), bits.clone()
-        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self.group)
-        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self.replica.group)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.replica.group)
         return bool((lowest == highest).all())

@@ -8,6 +8,10 @@ from typing import Literal
 
 TaskName = Literal["digits", "text"]
 
+CONTROLLER = "controller"
+"""Name beside those of backends: `unisono.parallel.data_parallel` on a `unisono` group. The other
+names are backends under torch's DistributedDataParallel."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
@@ -56,7 +60,7 @@ TASKS: dict[TaskName, TaskFacts] = {
 class Run:
     """One job: the same training on each backend; the backends alternate.
 
-    The first backend is the backend of the default process group.
+    The first backend is the backend of the default process group. `CONTROLLER` may be one of them.
     """
 
     task: TaskName

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 import unisono.torch_backend  # noqa: F401 - registers the backend where autoload is off
 from unisono.train import events, task
 from unisono.train.loop import Emit, train
-from unisono.train.settings import Run
+from unisono.train.settings import CONTROLLER, Run
 
 
 # torchrun shows the traceback of the rank that failed first, if that rank has recorded it.
@@ -24,17 +24,22 @@ def main() -> None:
     run = Run.decode(sys.argv[1])
     timeout = timedelta(seconds=run.timeout_s)
     first, *others = run.backends
-    dist.init_process_group(first, timeout=timeout)
+    dist.init_process_group(_backend(first), timeout=timeout)
     try:
         world = dist.group.WORLD
         assert world is not None  # init_process_group has set it
         groups = {first: world}
-        groups |= {other: dist.new_group(backend=other, timeout=timeout) for other in others}
+        for other in others:
+            groups[other] = dist.new_group(backend=_backend(other), timeout=timeout)
         with _emitter(Path(sys.argv[2])) as emit:
             train(run, task.build(run.task), groups, emit)
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _backend(name: str) -> str:
+    return "unisono" if name == CONTROLLER else name
 
 
 @contextlib.contextmanager

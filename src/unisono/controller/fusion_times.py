@@ -1,0 +1,72 @@
+"""Closed forms: when gradients that become ready one after another are exchanged over one link.
+
+Gradient j is ready at `ready_s[j]`. A link carries one bucket of consecutive gradients at a time,
+for `latency_s` + bytes x `s_per_byte`. A bucket starts when its last gradient is ready and the link
+is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCost:
+    """The time of one collective: a latency, and a time for each byte."""
+
+    latency_s: float
+    s_per_byte: float
+
+    def time_s(self, nbytes: float) -> float:
+        """Returns the time of a collective of `nbytes`."""
+        return self.latency_s + self.s_per_byte * nbytes
+
+
+def finish_s(
+    ready_s: Sequence[float], nbytes: Sequence[float], ends: Sequence[int], cost: LinkCost
+) -> float:
+    """Returns the time at which the last bucket has ended.
+
+    `ends`: for each bucket, the index after its last gradient; the last one is the number of
+    gradients.
+
+    >>> cost = LinkCost(latency_s=2.0, s_per_byte=1.0)
+    >>> finish_s([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1, 2, 3], cost)
+    10.0
+    >>> finish_s([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [3], cost)
+    8.0
+    """
+    begin, at_s = 0, 0.0
+    for end in ends:
+        at_s = max(at_s, ready_s[end - 1]) + cost.time_s(sum(nbytes[begin:end]))
+        begin = end
+    return at_s
+
+
+def best_ends(ready_s: Sequence[float], nbytes: Sequence[float], cost: LinkCost) -> tuple[int, ...]:
+    """Returns the ends of the buckets that finish first, for `finish_s`.
+
+    Exact, by a dynamic programme over the end of the last bucket: O(n²) for n gradients. The
+    problem is that of MG-WFBP (Shi, Chu, Li, "MG-WFBP: efficient data communication for distributed
+    synchronous SGD algorithms", INFOCOM 2019), which merges greedily.
+
+    >>> best_ends([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], LinkCost(latency_s=0.1, s_per_byte=0.1))
+    (1, 2, 3)
+    """
+    count = len(ready_s)
+    before = np.concatenate([[0.0], np.cumsum(np.asarray(nbytes, float))])
+    finished = np.zeros(count + 1)  # of the first j gradients, at best
+    begins = np.zeros(count + 1, int)  # of the last bucket
+    for end in range(1, count + 1):
+        starts_s = np.maximum(finished[:end], ready_s[end - 1])
+        ends_s = starts_s + cost.latency_s + cost.s_per_byte * (before[end] - before[:end])
+        # Of equal choices, the shortest last bucket.
+        begins[end] = end - 1 - int(np.argmin(ends_s[::-1]))
+        finished[end] = ends_s[begins[end]]
+    ends = [count]
+    while begins[ends[-1]] > 0:
+        ends.append(int(begins[ends[-1]]))
+    return tuple(reversed(ends)) if count else ()

@@ -1,0 +1,92 @@
+"""A transfer whose collectives take the time of a slower link, to try out a controller."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.controller.fusion_times import LinkCost
+from unisono.controller.transfer import Job, Pending, PendingVote, Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """One collective on the link; times are those of `time.perf_counter`."""
+
+    begun_s: float
+    ended_s: float
+    tensors: int
+    nbytes: int
+
+
+class LinkTransfer:
+    """Runs the jobs of another transfer, and ends each when a link of `cost` would have.
+
+    The link carries one job at a time, in the order of their begin. A void job takes no time.
+    """
+
+    def __init__(self, transfer: Transfer, cost: LinkCost) -> None:
+        self.cost = cost
+        self.uses: list[LinkUse] = []
+        """The jobs so far. The caller may clear it."""
+        self.enabled = True
+        """Whether jobs take longer than those of the other transfer."""
+        self._transfer = transfer
+        self._free_s = 0.0
+
+    def begin(self, job: Job) -> Pending:
+        """Begins a job for which all ranks are ready."""
+        return _OnLink(self._transfer.begin(job), self._due(job))
+
+    def begin_voted(self, job: Job | None) -> PendingVote:
+        """Begins a voted job."""
+        return _OnLink(self._transfer.begin_voted(job), self._due(job))
+
+    def forget(self) -> None:
+        """Passes on."""
+        self._transfer.forget()
+
+    def close(self) -> None:
+        """Closes the other transfer."""
+        self._transfer.close()
+
+    def _due(self, job: Job | None) -> float:
+        """Returns the time at which the link has carried the job."""
+        now_s = time.perf_counter()
+        if job is None or not self.enabled:
+            return now_s
+        nbytes = sum(array.nbytes for array in job.arrays)
+        begun_s = max(now_s, self._free_s)
+        self._free_s = begun_s + self.cost.time_s(nbytes)
+        self.uses.append(
+            LinkUse(begun_s=begun_s, ended_s=self._free_s, tensors=len(job.arrays), nbytes=nbytes)
+        )
+        return self._free_s
+
+
+class _OnLink:
+    """A job that has begun, and when the link has carried it."""
+
+    def __init__(self, pending: Pending | PendingVote, due_s: float) -> None:
+        self._pending = pending
+        self._due_s = due_s
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        begun_s = time.perf_counter()
+        result = self._pending.wait(timeout_s)
+        left_s = self._due_s - time.perf_counter()
+        if left_s > 0 and self.ran:
+            if timeout_s is not None and self._due_s - begun_s > timeout_s:
+                raise TimeoutError(f"the link is still busy after {timeout_s:g} s (timeout)")
+            time.sleep(left_s)
+        return result
+
+    def is_completed(self) -> bool:
+        if not self._pending.is_completed():
+            return False
+        return not self.ran or time.perf_counter() >= self._due_s
+
+    @property
+    def ran(self) -> bool:
+        return getattr(self._pending, "ran", True)

@@ -1,0 +1,259 @@
+"""The lectures' example: 96 layers with 12 gradients, exchanged during the backward pass or after.
+
+A gradient takes `compute_s` to compute and `exchange_s` to exchange over a link that carries one
+message at a time. Every case runs through the controller. The computation only waits, as a program
+on an accelerator does. The link is a `LinkTransfer`: the data really travel, and each message ends
+when the link would have carried it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import unisono
+from unisono.communicator import Communicator
+from unisono.controller import (
+    CommunicatorTransfer,
+    Controller,
+    Handle,
+    LinkCost,
+    LinkTransfer,
+    LinkUse,
+    best_ends,
+    finish_s,
+)
+
+_ELEMENTS = 64
+_WARM_UP_STEPS = 8
+_SLEEP_S = 300e-6
+"""A sleep may end late by a part of this; shorter waits poll the clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """The sizes and times of the example. Times are those of one gradient."""
+
+    layers: int = 96
+    per_layer: int = 12
+    compute_s: float
+    exchange_s: float
+    latency_share: float = 0.5
+    """The part of `exchange_s` that a message takes whatever its size."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "per_layer"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("compute_s", "exchange_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected seconds above 0, got {getattr(self, name)}")
+        if not 0 <= self.latency_share <= 1:
+            raise ValueError(f"latency_share: expected 0 to 1, got {self.latency_share}")
+
+    @staticmethod
+    def lasting(seconds: float, *, ratio: float, **others: Any) -> Example:
+        """Returns an example whose serial step takes `seconds`; an exchange takes `ratio` times as
+        long as a computation.
+        """
+        sizes = Example(compute_s=1.0, exchange_s=ratio, **others)
+        compute_s = seconds / (sizes.gradients * (1 + ratio))
+        return Example(compute_s=compute_s, exchange_s=ratio * compute_s, **others)
+
+    @property
+    def gradients(self) -> int:
+        """Number of gradients."""
+        return self.layers * self.per_layer
+
+    @property
+    def cost(self) -> LinkCost:
+        """What the link takes for a message."""
+        latency_s = self.latency_share * self.exchange_s
+        s_per_byte = (self.exchange_s - latency_s) / (4 * _ELEMENTS)
+        return LinkCost(latency_s=latency_s, s_per_byte=s_per_byte)
+
+    def ready_s(self, *, overlaps: bool) -> list[float]:
+        """Returns when each gradient may be exchanged."""
+        count = self.gradients
+        return [self.compute_s * (j + 1 if overlaps else count) for j in range(count)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way to exchange the gradients."""
+
+    name: str
+    overlaps: bool
+    """Whether a gradient is submitted as soon as it is computed, or all are at the end."""
+    ends: tuple[int, ...]
+    """The buckets: the index after the last gradient of each."""
+
+    def predicted_s(self, example: Example) -> float:
+        """Returns the time of a step, by the closed form."""
+        sizes = [4.0 * _ELEMENTS] * example.gradients
+        return finish_s(example.ready_s(overlaps=self.overlaps), sizes, self.ends, example.cost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One measured step. `computed_s`: when each gradient was there, from the step's begin."""
+
+    seconds: float
+    computed_s: tuple[float, ...]
+    link: tuple[LinkUse, ...]
+    """What the link carried, from the step's begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """A case, its prediction, and its measured steps."""
+
+    case: Case
+    predicted_s: float
+    steps: tuple[Step, ...]
+
+    @property
+    def measured_s(self) -> float:
+        """Median time of a step."""
+        return median(step.seconds for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapResult:
+    """All cases of an example; the first is serial, the second overlaps."""
+
+    example: Example
+    cases: tuple[CaseResult, ...]
+
+    @property
+    def hideable_s(self) -> float:
+        """Time of the serial step that overlap can hide, by the closed form."""
+        return self.cases[0].predicted_s - self.cases[1].predicted_s
+
+    @property
+    def hidden_s(self) -> float:
+        """Time that overlap hid."""
+        return self.cases[0].measured_s - self.cases[1].measured_s
+
+
+def cases_of(example: Example) -> tuple[Case, ...]:
+    """Returns the cases: with and without overlap and fusion, and with the best buckets."""
+    count, per_layer = example.gradients, example.per_layer
+    alone = tuple(range(1, count + 1))
+    by_layer = tuple(range(per_layer, count + 1, per_layer))
+    sizes = [4.0 * _ELEMENTS] * count
+    best = best_ends(example.ready_s(overlaps=True), sizes, example.cost)
+    return (
+        Case(name="serial", overlaps=False, ends=alone),
+        Case(name="overlapped", overlaps=True, ends=alone),
+        Case(name="fused by layer", overlaps=False, ends=by_layer),
+        Case(name="overlapped, fused by layer", overlaps=True, ends=by_layer),
+        Case(name="overlapped, best buckets", overlaps=True, ends=best),
+    )
+
+
+def run_overlap(example: Example, *, ranks: int, rounds: int) -> OverlapResult:
+    """Runs all cases on local ranks, alternating, and returns what rank 0 measured."""
+    cases = cases_of(example)
+    steps = unisono.run(_program, ranks=ranks, args=(example, cases, rounds))[0]
+    results = (
+        CaseResult(case=case, predicted_s=case.predicted_s(example), steps=tuple(measured))
+        for case, measured in zip(cases, steps, strict=True)
+    )
+    return OverlapResult(example=example, cases=tuple(results))
+
+
+# ---- a rank
+
+
+def _program(example: Example, cases: Sequence[Case], rounds: int) -> list[list[Step]]:
+    with unisono.init() as comm:
+        programs = [_Program(comm, example, case) for case in cases]
+        steps: list[list[Step]] = [[] for _ in cases]
+        for round_ in range(rounds):
+            order = range(len(cases))
+            for index in order if round_ % 2 == 0 else reversed(order):
+                comm.barrier()
+                steps[index].append(programs[index].step())
+        comm.barrier()
+        for program in programs:
+            program.close()
+        return steps
+
+
+class _Program:
+    """One case on one rank, with a controller of its own."""
+
+    def __init__(self, comm: Communicator, example: Example, case: Case) -> None:
+        self._example = example
+        self._case = case
+        groups = [comm.split(0, comm.rank) for _ in range(2)]
+        decided, voted = (group for group in groups if group is not None)
+        self._link = LinkTransfer(CommunicatorTransfer(decided, voted), example.cost)
+        self._controller = Controller(comm, fusion_bytes=0, transfer=self._link)
+        self._names = [f"gradient {j}" for j in range(example.gradients)]
+        self._gradients = [np.zeros(_ELEMENTS, np.float32) for _ in self._names]
+        begin = 0
+        for end in case.ends:
+            if end - begin > 1:
+                self._controller.group(self._names[begin:end])
+            begin = end
+        self._link.enabled = False  # until the ranks have a frozen plan
+        for _ in range(_WARM_UP_STEPS):
+            for handle in [self._submit(j) for j in range(example.gradients)]:
+                handle.wait()
+        self._link.enabled = True
+
+    def step(self) -> Step:
+        """Computes and exchanges all gradients once; checks their sums."""
+        rank, size = self._controller.rank, self._controller.size
+        for gradient in self._gradients:
+            gradient.fill(rank)
+        self._link.uses.clear()
+        begun_s = time.perf_counter()
+        computed_s = []
+        handles: list[Handle] = []
+        for j in range(len(self._names)):
+            computed_s.append(_compute_until(begun_s + (j + 1) * self._example.compute_s))
+            if self._case.overlaps:
+                handles.append(self._submit(j))
+        if not self._case.overlaps:
+            handles += [self._submit(j) for j in range(len(self._names))]
+        for handle in handles:
+            handle.wait()
+        seconds = time.perf_counter() - begun_s
+        assert all((gradient == sum(range(size))).all() for gradient in self._gradients)
+        return Step(
+            seconds=seconds,
+            computed_s=tuple(at_s - begun_s for at_s in computed_s),
+            link=tuple(_shifted(self._link.uses, begun_s)),
+        )
+
+    def close(self) -> None:
+        self._controller.close()
+
+    def _submit(self, j: int) -> Handle:
+        return self._controller.all_reduce(self._names[j], self._gradients[j])
+
+
+def _compute_until(until_s: float) -> float:
+    """Waits until this time, as a processor waits for an accelerator. Returns the time after."""
+    while (now_s := time.perf_counter()) < until_s:
+        if until_s - now_s > _SLEEP_S:
+            time.sleep(until_s - now_s - _SLEEP_S)
+    return now_s
+
+
+def _shifted(uses: Sequence[LinkUse], begun_s: float) -> Iterator[LinkUse]:
+    for use in uses:
+        yield LinkUse(
+            begun_s=use.begun_s - begun_s,
+            ended_s=use.ended_s - begun_s,
+            tensors=use.tensors,
+            nbytes=use.nbytes,
+        )
