@@ -365,3 +365,18 @@ def test_wrong_arguments_are_refused(threads: World) -> None:
                 controller.join(average_over="some")
 
     threads(1).run(check)
+
+
+def test_a_group_of_a_thousand_tensors_is_agreed_on(threads: World) -> None:
+    names = [f"member {i}" for i in range(1000)]
+
+    def check(comm: Communicator) -> Any:
+        with Controller(comm) as controller:
+            controller.group(names)
+            for _ in range(4):
+                handles = [controller.all_reduce(name, np.ones(1)) for name in names]
+                assert all(handle.wait(30)[0] == comm.size for handle in handles)
+            return controller.stats()
+
+    for stats in threads(2).run(check):
+        assert stats.collectives_run == 4

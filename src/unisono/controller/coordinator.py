@@ -105,7 +105,7 @@ class Coordinator:
             frozen = self._end_step()
             if frozen is not None:
                 return [frozen]
-        refusals = {name: text for name in ready if (text := self._refusal(name)) is not None}
+        refusals = self._refusals(ready)
         decided: list[m.Message] = [m.Refuse(name, text) for name, text in refusals.items()]
         agreed = {name: _merged(self.table[name]) for name in ready if name not in refusals}
         decided += self._runs(agreed)
@@ -146,17 +146,23 @@ class Coordinator:
             return True
         return bool(requests) and len(requests.keys() | self.joined) == self.size
 
+    def _refusals(self, names: Iterable[str]) -> dict[str, str]:
+        """Returns the tensors that must not run, and why: each alone, or another of its group."""
+        own = {name: text for name in names if (text := self._refusal(name)) is not None}
+        refused = dict(own)
+        for name, text in own.items():
+            for request in self.table[name].values():
+                for other in request.group:
+                    refused.setdefault(other, f"tensor {other!r} is in a group, of which {text}")
+        return {name: refused[name] for name in names if name in refused}
+
     def _refusal(self, name: str) -> str | None:
-        request = next(iter(self.table[name].values()))
-        for other in (name, *request.group):
-            requests = self.table[other]
-            text = disagreement(requests)
-            if text is None:
-                absent = sorted(self.joined - requests.keys())
-                text = _refused_by_join(next(iter(requests.values())), absent)
-            if text is not None:
-                return text if other == name else f"tensor {name!r} is in a group, of which {text}"
-        return None
+        requests = self.table[name]
+        text = disagreement(requests)
+        if text is not None:
+            return text
+        absent = sorted(self.joined - requests.keys())
+        return _refused_by_join(next(iter(requests.values())), absent)
 
     def _lengths(self, request: Request) -> tuple[int, ...]:
         if request.operation != "all_gather":

@@ -183,23 +183,36 @@ def _fields(message: Message) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Request):
-        return value.encode()
     if isinstance(value, Bucket):
-        return [_plain(request) for request in value.requests]
+        return _plain_requests(value.requests)
     if isinstance(value, Stalled):
         return [value.name, value.present, value.missing, value.waited_s]
     if isinstance(value, tuple):
+        if value and isinstance(value[0], Request):
+            return _plain_requests(value)
         return [_plain(each) for each in value]
     return value
 
 
+def _plain_requests(requests: tuple[Request, ...]) -> list[Any]:
+    """Encodes requests; a large group is written once, not for each of its tensors."""
+    groups = ((), *(request.group for request in requests))
+    return [request.encode(before) for request, before in zip(requests, groups, strict=False)]
+
+
+def _requests(fields: list[Any]) -> tuple[Request, ...]:
+    found: list[Request] = []
+    for each in fields:
+        found.append(Request.decode(each, found[-1].group if found else ()))
+    return tuple(found)
+
+
 def _bucket(fields: list[Any]) -> Bucket:
-    return Bucket(tuple(map(Request.decode, fields)))
+    return Bucket(_requests(fields))
 
 
 _DECODERS: dict[str, Callable[..., Message]] = {
-    "Announce": lambda epoch, requests: Announce(epoch, tuple(map(Request.decode, requests))),
+    "Announce": lambda epoch, requests: Announce(epoch, _requests(requests)),
     "Break": Break,
     "Stopped": Stopped,
     "Join": Join,

@@ -44,8 +44,8 @@ class Request:
         """Whether the tensor can share a message with others."""
         return self.operation == "all_reduce"
 
-    def encode(self) -> list[Any]:
-        """Returns the fields as JSON values."""
+    def encode(self, before: tuple[str, ...] = ()) -> list[Any]:
+        """Returns the fields as JSON values; None for a group equal to `before`."""
         return [
             self.name,
             self.operation,
@@ -53,7 +53,7 @@ class Request:
             list(self.shape),
             self.op,
             self.root,
-            self.group,
+            None if self.group == before else self.group,
             self.priority,
             self.phase,
         ]
@@ -63,8 +63,8 @@ class Request:
         return all(getattr(self, what) == getattr(earlier, what) for what in _AGREED)
 
     @staticmethod
-    def decode(fields: list[Any]) -> Request:
-        """Returns the request that `encode` was called on."""
+    def decode(fields: list[Any], before: tuple[str, ...] = ()) -> Request:
+        """Returns the request that `encode` was called on, with the same `before`."""
         name, operation, dtype, shape, op, root, group, priority, phase = fields
         return Request(
             name=name,
@@ -73,7 +73,7 @@ class Request:
             shape=tuple(shape),
             op=op,
             root=root,
-            group=tuple(group),
+            group=before if group is None else tuple(group),
             priority=priority,
             phase=phase,
         )
