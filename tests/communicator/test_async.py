@@ -179,8 +179,8 @@ def test_a_wait_with_a_timeout_uses_little_processor_time(threads: World) -> Non
     measured = threading.Event()
     collective_s, message_s = threads(2).run(check)[0]
     print(f"processor time of 0.2 s of waiting: {collective_s:.3f} s, {message_s:.3f} s")
-    assert collective_s < 0.05
-    assert message_s < 0.05
+    assert collective_s < 0.1  # polling would take all 0.2 s
+    assert message_s < 0.1
 
 
 def test_a_dropped_handle_still_completes(threads: World) -> None:
@@ -241,13 +241,14 @@ def test_close_ends_pending_calls() -> None:
 
 
 def test_abort_from_another_thread_ends_a_blocked_call() -> None:
-    def check(comm: Communicator, call: Callable[[Communicator], Any]) -> None:
+    def check(
+        comm: Communicator, call: Callable[[Communicator], Any], aborted: threading.Event
+    ) -> None:
         def abort() -> None:
             comm.abort("enough is enough")
             aborted.set()
 
         if comm.rank == 0:
-            aborted.clear()
             threading.Timer(0.2, abort).start()
         if comm.rank < 2:
             with pytest.raises(AbortedError, match="rank 0: enough is enough"):
@@ -256,7 +257,6 @@ def test_abort_from_another_thread_ends_a_blocked_call() -> None:
         with pytest.raises(AbortedError, match="enough is enough"):
             comm.barrier()
 
-    aborted = threading.Event()
     calls: list[Callable[[Communicator], Any]] = [
         lambda comm: comm.all_reduce(np.ones(3)),
         lambda comm: comm.recv(np.ones(3), 2),
@@ -265,7 +265,7 @@ def test_abort_from_another_thread_ends_a_blocked_call() -> None:
     ]
     for call in calls:
         with Threads(3) as world:
-            assert world.outcomes(check, call) == [None] * 3
+            assert world.outcomes(check, call, threading.Event()) == [None] * 3
 
 
 def test_a_block_that_raises_aborts_the_group() -> None:
