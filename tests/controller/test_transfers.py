@@ -29,16 +29,11 @@ def run_program(command: list[str]) -> None:
 
 
 def test_communicators(threads: Callable[[int], Threads]) -> None:
-    def split(comm: Communicator) -> Communicator:
-        part = comm.split(0, comm.rank)
-        assert part is not None
-        return part
-
     def check(comm: Communicator) -> None:
-        transfer = CommunicatorTransfer(split(comm), split(comm))
+        transfer = CommunicatorTransfer.over(comm)
         check_transfer(transfer, comm.rank, comm.size, lambda array: array)
         transfer.close()
-        check_controller(comm, CommunicatorTransfer(split(comm), split(comm)), lambda array: array)
+        check_controller(comm, CommunicatorTransfer.over(comm), lambda array: array)
 
     threads(RANKS).run(check)
 

@@ -14,8 +14,20 @@ from unisono.communicator import (
 from unisono.controller.transfer import Job, Pending
 
 
+def duplicate(comm: Communicator) -> Communicator:
+    """Returns a new communicator of the same ranks. Collective."""
+    part = comm.split(0, comm.rank)
+    assert part is not None  # of color 0
+    return part
+
+
 class CommunicatorTransfer:
     """Moves data by two communicators: decided jobs by one, voted jobs by the other."""
+
+    @staticmethod
+    def over(comm: Communicator) -> CommunicatorTransfer:
+        """Returns a transfer with communicators of its own for the ranks of `comm`. Collective."""
+        return CommunicatorTransfer(duplicate(comm), duplicate(comm))
 
     def __init__(self, decided: Communicator, voted: Communicator) -> None:
         """Takes both communicators; `close` closes them."""

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from unisono.communicator import Communicator
 from unisono.controller.channel import Channel
-from unisono.controller.communicator_transfer import CommunicatorTransfer
+from unisono.controller.communicator_transfer import CommunicatorTransfer, duplicate
 from unisono.controller.fusion import DEFAULT_FUSION_BYTES
 from unisono.controller.handle import Handle
 from unisono.controller.loop import Loop
@@ -72,9 +72,9 @@ class Controller:
             raise ValueError(f"stall_warning_s: expected seconds above 0, got {stall_warning_s}")
         self.rank = comm.rank
         self.size = comm.size
-        channel = Channel(_split(comm))
+        channel = Channel(duplicate(comm))
         if transfer is None:
-            transfer = CommunicatorTransfer(_split(comm), _split(comm))
+            transfer = CommunicatorTransfer.over(comm)
         self._loop = Loop(
             channel,
             transfer,
@@ -156,9 +156,3 @@ class Controller:
         if error is not None:
             self._loop.fail_all_ranks(error)
         self.close()
-
-
-def _split(comm: Communicator) -> Communicator:
-    part = comm.split(0, comm.rank)
-    assert part is not None  # of color 0
-    return part

@@ -10,6 +10,7 @@ import numpy as np
 from unisono.controller.blocking_transfer import BlockingTransfer
 from unisono.controller.transfer import Array
 from unisono.errors import UnsupportedError
+from unisono.transport import load_mpi
 
 _OPS = {"sum": "SUM", "prod": "PROD", "product": "PROD", "min": "MIN", "max": "MAX",
         "band": "BAND", "bor": "BOR", "bxor": "BXOR", "land": "LAND", "lor": "LOR",
@@ -27,17 +28,9 @@ class MpiTransfer(BlockingTransfer):
     """
 
     def __init__(self, comm: Any = None) -> None:
-        try:
-            from mpi4py import MPI
-        except ImportError as error:
-            raise UnsupportedError("needs mpi4py: pip install 'unisono[mpi]'") from error
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise UnsupportedError(
-                "two threads call MPI, but it was initialised without MPI.THREAD_MULTIPLE: leave "
-                "mpi4py.rc.threads and mpi4py.rc.thread_level as they are"
-            )
-        found = MPI.COMM_WORLD if comm is None else comm
-        super().__init__(_MpiCommunicator(MPI, found), _MpiCommunicator(MPI, found))
+        mpi = load_mpi()
+        found = mpi.COMM_WORLD if comm is None else comm
+        super().__init__(_MpiCommunicator(mpi, found), _MpiCommunicator(mpi, found))
 
 
 class _MpiCommunicator:

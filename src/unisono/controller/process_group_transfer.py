@@ -111,9 +111,11 @@ class _ProcessGroup:
         return array
 
     def _finish(self, tensor: Any, array: Array) -> None:
-        if isinstance(array, np.ndarray) and tensor.device.type != "cpu":
+        if tensor.device.type == "cpu":
+            return
+        if isinstance(array, np.ndarray):
             array[...] = tensor.cpu().numpy()
-        elif tensor.device.type != "cpu":
+        else:
             import torch
 
             torch.accelerator.synchronize()

@@ -9,8 +9,8 @@ when the link would have carried it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -71,8 +71,13 @@ class Example:
         return self.layers * self.per_layer
 
     @property
+    def nbytes(self) -> list[float]:
+        """Sizes of the gradients."""
+        return [4.0 * _ELEMENTS] * self.gradients
+
+    @property
     def cost(self) -> LinkCost:
-        """What the link takes for a message."""
+        """Time of a message on the link."""
         latency_s = self.latency_share * self.exchange_s
         s_per_byte = (self.exchange_s - latency_s) / (4 * _ELEMENTS)
         return LinkCost(latency_s=latency_s, s_per_byte=s_per_byte)
@@ -95,8 +100,8 @@ class Case:
 
     def predicted_s(self, example: Example) -> float:
         """Returns the time of a step, by the closed form."""
-        sizes = [4.0 * _ELEMENTS] * example.gradients
-        return finish_s(example.ready_s(overlaps=self.overlaps), sizes, self.ends, example.cost)
+        ready_s = example.ready_s(overlaps=self.overlaps)
+        return finish_s(ready_s, example.nbytes, self.ends, example.cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +151,7 @@ def cases_of(example: Example) -> tuple[Case, ...]:
     count, per_layer = example.gradients, example.per_layer
     alone = tuple(range(1, count + 1))
     by_layer = tuple(range(per_layer, count + 1, per_layer))
-    sizes = [4.0 * _ELEMENTS] * count
-    best = best_ends(example.ready_s(overlaps=True), sizes, example.cost)
+    best = best_ends(example.ready_s(overlaps=True), example.nbytes, example.cost)
     return (
         Case(name="serial", overlaps=False, ends=alone),
         Case(name="overlapped", overlaps=True, ends=alone),
@@ -192,9 +196,7 @@ class _Program:
     def __init__(self, comm: Communicator, example: Example, case: Case) -> None:
         self._example = example
         self._case = case
-        groups = [comm.split(0, comm.rank) for _ in range(2)]
-        decided, voted = (group for group in groups if group is not None)
-        self._link = LinkTransfer(CommunicatorTransfer(decided, voted), example.cost)
+        self._link = LinkTransfer(CommunicatorTransfer.over(comm), example.cost)
         self._controller = Controller(comm, fusion_bytes=0, transfer=self._link)
         self._names = [f"gradient {j}" for j in range(example.gradients)]
         self._gradients = [np.zeros(_ELEMENTS, np.float32) for _ in self._names]
@@ -231,7 +233,10 @@ class _Program:
         return Step(
             seconds=seconds,
             computed_s=tuple(at_s - begun_s for at_s in computed_s),
-            link=tuple(_shifted(self._link.uses, begun_s)),
+            link=tuple(
+                replace(use, begun_s=use.begun_s - begun_s, ended_s=use.ended_s - begun_s)
+                for use in self._link.uses
+            ),
         )
 
     def close(self) -> None:
@@ -247,13 +252,3 @@ def _compute_until(until_s: float) -> float:
         if until_s - now_s > _SLEEP_S:
             time.sleep(until_s - now_s - _SLEEP_S)
     return now_s
-
-
-def _shifted(uses: Sequence[LinkUse], begun_s: float) -> Iterator[LinkUse]:
-    for use in uses:
-        yield LinkUse(
-            begun_s=use.begun_s - begun_s,
-            ended_s=use.ended_s - begun_s,
-            tensors=use.tensors,
-            nbytes=use.nbytes,
-        )
