@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -276,17 +275,19 @@ def test_a_late_rank_is_named(threads: World, caplog: pytest.LogCaptureFixture) 
             for step in range(6):
                 _step(controller, step, NAMES[:3])
             if comm.rank == 1:
-                time.sleep(1.2)
+                assert asked.wait(20)
             if comm.rank == 0:
                 handle = controller.all_reduce(NAMES[0], np.ones(1))
                 with pytest.raises(TimeoutError, match="timeout"):
                     handle.wait(0.8)
                 (stall,) = controller.stalls()
                 assert (stall.name, stall.present, stall.missing) == (NAMES[0], (0, 2), (1,))
+                asked.set()
                 handle.wait()
             else:
                 controller.all_reduce(NAMES[0], np.ones(1)).wait()
 
+    asked = threading.Event()
     with caplog.at_level(logging.WARNING, logger="unisono.controller"):
         threads(3).run(check)
     assert "has waited for rank 1" in caplog.text
