@@ -19,6 +19,7 @@
 #include "bind/message_libraries.h"
 #include "bind/nonce.h"
 #include "bind/register.h"
+#include "bind/voted_calls.h"
 #include "execution/prepared_call.h"
 
 namespace nb = nanobind;
@@ -59,17 +60,6 @@ Continuation continuation_of(Group& group, nb::object then) {
             group.members().require_healthy();
             throw;
         }
-    };
-}
-
-// Continues with `next` if the reduced vote at `votes` is not 0.
-Continuation continuation_of_vote(Address votes, std::optional<Execution> next) {
-    const auto held = std::make_shared<std::optional<Execution>>(std::move(next));
-    return [votes, held]() -> std::optional<Execution> {
-        int64_t agreed = 0;
-        std::memcpy(&agreed, at(votes), sizeof agreed);
-        if (agreed == 0) return std::nullopt;
-        return std::exchange(*held, std::nullopt);
     };
 }
 
@@ -172,7 +162,8 @@ void bind_calls(nb::class_<Group>& group) {
                 Execution first = bound(self, vote, own_vote, own_vote);
                 std::optional<Execution> next;
                 if (call) next = bound(self, *call, in, out);
-                Continuation continuation = continuation_of_vote(votes, std::move(next));
+                Continuation continuation = continuation_of_vote(
+                    reinterpret_cast<const int64_t*>(at(votes)), std::move(next));
                 const WithoutGil release;
                 return self.dispatcher().submit(std::move(first), timeout_s, inline_s,
                                                 std::move(continuation));

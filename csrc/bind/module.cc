@@ -16,4 +16,5 @@ NB_MODULE(_native, m) {
     unisono::bind::register_quick(m);
     unisono::bind::register_simulator(m);
     unisono::bind::register_tls(m);
+    unisono::bind::register_voted_calls(m);
 }

@@ -12,5 +12,6 @@ void register_messages(nanobind::module_& module);
 void register_quick(nanobind::module_& module);
 void register_simulator(nanobind::module_& module);
 void register_tls(nanobind::module_& module);
+void register_voted_calls(nanobind::module_& module);
 
 }  // namespace unisono::bind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unisono.controller.transfer import Job
@@ -136,9 +136,16 @@ class SimulatedTransfer:
         part = self._part(job, tuple(names), ())
         return SimulatedPending(self.ledger.begin(self.ledger.decided, self.rank, part))
 
-    def begin_voted(self, job: Job | None) -> SimulatedPending:
+    def prepare(self, job: Job) -> SimulatedVotedJob:
+        """Prepares a voted job."""
+        return SimulatedVotedJob(self, job)
+
+    def begin_void(self) -> SimulatedPending:
+        """Begins the next voted job as a rank that is not ready."""
+        return self.begin_voted(None)
+
+    def begin_voted(self, part: Part | None) -> SimulatedPending:
         """Begins a voted job; None: this rank is not ready."""
-        part = None if job is None else self.part(job)
         return SimulatedPending(self.ledger.begin(self.ledger.voted, self.rank, part))
 
     def close(self) -> None:
@@ -153,3 +160,15 @@ class SimulatedTransfer:
     def _part(job: Job, names: tuple[str, ...], held: tuple[Submission, ...]) -> Part:
         shapes = tuple(tuple(array.shape) for array in job.arrays)
         return Part(names, job.operation, job.op, job.root, shapes, job.lengths, held)
+
+
+class SimulatedVotedJob:
+    """A voted job that a plan repeats."""
+
+    def __init__(self, transfer: SimulatedTransfer, job: Job) -> None:
+        self.transfer = transfer
+        self.job = replace(job, arrays=())
+
+    def begin(self, arrays: tuple[Any, ...]) -> SimulatedPending:
+        """Begins a run."""
+        return self.transfer.begin_voted(self.transfer.part(replace(self.job, arrays=arrays)))

@@ -297,7 +297,7 @@ class SimulatedRank:
         if self.rank in run.active:
             handles = [self.handles[name] for name in run.bucket.names]
             pending = self.transfer.begin(replace(job_of(handles), lengths=lengths))
-            flight = Flight(handles, pending, on_end=_ignore)
+            flight = Flight(handles, pending, _ignore)
             for handle in handles:
                 assert not handle._done and handle.flight is None, f"{handle.name!r} runs twice"
                 handle.flight = flight
@@ -308,13 +308,13 @@ class SimulatedRank:
             operation=first.operation, arrays=arrays, op=first.op, root=first.root, lengths=lengths
         )
         pending = self.transfer.begin_absent(run.bucket.names, job)
-        self.awaited.append(Flight((), pending, on_end=_ignore))
+        self.awaited.append(Flight((), pending, _ignore))
 
     def _drain(self, launched: int) -> None:
         self.draining = True
         if self.plan is not None:
             self.plan.void_up_to(launched)
-            self.awaited += self.plan.flights.values()
+            self.awaited += self.plan.flights
 
     def _go_on(self) -> None:
         """Ends the flights that the loop has waited for; of a plan, also the plan."""

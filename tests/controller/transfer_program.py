@@ -66,14 +66,14 @@ def _check_votes(transfer: Transfer, rank: int, size: int, kind: Kind) -> None:
     pending = []
     for index, array in enumerate(arrays):
         lacks = index % 2 == 1 and rank == index % size
-        job = Job(operation="all_reduce", arrays=(array,), key=index)
-        pending.append(transfer.begin_voted(None if lacks else job))
+        job = Job(operation="all_reduce", arrays=(array,))
+        vote = transfer.begin_void() if lacks else transfer.prepare(job).begin((array,))
+        pending.append(vote)
     for index, (vote, array) in enumerate(zip(pending, arrays, strict=True)):
         vote.wait(20)
         assert vote.is_completed()
         assert vote.ran == (index % 2 == 0)
         assert (np.asarray(array) == (sum(range(size)) if vote.ran else rank)).all()
-    transfer.forget()
 
 
 def check_controller(comm: Communicator, transfer: Transfer, kind: Kind) -> None:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from controller.ledger import Entry, Ledger, Part, SimulatedPending, SimulatedTransfer
+from controller.ledger import (
+    Entry,
+    Ledger,
+    Part,
+    SimulatedPending,
+    SimulatedTransfer,
+    SimulatedVotedJob,
+)  # fmt: skip
 from controller.simulated_rank import Command, JoinAll, SimulatedRank, Submit, Wait
 from unisono.controller import messages as m
 from unisono.controller.agreement import State
@@ -220,10 +227,12 @@ def explore(world: World, most_states: int = 60_000) -> int:
     return len(seen)
 
 
-_COPIED = (World, SimulatedRank, SimulatedTransfer, SimulatedPending, Ledger, Entry)
-_COPIED_SLOTS = (Handle, PlannedTensor, PlannedBucket)
+_COPIED = (
+    World, SimulatedRank, SimulatedTransfer, SimulatedPending, SimulatedVotedJob, Ledger, Entry
+)  # fmt: skip
+_COPIED_SLOTS = (Handle, PlannedTensor, PlannedBucket, Flight)
 _ATTRIBUTES = {
-    **dict.fromkeys((*_COPIED, Flight, FrozenPlan), None),
+    **dict.fromkeys((*_COPIED, FrozenPlan), None),
     **{kind: kind.__slots__ for kind in _COPIED_SLOTS},
 }
 
@@ -254,7 +263,7 @@ def step_of(names: Sequence[str], **options: Any) -> list[Command]:
 def _rank_digest(rank: SimulatedRank) -> tuple[object, ...]:
     plan = rank.plan
     waiting = plan and tuple(each.handle is not None for each in plan.tensors.values())
-    flights = plan and tuple((i, each._settled) for i, each in plan.flights.items())
+    flights = plan and tuple(each._settled for each in plan.flights)
     handles = tuple(
         (name, each._done, each._error is None, each.flight is None)
         for name, each in rank.handles.items()

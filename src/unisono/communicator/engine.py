@@ -267,6 +267,15 @@ class Engine:
             ),
         )
 
+    def voted_all_reduce(
+        self, vote: native.Prepared, call: native.Prepared, lengths: Sequence[int]
+    ) -> native.VotedAllReduce:
+        """Prepares `call`, an all_reduce of arrays of these bytes that follows a vote."""
+        pending = self._pending_calls
+        return native.VotedAllReduce(
+            self.group, vote, call, lengths, pending.held, pending.prune, self._inline_s
+        )
+
     def _start(self, work: CollectiveWork, submit: Callable[[], native.Job]) -> CollectiveWork:
         self._pending_calls.keep(work)
         try:

@@ -103,6 +103,7 @@ class FusedAllReduce:
 
     def __init__(self, comm: Communicator, arrays: Sequence[Array], op: str) -> None:
         """Raises `UnsupportedError` or `TypeError` for arrays that cannot be reduced so."""
+        self._comm = comm
         engine = comm._engine
         staged = [stage(array, writable=True) for array in arrays]
         lengths = tuple(each.located[1] for each in staged)
@@ -117,7 +118,14 @@ class FusedAllReduce:
         if len(arrays) == 1:
             request = request._replace(packed=())
         self._prepared = engine.call_cache.call(request)
+        self._voted = engine.voted_all_reduce(_vote(engine), self._prepared, lengths)
         self._buffer = np.empty(sum(lengths) if len(arrays) > 1 else 0, np.uint8)
+
+    def begin_voted(self, arrays: tuple[Array, ...]) -> VotedWork | native.VotedWork:
+        """Begins to reduce these arrays, with a vote for it. The last call has ended."""
+        work = self._voted.begin(arrays, self._comm.timeout_s)
+        # Without a work, an array must be copied first: its elements are apart, for example.
+        return begin_voted(self._comm, "all_reduce", self.call(arrays)) if work is None else work
 
     def call(self, arrays: Sequence[Array]) -> Call:
         """Returns the call that reduces these arrays. The last call has ended."""

@@ -17,7 +17,7 @@ from unisono.controller.link_transfer import LinkTransfer, LinkUse
 from unisono.controller.messages import Stalled
 from unisono.controller.mpi_transfer import MpiTransfer
 from unisono.controller.process_group_transfer import ProcessGroupTransfer
-from unisono.controller.transfer import Job, Pending, PendingVote, Transfer
+from unisono.controller.transfer import Job, Pending, PendingVote, RemadeJob, Transfer, VotedJob
 
 __all__ = [
     "DEFAULT_FUSION_BYTES",
@@ -35,8 +35,10 @@ __all__ = [
     "Pending",
     "PendingVote",
     "ProcessGroupTransfer",
+    "RemadeJob",
     "Stalled",
     "Transfer",
+    "VotedJob",
     "best_ends",
     "finish_s",
 ]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unisono.controller.transfer import Array, Job
+from unisono.controller.transfer import Array, Job, RemadeJob, VotedJob
 from unisono.errors import AbortedError, CommunicationError, UnisonoError, UnsupportedError
 
 _AVERAGES = ("avg", "average")
@@ -61,9 +61,15 @@ class BlockingTransfer:
 
         return _submit(self._decided_thread, run)
 
-    def begin_voted(self, job: Job | None) -> PendingJob:
-        """Begins a voted job. The vote is an all_reduce of one number."""
+    def prepare(self, job: Job) -> VotedJob:
+        """Prepares a voted job. The vote is an all_reduce of one number."""
+        return RemadeJob(self._begin_voted, job)
 
+    def begin_void(self) -> PendingJob:
+        """Begins the next voted job as a rank that is not ready."""
+        return self._begin_voted(None)
+
+    def _begin_voted(self, job: Job | None) -> PendingJob:
         def run() -> tuple[bool, Any]:
             votes = np.array([job is not None], np.int64)
             self._voted.all_reduce(votes, "min")
@@ -72,9 +78,6 @@ class BlockingTransfer:
             return True, _run(self._voted, job)
 
         return _submit(self._voted_thread, run)
-
-    def forget(self) -> None:
-        """Nothing is kept for jobs that repeat."""
 
     def close(self) -> None:
         """Ends both threads after the job under way, then gives the groups back."""

@@ -6,12 +6,11 @@ from unisono.communicator import (
     Call,
     Communicator,
     FusedAllReduce,
-    VotedWork,
     begin_unvoted,
     begin_voted,
     call_of,
 )
-from unisono.controller.transfer import Job, Pending
+from unisono.controller.transfer import Job, Pending, PendingVote, RemadeJob, VotedJob
 
 
 def duplicate(comm: Communicator) -> Communicator:
@@ -33,31 +32,35 @@ class CommunicatorTransfer:
         """Takes both communicators; `close` closes them."""
         self._decided = decided
         self._voted = voted
-        self._fused: dict[object, FusedAllReduce] = {}
 
     def begin(self, job: Job) -> Pending:
         """Begins a job for which all ranks are ready."""
         return begin_unvoted(self._decided, job.operation, _call(self._decided, job))
 
-    def begin_voted(self, job: Job | None) -> VotedWork:
-        """Begins a voted job. The vote takes one reduction of 8 bytes, without Python."""
-        if job is None:
-            return begin_voted(self._voted, "void call", None)
-        if job.key is None or job.operation != "all_reduce":
-            return begin_voted(self._voted, job.operation, _call(self._voted, job))
-        fused = self._fused.get(job.key)
-        if fused is None:
-            fused = self._fused[job.key] = FusedAllReduce(self._voted, job.arrays, job.op)
-        return begin_voted(self._voted, job.operation, fused.call(job.arrays))
+    def prepare(self, job: Job) -> VotedJob:
+        """Prepares a voted job. The vote takes one reduction of 8 bytes, without Python."""
+        if job.operation == "all_reduce":
+            return _VotedAllReduce(self._voted, job)
+        return RemadeJob(self._begin_voted, job)
 
-    def forget(self) -> None:
-        """Drops what was kept for jobs that repeat."""
-        self._fused.clear()
+    def begin_void(self) -> PendingVote:
+        """Begins the next voted job as a rank that is not ready."""
+        return begin_voted(self._voted, "void call", None)
+
+    def _begin_voted(self, job: Job) -> PendingVote:
+        return begin_voted(self._voted, job.operation, _call(self._voted, job))
 
     def close(self) -> None:
         """Closes both communicators."""
         self._voted.close()
         self._decided.close()
+
+
+class _VotedAllReduce:
+    """An all_reduce of one or several arrays, prepared once."""
+
+    def __init__(self, comm: Communicator, job: Job) -> None:
+        self.begin = FusedAllReduce(comm, job.arrays, job.op).begin_voted
 
 
 def _call(comm: Communicator, job: Job) -> Call:

@@ -8,18 +8,21 @@ from unisono.communicator import dtype_of
 from unisono.controller.fusion import Bucket
 from unisono.controller.handle import Flight, Handle
 from unisono.controller.request import Request
-from unisono.controller.transfer import Array, Job, Transfer
+from unisono.controller.transfer import Array, Job, PendingVote, Transfer, VotedJob
 
 
 class PlannedTensor:
     """One tensor of the plan, and its handle in the current pass."""
 
-    __slots__ = ("bucket", "dtype", "handle", "operation", "reduction", "request", "root", "shape")
+    __slots__ = (
+        "bucket", "dtype", "handle", "nbytes", "operation", "reduction", "request", "root", "shape"
+    )  # fmt: skip
 
     def __init__(self, request: Request, bucket: PlannedBucket) -> None:
         self.request = request
         self.bucket = bucket
         self.handle: Handle | None = None
+        self.nbytes = request.nbytes
         self.shape = request.shape
         self.operation = request.operation
         self.reduction = request.op
@@ -47,14 +50,18 @@ class PlannedTensor:
 class PlannedBucket:
     """The tensors of one bucket. `missing`: how many the current pass still lacks."""
 
-    __slots__ = ("missing", "tensors")
+    __slots__ = ("flight", "job", "missing", "tensors")
 
     def __init__(self, bucket: Bucket) -> None:
         self.tensors = tuple(PlannedTensor(request, self) for request in bucket.requests)
         self.missing = len(self.tensors)
+        self.job: VotedJob | None = None
+        """Prepared by the first launch."""
+        self.flight: Flight | None = None
+        """The last one."""
 
     def take(self) -> tuple[Handle, ...]:
-        """Returns the handles of a full bucket, and begins the next pass."""
+        """Returns the handles of the current pass, and begins the next one."""
         handles = tuple(tensor.handle for tensor in self.tensors if tensor.handle is not None)
         for tensor in self.tensors:
             tensor.handle = None
@@ -82,15 +89,19 @@ class FrozenPlan:
         self.tensors = {
             tensor.request.name: tensor for bucket in self._buckets for tensor in bucket.tensors
         }
-        self.flights: dict[int, Flight] = {}
+
+    @property
+    def flights(self) -> list[Flight]:
         """The last flight of each bucket that was launched."""
+        return [bucket.flight for bucket in self._buckets if bucket.flight is not None]
 
     def add(self, tensor: PlannedTensor, handle: Handle) -> None:
         """Adds a tensor to its bucket, and launches the buckets that are full, in order."""
         tensor.handle = handle
-        tensor.bucket.missing -= 1
-        while not self.stopped and self._next.missing == 0:
-            self._launch(self._next.take())
+        bucket = tensor.bucket
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            self._launch_full()
 
     def lacking(self, name: str) -> str:
         """Returns the reason why the tensor `name` has not been launched."""
@@ -103,7 +114,7 @@ class FrozenPlan:
     def void_up_to(self, launched: int) -> None:
         """Launches void buckets until `launched` buckets were launched."""
         while self.launched < launched:
-            self._launch(None)
+            self._launch(self._next, (), self._transfer.begin_void())
 
     def unlaunched(self) -> list[Handle]:
         """Returns the handles that wait for their bucket, and takes them out of the plan."""
@@ -116,18 +127,24 @@ class FrozenPlan:
     def _next(self) -> PlannedBucket:
         return self._buckets[self.launched % len(self._buckets)]
 
-    def _launch(self, handles: tuple[Handle, ...] | None) -> None:
-        index = self.launched % len(self._buckets)
-        job = None if handles is None else job_of(handles, key=(self.epoch, index))
-        pending = self._transfer.begin_voted(job)
-        flight = Flight(handles or (), pending, on_end=self._on_end)
-        for handle in flight.handles:
+    def _launch_full(self) -> None:
+        while not self.stopped and (bucket := self._next).missing == 0:
+            handles = bucket.take()
+            if bucket.job is None:
+                bucket.job = self._transfer.prepare(job_of(handles))
+            arrays = tuple([handle.array for handle in handles])
+            self._launch(bucket, handles, bucket.job.begin(arrays))
+
+    def _launch(
+        self, bucket: PlannedBucket, handles: tuple[Handle, ...], pending: PendingVote
+    ) -> None:
+        flight = bucket.flight = Flight(handles, pending, self._on_end)
+        for handle in handles:
             handle.flight = flight
-        self.flights[index] = flight
         self.launched += 1
 
 
-def job_of(handles: Sequence[Handle], op: str | None = None, key: object = None) -> Job:
+def job_of(handles: Sequence[Handle], op: str | None = None) -> Job:
     """Returns the collective of tensors that travel together; `op` replaces their reduction."""
     request = handles[0].request
     return Job(
@@ -135,5 +152,4 @@ def job_of(handles: Sequence[Handle], op: str | None = None, key: object = None)
         arrays=tuple(handle.array for handle in handles),
         op=op or request.op,
         root=request.root,
-        key=key,
     )

@@ -93,12 +93,14 @@ class Handle:
 class Flight:
     """One collective under way with the handles of the tensors in it."""
 
+    __slots__ = ("_divisor", "_lock", "_on_end", "_settled", "handles", "pending", "ran")
+
     def __init__(
         self,
         handles: Sequence[Handle],
         pending: Pending | PendingVote,
-        *,
         on_end: Callable[[Flight], None],
+        *,
         divisor: int = 1,
     ) -> None:
         """`on_end` is called once, at the end. Sums are divided by `divisor`."""

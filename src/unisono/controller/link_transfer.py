@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.controller.fusion_times import LinkCost
-from unisono.controller.transfer import Job, Pending, PendingVote, Transfer
+from unisono.controller.transfer import Array, Job, Pending, PendingVote, Transfer, VotedJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,32 +38,43 @@ class LinkTransfer:
 
     def begin(self, job: Job) -> Pending:
         """Begins a job for which all ranks are ready."""
-        return _OnLink(self._transfer.begin(job), self._due(job))
+        return _OnLink(self._transfer.begin(job), self._due(job.arrays))
 
-    def begin_voted(self, job: Job | None) -> PendingVote:
-        """Begins a voted job."""
-        return _OnLink(self._transfer.begin_voted(job), self._due(job))
+    def prepare(self, job: Job) -> VotedJob:
+        """Prepares a voted job."""
+        return _VotedJobOnLink(self._transfer.prepare(job), self._due)
 
-    def forget(self) -> None:
-        """Passes on."""
-        self._transfer.forget()
+    def begin_void(self) -> PendingVote:
+        """Begins the next voted job as a rank that is not ready."""
+        return _OnLink(self._transfer.begin_void(), time.perf_counter())
 
     def close(self) -> None:
         """Closes the other transfer."""
         self._transfer.close()
 
-    def _due(self, job: Job | None) -> float:
-        """Returns the time at which the link has carried the job."""
+    def _due(self, arrays: tuple[Array, ...]) -> float:
+        """Returns the time at which the link has carried the arrays."""
         now_s = time.perf_counter()
-        if job is None or not self.enabled:
+        if not self.enabled:
             return now_s
-        nbytes = sum(array.nbytes for array in job.arrays)
+        nbytes = sum(array.nbytes for array in arrays)
         begun_s = max(now_s, self._free_s)
         self._free_s = begun_s + self.cost.time_s(nbytes)
         self.uses.append(
-            LinkUse(begun_s=begun_s, ended_s=self._free_s, tensors=len(job.arrays), nbytes=nbytes)
+            LinkUse(begun_s=begun_s, ended_s=self._free_s, tensors=len(arrays), nbytes=nbytes)
         )
         return self._free_s
+
+
+class _VotedJobOnLink:
+    """A voted job whose runs take the time of the link."""
+
+    def __init__(self, job: VotedJob, due: Callable[[tuple[Array, ...]], float]) -> None:
+        self._job = job
+        self._due = due
+
+    def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
+        return _OnLink(self._job.begin(arrays), self._due(arrays))
 
 
 class _OnLink:

@@ -86,7 +86,8 @@ class Loop:
         self._stall_warning_s = stall_warning_s
         self._timeout_s = timeout_s
         self._state = State.first(channel.rank, channel.size, fusion_bytes)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._events: deque[Event] = deque()
         self._groups: dict[str, tuple[str, ...]] = {}
         self._open: dict[str, Handle] = {}
@@ -109,13 +110,14 @@ class Loop:
         self, name: str, array: Array, operation: str, op: str, root: int, priority: int
     ) -> Handle:
         """Submits `array` under `name`. Does not wait for other ranks."""
-        with self._changed:
-            self._require_usable()
+        with self._lock:  # quicker to take than the condition
+            if self._error is not None or self._closing:
+                self._require_usable()
             plan = self._plan
             tensor = None if plan is None or plan.stopped else plan.tensors.get(name)
             if plan is not None and tensor is not None and tensor.fits(array, operation, op, root):
                 handle = Handle(self, tensor.request, array)
-                self._enter(name, handle)
+                self._enter(name, handle, tensor.nbytes)
                 self.counters.cache_hits += 1
                 plan.add(tensor, handle)
                 return handle
@@ -131,7 +133,7 @@ class Loop:
                 phase=self._waits,
             )
             handle = Handle(self, request, array)
-            self._enter(name, handle)
+            self._enter(name, handle, request.nbytes)
             self._joined.remember(array, request.dtype)
             self._entering += 1
             self._post(Submitted((request,)))
@@ -149,7 +151,7 @@ class Loop:
         """Notes that the program waits for a tensor before it submits the next ones."""
         self._waits += 1
 
-    def _enter(self, name: str, handle: Handle) -> None:
+    def _enter(self, name: str, handle: Handle, nbytes: int) -> None:
         before = self._open.get(name)
         if before is not None and not before._done and not self._settle_ended(before):
             raise ValueError(
@@ -158,7 +160,7 @@ class Loop:
             )
         self._open[name] = handle
         self.counters.tensors_submitted += 1
-        self.counters.bytes += handle.request.nbytes
+        self.counters.bytes += nbytes
 
     def _settle_ended(self, handle: Handle) -> bool:
         """Ends a handle that nobody waited for. True if it has ended. With the lock."""
@@ -368,7 +370,7 @@ class Loop:
             if run.lengths and len(set(run.lengths)) > 1:
                 job = replace(job, lengths=run.lengths)
             pending = self._transfer.begin(job)
-            flight = Flight(handles, pending, on_end=self._note_end, divisor=divisor)
+            flight = Flight(handles, pending, self._note_end, divisor=divisor)
             for handle in handles:
                 handle.flight = flight
             self._changed.notify_all()
@@ -412,7 +414,7 @@ class Loop:
             return [HasDrained(())]
         with self._changed:
             plan.void_up_to(launched)
-            flights = list(plan.flights.values())
+            flights = plan.flights
         undone: list[Handle] = []
         for flight in flights:
             flight.settle(None)
@@ -421,7 +423,6 @@ class Loop:
         with self._changed:
             undone += plan.unlaunched()
             self._plan = None
-            self._transfer.forget()
             self.counters.plan_changes += 1
             return [HasDrained(tuple(handle.request for handle in undone if not handle._done))]
 

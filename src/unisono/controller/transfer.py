@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 Array = Any
@@ -22,8 +23,6 @@ class Job:
     op: str = "sum"
     root: int = -1
     lengths: tuple[int, ...] = ()
-    key: object = None
-    """Equal for jobs that repeat with arrays of the same types and lengths. None: no repetition."""
 
 
 class Pending(Protocol):
@@ -47,20 +46,40 @@ class PendingVote(Pending, Protocol):
         """Whether all ranks were ready. If not, no array has changed."""
 
 
+class VotedJob(Protocol):
+    """A job that a frozen plan repeats. Each run happens only if all ranks are ready for it."""
+
+    def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
+        """Begins a run with arrays of the types and shapes of the first. The last run has ended."""
+
+
 class Transfer(Protocol):
-    """Runs the jobs of one rank in the order in which they begin. All ranks begin the same jobs."""
+    """Runs the jobs of one rank in the order in which they begin. All ranks begin the same jobs.
+
+    Decided jobs and voted jobs have no order between each other.
+    """
 
     def begin(self, job: Job) -> Pending:
         """Begins a job for which all ranks are known to be ready. Does not wait for them."""
 
-    def begin_voted(self, job: Job | None) -> PendingVote:
-        """Begins a job that runs only if all ranks give a job. None: this rank is not ready.
+    def prepare(self, job: Job) -> VotedJob:
+        """Prepares a voted job that will run many times. Does not begin it."""
 
-        Jobs of `begin` and of `begin_voted` have no order between each other.
-        """
-
-    def forget(self) -> None:
-        """Drops what was kept for the keys of jobs: none of them comes again."""
+    def begin_void(self) -> PendingVote:
+        """Begins the voted job that is next, as a rank that is not ready: it runs on no rank."""
 
     def close(self) -> None:
         """Ends the transfer. Jobs that are under way fail."""
+
+
+class RemadeJob:
+    """A voted job of a transfer that keeps nothing between the runs."""
+
+    def __init__(self, begin: Callable[[Job], PendingVote], job: Job) -> None:
+        """`begin` begins a voted job."""
+        self._begin = begin
+        self._job = replace(job, arrays=())
+
+    def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
+        """Begins a run with these arrays."""
+        return self._begin(replace(self._job, arrays=arrays))

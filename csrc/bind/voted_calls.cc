@@ -1,0 +1,210 @@
+// All_reduces that run only if every rank is ready for them, begun many times with other arrays.
+#include "bind/voted_calls.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/arrays.h"
+#include "bind/errors.h"
+#include "bind/gil.h"
+#include "bind/register.h"
+#include "execution/group.h"
+#include "execution/prepared_call.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace unisono::bind {
+namespace {
+
+Pieces one_piece(std::byte* data, uint64_t bytes) {
+    Pieces pieces;
+    pieces.push_back({data, bytes});
+    return pieces;
+}
+
+// The memory of one call. Several arrays are copied into one buffer, and back at the end.
+struct Carried {
+    std::vector<Located> memory;
+    std::vector<nb::object> arrays;
+    std::shared_ptr<std::vector<std::byte>> buffer;  // null for one array
+
+    [[nodiscard]] Pieces pieces() const {
+        if (buffer) return one_piece(buffer->data(), buffer->size());
+        return one_piece(at(memory[0].address), memory[0].bytes);
+    }
+    void gather() const noexcept {
+        std::byte* to = buffer->data();
+        for (const Located& each : memory) {
+            if (each.bytes) std::memcpy(to, at(each.address), each.bytes);
+            to += each.bytes;
+        }
+    }
+    void scatter() const noexcept {
+        const std::byte* from = buffer->data();
+        for (const Located& each : memory) {
+            if (each.bytes) std::memcpy(at(each.address), from, each.bytes);
+            from += each.bytes;
+        }
+    }
+};
+
+// The handle of one call. Until the call has ended, `held` keeps this object, and so the memory.
+class VotedWork {
+  public:
+    VotedWork(std::shared_ptr<Group> group, Carried carried, nb::set held)
+        : group_(std::move(group)), carried_(std::move(carried)), held_(std::move(held)) {}
+
+    void submit(const Prepared& vote, const Prepared& call, double timeout_s, double inline_s) {
+        Dispatcher& dispatcher = group_->dispatcher();
+        const Pieces own_vote = one_piece(reinterpret_cast<std::byte*>(&vote_), sizeof vote_);
+        Execution first = dispatcher.or_fail([&] { return vote.bind(own_vote, own_vote); });
+        Execution next =
+            dispatcher.or_fail([&] { return call.bind(carried_.pieces(), carried_.pieces()); });
+        const WithoutGil release;
+        if (carried_.buffer) carried_.gather();
+        job_ = dispatcher.submit(std::move(first), timeout_s, inline_s,
+                                 continuation_of_vote(&vote_, std::move(next)));
+    }
+
+    void wait(nb::handle self, std::optional<double> timeout_s) {
+        const double limit_s = timeout_s ? std::max(*timeout_s, 0.0) : -1;
+        bool in_time = true;
+        if (job_->done() && !carried_.buffer) {
+            group_->dispatcher().wait(*job_, limit_s, {});  // throws the failure of the call
+        } else {
+            const WithoutGil release;
+            in_time = group_->dispatcher().wait(*job_, limit_s, python_signals());
+            if (in_time) complete();
+        }
+        if (!in_time) {
+            const std::string text =
+                "the call is still under way after " + std::to_string(*timeout_s) + " s (timeout)";
+            PyErr_SetString(PyExc_TimeoutError, text.c_str());
+            throw nb::python_error();
+        }
+        if (PySet_Discard(held_.ptr(), self.ptr()) < 0) PyErr_Clear();
+    }
+
+    [[nodiscard]] bool done() const noexcept { return job_->done(); }
+    [[nodiscard]] bool ran() const noexcept { return vote_ != 0; }
+
+  private:
+    // Copies the result to the arrays, once, whichever thread waits first.
+    void complete() {
+        if (!carried_.buffer) return;
+        const std::lock_guard lock(completing_);
+        if (!std::exchange(completed_, true) && ran()) carried_.scatter();
+    }
+
+    std::shared_ptr<Group> group_;
+    Carried carried_;
+    nb::set held_;
+    int64_t vote_ = 1;
+    std::shared_ptr<Job> job_;
+    std::mutex completing_;
+    bool completed_ = false;
+};
+
+class VotedAllReduce {
+  public:
+    VotedAllReduce(std::shared_ptr<Group> group, std::shared_ptr<Prepared> vote,
+                   std::shared_ptr<Prepared> call, const std::vector<uint64_t>& lengths,
+                   nb::set held, nb::callable prune, double inline_s)
+        : group_(std::move(group)),
+          vote_(std::move(vote)),
+          call_(std::move(call)),
+          lengths_(lengths),
+          held_(std::move(held)),
+          prune_(std::move(prune)),
+          inline_s_(inline_s) {
+        if (lengths_.size() < 2) return;
+        uint64_t bytes = 0;
+        for (const uint64_t length : lengths_) bytes += length;
+        buffer_ = std::make_shared<std::vector<std::byte>>(bytes);
+    }
+
+    // Begins the vote, and the call that follows it. Returns None if an array must be copied first.
+    // The work of the last begin has ended.
+    nb::object begin(const nb::tuple& arrays, double timeout_s) {
+        if (arrays.size() != lengths_.size()) return nb::none();
+        Carried carried{{}, {}, buffer_};
+        carried.memory.reserve(lengths_.size());
+        carried.arrays.reserve(lengths_.size());
+        for (size_t i = 0; i < lengths_.size(); ++i) {
+            const auto located = arrays_.locate(arrays[i], true);
+            if (!located || located->bytes != lengths_[i] ||
+                located->dtype != call_->args.caller_dtype.value_or(call_->args.dtype))
+                return nb::none();
+            carried.memory.push_back(*located);
+            carried.arrays.push_back(arrays[i]);
+        }
+        nb::object made = nb::cast(new VotedWork(group_, std::move(carried), held_),
+                                   nb::rv_policy::take_ownership);
+        auto* work = nb::inst_ptr<VotedWork>(made);
+        work->submit(*vote_, *call_, timeout_s, inline_s_);
+        if (!work->done()) {
+            hold(made);
+            prune_();
+        }
+        return made;
+    }
+
+  private:
+    void hold(const nb::object& work) noexcept {
+        if (PySet_Add(held_.ptr(), work.ptr()) == 0) return;
+        PyErr_Clear();  // no memory: the work is kept for ever
+        work.inc_ref();
+    }
+
+    std::shared_ptr<Group> group_;
+    std::shared_ptr<Prepared> vote_, call_;
+    std::vector<uint64_t> lengths_;
+    nb::set held_;
+    nb::callable prune_;
+    double inline_s_;
+    Arrays arrays_;
+    std::shared_ptr<std::vector<std::byte>> buffer_;
+};
+
+}  // namespace
+
+Continuation continuation_of_vote(const int64_t* vote, std::optional<Execution> next) {
+    const auto held = std::make_shared<std::optional<Execution>>(std::move(next));
+    return [vote, held]() -> std::optional<Execution> {
+        int64_t agreed = 0;
+        std::memcpy(&agreed, vote, sizeof agreed);
+        if (agreed == 0) return std::nullopt;
+        return std::exchange(*held, std::nullopt);
+    };
+}
+
+void register_voted_calls(nb::module_& m) {
+    nb::class_<VotedWork>(m, "VotedWork")
+        .def(
+            "wait",
+            [](nb::handle_t<VotedWork> self, std::optional<double> timeout_s) {
+                nb::inst_ptr<VotedWork>(self)->wait(self, timeout_s);
+            },
+            "timeout_s"_a = nb::none())
+        .def("is_completed", &VotedWork::done)
+        .def("_poll", &VotedWork::done)
+        .def_prop_ro("ran", &VotedWork::ran);
+    nb::class_<VotedAllReduce>(m, "VotedAllReduce")
+        .def(nb::init<std::shared_ptr<Group>, std::shared_ptr<Prepared>, std::shared_ptr<Prepared>,
+                      const std::vector<uint64_t>&, nb::set, nb::callable, double>(),
+             "group"_a, "vote"_a, "call"_a, "lengths"_a, "held"_a, "prune"_a, "inline_s"_a)
+        .def("begin", &VotedAllReduce::begin, "arrays"_a, "timeout_s"_a);
+}
+
+}  // namespace unisono::bind

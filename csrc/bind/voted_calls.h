@@ -1,0 +1,15 @@
+// Calls that follow a vote of all ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "execution/dispatcher.h"
+#include "execution/executor.h"
+
+namespace unisono::bind {
+
+// Continues with `next` if the reduced vote at `vote` is not 0.
+[[nodiscard]] Continuation continuation_of_vote(const int64_t* vote, std::optional<Execution> next);
+
+}  // namespace unisono::bind
