@@ -6,7 +6,7 @@ from operator import truediv
 from statistics import geometric_mean, median
 from typing import Any
 
-from bars import HEAD, at_most
+from target_rows import HEAD, at_most
 
 from unisono.bench.sizes import format_size
 

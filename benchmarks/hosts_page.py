@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bars import HEAD, bar
+from target_rows import HEAD, target_row
 
 from unisono.bench.sizes import format_size
 
@@ -13,8 +13,8 @@ Document = dict[str, Any]
 
 KIB, MIB = 1 << 10, 1 << 20
 OURS, LIMIT = "unisono", "network"
-# Bars by part and size: the maximum of our time over the limit, the minimum of a peer's time over
-# ours.
+# Targets by part and size: the maximum of our time over the limit, the minimum of a peer's time
+# over ours.
 OVER_LIMIT = {
     **{("flat", size * MIB): 1.03 for size in (1, 16, 32)},
     **{(part, size * MIB): 1.06 for part in ("pairs", "wide") for size in (1, 16)},
@@ -36,14 +36,14 @@ def render_hosts(documents: Mapping[str, Document]) -> list[str]:
         "after the row. A ratio below 1 means that iperf3 measured too low a rate.",
         "",
         *HEAD,
-        *_bars(documents),
+        *_targets(documents),
     ]
     for name, document in documents.items():
         lines += ["", f"### {_title(name, document)}", "", *_table(document)]
     return lines
 
 
-def _bars(documents: Mapping[str, Document]) -> Iterator[str]:
+def _targets(documents: Mapping[str, Document]) -> Iterator[str]:
     for name, document in documents.items():
         for row in document["rows"]:
             where = f"{name}, {format_size(row['size_bytes'])}"
@@ -65,7 +65,7 @@ def _bars(documents: Mapping[str, Document]) -> Iterator[str]:
 def _bar(name: str, sign: str, wanted: float, measured: float) -> str:
     shown = round(measured, 2)
     reached = shown <= wanted if sign == "<=" else shown >= wanted
-    return bar(name, f"{sign} {wanted:g}", f"{measured:.2f}", reached)
+    return target_row(name, f"{sign} {wanted:g}", f"{measured:.2f}", reached)
 
 
 def _title(name: str, document: Document) -> str:

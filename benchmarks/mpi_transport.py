@@ -36,7 +36,7 @@ def main() -> None:
             print(f"{comm.size} ranks, hosts {comm.hosts}, {library}")
         for nbytes, calls in SIZES.items():
             x, y = (np.ones(nbytes // 4, np.float32) for _ in range(2))
-            times = race(
+            times = time_alternating(
                 lambda x=x: comm.all_reduce(x, "max"),
                 lambda y=y: WORLD.Allreduce(MPI.IN_PLACE, y, MPI.MAX),
                 calls=calls,
@@ -48,7 +48,9 @@ def main() -> None:
                 print(f"{nbytes:>9} B: unisono {ours}, MPI {theirs} us, ratio {ratio:.2f}")
 
 
-def race(*contestants: Callable[[], object], calls: int, rounds: int) -> list[list[float]]:
+def time_alternating(
+    *contestants: Callable[[], object], calls: int, rounds: int
+) -> list[list[float]]:
     """Returns the seconds per call of each contestant in each round."""
     times: list[list[float]] = [[] for _ in contestants]
     for _ in range(rounds):

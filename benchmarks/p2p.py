@@ -1,4 +1,4 @@
-"""Measures point-to-point against its bars; one JSON file per part (root, half an hour).
+"""Measures point-to-point against its targets; one JSON file per part (root, half an hour).
 
 Parts measure messages between pairs of ranks on one host and between two lab hosts, natively and
 with torch. Other parts measure memory of unexpected messages, and steps of a pipeline. Parts with a

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
-from bars import HEAD, bar
 from results_page import Sample, samples_of
+from target_rows import HEAD, target_row
 
 from unisono.bench.sizes import format_size
 
@@ -31,11 +31,11 @@ def render_p2p(documents: Mapping[str, Document]) -> list[str]:
         "all pairs at once. Times are per message: half a round trip (ping_pong), or one of the",
         "64 messages that a stream has outstanding (of large ones 128 MiB, or 4). Every message",
         "was verified. Ratios are the peer's time over ours: above 1, ours is faster. If the",
-        "cores were near in some rounds, bars use only those rounds.",
+        "cores were near in some rounds, targets use only those rounds.",
         *_others(documents),
         "",
         *HEAD,
-        *_bars(documents),
+        *_targets(documents),
     ]
     for name, document in documents.items():
         draw = TABLES.get(name, _pairs_table)
@@ -49,10 +49,10 @@ def _others(documents: Mapping[str, Document]) -> Iterator[str]:
         yield f"Other processes used at most {max(busy):.1f} cores at the start of a part."
 
 
-# ---- bars
+# ---- targets
 
 
-def _bars(documents: Mapping[str, Document]) -> Iterator[str]:
+def _targets(documents: Mapping[str, Document]) -> Iterator[str]:
     makers: dict[str, Callable[[Document], Iterator[str]]] = {
         "n2": _two_ranks,
         "n4": _many_ranks,
@@ -101,7 +101,7 @@ def _against_peer(
     least, worst = min(ratios, key=lambda item: item[0])
     where = f" ({format_size(worst.size_bytes)})"
     if worst_bar is None:
-        yield bar(f"{name}, worst size", "-", f"{least:.2f}{where}", None)
+        yield target_row(f"{name}, worst size", "-", f"{least:.2f}{where}", None)
     else:
         yield _least(f"{name}, worst size", worst_bar, least, where)
 
@@ -142,7 +142,9 @@ def _across_hosts(document: Document) -> Iterator[str]:
         if row["size_bytes"] >= MIB and over_link is not None:
             shown = round(over_link, 3)
             wanted = f"<= {OVER_LINK:g}"
-            yield bar(f"{name}: ours over the link", wanted, f"{shown:.3f}", shown <= OVER_LINK)
+            yield target_row(
+                f"{name}: ours over the link", wanted, f"{shown:.3f}", shown <= OVER_LINK
+            )
         over_ours = results.get("gloo", {}).get("time_over_ours")
         if (row["op"], row["size_bytes"]) == ("ping_pong", TINY) and over_ours is not None:
             yield _least(f"{name}: gloo's time over ours", OVER_GLOO_HOSTS, over_ours)
@@ -158,10 +160,12 @@ def _memory(document: Document) -> Iterator[str]:
     for row in document["rows"]:
         name = f"memory of {_load(row)} unexpected messages, {_hosts(row)}"
         if error := row.get("error"):
-            yield bar(name, "< 16 MiB", error, False)
+            yield target_row(name, "< 16 MiB", error, False)
             continue
         shown = f"{row['growth_bytes'] / MIB:.1f} MiB"
-        yield bar(name, "< 16 MiB", shown, row["growth_bytes"] < MOST_BYTES and not row["wrong"])
+        yield target_row(
+            name, "< 16 MiB", shown, row["growth_bytes"] < MOST_BYTES and not row["wrong"]
+        )
 
 
 def _pipeline(document: Document) -> Iterator[str]:
@@ -173,12 +177,12 @@ def _pipeline(document: Document) -> Iterator[str]:
 
 def _least(name: str, wanted: float, measured: float, more: str = "") -> str:
     shown = round(measured, 2)
-    return bar(name, f">= {wanted:g}", f"{shown:.2f}{more}", shown >= wanted)
+    return target_row(name, f">= {wanted:g}", f"{shown:.2f}{more}", shown >= wanted)
 
 
 def _under(name: str, most_s: float, time_s: float) -> str:
     shown = round(time_s * 1e6, 2)
-    return bar(name, f"< {most_s * 1e6:g} us", f"{shown:.2f} us", shown < most_s * 1e6)
+    return target_row(name, f"< {most_s * 1e6:g} us", f"{shown:.2f} us", shown < most_s * 1e6)
 
 
 # ---- tables

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from choice_page import render_choice, render_reproducible
+from controller_page import render_controller
 from faults_page import render_faults
 from hosts_page import render_hosts
 from p2p_page import render_p2p
@@ -39,6 +40,8 @@ def write_page(folder: Path, page: Path) -> None:
         sections["Several hosts"] = render_hosts(hosts)
     if found := _named(folder, "p2p-"):
         sections["Point-to-point"] = render_p2p(found)
+    if found := _named(folder, "controller-"):
+        sections["Controller"] = render_controller(found)
     for title, (stem, render) in SECTIONS.items():
         path = folder / f"{stem}.json"
         if path.exists():

@@ -25,12 +25,17 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono import algorithms
+from unisono.bench.alternating_measurement import (
+    MeasurementLength,
+    distinct,
+    measure_alternating,
+    medians,
+)
 from unisono.bench.cases import Case
 from unisono.bench.contestant_ranks import ContestantRanks
 from unisono.bench.contestants import OURS, Contestant
+from unisono.bench.core_latency import probe_core_latency_s
 from unisono.bench.machine_facts import busy_cores, describe_machine
-from unisono.bench.probe import probe_core_latency_s
-from unisono.bench.race import RaceLength, distinct, medians, race
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.tuner import default_algorithm
 from unisono.commands.outputs import progress
@@ -49,17 +54,19 @@ OVERHEAD = 2.5
 
 
 def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dict[str, Any]:
-    """Measures one cell: both races, and the regret."""
+    """Measures one cell: both measurements, and the regret."""
     case = Case(op=op, ranks=world.ranks, nbytes=nbytes)
     default = default_algorithm(op, case.size_bytes, world.ranks)
     names = distinct(op, [default, *algorithms.names(op), *CHANNELS], world.ranks)
     first = medians(
-        race(world, case, names, RaceLength(rounds=3, budget_s=budget_s), keep=[default])
+        measure_alternating(
+            world, case, names, MeasurementLength(rounds=3, budget_s=budget_s), keep=[default]
+        )
     )
     best = sorted(first, key=lambda name: first[name])[:FINALISTS]
     finalists = list(dict.fromkeys([default, *best]))
-    length = RaceLength(rounds=FINAL_ROUNDS, budget_s=budget_s)
-    rounds_s = race(world, case, finalists, length, keep=finalists)
+    length = MeasurementLength(rounds=FINAL_ROUNDS, budget_s=budget_s)
+    rounds_s = measure_alternating(world, case, finalists, length, keep=finalists)
     final = medians(rounds_s)
     return {
         "op": op,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
 from typing import Any
 
-from bars import HEAD, at_most, bar
+from target_rows import HEAD, at_most, target_row
 
 from unisono.bench.cases import OPERATIONS
-from unisono.bench.probe import FAR_S, describe_latency
+from unisono.bench.core_latency import FAR_S, describe_latency
 from unisono.bench.sizes import format_size
 
 Document = dict[str, Any]
@@ -81,7 +81,7 @@ def render_page(
     samples.sort(
         key=lambda sample: list(OPERATIONS).index(sample.op)
     )  # the sort is stable, so sizes keep their order
-    lines = ["# Results", "", *_preface(documents), "", "## Bars", "", *_bars(samples)]
+    lines = ["# Results", "", *_preface(documents), "", "## Targets", "", *_targets(samples)]
     for api, ranks in sorted({(sample.api, sample.ranks) for sample in samples}):
         chosen = [s for s in samples if (s.api, s.ranks) == (api, ranks)]
         lines += ["", f"## {api}, {ranks} ranks", "", *_table(chosen)]
@@ -104,7 +104,7 @@ def _training(task: str, document: Document) -> Iterator[str]:
     for key, label in (
         ("step_median_s", "training step, ms"),
         ("compute_median_s", "forward + backward without exchange, ms"),
-        ("exchange_median_s", "communication: gradients alone, ms (bar: a fifth)"),
+        ("exchange_median_s", "communication: gradients alone, ms (target: a fifth)"),
         ("added_median_s", "communication: added to a step, ms"),
     ):
         values = [run[key] * 1e3 for run in runs]
@@ -146,23 +146,23 @@ def _preface(documents: list[Document]) -> list[str]:
         f"medians in microseconds, of {' or '.join(map(str, rounds))} rounds (`--rounds`). Every",
         "element of every result was verified on every rank. Ratios are the peer's time over",
         "ours: above 1, ours is faster. `core` is the one-way latency between cores during the",
-        "row in ns: near is below 100, far above, mixed if it changed. Bars of a mode are medians",
-        "of the rounds with this mode before and after them. Other processes used at most",
+        "row in ns: near is below 100, far above, mixed if it changed. Targets of a mode are",
+        "medians of the rounds with this mode before and after them. Other processes used at most",
         f"{busy:.1f} cores at the start of a part.",
     ]
 
 
-def _bars(samples: list[Sample]) -> list[str]:
-    lines = [*HEAD, *_ratio_bars(samples)]
+def _targets(samples: list[Sample]) -> list[str]:
+    lines = [*HEAD, *_ratio_targets(samples)]
     for mode, trial_ms, factor in (("near", NEAR_MS, 1.15), ("far", FAR_MS, 1.3)):
         for op, per_ranks in trial_ms.items():
             for ranks, trial in zip((2, 4), per_ranks, strict=True):
-                lines += _large_bars(samples, mode, op, ranks, trial * factor)
-    lines += _many_ranks_bars(samples)
+                lines += _large_targets(samples, mode, op, ranks, trial * factor)
+    lines += _many_ranks_targets(samples)
     return lines
 
 
-def _ratio_bars(samples: list[Sample]) -> Iterator[str]:
+def _ratio_targets(samples: list[Sample]) -> Iterator[str]:
     for api, peer, mean_bar, least_bar in (
         ("torch", "gloo", 10.0, 2.0),
         ("native", "openmpi", 1.5, 1 / 1.25),
@@ -176,13 +176,13 @@ def _ratio_bars(samples: list[Sample]) -> Iterator[str]:
         mean = geometric_mean(ratio for ratio, _ in ratios)
         least, worst = min(ratios, key=lambda item: item[0])
         where = f"{worst.op} {format_size(worst.size_bytes)} n={worst.ranks}"
-        yield bar(
+        yield target_row(
             f"{api}: {peer}'s time over ours, geometric mean of {len(ratios)} rows",
             f">= {mean_bar:g}",
             f"{mean:.2f}",
             mean >= mean_bar,
         )
-        yield bar(
+        yield target_row(
             f"{api}: the same, worst row",
             f">= {least_bar:g}",
             f"{least:.2f} ({where})",
@@ -190,7 +190,7 @@ def _ratio_bars(samples: list[Sample]) -> Iterator[str]:
         )
 
 
-def _large_bars(
+def _large_targets(
     samples: list[Sample], mode: str, op: str, ranks: int, most_ms: float
 ) -> Iterator[str]:
     """Compares with the prototype, which ran on another machine, and (near) with the limit of this
@@ -199,20 +199,20 @@ def _large_bars(
     name, wanted = f"{op} 64 MiB n={ranks}, {mode}", f"<= {most_ms:.1f} ms"
     found = row.within(mode) if row else None
     if row is None or found is None or found.time_s is None:
-        yield bar(name, wanted, f"no rounds in {mode} mode", None)
+        yield target_row(name, wanted, f"no rounds in {mode} mode", None)
         return
     rounds = f"{len(found.rounds_s[found.ours])} of {len(row.rounds_s[row.ours])} rounds"
     time_ms = found.time_s * 1e3
-    yield bar(name, wanted, f"{time_ms:.1f} ms in {rounds}", time_ms <= most_ms)
+    yield target_row(name, wanted, f"{time_ms:.1f} ms in {rounds}", time_ms <= most_ms)
     if mode == "near" and (ratio := found.ratio("memory")) is not None:
         yield at_most(f"{name}: over the limit", LIMIT_FACTOR, 1 / ratio, ".2f")
 
 
-def _many_ranks_bars(samples: list[Sample]) -> Iterator[str]:
+def _many_ranks_targets(samples: list[Sample]) -> Iterator[str]:
     small = _find(samples, "all_reduce", 8, 8)
     if small is not None and small.time_s is not None:
         time_us = small.time_s * 1e6
-        yield bar("all_reduce 8 B n=8", "< 60 us", f"{time_us:.1f} us", time_us < 60)
+        yield target_row("all_reduce 8 B n=8", "< 60 us", f"{time_us:.1f} us", time_us < 60)
     large, fewer = (_find(samples, "all_reduce", n, LARGE_BYTES) for n in (8, 4))
     if large is None or fewer is None:
         return
@@ -225,7 +225,7 @@ def _many_ranks_bars(samples: list[Sample]) -> Iterator[str]:
             if "memory" in many.times_s and "memory" in few.times_s:
                 limit = many.times_s["memory"] / few.times_s["memory"]
                 shown += f" (the limit: {limit:.2f})"
-            yield bar(f"all_reduce 64 MiB, n=8 over n=4, {mode}", "<= 2", shown, ratio <= 2)
+            yield target_row(f"all_reduce 64 MiB, n=8 over n=4, {mode}", "<= 2", shown, ratio <= 2)
 
 
 def _find(samples: list[Sample], op: str, ranks: int, size_bytes: int) -> Sample | None:

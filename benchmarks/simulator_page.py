@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
 
-from bars import HEAD, at_most
 from tables import nccl
+from target_rows import HEAD, at_most
 
 from unisono.bench.sizes import format_size
 from unisono.simulator.calibration import Holdout, calibrate, holdout, of_contestant
-from unisono.simulator.measured import Sample, read
+from unisono.simulator.measurement_files import Sample, read
 
 MEDIAN_LAB, WORST_LAB = 0.05, 0.15
 MEDIAN_SHARED_MEMORY, MEAN_NCCL = 0.10, 0.03
@@ -48,7 +48,8 @@ def render_speed(document: dict[str, Any]) -> list[str]:
     lines = [
         "`python benchmarks/simulator.py`: all_reduce of 1 GB, on one core.",
         "",
-        "| case | transfers | built, s | simulated, s | bar, s | peak, GiB (bar: 4) | reached |",
+        "| case | transfers | built, s | simulated, s | target, s | peak, GiB (target: 4) "
+        "| reached |",
         "|---|---|---|---|---|---|---|",
     ]
     for case in document["cases"]:

@@ -28,7 +28,7 @@ from rich.table import Table
 from timing import alternate, calls_within, microseconds, on_every, write
 
 import unisono
-from unisono.bench.probe import describe_latency
+from unisono.bench.core_latency import describe_latency
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.communicator import Communicator
 from unisono.communicator.explain import time_s

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from unisono.simulator.measured import Sample
+from unisono.simulator.measurement_files import Sample
 
 SIMULATOR = Path(__file__).parents[1] / "tests" / "simulator" / "tables"
 

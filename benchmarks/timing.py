@@ -11,8 +11,8 @@ from statistics import median, quantiles
 from typing import Any
 
 import unisono
+from unisono.bench.core_latency import probe_core_latency_s
 from unisono.bench.machine_facts import describe_machine
-from unisono.bench.probe import probe_core_latency_s
 from unisono.communicator import Communicator
 from unisono.communicator.explain import time_s
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import geometric_mean, median
 from typing import Any
 
-from bars import HEAD, bar
+from target_rows import HEAD, target_row
 
 from unisono.bench.sizes import format_size
 
@@ -32,7 +32,7 @@ def render_trees(document: dict[str, Any]) -> list[str]:
             f"{len(chosen)} rows"
         )
         reached = mean >= UNCHANGED and not any(row["wrong"] for row in chosen)
-        lines.append(bar(name, f">= {UNCHANGED:g}", f"{mean:.3f}", reached))
+        lines.append(target_row(name, f">= {UNCHANGED:g}", f"{mean:.3f}", reached))
     lines += ["", "| size | " + " | ".join(f"{op}, n = {n}" for n in counts for op in ops) + " |"]
     lines.append("|" + "---|" * (1 + len(counts) * len(ops)))
     for size in dict.fromkeys(row["size_bytes"] for row in rows):

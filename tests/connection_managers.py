@@ -66,7 +66,7 @@ class Recorder:
         self.queries += 1
         return self.last_call
 
-    def heard(self, peer: int, called: bytes) -> None:
+    def record_last_call(self, peer: int, called: bytes) -> None:
         self.calls[peer] = called.rstrip(b"\0")
 
     def exchange_successor(self, expected: int, desired: int) -> int:

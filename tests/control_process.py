@@ -47,10 +47,10 @@ class ReportingRecorder(Recorder):
     def peer_left(self, peer: int) -> None:
         report("left", peer=peer)
 
-    def heard(self, peer: int, called: bytes) -> None:
+    def record_last_call(self, peer: int, called: bytes) -> None:
         if peer not in self.calls:
-            report("heard", peer=peer)
-        super().heard(peer, called)
+            report("recorded", peer=peer)
+        super().record_last_call(peer, called)
 
     def pump(self) -> None:
         for sock in self.sockets.values():

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import importlib
 import json
 import os
 import resource
@@ -61,11 +62,13 @@ class Child:
 class Forker:
     """The process that forks ranks, as the tests use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """`modules` are imported once, before any fork, beside those that all ranks need."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+                [sys.executable, __file__, str(theirs.fileno()), *modules],
+                pass_fds=[theirs.fileno()],
             )
         atexit.register(self._close)
 
@@ -102,9 +105,11 @@ class Forker:
 
 
 @functools.cache
-def forker() -> Forker:
-    """Returns the forking process of this process; starts it on first use."""
-    return Forker()
+def forker(*modules: str) -> Forker:
+    """Returns the forking process of this process that has these modules; starts it on first
+    use.
+    """
+    return Forker(*modules)
 
 
 # ---- as a program
@@ -165,6 +170,8 @@ if __name__ == "__main__":
     from ranks import run_rank
 
     unisono.native.usable_cores()  # loads the native core
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     # SIGINT is ignored under nohup and in a shell's background, and children inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serve(socket.socket(fileno=int(sys.argv[1])), run_rank)()

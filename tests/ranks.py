@@ -164,7 +164,8 @@ class Processes:
     at the end.
 
     They are forked from a process that has imported their modules. `environment(rank)` is added to
-    their environment, and `place(rank)` are further arguments of `Forker.start`.
+    their environment, and `place(rank)` are further arguments of `Forker.start`. `modules` are
+    large ones that the function imports.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class Processes:
         name: str | None = None,
         environment: Callable[[int], dict[str, str]] = lambda rank: {},
         place: Callable[[int], dict[str, int | None]] = lambda rank: {},
+        modules: Sequence[str] = (),
     ) -> None:
         self.ranks = ranks
         self.events: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
@@ -187,7 +189,7 @@ class Processes:
             ours, theirs = os.pipe()
             words = [file, function.__name__, str(rank), str(ranks), name]
             added = {**os.environ, **environment(rank)}
-            self.processes.append(forker().start(words, theirs, added, **place(rank)))
+            self.processes.append(forker(*modules).start(words, theirs, added, **place(rank)))
             os.close(theirs)
             self._pipes.append(ours)
 

@@ -23,8 +23,8 @@ from unisono.control.vote import (
     unpack_reply,
     unpack_request,
 )
-from unisono.recovery import agreement
-from unisono.recovery.agreement import (
+from unisono.recovery import membership_agreement
+from unisono.recovery.membership_agreement import (
     Advance,
     Advanced,
     Event,
@@ -32,12 +32,12 @@ from unisono.recovery.agreement import (
     Form,
     Formed,
     GiveUp,
+    MessageReceived,
     Observation,
-    Received,
-    Send,
+    SendMessage,
 )
-from unisono.recovery.messages import pack, unpack
 from unisono.recovery.quorum import Poll, entry_of
+from unisono.recovery.recovery_messages import pack, unpack
 
 TIMEOUT_S = 10.0
 
@@ -57,10 +57,10 @@ class World:
     def __init__(self, ranks: int, *, exclude: frozenset[int]) -> None:
         self.ranks, self.exclude = ranks, exclude
         self.now = 0.0
-        self.states: dict[int, agreement.State] = {}
+        self.states: dict[int, membership_agreement.AgreementState] = {}
         self.dead: set[int] = set()
         self.stopped: set[int] = set()
-        self.todo: dict[int, deque[agreement.Action]] = defaultdict(deque)
+        self.todo: dict[int, deque[membership_agreement.Action]] = defaultdict(deque)
         self.messages: dict[tuple[int, int], deque[Any]] = defaultdict(deque)
         self.ledger = 0
         self.formings: dict[int, Forming] = {}
@@ -71,7 +71,7 @@ class World:
     # ---- events of a rank
 
     def start(self, rank: int) -> None:
-        self.states[rank] = agreement.begin(
+        self.states[rank] = membership_agreement.begin(
             rank=rank, ranks=self.ranks, timeout_s=TIMEOUT_S, now=self.now, exclude=self.exclude
         )
 
@@ -80,7 +80,7 @@ class World:
         return rank in self.states and not gone
 
     def step(self, rank: int, event: Event) -> None:
-        self.states[rank], actions = agreement.step(self.states[rank], event, self.now)
+        self.states[rank], actions = membership_agreement.step(self.states[rank], event, self.now)
         self.todo[rank] += actions
 
     def observe(self, rank: int) -> None:
@@ -94,11 +94,13 @@ class World:
         return Observation(gone=frozenset(lost), entry=self.ledger)
 
     def deliver(self, source: int, rank: int) -> None:
-        self.step(rank, Received(source=source, message=self.messages[source, rank].popleft()))
+        self.step(
+            rank, MessageReceived(source=source, message=self.messages[source, rank].popleft())
+        )
 
     def act(self, rank: int) -> None:
         match self.todo[rank].popleft():
-            case Send(to=to, message=message):
+            case SendMessage(to=to, message=message):
                 assert unpack(pack(message), self.ranks) == message
                 self.messages[rank, to].append(message)
             case Advance(expected=expected, desired=desired):
@@ -275,7 +277,7 @@ class WorldOfHosts(World):
 
     def act(self, rank: int) -> None:
         action = self.todo[rank][0]
-        if isinstance(action, Send) and (rank, action.to) in self.severed:
+        if isinstance(action, SendMessage) and (rank, action.to) in self.severed:
             self.todo[rank].popleft()
         elif isinstance(action, Advance):
             self.todo[rank].popleft()
@@ -294,7 +296,7 @@ class WorldOfHosts(World):
             rank_poll.requested = poll.request
             self.request_votes(rank, poll.request)
             poll.handle(rank, self.cast(rank, poll.request))
-        elif poll.seen is not None or agreement.decided(self.entry(rank)):
+        elif poll.seen is not None or membership_agreement.decided(self.entry(rank)):
             del self.polls[rank]
             if poll.decision is not None:
                 self.cast(rank, poll.decision)

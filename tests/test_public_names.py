@@ -64,6 +64,7 @@ def test_every_exported_name_exists(module: str) -> None:
         "show.network",
         "show.simulation",
         "simulator",
+        "timeline",
         "topology",
         "torch_backend",
         "torch_backend.reserved",

@@ -87,7 +87,7 @@ class Tap:
     """
 
     def __init__(self, change: Callable[[bytes], bytes] = lambda chunk: chunk) -> None:
-        self.heard = bytearray()
+        self.received = bytearray()
         self._change = change
         self._lock = threading.Lock()
 
@@ -116,7 +116,7 @@ class Tap:
         with contextlib.suppress(OSError):
             while chunk := one.recv(1 << 16):
                 with self._lock:
-                    self.heard += chunk
+                    self.received += chunk
                 other.sendall(self._change(chunk))
         for sock in (one, other):
             with contextlib.suppress(OSError):

@@ -72,7 +72,7 @@ void bind_hosts(nb::class_<Group>& group) {
                  return nb::bytes(reinterpret_cast<const char*>(&doing), sizeof(doing));
              })
         .def(
-            "heard",
+            "record_last_call",
             [](Group& self, uint32_t peer, const nb::bytes& packed) {
                 Activity doing{};
                 if (packed.size() != sizeof(doing))
@@ -80,7 +80,7 @@ void bind_hosts(nb::class_<Group>& group) {
                                                     std::to_string(sizeof(doing)) + " bytes, got " +
                                                     std::to_string(packed.size()));
                 std::memcpy(&doing, packed.c_str(), sizeof(doing));
-                self.heard(peer, doing);
+                self.record_last_call(peer, doing);
             },
             "peer"_a, "called"_a)
         .def("events_fd", [](Group& self) { return self.members().events().fd(); })

@@ -4,7 +4,7 @@
 #include "bind/gil.h"
 #include "bind/register.h"
 #include "core/progress_thread.h"
-#include "execution/core_latency.h"
+#include "execution/cpu_cores.h"
 #include "kernels/kernels.h"
 
 namespace nb = nanobind;

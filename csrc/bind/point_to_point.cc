@@ -120,11 +120,11 @@ class Messages {
     }
 
     using Found = std::optional<std::tuple<uint32_t, uint64_t, uint64_t, uint32_t>>;
-    Found probe(int32_t source, uint64_t tag, bool waits, double limit_s) {
+    Found probe(int32_t source, uint64_t tag, bool waits, double limit_s, double check_s) {
         p2p::Engine& engine = group_->p2p();
         const WithoutGil release;
         const auto found =
-            waits ? engine.wait_probe(source, tag, timeout_s, limit_s, python_signals())
+            waits ? engine.wait_probe(source, tag, timeout_s, limit_s, python_signals(), check_s)
                   : engine.probe(source, tag);
         if (!found) return std::nullopt;
         return std::tuple(found->source, found->tag, found->bytes, found->kind);
@@ -288,7 +288,8 @@ void register_messages(nb::module_& m) {
         .def("request", &Messages::request, "sends"_a, "data"_a, "bytes"_a, "dtype"_a, "peer"_a,
              "tag"_a, "memory"_a.none(), "starter"_a = nb::none())
         .def("begin", &Messages::begin, "request"_a, "in_background"_a)
-        .def("probe", &Messages::probe, "source"_a, "tag"_a, "waits"_a, "limit_s"_a);
+        .def("probe", &Messages::probe, "source"_a, "tag"_a, "waits"_a, "limit_s"_a,
+             "check_s"_a = Waiter::kCheck_s);
 }
 
 }  // namespace unisono::bind

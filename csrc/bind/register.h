@@ -11,6 +11,7 @@ void register_memory(nanobind::module_& module);
 void register_messages(nanobind::module_& module);
 void register_quick(nanobind::module_& module);
 void register_simulator(nanobind::module_& module);
+void register_timeline(nanobind::module_& module);
 void register_tls(nanobind::module_& module);
 void register_voted_calls(nanobind::module_& module);
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -74,7 +75,7 @@ class VotedWork {
         const WithoutGil release;
         if (carried_.buffer) carried_.gather();
         job_ = dispatcher.submit(std::move(first), timeout_s, inline_s,
-                                 continuation_of_vote(&vote_, std::move(next)));
+                                 continuation_of_vote(&vote_, std::move(next), &agreed_ns_));
     }
 
     void wait(nb::handle self, std::optional<double> timeout_s) {
@@ -98,6 +99,10 @@ class VotedWork {
 
     [[nodiscard]] bool done() const noexcept { return job_->done(); }
     [[nodiscard]] bool ran() const noexcept { return vote_ != 0; }
+    [[nodiscard]] std::optional<std::pair<int64_t, int64_t>> times_ns() const noexcept {
+        if (!job_->done() || !ran()) return std::nullopt;
+        return std::make_pair(agreed_ns_, job_->ended_ns());
+    }
 
   private:
     // Copies the result to the arrays, once, whichever thread waits first.
@@ -111,6 +116,7 @@ class VotedWork {
     Carried carried_;
     nb::set held_;
     int64_t vote_ = 1;
+    int64_t agreed_ns_ = 0;
     std::shared_ptr<Job> job_;
     std::mutex completing_;
     bool completed_ = false;
@@ -179,9 +185,11 @@ class VotedAllReduce {
 
 }  // namespace
 
-Continuation continuation_of_vote(const int64_t* vote, std::optional<Execution> next) {
+Continuation continuation_of_vote(const int64_t* vote, std::optional<Execution> next,
+                                  int64_t* agreed_ns) {
     const auto held = std::make_shared<std::optional<Execution>>(std::move(next));
-    return [vote, held]() -> std::optional<Execution> {
+    return [vote, held, agreed_ns]() -> std::optional<Execution> {
+        if (agreed_ns) *agreed_ns = steady_now_ns();
         int64_t agreed = 0;
         std::memcpy(&agreed, vote, sizeof agreed);
         if (agreed == 0) return std::nullopt;
@@ -199,7 +207,8 @@ void register_voted_calls(nb::module_& m) {
             "timeout_s"_a = nb::none())
         .def("is_completed", &VotedWork::done)
         .def("_poll", &VotedWork::done)
-        .def_prop_ro("ran", &VotedWork::ran);
+        .def_prop_ro("ran", &VotedWork::ran)
+        .def("times_ns", &VotedWork::times_ns);
     nb::class_<VotedAllReduce>(m, "VotedAllReduce")
         .def(nb::init<std::shared_ptr<Group>, std::shared_ptr<Prepared>, std::shared_ptr<Prepared>,
                       const std::vector<uint64_t>&, nb::set, nb::callable, double>(),

@@ -181,6 +181,7 @@ void Dispatcher::finish(Job& job) noexcept {
         queued_.fetch_sub(1);
         driven_ = nullptr;
     }
+    job.ended_ns_ = steady_now_ns();
     job.done_.store(true, std::memory_order_release);
     changed_->notify_all();
 }
@@ -262,6 +263,7 @@ void Dispatcher::drop_queued() noexcept {
         if (job.get() == driven_) return false;  // its driver finds the group closed
         executor_.abandon(job->execution_, "the communicator was closed");
         job->error_ = kClosed;
+        job->ended_ns_ = steady_now_ns();
         job->done_.store(true, std::memory_order_release);
         queued_.fetch_sub(1);
         return true;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -18,6 +19,11 @@
 
 namespace unisono {
 
+// Returns the time of the steady clock, which is Python's `time.monotonic_ns` on Linux.
+inline int64_t steady_now_ns() noexcept {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 // Returns the call that follows a finished one, made from its results, or nothing. No other call
 // runs between the two.
 using Continuation = std::function<std::optional<Execution>()>;
@@ -30,6 +36,8 @@ class Job {
           deadline_(timeout_s) {}
 
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+    // Returns when the job ended, by the steady clock, once it is done.
+    [[nodiscard]] int64_t ended_ns() const noexcept { return ended_ns_; }
     // Returns the error of a failed job once it is done.
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
 
@@ -39,6 +47,7 @@ class Job {
     Continuation continuation_;
     Deadline deadline_;
     std::optional<Error> error_;
+    int64_t ended_ns_ = 0;
     std::atomic<bool> done_{false};
 };
 

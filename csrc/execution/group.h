@@ -74,15 +74,15 @@ class Group {
             if (transport) transport->abandon();
         }
     }
-    // News of a peer from other hosts. peer_left(): the peer has left without a failure. heard():
-    // its last call, and the message that it waits for.
+    // News of a peer from other hosts. peer_left(): the peer has left without a failure.
+    // record_last_call(): its last call, and the message that it waits for.
     void peer_left(uint32_t peer) noexcept {
         if (peer >= view_.ranks() || view_.local(peer)) return;
         view_.control(peer).presence.store(static_cast<uint32_t>(Presence::left),
                                            std::memory_order_release);
         wake();
     }
-    void heard(uint32_t peer, const Activity& doing) noexcept {
+    void record_last_call(uint32_t peer, const Activity& doing) noexcept {
         if (peer >= view_.ranks() || view_.local(peer)) return;
         view_.update_last_call(peer, doing.called);
         view_.control(peer).awaited_message.store(doing.awaited_message, std::memory_order_relaxed);

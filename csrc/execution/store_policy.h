@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/control_words.h"
-#include "execution/core_latency.h"
+#include "execution/cpu_cores.h"
 #include "kernels/kernels.h"
 
 namespace unisono {

@@ -103,10 +103,10 @@ class Waiter {
     // Waits until `ready()`. Between polls it calls `inspect()`, which throws if the wait is in
     // vain. After `limit_s` seconds (if positive) it returns false, and the caller continues
     // elsewhere. `rest(awake, seconds)` sleeps unless `awake()`; `late()` returns the text of the
-    // timeout.
+    // timeout. The slow checks are made about every `check_s` seconds.
     template <class Rest, class Ready, class Inspect, class Late>
     bool wait(Rest&& rest, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
-              const Interrupted& interrupted, double limit_s = 0) {
+              const Interrupted& interrupted, double limit_s = 0, double check_s = kCheck_s) {
         for (int i = 0; i < spin_policy_.pauses; ++i) {
             if (ready()) return true;
             relax();
@@ -136,9 +136,9 @@ class Waiter {
                 }
             }
             const auto awake = [&] { return ready() || members_.failed(); };
-            const Woken woken = rest(awake, std::min(left_s, kSlice_s));
+            const Woken woken = rest(awake, std::min(left_s, check_s));
             // Check now and then even if the doorbell keeps ringing for other ranks.
-            if (woken != Woken::rung || elapsed_s - checked_s > kSlice_s) {
+            if (woken != Woken::rung || elapsed_s - checked_s > check_s) {
                 make_slow_checks(interrupted);
                 if (elapsed_s > kSlowWait_s) members_.ask_other_hosts();  // for any kind of wait
                 checked_s = elapsed_s;
@@ -159,8 +159,9 @@ class Waiter {
     // Makes the slow checks: signals, and the liveness of the peers that are due.
     void make_slow_checks(const Interrupted& interrupted);
 
+    static constexpr double kCheck_s = 0.05;
+
   private:
-    static constexpr double kSlice_s = 0.05;
     static constexpr double kSlowWait_s = 0.1;
     static constexpr std::chrono::milliseconds kYielding{20};
     static constexpr std::chrono::microseconds kCrowded{3};

@@ -73,9 +73,11 @@ class Engine final : private Receiver, private Completion {
     bool cancel(Request& request);
     // Returns the message that a receive would get now, or nothing. Throws Error.
     std::optional<Envelope> probe(int32_t source, uint64_t tag);
-    // Waits for a message that a receive would get. Returns nothing after `limit_s`.
+    // Waits for a message that a receive would get. Returns nothing after `limit_s`. Asks about
+    // every `check_s` seconds if the other ranks still live.
     std::optional<Envelope> wait_probe(int32_t source, uint64_t tag, double timeout_s,
-                                       double limit_s, const Interrupted& interrupted);
+                                       double limit_s, const Interrupted& interrupted,
+                                       double check_s = Waiter::kCheck_s);
     // Stops the engine after the rank has left the group. Pending requests fail as aborted.
     void stop() noexcept;
     // After `stop`: sends what is left. Returns true once the ranks of other hosts have everything.
@@ -137,7 +139,7 @@ class Engine final : private Receiver, private Completion {
     void progress_loop();
     template <class Ready, class Last>
     bool wait_for(Requests requests, Ready&& ready, Last&& last, double timeout_s, double limit_s,
-                  const Interrupted& interrupted);
+                  const Interrupted& interrupted, double check_s = Waiter::kCheck_s);
     template <class Awake>
     Woken rest(bool here, bool away, Awake&& awake, double seconds);
     void inspect(std::chrono::steady_clock::time_point& last);

@@ -133,7 +133,8 @@ void Engine::expire(Request& request, double timeout_s) {
 }
 
 std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double timeout_s,
-                                           double limit_s, const Interrupted& interrupted) {
+                                           double limit_s, const Interrupted& interrupted,
+                                           double check_s) {
     Request wanted({nullptr, 0, DType::uint8, source, tag},
                    false);  // only for error texts; never begun
     std::optional<Envelope> found;
@@ -142,7 +143,7 @@ std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double 
         return found.has_value();
     };
     Request* const one = &wanted;
-    wait_for({&one, 1}, ready, ready, timeout_s, limit_s, interrupted);
+    wait_for({&one, 1}, ready, ready, timeout_s, limit_s, interrupted, check_s);
     return found;
 }
 
@@ -150,7 +151,7 @@ std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double 
 // sleep.
 template <class Ready, class Last>
 bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double timeout_s,
-                      double limit_s, const Interrupted& interrupted) {
+                      double limit_s, const Interrupted& interrupted, double check_s) {
     members_.require_own_process();
     bool here = false, away = false;
     for (const Request* const request : requests) {
@@ -177,7 +178,7 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
         const Message& first = requests.front()->message();
         const int32_t peer = requests.size() == 1 ? first.peer : kAnySource;
         const Waiting waiting(view_.own(), awaited_message_of(requests.front()->sends(), peer));
-        return waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s);
+        return waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s, check_s);
     } catch (...) {
         if (!members_.in_child()) end_all();
         throw;

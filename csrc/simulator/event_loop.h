@@ -7,7 +7,7 @@
 
 #include "simulator/clock.h"
 #include "simulator/deadlines.h"
-#include "simulator/lists.h"
+#include "simulator/ragged_lists.h"
 #include "simulator/sharing.h"
 #include "simulator/usage.h"
 

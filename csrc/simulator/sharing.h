@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "simulator/lists.h"
+#include "simulator/ragged_lists.h"
 
 namespace unisono::simulator {
 

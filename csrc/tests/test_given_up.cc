@@ -7,9 +7,9 @@
 
 #include "tests/kernel_features.h"
 #include "tests/peer.h"
-#include "tests/play.h"
 #include "tests/read_only_memory.h"
 #include "tests/report.h"
+#include "tests/stepped_ranks.h"
 
 namespace {
 
@@ -43,48 +43,48 @@ struct State {
 template <class Some>
 std::vector<State<Some>> states() {
     return {
-        {"posted", [](Some& play) { play.receive(10, 1); }},
-        {"offered", [](Some& play) { play.send(data_of(1, kLarge), 1); }},
+        {"posted", [](Some& stepped) { stepped.receive(10, 1); }},
+        {"offered", [](Some& stepped) { stepped.send(data_of(1, kLarge), 1); }},
         {"stored",
-         [](Some& play) {
-             play.send(data_of(1, kLarge), 1);
-             play.receive(10, 2);
-             play.settle();
+         [](Some& stepped) {
+             stepped.send(data_of(1, kLarge), 1);
+             stepped.receive(10, 2);
+             stepped.settle();
          }},
         {"waiting for room",
-         [](Some& play) {
-             play.receive(10, 1);
-             play.fill();
-             play.send(data_of(1, kLarge), 2);
+         [](Some& stepped) {
+             stepped.receive(10, 1);
+             stepped.fill();
+             stepped.send(data_of(1, kLarge), 2);
          }},
         {"asked for",
-         [](Some& play) {
-             play.receive(kLarge, 1);
-             play.fill();
-             play.send(data_of(1, kLarge), 1);
-             play.poll(1);
+         [](Some& stepped) {
+             stepped.receive(kLarge, 1);
+             stepped.fill();
+             stepped.send(data_of(1, kLarge), 1);
+             stepped.poll(1);
          }},
         {"found",
-         [](Some& play) {
-             play.receive(kLarge, 1);
-             play.fill();
-             play.send(data_of(1, kLarge), 1);
-             play.poll(1);
-             play.poll(0);
+         [](Some& stepped) {
+             stepped.receive(kLarge, 1);
+             stepped.fill();
+             stepped.send(data_of(1, kLarge), 1);
+             stepped.poll(1);
+             stepped.poll(0);
          }},
         {"begun",
-         [](Some& play) {
-             play.send(data_of(1, 40 * kLarge), 1);
-             play.receive(40 * kLarge, 1);
+         [](Some& stepped) {
+             stepped.send(data_of(1, 40 * kLarge), 1);
+             stepped.receive(40 * kLarge, 1);
          }},
         {"half moved",
-         [](Some& play) {
-             play.send(data_of(1, 40 * kLarge), 1);
-             play.receive(40 * kLarge, 1);
-             play.poll(0);
-             play.poll(1);
+         [](Some& stepped) {
+             stepped.send(data_of(1, 40 * kLarge), 1);
+             stepped.receive(40 * kLarge, 1);
+             stepped.poll(0);
+             stepped.poll(1);
          }},
-        {"to oneself", [](Some& play) { play.send(data_of(1, kLarge), 1, 0, 0); }},
+        {"to oneself", [](Some& stepped) { stepped.send(data_of(1, kLarge), 1, 0, 0); }},
     };
 }
 
@@ -94,23 +94,23 @@ void check_failures(Report& report) {
         for (const State<Some>& state : states<Some>()) {
             for (const bool closes : {false, true}) {
                 const std::string what = std::string(state.what) + (closes ? ", closed" : "");
-                Some play(2, single_copy);
-                state.reach(play);
-                report.check(play.under_way() > 0, what + ": no request is pending");
+                Some stepped(2, single_copy);
+                state.reach(stepped);
+                report.check(stepped.under_way() > 0, what + ": no request is pending");
                 if (closes) {
-                    play.world()[0].close();
-                    play.world()[1].close();
+                    stepped.world()[0].close();
+                    stepped.world()[1].close();
                 } else {
                     for (const uint32_t rank : {1, 0})  // the other rank may already know
-                        play.world()[rank].members->record(Fault::aborted, "enough of this");
+                        stepped.world()[rank].members->record(Fault::aborted, "enough of this");
                 }
-                play.settle();
-                report.check(play.under_way() == 0, what + ": a request is still pending");
-                play.check_errors(report, Fault::aborted, closes ? "closed" : "enough of this",
-                                  what);
-                play.scribble();
-                play.settle();
-                report.check(play.is_scribbled(), what + ": memory is used after the end");
+                stepped.settle();
+                report.check(stepped.under_way() == 0, what + ": a request is still pending");
+                stepped.check_errors(report, Fault::aborted, closes ? "closed" : "enough of this",
+                                     what);
+                stepped.scribble();
+                stepped.settle();
+                report.check(stepped.is_scribbled(), what + ": memory is used after the end");
             }
         }
     }
@@ -120,14 +120,14 @@ void check_failures(Report& report) {
 void check_sender_left(Report& report) {
     for (const bool single_copy : {true, false}) {
         for (const int polls : {-1, 0, 1}) {  // before the receive, at its begin, later
-            Play play(2, single_copy);
-            play.send(data_of(1, 40 * kLarge), 1);
-            p2p::Request* in = polls < 0 ? nullptr : &play.receive(40 * kLarge, 1);
-            for (int i = 0; i < polls; ++i) play.poll(1);
-            play.world()[0].close();
-            play.scribble();
-            if (!in) in = &play.receive(40 * kLarge, 1);
-            expect(report, outcome_of([&] { play[1].wait(*in, kLong_s, -1, {}); }),
+            SteppedRanks stepped(2, single_copy);
+            stepped.send(data_of(1, 40 * kLarge), 1);
+            p2p::Request* in = polls < 0 ? nullptr : &stepped.receive(40 * kLarge, 1);
+            for (int i = 0; i < polls; ++i) stepped.poll(1);
+            stepped.world()[0].close();
+            stepped.scribble();
+            if (!in) in = &stepped.receive(40 * kLarge, 1);
+            expect(report, outcome_of([&] { stepped[1].wait(*in, kLong_s, -1, {}); }),
                    Fault::peer_lost, "rank 0", "a sender that left");
             report.check(in->done() && in->error(), "the message does not count as received");
         }
@@ -136,15 +136,15 @@ void check_sender_left(Report& report) {
 
 void check_receiver_left(Report& report) {
     for (const bool single_copy : {true, false}) {
-        Play play(2, single_copy);
-        p2p::Request& out = play.send(data_of(1, 40 * kLarge), 1);
-        play.receive(40 * kLarge, 1);
-        play.poll(0);
-        play.world()[1].close();
-        play.scribble();
-        expect(report, outcome_of([&] { play[0].wait(out, kLong_s, -1, {}); }), Fault::peer_lost,
+        SteppedRanks stepped(2, single_copy);
+        p2p::Request& out = stepped.send(data_of(1, 40 * kLarge), 1);
+        stepped.receive(40 * kLarge, 1);
+        stepped.poll(0);
+        stepped.world()[1].close();
+        stepped.scribble();
+        expect(report, outcome_of([&] { stepped[0].wait(out, kLong_s, -1, {}); }), Fault::peer_lost,
                "rank 1 left the group while rank 0 was sending to it", "a receiver that left");
-        report.check(play.is_scribbled(), "memory of a receiver that left");
+        report.check(stepped.is_scribbled(), "memory of a receiver that left");
     }
 }
 
@@ -227,8 +227,8 @@ int main() {
     Report report;
     // First, because this test reads the process's peak memory.
     for (const bool times_out : {false, true}) check_stalled_send(report, times_out);
-    check_failures<Play>(report);
-    check_failures<PlayOverHosts>(report);
+    check_failures<SteppedRanks>(report);
+    check_failures<SteppedHosts>(report);
     check_sender_left(report);
     check_receiver_left(report);
     if (can_run_single_copy(report, "writes that fail")) check_write_that_fails(report);

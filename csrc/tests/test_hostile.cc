@@ -6,8 +6,8 @@
 #include <string>
 
 #include "tests/kernel_features.h"
-#include "tests/play.h"
 #include "tests/report.h"
+#include "tests/stepped_ranks.h"
 
 namespace {
 
@@ -18,12 +18,12 @@ using p2p::Phase;
 // Rank 0 is real. The test plays rank 1 and writes to the memory that they share.
 class Hostile {
   public:
-    explicit Hostile(bool single_copy = true) : play_(2, single_copy) {
-        auto& segment = *play_.world()[1].segment;
+    explicit Hostile(bool single_copy = true) : stepped_(2, single_copy) {
+        auto& segment = *stepped_.world()[1].segment;
         in_ = segment.pair(1, 0);
         out_ = segment.pair(0, 1);
     }
-    Play& play() { return play_; }
+    SteppedRanks& stepped() { return stepped_; }
     p2p::Pair& in() { return *in_.shared; }
     p2p::Pair& out() { return *out_.shared; }
     p2p::Slot& slot(uint64_t number) { return in_.slots[number - 1]; }
@@ -50,13 +50,13 @@ class Hostile {
     Outcome receive(size_t bytes, uint64_t tag, double timeout_s = 0.05) {
         p2p::Request* request = nullptr;
         return outcome_of([&] {
-            request = &play_.receive(bytes, tag, 1, 0);
-            play_[0].wait(*request, timeout_s, -1, {});
+            request = &stepped_.receive(bytes, tag, 1, 0);
+            stepped_[0].wait(*request, timeout_s, -1, {});
         });
     }
 
   private:
-    Play play_;
+    SteppedRanks stepped_;
     PairMemory in_, out_;
 };
 
@@ -91,8 +91,8 @@ void check_slots_that_change(Report& report) {
         for (const bool aside : {false, true}) {
             Hostile h;
             h.put(1, 1, bytes);
-            p2p::Request& never = h.play().receive(10, 2, 1, 0);
-            h.play().poll(0);  // no receive matches it
+            p2p::Request& never = h.stepped().receive(10, 2, 1, 0);
+            h.stepped().poll(0);  // no receive matches it
             const auto change = [&] {
                 h.slot(1).bytes = 1 << 30;
                 h.slot(1).place = ~0ULL - 50;
@@ -104,8 +104,8 @@ void check_slots_that_change(Report& report) {
                 h.put(k, 3, 1);
                 if (k == 300) change();
             }
-            h.play().poll(0);
-            p2p::Request& in = h.play().receive(bytes, 1, 1, 0);
+            h.stepped().poll(0);
+            p2p::Request& in = h.stepped().receive(bytes, 1, 1, 0);
             report.check(in.done() && !in.error() && !never.done(),
                          "a slot that changes after it was read");
         }
@@ -119,7 +119,7 @@ void check_hostile_transfers(Report& report) {
         const Data larger(40 * kLarge);
         twice.offer(3, larger, 1);
         twice.put(1, 1, larger.size(), 3);
-        p2p::Request& first = twice.play().receive(larger.size(), 1, 1, 0);
+        p2p::Request& first = twice.stepped().receive(larger.size(), 1, 1, 0);
         twice.put(2, 1, larger.size(), 3);
         twice.in().transfers[3].phase = static_cast<uint64_t>(Phase::offered);
         expect(report, twice.receive(larger.size(), 1), Fault::system, "two messages by transfer 3",
@@ -132,20 +132,20 @@ void check_hostile_transfers(Report& report) {
                     Hostile h(single_copy);
                     p2p::Transfer& t = h.offer(3, data, 1);
                     h.put(1, 1, kLarge, 3);
-                    p2p::Request& in = h.play().receive(kLarge, 1, 1, 0);
+                    p2p::Request& in = h.stepped().receive(kLarge, 1, 1, 0);
                     t.phase = phase;
                     t.claims = claims;
                     t.written = claims == 1ULL << 32 ? 1 : blocks;
                     t.turn = 0;
                     h.in().blocks = blocks;
                     h.in().blocks_taken = blocks + (blocks & 1);
-                    h.play().settle();
-                    h.play().world()[0].members->record(Fault::aborted, "enough of this");
-                    h.play().settle();
+                    h.stepped().settle();
+                    h.stepped().world()[0].members->record(Fault::aborted, "enough of this");
+                    h.stepped().settle();
                     report.check(in.done(), "a receive by an invalid transfer is still pending");
-                    h.play().scribble();
-                    h.play().settle();
-                    report.check(h.play().is_scribbled(),
+                    h.stepped().scribble();
+                    h.stepped().settle();
+                    report.check(h.stepped().is_scribbled(),
                                  "memory of an invalid transfer is used after the end");
                 }
             }
@@ -165,40 +165,40 @@ void check_invalid_source(Report& report) {
 void check_invalid_target(Report& report) {
     Data data = data_of(1, kLarge);
     Hostile h;
-    p2p::Request& out = h.play().send(data, 1, 0, 1);
+    p2p::Request& out = h.stepped().send(data, 1, 0, 1);
     p2p::Transfer& t = h.out().transfers[0];
     t.target = 4096;
     t.phase = static_cast<uint64_t>(Phase::reading);
     ++h.out().steps;
-    expect(report, outcome_of([&] { h.play()[0].wait(out, 20, -1, {}); }), Fault::aborted,
+    expect(report, outcome_of([&] { h.stepped()[0].wait(out, 20, -1, {}); }), Fault::aborted,
            "cannot write the memory that rank 1", "memory that cannot be written");
 }
 
 void check_hostile_answers(Report& report) {
-    const auto play = [](Hostile& h) {
+    const auto stepped = [](Hostile& h) {
         h.put(1, 9, 10);
         h.in().held = 5;
-        p2p::Request& in = h.play().receive(10, 1, 1, 0);
-        h.play().poll(0);
+        p2p::Request& in = h.stepped().receive(10, 1, 1, 0);
+        h.stepped().poll(0);
         return &in;
     };
     for (const uint64_t answer : {67ULL, 255ULL}) {
         Hostile h;
-        play(h);
+        stepped(h);
         h.in().answered = 1 << 8 | answer;
         expect(report, h.receive(10, 2), Fault::system, "rank 1 sent an answer",
                "an unknown transfer");
     }
     for (const uint64_t answer : {3ULL, 2ULL << 8, 1ULL << 8, ~0ULL}) {
         Hostile h;
-        const p2p::Request* const in = play(h);
+        const p2p::Request* const in = stepped(h);
         report.check(h.in().asked == 1 && h.out().asked == 0, "the receiver has asked");
         h.in().answered = answer;
         expect(report, h.receive(10, 2), Fault::timeout, "", "an answer to another question");
         report.check(in->done() && in->error(), "the receive ends with an error");
     }
     Hostile h;  // an answer that refers to a message that was not offered
-    play(h);
+    stepped(h);
     h.in().transfers[7].bytes = 10;
     h.in().transfers[7].tag = 1;
     h.in().transfers[7].kind = static_cast<uint64_t>(DType::uint8);
@@ -212,9 +212,9 @@ void check_hostile_receiver(Report& report) {
     for (const bool single_copy : {true, false}) {
         for (const uint64_t counter : {0ULL, 1ULL, 1ULL << 32, ~0ULL}) {
             Hostile h(single_copy);
-            Play& play = h.play();
+            SteppedRanks& stepped = h.stepped();
             for (uint64_t k = 0; k < 20; ++k) {
-                play.send(data_of(k, k * 500), 1, 0, 1);
+                stepped.send(data_of(k, k * 500), 1, 0, 1);
                 h.out().slots_taken = h.out().bytes_taken = h.out().blocks_taken = counter + k;
                 h.out().asked = counter;
                 h.out().asked_tag = counter;
@@ -226,11 +226,11 @@ void check_hostile_receiver(Report& report) {
                         t.phase = static_cast<uint64_t>(k % 2 ? Phase::staging : Phase::complete);
                 }
                 ++h.out().steps;
-                play.poll(0);
+                stepped.poll(0);
             }
-            play.world()[0].members->record(Fault::aborted, "enough of this");
-            play.settle();
-            report.check(play.under_way() == 0, "sends to an invalid receiver have ended");
+            stepped.world()[0].members->record(Fault::aborted, "enough of this");
+            stepped.settle();
+            report.check(stepped.under_way() == 0, "sends to an invalid receiver have ended");
         }
     }
 }
@@ -241,7 +241,7 @@ void check_random_hostility(Report& report) {
         Hostile h(seed % 2);
         std::mt19937_64 random(seed);
         Data data = data_of(seed, kLarge);
-        Play& play = h.play();
+        SteppedRanks& stepped = h.stepped();
         uint64_t number = 0;
         const auto some = [&]() -> uint64_t {
             const uint64_t values[] = {0,       1, 2, 3, 4, 5, 6, random() % 70, random() % kLarge,
@@ -257,10 +257,10 @@ void check_random_hostility(Report& report) {
                     reinterpret_cast<std::atomic<uint64_t>*>(random() % 2 ? &h.in() : &h.out());
                 switch (random() % 8) {
                     case 0:
-                        play.receive(bytes, random() % 3, 1, 0);
+                        stepped.receive(bytes, random() % 3, 1, 0);
                         break;
                     case 1:
-                        play.send(data_of(1, bytes), random() % 3, 0, 1);
+                        stepped.send(data_of(1, bytes), random() % 3, 0, 1);
                         break;
                     case 2:
                         h.put(++number, random() % 3, bytes,
@@ -278,17 +278,17 @@ void check_random_hostility(Report& report) {
                             some();
                         break;
                     default:
-                        play.poll(0);
+                        stepped.poll(0);
                 }
             }
         });
-        play.world()[0].members->record(Fault::aborted, "enough of this");
-        play.settle();
-        report.check(play.under_way() == 0,
+        stepped.world()[0].members->record(Fault::aborted, "enough of this");
+        stepped.settle();
+        report.check(stepped.under_way() == 0,
                      "seed " + std::to_string(seed) + " after " + outcome.text);
-        play.scribble();
-        play.settle();
-        report.check(play.is_scribbled(),
+        stepped.scribble();
+        stepped.settle();
+        report.check(stepped.is_scribbled(),
                      "memory is used after the end, seed " + std::to_string(seed));
     }
 }

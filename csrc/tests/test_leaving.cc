@@ -6,8 +6,8 @@
 #include "tests/calls.h"
 #include "tests/message_ranks.h"
 #include "tests/peer.h"
-#include "tests/play.h"
 #include "tests/report.h"
+#include "tests/stepped_ranks.h"
 
 namespace {
 
@@ -20,11 +20,11 @@ void check_order_of_leaving(Report& report) {
     Data data(10);
     send(fake.rank(), data, 1, 0);
     std::thread closing([&] { fake.rank().close(); });
-    const auto heard = fake.read_kinds(kMessages, 0);
+    const auto received = fake.read_kinds(kMessages, 0);
     for (size_t s = 1; s < 3; ++s)
         report.check(fake.read_kinds(kMessages, s).empty(), "a frame on another connection");
     closing.join();
-    report.check(heard == std::vector{FrameKind::message, FrameKind::left},
+    report.check(received == std::vector{FrameKind::message, FrameKind::left},
                  "expected the message, then the left frame");
 }
 
@@ -121,20 +121,20 @@ void check_polling_after_leaving(Report& report) {
 // The same for a large message that the rank has seen but not received.
 template <class Some>
 void check_untaken_after_leaving(Report& report, const std::string& what) {
-    Some play(3);
-    p2p::Request& sent = play.send(data_of(1, kLarge), 1);
+    Some stepped(3);
+    p2p::Request& sent = stepped.send(data_of(1, kLarge), 1);
     Deadline soon(10);
-    while (!play[1].probe(0, 1) && !soon.passed()) play.poll(0);
-    report.check(!play[0].cancel(sent), what + " that may still receive it");
-    play.world()[1].close();
-    while (!sent.done() && !soon.passed()) play[0].test(sent);
+    while (!stepped[1].probe(0, 1) && !soon.passed()) stepped.poll(0);
+    report.check(!stepped[0].cancel(sent), what + " that may still receive it");
+    stepped.world()[1].close();
+    while (!sent.done() && !soon.passed()) stepped[0].test(sent);
     report.check(sent.done() && sent.error() && sent.error()->fault() == Fault::peer_lost,
                  what + " that has left");
     const Data data = data_of(2, 10);
     bool came = false;
     const auto meet = [&] {
-        play.send(data, 2, 0, 2);
-        came = play.brings(play.receive(data.size(), 2, 0, 2), data);
+        stepped.send(data, 2, 0, 2);
+        came = stepped.brings(stepped.receive(data.size(), 2, 0, 2), data);
     };
     expect(report, outcome_of(meet), Fault::none, "", what + ", then a message to another rank");
     report.check(came, what + ": the message to another rank has not arrived");
@@ -253,9 +253,9 @@ void check_unsent_grants(Report& report) {
     for (auto& receive : receives) engine.begin(receive, false);
     report.check(!engine.transport()->idle(), "unsent grants wait for the peer");
     std::thread closing([&] { fake.group().close(20, {}); });
-    const auto heard = fake.read_kinds(kMessages);
+    const auto received = fake.read_kinds(kMessages);
     closing.join();
-    report.check(!heard.empty() && heard.back() == FrameKind::left,
+    report.check(!received.empty() && received.back() == FrameKind::left,
                  "a rank with only unsent grants leaves in good order");
 }
 
@@ -309,8 +309,8 @@ int main() {
     check_torn_after_leaving(report);
     check_polling_after_leaving(report);
     check_last_rank(report);
-    check_untaken_after_leaving<Play>(report, "a send to a rank of this host");
-    check_untaken_after_leaving<PlayOverHosts>(report, "a send to a rank of another host");
+    check_untaken_after_leaving<SteppedRanks>(report, "a send to a rank of this host");
+    check_untaken_after_leaving<SteppedHosts>(report, "a send to a rank of another host");
     check_sends_to_a_rank_that_left(report);
     check_leaving_waits(report);
     check_unsent_grants(report);

@@ -72,9 +72,9 @@ class Model {
 };
 
 // Drives the matcher as the engine does.
-class Play {
+class RandomMatching {
   public:
-    Play(Report& report, uint64_t seed) : report_(report), seed_(seed), random_(seed) {}
+    RandomMatching(Report& report, uint64_t seed) : report_(report), seed_(seed), random_(seed) {}
 
     void run() {
         for (int step = 0; step < 300; ++step) {
@@ -196,7 +196,7 @@ void check_end(Report& report) {
 
 int main() {
     Report report;
-    for (uint64_t seed = 0; seed < 100; ++seed) Play(report, seed).run();
+    for (uint64_t seed = 0; seed < 100; ++seed) RandomMatching(report, seed).run();
     check_end(report);
     return report.finish();
 }

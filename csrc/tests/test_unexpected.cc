@@ -2,8 +2,8 @@
 // the receiver asks for the one that a receive wants. Also cancelled requests.
 #include <algorithm>
 
-#include "tests/play.h"
 #include "tests/report.h"
+#include "tests/stepped_ranks.h"
 
 namespace {
 
@@ -19,10 +19,10 @@ size_t waiting(const std::vector<p2p::Request*>& sends) {
 
 // Receives all unexpected messages in order afterwards.
 template <class Some>
-void take_all(Report& report, Some& play, const std::vector<p2p::Request*>& sends, const char* what,
-              size_t from = 0) {
+void take_all(Report& report, Some& stepped, const std::vector<p2p::Request*>& sends,
+              const char* what, size_t from = 0) {
     for (size_t k = from; k < sends.size(); ++k)
-        report.check(play.brings(play.receive(kEager, kOther), data_of(k, kEager)),
+        report.check(stepped.brings(stepped.receive(kEager, kOther), data_of(k, kEager)),
                      std::string(what) + ": message " + std::to_string(k));
     report.check(waiting(sends) == 0, "all sends are done");
 }
@@ -30,17 +30,17 @@ void take_all(Report& report, Some& play, const std::vector<p2p::Request*>& send
 // The receiver stores only as much as it has room for.
 template <class Some>
 void check_room(Report& report) {
-    Some play;
-    p2p::Request& wanted = play.receive(10, 1);
-    const auto sends = play.fill();
+    Some stepped;
+    p2p::Request& wanted = stepped.receive(10, 1);
+    const auto sends = stepped.fill();
     const size_t stored = (sends.size() - waiting(sends)) * kEager;
     report.check(stored >= (240 << 10) && stored <= (256 << 10) + (128 << 10) + kEager,
                  std::to_string(stored) + " bytes of unexpected messages are stored");
     report.check(!wanted.done(), "no unexpected message matches the receive");
-    p2p::Request& last = play.send(data_of(1, 10), 1);
-    report.check(play.brings(wanted, data_of(1, 10)), "a message behind the unexpected ones");
-    report.check(play.ends(last), "the send of that message");
-    take_all(report, play, sends, "the unexpected messages");
+    p2p::Request& last = stepped.send(data_of(1, 10), 1);
+    report.check(stepped.brings(wanted, data_of(1, 10)), "a message behind the unexpected ones");
+    report.check(stepped.ends(last), "the send of that message");
+    take_all(report, stepped, sends, "the unexpected messages");
 }
 
 // Held-back messages of all lengths, on all paths, and with large ones behind them.
@@ -49,28 +49,28 @@ void check_found(Report& report) {
     for (const bool single_copy : {true, false}) {
         for (const size_t bytes : {0UL, 5UL, 100UL, kEager, kLarge}) {
             for (const bool posted_first : {true, false}) {
-                Some play(2, single_copy);
-                p2p::Request& wanted = play.receive(10, 1);
-                const auto sends = play.fill();
+                Some stepped(2, single_copy);
+                p2p::Request& wanted = stepped.receive(10, 1);
+                const auto sends = stepped.fill();
                 const std::string what = std::to_string(bytes) + " bytes of a requested message";
                 for (uint64_t k = 0; k < 3; ++k) {
                     if (posted_first) {
-                        p2p::Request& in = play.receive(bytes, 2);
-                        play.settle();
-                        play.send(data_of(k, bytes), 2);
-                        report.check(play.brings(in, data_of(k, bytes)), what);
+                        p2p::Request& in = stepped.receive(bytes, 2);
+                        stepped.settle();
+                        stepped.send(data_of(k, bytes), 2);
+                        report.check(stepped.brings(in, data_of(k, bytes)), what);
                     } else {
-                        play.send(data_of(k, bytes), 2);
-                        play.settle();
-                        report.check(
-                            play.brings(play.receive(bytes, 2, kAnySource), data_of(k, bytes)),
-                            what + ", received later");
+                        stepped.send(data_of(k, bytes), 2);
+                        stepped.settle();
+                        report.check(stepped.brings(stepped.receive(bytes, 2, kAnySource),
+                                                    data_of(k, bytes)),
+                                     what + ", received later");
                     }
                 }
-                p2p::Request& large = play.send(data_of(7, kLarge), kOther);
-                take_all(report, play, sends, "the earlier messages");
-                report.check(play.brings(play.receive(kLarge, kOther), data_of(7, kLarge)) &&
-                                 play.ends(large),
+                p2p::Request& large = stepped.send(data_of(7, kLarge), kOther);
+                take_all(report, stepped, sends, "the earlier messages");
+                report.check(stepped.brings(stepped.receive(kLarge, kOther), data_of(7, kLarge)) &&
+                                 stepped.ends(large),
                              what + ", then a large message");
             }
         }
@@ -80,70 +80,70 @@ void check_found(Report& report) {
 // A denied message may arrive later, even between the denial and its reading.
 template <class Some>
 void check_denied(Report& report) {
-    Some play;
-    p2p::Request& never = play.receive(10, 1);
-    play.fill();
-    p2p::Request& wanted = play.receive(10, 2);
-    play.settle();  // both are denied
-    p2p::Request& third = play.receive(10, 3);
-    play.poll(1);  // asks for the first
+    Some stepped;
+    p2p::Request& never = stepped.receive(10, 1);
+    stepped.fill();
+    p2p::Request& wanted = stepped.receive(10, 2);
+    stepped.settle();  // both are denied
+    p2p::Request& third = stepped.receive(10, 3);
+    stepped.poll(1);  // asks for the first
     for (int i = 0; i < 3; ++i) {
-        play.poll(0);                              // denies the first
-        if (i == 2) play.send(data_of(3, 10), 3);  // sent just after the denial
-        play.poll(1);
+        stepped.poll(0);                              // denies the first
+        if (i == 2) stepped.send(data_of(3, 10), 3);  // sent just after the denial
+        stepped.poll(1);
     }
-    report.check(play.brings(third, data_of(3, 10)), "a message sent just after the denial");
-    play.send(data_of(2, 10), 2);
-    report.check(play.brings(wanted, data_of(2, 10)), "a message sent long after the denial");
+    report.check(stepped.brings(third, data_of(3, 10)), "a message sent just after the denial");
+    stepped.send(data_of(2, 10), 2);
+    report.check(stepped.brings(wanted, data_of(2, 10)), "a message sent long after the denial");
     report.check(!never.done(), "a receive without a message");
 }
 
 // Other receives may be matched while the peer is asked. No receive is skipped.
 template <class Some>
 void check_order_of_questions(Report& report) {
-    Some play(3);
-    p2p::Request& never = play.receive(10, 1, 0);
-    const auto sends = play.fill();
-    report.check(play[1].cancel(never), "a receive is cancelled");
-    p2p::Request& any = play.receive(10, 2, kAnySource);
-    p2p::Request& last = play.receive(10, 3, 0);
-    play.settle();
-    play.send(data_of(3, 10), 3);
-    play.poll(1);                     // asks rank 0 for the first receive's message
-    play.send(data_of(2, 10), 2, 2);  // comes from rank 2
-    play.poll(0);                     // denies it
-    report.check(play.brings(any, data_of(2, 10)) && any.source() == 2,
+    Some stepped(3);
+    p2p::Request& never = stepped.receive(10, 1, 0);
+    const auto sends = stepped.fill();
+    report.check(stepped[1].cancel(never), "a receive is cancelled");
+    p2p::Request& any = stepped.receive(10, 2, kAnySource);
+    p2p::Request& last = stepped.receive(10, 3, 0);
+    stepped.settle();
+    stepped.send(data_of(3, 10), 3);
+    stepped.poll(1);                     // asks rank 0 for the first receive's message
+    stepped.send(data_of(2, 10), 2, 2);  // comes from rank 2
+    stepped.poll(0);                     // denies it
+    report.check(stepped.brings(any, data_of(2, 10)) && any.source() == 2,
                  "a message from another rank");
-    report.check(play.brings(last, data_of(3, 10)), "the message of the next receive");
-    take_all(report, play, sends, "all other messages");
+    report.check(stepped.brings(last, data_of(3, 10)), "the message of the next receive");
+    take_all(report, stepped, sends, "all other messages");
 }
 
 // A requested message comes after earlier messages with its tag and ahead of all others.
 void check_order(Report& report) {
     for (const bool before : {true, false}) {
         for (const bool single_copy : {true, false}) {
-            Play play(2, single_copy);
-            p2p::Request& first = play.receive(kEager, 1);
-            const auto sends = play.fill();
+            SteppedRanks stepped(2, single_copy);
+            p2p::Request& first = stepped.receive(kEager, 1);
+            const auto sends = stepped.fill();
             const Data one = data_of(101, kEager), two = data_of(102, kEager);
-            play.send(one, 1);
-            if (before) play.send(two, 1);
-            play.poll(1);               // asks
-            if (!before) play.poll(0);  // answers with the first message
+            stepped.send(one, 1);
+            if (before) stepped.send(two, 1);
+            stepped.poll(1);               // asks
+            if (!before) stepped.poll(0);  // answers with the first message
             // Room for the waiting messages and one more: the first or the second.
-            const uint64_t enough = play.pair().slots_taken + waiting(sends) + 1;
+            const uint64_t enough = stepped.pair().slots_taken + waiting(sends) + 1;
             size_t taken = 0;
-            for (; taken < sends.size() && play.pair().slots_taken < enough; ++taken)
-                report.check(play.receive(kEager, kOther).done(), "a message that has arrived");
+            for (; taken < sends.size() && stepped.pair().slots_taken < enough; ++taken)
+                report.check(stepped.receive(kEager, kOther).done(), "a message that has arrived");
             report.check(!first.done(), "the first receive is still pending");
-            if (!before) play.send(two, 1);
-            play.poll(0);  // fills the room, then answers if it has not done so
+            if (!before) stepped.send(two, 1);
+            stepped.poll(0);  // fills the room, then answers if it has not done so
             report.check(waiting(sends) == 0, "all held-back messages have room");
-            p2p::Request& second = play.receive(kEager, 1);
-            report.check(play.brings(first, one) && play.brings(second, two),
+            p2p::Request& second = stepped.receive(kEager, 1);
+            report.check(stepped.brings(first, one) && stepped.brings(second, two),
                          before ? "a requested message behind an earlier one"
                                 : "a requested message ahead of a later one");
-            take_all(report, play, sends, "the other messages", taken);
+            take_all(report, stepped, sends, "the other messages", taken);
         }
     }
 }
@@ -151,45 +151,45 @@ void check_order(Report& report) {
 // An answer that is no longer wanted blocks no other message.
 template <class Some>
 void check_answers_no_longer_wanted(Report& report) {
-    Some play;
-    p2p::Request& first = play.receive(kLarge, 1);
-    const auto sends = play.fill();
+    Some stepped;
+    p2p::Request& first = stepped.receive(kLarge, 1);
+    const auto sends = stepped.fill();
     for (uint64_t k = 0; k < 3; ++k) {
-        p2p::Request& wanted = k == 0 ? first : play.receive(kLarge, 1 + k);
-        play.settle();
-        play.send(data_of(k, kLarge), 1 + k);
-        play.poll(1);
-        play.poll(0);  // answers
-        report.check(play[1].cancel(wanted), "a receive is cancelled");
+        p2p::Request& wanted = k == 0 ? first : stepped.receive(kLarge, 1 + k);
+        stepped.settle();
+        stepped.send(data_of(k, kLarge), 1 + k);
+        stepped.poll(1);
+        stepped.poll(0);  // answers
+        report.check(stepped[1].cancel(wanted), "a receive is cancelled");
     }
-    play.send(data_of(5, 10), 5);
-    report.check(play.brings(play.receive(10, 5), data_of(5, 10)),
+    stepped.send(data_of(5, 10), 5);
+    report.check(stepped.brings(stepped.receive(10, 5), data_of(5, 10)),
                  "another message after an unused answer");
     for (uint64_t k = 0; k < 3; ++k)
-        report.check(play.brings(play.receive(kLarge, 1 + k), data_of(k, kLarge)),
+        report.check(stepped.brings(stepped.receive(kLarge, 1 + k), data_of(k, kLarge)),
                      "the message of the unused answer");
-    take_all(report, play, sends, "all other messages");
+    take_all(report, stepped, sends, "all other messages");
 }
 
 // A probe finds a message that is held back behind unexpected ones.
 template <class Some>
 void check_probe(Report& report) {
-    Some play;
+    Some stepped;
     std::vector<p2p::Request*> sends;
-    for (size_t k = 0; k < kMost; ++k) sends.push_back(&play.send(data_of(k, kEager), kOther));
-    play.send(data_of(4, 10), 4);
+    for (size_t k = 0; k < kMost; ++k) sends.push_back(&stepped.send(data_of(k, kEager), kOther));
+    stepped.send(data_of(4, 10), 4);
     std::optional<p2p::Envelope> found;
     for (int i = 0; i < 1000 && !found; ++i) {
-        found = play[1].probe(kAnySource, 4);
-        play.poll(0);
+        found = stepped[1].probe(kAnySource, 4);
+        stepped.poll(0);
     }
     report.check(found && found->tag == 4 && found->bytes == 10 && found->source == 0, "a probe");
-    report.check(!play[1].probe(0, 5), "a probe without a message");
-    report.check(play.brings(play.receive(10, 4), data_of(4, 10)), "the probed message");
-    found = play[1].probe(0, kAnyTag);
+    report.check(!stepped[1].probe(0, 5), "a probe without a message");
+    report.check(stepped.brings(stepped.receive(10, 4), data_of(4, 10)), "the probed message");
+    found = stepped[1].probe(0, kAnyTag);
     report.check(found && found->tag == kOther && found->bytes == kEager,
                  "a probe of any tag finds the first message");
-    take_all(report, play, sends, "all other messages");
+    take_all(report, stepped, sends, "all other messages");
 }
 
 // ---- cancelled requests
@@ -197,109 +197,113 @@ void check_probe(Report& report) {
 template <class Some>
 void check_cancelled_receives(Report& report) {
     for (const bool single_copy : {true, false}) {
-        Some play(2, single_copy);
-        p2p::Request& posted = play.receive(10, 1);
-        report.check(play[1].cancel(posted) && posted.done() && posted.error() &&
-                         posted.error()->fault() == Fault::invalid && !play[1].cancel(posted),
+        Some stepped(2, single_copy);
+        p2p::Request& posted = stepped.receive(10, 1);
+        report.check(stepped[1].cancel(posted) && posted.done() && posted.error() &&
+                         posted.error()->fault() == Fault::invalid && !stepped[1].cancel(posted),
                      "a receive is cancelled only once");
-        play.send(data_of(1, 10), 1);
-        play.settle();
+        stepped.send(data_of(1, 10), 1);
+        stepped.settle();
         report.check(Some::got(posted) == Data(10), "a cancelled receive gets no message");
-        report.check(play.brings(play.receive(10, 1), data_of(1, 10)),
+        report.check(stepped.brings(stepped.receive(10, 1), data_of(1, 10)),
                      "the next receive gets the message");
-        play.send(data_of(2, kLarge), 2);
-        p2p::Request& moving = play.receive(kLarge, 2);
-        report.check(!moving.done() && !play[1].cancel(moving),
+        stepped.send(data_of(2, kLarge), 2);
+        p2p::Request& moving = stepped.receive(kLarge, 2);
+        report.check(!moving.done() && !stepped[1].cancel(moving),
                      "a receive that has begun cannot be cancelled");
-        report.check(play.brings(moving, data_of(2, kLarge)), "it completes normally");
+        report.check(stepped.brings(moving, data_of(2, kLarge)), "it completes normally");
     }
 }
 
 void check_cancelled_sends(Report& report) {
     for (const bool single_copy : {true, false}) {
-        Play play(2, single_copy);
-        report.check(!play[0].cancel(play.send(Data(10), 1)),
+        SteppedRanks stepped(2, single_copy);
+        report.check(!stepped[0].cancel(stepped.send(Data(10), 1)),
                      "a finished send cannot be cancelled");
         for (int i = 0; i < 200;
              ++i) {  // more than there are transfers, so each must become free again
-            report.check(play[0].cancel(play.send(Data(kLarge), 1)),
+            report.check(stepped[0].cancel(stepped.send(Data(kLarge), 1)),
                          "an offered send is cancelled");
             if (i == 0)
-                report.check(play.brings(play.receive(10, 1), Data(10)), "an earlier message");
+                report.check(stepped.brings(stepped.receive(10, 1), Data(10)),
+                             "an earlier message");
             if (i % 50 == 0) {
-                play.send(data_of(2, kLarge), 1);
-                report.check(play.brings(play.receive(kLarge, 1), data_of(2, kLarge)),
+                stepped.send(data_of(2, kLarge), 1);
+                report.check(stepped.brings(stepped.receive(kLarge, 1), data_of(2, kLarge)),
                              "a later message");
             }
         }
-        p2p::Request& any = play.receive(10, kAnyTag, kAnySource);
-        play.settle();
+        p2p::Request& any = stepped.receive(10, kAnyTag, kAnySource);
+        stepped.settle();
         report.check(!any.done() && any.source() == kAnySource && any.tag() == kAnyTag,
                      "no receive gets a cancelled message");
-        play.send(data_of(3, 10), 3);
-        report.check(play.brings(any, data_of(3, 10)) && any.tag() == 3,
+        stepped.send(data_of(3, 10), 3);
+        report.check(stepped.brings(any, data_of(3, 10)) && any.tag() == 3,
                      "the next message arrives");
-        p2p::Request& moving = play.send(data_of(4, kLarge), 4);
-        p2p::Request& in = play.receive(kLarge, 4);
-        report.check(!play[0].cancel(moving), "a send that is being received cannot be cancelled");
-        report.check(play.brings(in, data_of(4, kLarge)) && play.ends(moving),
+        p2p::Request& moving = stepped.send(data_of(4, kLarge), 4);
+        p2p::Request& in = stepped.receive(kLarge, 4);
+        report.check(!stepped[0].cancel(moving),
+                     "a send that is being received cannot be cancelled");
+        report.check(stepped.brings(in, data_of(4, kLarge)) && stepped.ends(moving),
                      "it completes normally");
-        play.receive(10, 1);
-        const auto sends = play.fill();
-        report.check(waiting(sends) > 0 && play[0].cancel(*sends.back()),
+        stepped.receive(10, 1);
+        const auto sends = stepped.fill();
+        report.check(waiting(sends) > 0 && stepped[0].cancel(*sends.back()),
                      "a held-back send is cancelled");
-        p2p::Request& large = play.send(Data(kLarge), 1);
-        report.check(play[0].cancel(large), "a large held-back send is cancelled");
+        p2p::Request& large = stepped.send(Data(kLarge), 1);
+        report.check(stepped[0].cancel(large), "a large held-back send is cancelled");
         for (size_t k = 0; k + 1 < sends.size(); ++k)
-            report.check(play.brings(play.receive(kEager, kOther), data_of(k, kEager)),
+            report.check(stepped.brings(stepped.receive(kEager, kOther), data_of(k, kEager)),
                          "the earlier messages");
-        play.send(data_of(6, kEager), kOther);
-        report.check(play.brings(play.receive(kEager, kOther), data_of(6, kEager)),
+        stepped.send(data_of(6, kEager), kOther);
+        report.check(stepped.brings(stepped.receive(kEager, kOther), data_of(6, kEager)),
                      "a message behind a cancelled one");
     }
 }
 
 // Across hosts, a send can be cancelled while it is held back, but not once it has left.
 void check_sends_cancelled_across_hosts(Report& report) {
-    PlayOverHosts play;
-    p2p::Request& left = play.send(data_of(200, kLarge), 4);
-    report.check(!left.done() && !play[0].cancel(left),
+    SteppedHosts stepped;
+    p2p::Request& left = stepped.send(data_of(200, kLarge), 4);
+    report.check(!left.done() && !stepped[0].cancel(left),
                  "a partly sent message cannot be cancelled");
-    p2p::Request& never = play.receive(10, 1);
-    const auto sends = play.fill();  // the last three are held back
+    p2p::Request& never = stepped.receive(10, 1);
+    const auto sends = stepped.fill();  // the last three are held back
     const auto taken_back = [&](p2p::Request& send) {
-        return play[0].cancel(send) && send.done() && send.error() &&
-               send.error()->fault() == Fault::invalid && !play[0].cancel(send);
+        return stepped[0].cancel(send) && send.done() && send.error() &&
+               send.error()->fault() == Fault::invalid && !stepped[0].cancel(send);
     };
-    report.check(!play[0].cancel(*sends.front()), "a finished send cannot be cancelled");
+    report.check(!stepped[0].cancel(*sends.front()), "a finished send cannot be cancelled");
     const size_t last = sends.size() - 1;
     report.check(taken_back(*sends[last - 1]), "a held-back send is cancelled");
-    p2p::Request& large = play.send(data_of(201, kLarge), kOther);
-    p2p::Request& behind = play.send(data_of(202, kLarge), kOther);
+    p2p::Request& large = stepped.send(data_of(201, kLarge), kOther);
+    p2p::Request& behind = stepped.send(data_of(202, kLarge), kOther);
     report.check(taken_back(large), "a large held-back send is cancelled");
-    p2p::Request& wanted = play.receive(kEager, 2);
-    play.poll(0);  // denies the first request
-    play.poll(1);  // asks for the other
-    p2p::Request& asked = play.send(data_of(203, kEager), 2);
+    p2p::Request& wanted = stepped.receive(kEager, 2);
+    stepped.poll(0);  // denies the first request
+    stepped.poll(1);  // asks for the other
+    p2p::Request& asked = stepped.send(data_of(203, kEager), 2);
     report.check(!asked.done() && taken_back(asked), "a requested send is cancelled");
-    play.settle();
+    stepped.settle();
     report.check(!wanted.done() && !never.done(), "no receive gets a cancelled message");
-    report.check(play.brings(play.receive(kLarge, 4), data_of(200, kLarge)) && play.ends(left),
-                 "a partly sent message arrives");
+    report.check(
+        stepped.brings(stepped.receive(kLarge, 4), data_of(200, kLarge)) && stepped.ends(left),
+        "a partly sent message arrives");
     for (size_t k = 0; k <= last; ++k) {
         if (k != last - 1)
-            report.check(play.brings(play.receive(kEager, kOther), data_of(k, kEager)),
+            report.check(stepped.brings(stepped.receive(kEager, kOther), data_of(k, kEager)),
                          "a message that was not cancelled, " + std::to_string(k));
     }
-    report.check(
-        play.brings(play.receive(kLarge, kOther), data_of(202, kLarge)) && play.ends(behind),
-        "a message behind the cancelled ones");
-    play.send(data_of(204, kEager), 2);
-    report.check(play.brings(wanted, data_of(204, kEager)),
+    report.check(stepped.brings(stepped.receive(kLarge, kOther), data_of(202, kLarge)) &&
+                     stepped.ends(behind),
+                 "a message behind the cancelled ones");
+    stepped.send(data_of(204, kEager), 2);
+    report.check(stepped.brings(wanted, data_of(204, kEager)),
                  "another message for the waiting receive");
-    for (p2p::Request* const send : play.fill()) play[0].cancel(*send);  // all held-back sends
-    play.send(data_of(205, 10), 1);
-    report.check(play.brings(never, data_of(205, 10)), "a message after all held-back ones");
+    for (p2p::Request* const send : stepped.fill())
+        stepped[0].cancel(*send);  // all held-back sends
+    stepped.send(data_of(205, 10), 1);
+    report.check(stepped.brings(never, data_of(205, 10)), "a message after all held-back ones");
 }
 
 template <class Some>
@@ -317,8 +321,8 @@ void check_everywhere(Report& report) {
 
 int main() {
     Report report;
-    check_everywhere<Play>(report);
-    check_everywhere<PlayOverHosts>(report);
+    check_everywhere<SteppedRanks>(report);
+    check_everywhere<SteppedHosts>(report);
     check_order(report);
     check_cancelled_sends(report);
     check_sends_cancelled_across_hosts(report);

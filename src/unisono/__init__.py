@@ -23,7 +23,7 @@ from unisono.errors import (
 )
 
 if TYPE_CHECKING:
-    from unisono import algorithms, parallel, schedule, show, simulator, topology
+    from unisono import algorithms, parallel, planner, schedule, show, simulator, topology
     from unisono.communicator import Communicator, Work, init, pairs, premul_sum, run
     from unisono.controller import Controller
     from unisono.simulator import simulate
@@ -40,7 +40,7 @@ _LAZY = {
     "run": "unisono.communicator",
     "simulate": "unisono.simulator",
 }
-_LAZY_MODULES = ("algorithms", "parallel", "schedule", "show", "simulator", "topology")
+_LAZY_MODULES = ("algorithms", "parallel", "planner", "schedule", "show", "simulator", "topology")
 
 __version__ = "0.1.0"
 
@@ -78,6 +78,7 @@ __all__ = [
     "init",
     "pairs",
     "parallel",
+    "planner",
     "premul_sum",
     "run",
     "schedule",

@@ -122,7 +122,7 @@ def messages(
     return replace(report, rows=made, contestants=("unisono", "openmpi"), skipped={}).to_dict()
 
 
-def test_messages_and_their_bars(report: RunReport) -> None:
+def test_messages_and_their_targets(report: RunReport) -> None:
     small, large = 8, 1 << 20
     two = {
         ("ping_pong", small): (0.5e-6, 0.4e-6),
@@ -192,7 +192,7 @@ def test_trees_are_compared() -> None:
     assert page[-2:] == ["| 8 | 1.10 | 1.20 |", "| 1K | 1.00 | **wrong** |"]
 
 
-def test_regret_and_its_bars() -> None:
+def test_regret_and_its_targets() -> None:
     cell = {"op": "reduce", "ranks": 2, "size_bytes": 1024, "regret": 1.24}
     document = {"cells": [cell], "geometric_mean": 1.06, "worst": 1.24}
     page = render_choice(document)

@@ -21,6 +21,7 @@ COMMANDS = (
     "prove",
     "show",
     "topo",
+    "trace",
     "simulate",
     "calibrate",
     "lab",

@@ -74,16 +74,16 @@ def test_drawings_have_every_node_and_cable_apart(spec: str) -> None:
     found = [element.get("class") for element in root.iter()]
     assert found.count("node") == drawn.num_nodes
     assert found.count("cable") == drawn.num_links
-    points = network.places(drawn).points
+    points = network.node_positions(drawn).points
     assert len({(round(x, 3), round(y, 3)) for x, y in points.tolist()}) == drawn.num_nodes
 
 
 def test_a_ring_is_a_circle_and_a_tree_has_levels() -> None:
-    x, y = network.places(topology.ring(12)).points.T
+    x, y = network.node_positions(topology.ring(12)).points.T
     radii = (x**2 + y**2) ** 0.5
     assert radii.max() - radii.min() < 1e-9
     tree = topology.fat_tree(4)
-    assert len({y for _, y in network.places(tree).points.tolist()}) == 4
+    assert len({y for _, y in network.node_positions(tree).points.tolist()}) == 4
 
 
 def test_the_page_has_the_routes() -> None:

@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 from unisono.commands import train
 from unisono.errors import UnisonoError
 from unisono.train import events
-from unisono.train.settings import Run
+from unisono.train.settings import TrainingRun
 
 
-def fake_launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Finished]:
+def fake_launch(
+    run: TrainingRun, listen: Callable[[events.Event], None]
+) -> list[events.BackendFinished]:
     """Trains nothing; the losses of the backend named `bad` are wrong."""
     steps = run.periods * (run.steps_per_period or 22)
     listen(events.Started(total_steps=steps, parameters=1024))
@@ -27,9 +29,9 @@ def fake_launch(run: Run, listen: Callable[[events.Event], None]) -> list[events
     return results
 
 
-def result(run: Run, backend: str, steps: int) -> events.Finished:
+def result(run: TrainingRun, backend: str, steps: int) -> events.BackendFinished:
     wrong = 0.1 if backend == "bad" else 0.0
-    return events.Finished(
+    return events.BackendFinished(
         backend=backend,
         score=0.99,
         losses=[1.0 / (1 + step) + wrong for step in range(steps)],
@@ -79,7 +81,7 @@ def test_disagreement_fails() -> None:
 
 
 def test_a_failed_run_prints_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(run: Run, listen: object) -> list[events.Finished]:
+    def fail(run: TrainingRun, listen: object) -> list[events.BackendFinished]:
         raise UnisonoError("rank 1 [died]")
 
     monkeypatch.setattr(train, "launch", fail)

@@ -123,10 +123,10 @@ def test_an_eavesdropper_reads_nothing_under_tls(tls: str, monkeypatch: pytest.M
     tap = Tap()
     tapped(monkeypatch, tap)
     assert spanning(exchange_mark, [SECRET | {"UNISONO_TLS": tls}] * 2) == [MARK] * 2
-    heard = bytes(tap.heard)
-    assert len(heard) > 3 * 100 * len(MARK)
+    received = bytes(tap.received)
+    assert len(received) > 3 * 100 * len(MARK)
     # The second text appears in the ranks' bootstrap messages.
-    assert [MARK in heard, b'"addresses"' in heard] == [tls == "off"] * 2
+    assert [MARK in received, b'"addresses"' in received] == [tls == "off"] * 2
 
 
 @pytest.mark.parametrize("kind", ["a broadcast", "a message"])

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.control.group_endpoint import Fault, fault_of
-from unisono.control.messages import (
+from unisono.control.control_messages import (
     CALLED_BYTES,
     MOST_FRAME_BYTES,
     ControlMessage,
@@ -19,6 +18,7 @@ from unisono.control.messages import (
     unpack_last_calls,
     unpack_welcome,
 )
+from unisono.control.group_endpoint import Fault, fault_of
 from unisono.errors import AuthenticationError
 from unisono.transport.introduction import (
     INTRODUCTION_BYTES,

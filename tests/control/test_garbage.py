@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from connection_managers import SECRET, WORLD
 from unisono.control.control_group import ControlGroup
-from unisono.control.entered_groups import EnteredGroups
-from unisono.control.group_endpoint import PeerInfo
-from unisono.control.messages import (
+from unisono.control.control_messages import (
     CALLED_BYTES,
     ControlMessage,
     MessageKind,
     pack_failure,
     pack_last_calls,
 )
+from unisono.control.entered_groups import EnteredGroups
+from unisono.control.group_endpoint import PeerInfo
 from unisono.control.peer_messages import PeerMessages, RecoveryInbox
 from unisono.control.server import ControlServer
 from unisono.control.vote import VotePhase, VoteRequest

@@ -67,8 +67,8 @@ def test_a_stopped_process_is_not_lost_but_late() -> None:
         ranks[1].process.send_signal(signal.SIGCONT)
         ranks[1].send("overdue")
         for rank in ranks:
-            while rank.count("heard") < 2:
-                rank.expect("heard")
+            while rank.count("recorded") < 2:
+                rank.expect("recorded")
                 time.sleep(0.01)
             assert not rank.count("failed")
 
@@ -136,7 +136,7 @@ def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, connected: bool) ->
             rank.expect("left")
             if connected:
                 rank.send("overdue")
-                rank.expect("heard")
+                rank.expect("recorded")
         cut_at = time.monotonic()
         lab.cut(2)
         for rank in ranks[1:]:
@@ -168,7 +168,7 @@ def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None
         for rank in ranks:  # they still exchange messages
             rank.send("overdue")
         for rank in ranks:
-            rank.expect("heard")
+            rank.expect("recorded")
 
 
 @pytest.mark.slow

@@ -15,8 +15,13 @@ import pytest
 from connection_managers import SECRET, WORLD, Rank, Recorder, exchange, wait_until, world
 from ranks import no_descriptors
 from time_limits import cpu_s, limit_s, threads
+from unisono.control.control_messages import (
+    MOST_FRAME_BYTES,
+    ControlMessage,
+    MessageKind,
+    pack_failure,
+)
 from unisono.control.group_endpoint import OVERDUE_EVENT, Fault
-from unisono.control.messages import MOST_FRAME_BYTES, ControlMessage, MessageKind, pack_failure
 from unisono.errors import AuthenticationError
 from unisono.transport import acceptor
 from unisono.transport.handshake import Handshake, authenticate

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,10 +97,11 @@ class Ledger:
 
 
 class SimulatedPending:
-    """A job that one rank has begun."""
+    """A job that one rank has begun. `end_ns`: when a pretended link has carried it."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, end_ns: int = 0) -> None:
         self.entry = entry
+        self.end_ns = end_ns
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Ends at once: nothing in a simulated world waits."""
@@ -114,11 +116,18 @@ class SimulatedPending:
         """Whether all ranks gave a job."""
         return self.entry.ran
 
+    def times_ns(self) -> tuple[int, int]:
+        """Returns the times of the pretended link."""
+        return self.end_ns, self.end_ns
+
 
 class SimulatedTransfer:
     """The transfer of one rank. It knows arrays by their identity."""
 
-    def __init__(self, rank: int, ledger: Ledger) -> None:
+    def __init__(self, rank: int, ledger: Ledger, now_ns: Callable[[], int] = lambda: 0) -> None:
+        self.now_ns = now_ns
+        self.free_ns = 0
+        """When the pretended link is free."""
         self.rank = rank
         self.ledger = ledger
         self.submissions: dict[int, tuple[Submission, Any]] = {}
@@ -146,7 +155,11 @@ class SimulatedTransfer:
 
     def begin_voted(self, part: Part | None) -> SimulatedPending:
         """Begins a voted job; None: this rank is not ready."""
-        return SimulatedPending(self.ledger.begin(self.ledger.voted, self.rank, part))
+        entry = self.ledger.begin(self.ledger.voted, self.rank, part)
+        if part is not None:
+            elements = sum(math.prod(shape) for shape in part.shapes)
+            self.free_ns = max(self.free_ns, self.now_ns()) + 20 + 10 * elements
+        return SimulatedPending(entry, self.free_ns)
 
     def close(self) -> None:
         """Has nothing to end."""

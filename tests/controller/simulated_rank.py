@@ -7,7 +7,7 @@ program may submit tensors between a decision of the agreement and what the loop
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,9 +17,11 @@ from unisono.controller import member as mb
 from unisono.controller import messages as m
 from unisono.controller.agreement import State, step
 from unisono.controller.frozen_plan import FrozenPlan, job_of
+from unisono.controller.fusion_report import FusionReport
 from unisono.controller.handle import Flight, Handle
 from unisono.controller.request import Request
 from unisono.controller.transfer import Job
+from unisono.controller.trial_plan import TrialPlan
 from unisono.errors import AbortedError, MismatchError, PeerLostError
 from unisono.types import DType
 
@@ -70,19 +72,28 @@ Command = Submit | Wait | JoinAll | Ask | Close
 class SimulatedRank:
     """One rank. The world sets `now_s`, and takes what it sends out of `outbox`."""
 
-    def __init__(self, state: State, program: Sequence[Command], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        state: State,
+        program: Sequence[Command],
+        ledger: Ledger,
+        now_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`now_ns` is the clock of trials."""
         self.state = state
         self.rank = state.member.rank
         self.program = tuple(program)
         self.position = 0
         self.begun = False
         """Whether the command at `position` has begun, and waits."""
-        self.transfer = SimulatedTransfer(self.rank, ledger)
+        self.transfer = SimulatedTransfer(self.rank, ledger, now_ns)
+        self.now_ns = now_ns
         self.plan: FrozenPlan | None = None
         self.handles: dict[str, Handle] = {}
         """The last handle of each name."""
         self.outcomes: dict[Submission, Handle] = {}
         self.stalls: list[tuple[m.Stalled, ...]] = []
+        self.reports: list[FusionReport] = []
         self.reasons: list[str] = []
         """Why this rank left frozen plans."""
         self.decisions: list[mb.Action] = []
@@ -163,6 +174,7 @@ class SimulatedRank:
         if plan is not None and tensor is not None and fits:
             self._enter(submission, Handle(None, tensor.request, array))
             plan.add(tensor, self.handles[name])
+            self.events += _finished(plan)
             return
         request = Request(
             name=name,
@@ -219,6 +231,8 @@ class SimulatedRank:
         plan = self.plan
         if plan is not None and any(tensor.handle for tensor in plan.tensors.values()):
             self.events.append(mb.CannotFollow(plan.epoch, "a rank asks for stalls"))
+        if isinstance(plan, TrialPlan) and plan.finished:
+            self.events.append(mb.CannotFollow(plan.epoch, "a rank waits for the end of a trial"))
         self.events.append(mb.WantsStalls())
 
     # ---- the loop
@@ -267,8 +281,13 @@ class SimulatedRank:
                 if handle is not None:
                     handle.fail(MismatchError(action.text))
             case mb.Adopt():
-                self.plan = FrozenPlan(action.epoch, action.buckets, self.transfer, _ignore)
+                finished = self.plan
+                self.plan = self._plan_of(action)
+                for handle in () if finished is None else finished.unlaunched():
+                    self.plan.add(self.plan.tensors[handle.name], handle)
                 self._carry(action.carried)
+            case m.Tuned():
+                self.reports.append(action.report)
             case mb.EnterPlan():
                 self._carry(action.names)
             case mb.StopPlan():
@@ -285,11 +304,18 @@ class SimulatedRank:
             case m.Left() if action.rank != self.rank:
                 self._lose(PeerLostError(f"rank {action.rank} has closed its controller"))
 
+    def _plan_of(self, action: mb.Adopt) -> FrozenPlan:
+        parts = (action.epoch, action.buckets, self.transfer, _ignore)
+        if action.trial is None:
+            return FrozenPlan(*parts)
+        return TrialPlan(*parts, action.trial, self.now_ns)
+
     def _carry(self, names: Sequence[str]) -> None:
         plan = self.plan
         assert plan is not None and not plan.stopped
         for name in names:
             plan.add(plan.tensors[name], self.handles[name])
+        self.follow += _finished(plan) if names else []
 
     def _launch(self, run: m.Run) -> None:
         requests = run.bucket.requests
@@ -339,6 +365,12 @@ class SimulatedRank:
 
 def _absent_shape(request: Request) -> tuple[int, ...]:
     return (0, *request.shape[1:]) if request.operation == "all_gather" else request.shape
+
+
+def _finished(plan: FrozenPlan) -> list[mb.Event]:
+    if isinstance(plan, TrialPlan) and plan.finished:
+        return [mb.HasFinished(plan.epoch, plan.times())]
+    return []
 
 
 def _ignore(flight: Flight) -> None:

@@ -1,4 +1,4 @@
-"""The closed forms of fusion: the lecture's figures, and the best buckets against all others."""
+"""The closed forms of fusion: known figures, and the best buckets against all others."""
 
 from __future__ import annotations
 

@@ -21,8 +21,11 @@ from unisono.controller import messages as m
 from unisono.controller.agreement import State
 from unisono.controller.frozen_plan import FrozenPlan, PlannedBucket, PlannedTensor
 from unisono.controller.fusion import DEFAULT_FUSION_BYTES
+from unisono.controller.fusion_trial import TrialClock
+from unisono.controller.fusion_tuner import FusionTuner
 from unisono.controller.handle import Flight, Handle
 from unisono.controller.member import Mode, Received
+from unisono.controller.trial_plan import TrialPlan
 
 _MOST_MOVES = 100_000
 
@@ -51,10 +54,13 @@ class World:
         freeze_after: int | None = None,
         wire: bool = True,
         whole_turns: bool = False,
+        tuner: FusionTuner | None = None,
+        now_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         """`wire`: messages go through `encode` and `decode`, and are kept in `sent`.
 
         `whole_turns`: the program does not move between the actions of one turn of its loop.
+        `tuner`: what tunes plans; `now_ns`: the clock of its trials.
         """
         size = len(programs)
         self.now_s = 0.0
@@ -66,10 +72,10 @@ class World:
         self.queues: dict[tuple[int, int], deque[tuple[m.Message, ...]]] = {}
         self.ranks: list[SimulatedRank] = []
         for rank, program in enumerate(programs):
-            state = State.first(rank, size, fusion_bytes)
+            state = State.first(rank, size, fusion_bytes, tuner)
             if state.coordinator is not None and freeze_after is not None:
                 state.coordinator.freeze_after = freeze_after
-            self.ranks.append(SimulatedRank(state, program, self.ledger))
+            self.ranks.append(SimulatedRank(state, program, self.ledger, now_ns))
 
     # ---- moving
 
@@ -232,7 +238,7 @@ _COPIED = (
 )  # fmt: skip
 _COPIED_SLOTS = (Handle, PlannedTensor, PlannedBucket, Flight)
 _ATTRIBUTES = {
-    **dict.fromkeys((*_COPIED, FrozenPlan), None),
+    **dict.fromkeys((*_COPIED, FrozenPlan, TrialPlan, TrialClock), None),
     **{kind: kind.__slots__ for kind in _COPIED_SLOTS},
 }
 

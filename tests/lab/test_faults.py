@@ -61,7 +61,7 @@ class Fault:
     blamed: Callable[[Job], list[int]] | None = None
     """The ranks that lost but live ranks name."""
     often: bool = False
-    """Whether the scenario is part of the default run."""
+    """True if the scenario is part of the default run."""
 
 
 def last_rank(job: Job) -> list[int]:

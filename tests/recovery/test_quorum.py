@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recovery_ranks import WorldOfHosts
 from unisono.control.vote import Vote, VotePhase, VoteRequest, cast, cast_in
-from unisono.recovery.agreement import undecided
+from unisono.recovery.membership_agreement import undecided
 from unisono.recovery.quorum import Poll, entry_of, suffices
 
 LAYOUTS = st.lists(st.integers(0, 4), min_size=1, max_size=6)

@@ -22,7 +22,7 @@ from unisono.simulator.calibration import (
 )
 from unisono.simulator.fitting import fit
 from unisono.simulator.link_model import nearest
-from unisono.simulator.measured import Sample, read
+from unisono.simulator.measurement_files import Sample, read
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NCCL_TESTS = """

@@ -10,7 +10,7 @@ import pytest
 
 from closed_forms import Rows
 from unisono import algorithms, simulate, topology
-from unisono.algorithms.compose import in_sequence
+from unisono.algorithms.schedule_composition import in_sequence
 from unisono.errors import UnsupportedError
 from unisono.schedule import Builder, Collective, Schedule, check
 from unisono.simulator import Conditions, Endpoint, Order, bound_s

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from unisono import topology
 from unisono.topology import Topology, parse
-from unisono.topology.ragged import Ints
+from unisono.topology.ragged_lists import Ints
 from unisono.topology.spec import EXAMPLES
 
 SMALL = [

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 from torch_backend.on_device import DEVICE, on_device
 from unisono.errors import UnsupportedError
 from unisono.torch_backend import Options, private, reserved
-from unisono.torch_backend.creator import create
+from unisono.torch_backend.group_creation import create
 from unisono.torch_backend.mixed import ROUTED, MixedGroup
 from unisono.torch_backend.process_group import ProcessGroup
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from unisono.train import events
-from unisono.train.settings import TASKS, Run
+from unisono.train.settings import TASKS, TrainingRun
 
 
-def a_run(**changes: object) -> Run:
+def a_run(**changes: object) -> TrainingRun:
     fields = {
         "task": "digits",
         "backends": ("unisono", "gloo"),
@@ -16,7 +16,7 @@ def a_run(**changes: object) -> Run:
         "periods": 1,
         "learning_rate": 0.1,
     }
-    return Run(**(fields | changes))  # type: ignore[arg-type]
+    return TrainingRun(**(fields | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def a_run(**changes: object) -> Run:
         events.Stepped(backend="gloo", step=3, loss=0.25),
         events.Scored(backend="gloo", period=1, score=0.5),
         events.Measuring(),
-        events.Finished(
+        events.BackendFinished(
             backend="gloo",
             score=0.98,
             losses=[2.3, 0.1],
@@ -54,7 +54,7 @@ def test_a_line_without_an_event_is_refused(line: str) -> None:
 
 def test_a_run_survives_encoding() -> None:
     run = a_run(steps_per_period=3)
-    assert Run.decode(run.encode()) == run
+    assert TrainingRun.decode(run.encode()) == run
 
 
 @pytest.mark.parametrize(

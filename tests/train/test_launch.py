@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 
 from unisono.errors import UnisonoError
 from unisono.train import events
-from unisono.train.settings import Run
+from unisono.train.settings import TrainingRun
 from unisono.train.torchrun import launch
 
 pytestmark = pytest.mark.torch
@@ -26,8 +26,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def a_run(*backends: str) -> Run:
-    return Run(
+def a_run(*backends: str) -> TrainingRun:
+    return TrainingRun(
         task="digits",
         backends=backends,
         ranks=2,
@@ -53,9 +53,9 @@ def test_backends_and_the_controller_alternate_in_one_job(folder: Path) -> None:
         ("Scored", "unisono"),
         ("Scored", "controller"),
         ("Measuring", ""),
-        ("Finished", "controller"),
-        ("Finished", "unisono"),
-        ("Finished", "gloo"),
+        ("BackendFinished", "controller"),
+        ("BackendFinished", "unisono"),
+        ("BackendFinished", "gloo"),
     ]
     assert finished == received[-3:]
     assert list(folder.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The lectures' example: predictions, real runs through the controller, and the timeline."""
+"""The example of overlap: predictions, real runs through the controller, and the timeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.train import Example, hidden_line, overlap_json, overlap_trace, run
 from unisono.train.overlap import cases_of
 
 
-def test_predictions_are_the_lectures_figures() -> None:
+def test_predictions_are_the_closed_forms() -> None:
     example = Example(compute_s=1.0, exchange_s=500.0)
     serial, overlapped, fused, both, best = (
         case.predicted_s(example) for case in cases_of(example)

@@ -86,10 +86,10 @@ def test_texts_of_any_length_arrive_both_ways(ends: Ends) -> None:
                 sock.tls.renew_key()
 
     def receive_all(sock: Connection) -> bytes:
-        heard = bytearray()
-        while len(heard) < sum(map(len, texts)):
-            heard += sock.recv(rng.choice((1, 1000, 1 << 16)))
-        return bytes(heard)
+        received = bytearray()
+        while len(received) < sum(map(len, texts)):
+            received += sock.recv(rng.choice((1, 1000, 1 << 16)))
+        return bytes(received)
 
     with ThreadPoolExecutor(4) as pool:
         saying = [pool.submit(send_all, sock) for sock in ends]

@@ -9,10 +9,10 @@ that a rank sends.
 from __future__ import annotations
 
 from unisono.algorithms import bucket, ring
-from unisono.algorithms.compose import Composer, backwards, in_sequence
 from unisono.algorithms.grid import Grid, Lines
 from unisono.algorithms.parameters import Dims
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import Composer, backwards, in_sequence
 from unisono.schedule import Collective, Schedule
 from unisono.types import Op
 

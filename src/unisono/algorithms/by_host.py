@@ -15,11 +15,11 @@ from math import lcm
 
 import numpy as np
 
-from unisono.algorithms.compose import Composer, backwards
 from unisono.algorithms.cost import Cost, largest
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.registry import algorithm, build, cost
+from unisono.algorithms.schedule_composition import Composer, backwards
 from unisono.errors import UnsupportedError
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op

@@ -9,9 +9,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from unisono.algorithms import ring
-from unisono.algorithms.compose import backwards
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import backwards
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 

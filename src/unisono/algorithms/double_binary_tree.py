@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from unisono.algorithms.compose import backwards
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import backwards
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 

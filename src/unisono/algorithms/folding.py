@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
 
-from unisono.algorithms.compose import Composer, runs
 from unisono.algorithms.cost import Cost
+from unisono.algorithms.schedule_composition import Composer, runs
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import product, takewhile
 from math import prod
 
-from unisono.algorithms.compose import Composer
 from unisono.algorithms.cost import BY_PART
 from unisono.algorithms.parameters import Dims
+from unisono.algorithms.schedule_composition import Composer
 from unisono.schedule import Schedule
 from unisono.types import Op
 

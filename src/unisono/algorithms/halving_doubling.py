@@ -8,10 +8,10 @@ the whole vector. Bytes are the bytes that the busiest rank sends.
 from __future__ import annotations
 
 from unisono.algorithms import folding
-from unisono.algorithms.compose import backwards, in_sequence
 from unisono.algorithms.cost import Cost, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import backwards, in_sequence
 from unisono.schedule import Schedule
 from unisono.types import Op
 

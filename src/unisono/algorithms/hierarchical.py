@@ -18,14 +18,14 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import lcm, prod
 
-from unisono.algorithms import composition
-from unisono.algorithms.compose import Composer
+from unisono.algorithms import operation_sequences
 from unisono.algorithms.cost import BY_PART, FREE, Cost
 from unisono.algorithms.grid import Grid, Lines, exchange
 from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.levels import Hierarchy, follows_hosts
 from unisono.algorithms.parameters import Dims, Level, parse
 from unisono.algorithms.registry import Algorithm, algorithm, find, names
+from unisono.algorithms.schedule_composition import Composer
 from unisono.schedule import Collective, Schedule
 from unisono.types import Op
 
@@ -285,8 +285,8 @@ def _top_all_reduce(tree: Hierarchy) -> Schedule:
     text, ranks = tree.algorithms[tree.top], tree.sizes[tree.top]
     if not tree.serves(tree.top, Op.ALL_REDUCE):
         if tree.scatters(tree.top):
-            return composition.reduce_scatter_all_gather(ranks, reduce_scatter=text)
-        return composition.reduce_broadcast(ranks, reduce=text)
+            return operation_sequences.reduce_scatter_all_gather(ranks, reduce_scatter=text)
+        return operation_sequences.reduce_broadcast(ranks, reduce=text)
     return tree.part(Op.ALL_REDUCE, tree.top)
 
 

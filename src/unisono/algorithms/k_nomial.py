@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from unisono.algorithms.compose import backwards
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.grid import powers
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import backwards
 from unisono.errors import UnsupportedError
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op

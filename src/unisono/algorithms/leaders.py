@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from math import lcm
 
-from unisono.algorithms.compose import Composer, runs
 from unisono.algorithms.cost import BY_PART, Cost, largest
 from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.registry import algorithm, build, cost
+from unisono.algorithms.schedule_composition import Composer, runs
 from unisono.schedule import Collective, Schedule
 from unisono.types import Op
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import chain
 from math import prod
 
-from unisono.algorithms.compose import on_ranks
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.grid import Grid, near_square
 from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.parameters import Dims, Level, check_dims, parse
 from unisono.algorithms.registry import build, cost, names
+from unisono.algorithms.schedule_composition import on_ranks
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.types import Op

@@ -9,10 +9,10 @@ from __future__ import annotations
 from math import gcd
 
 from unisono.algorithms import ring
-from unisono.algorithms.compose import backwards, in_channels, in_sequence
 from unisono.algorithms.cost import Cost, of_all_gather, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import backwards, in_channels, in_sequence
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 

@@ -7,10 +7,10 @@ rank first sends its piece to the rank before, and finally receives all other pi
 
 from __future__ import annotations
 
-from unisono.algorithms.compose import backwards, runs
 from unisono.algorithms.cost import Cost, of_all_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import backwards, runs
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 

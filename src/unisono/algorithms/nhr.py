@@ -7,10 +7,10 @@ the whole vector. Bytes are the bytes that a rank sends.
 
 from __future__ import annotations
 
-from unisono.algorithms.compose import backwards, in_sequence, runs
 from unisono.algorithms.cost import Cost, of_all_gather, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import backwards, in_sequence, runs
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 

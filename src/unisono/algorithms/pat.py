@@ -9,10 +9,10 @@ the limit, N the bytes of the whole vector. Bytes are the bytes that a rank send
 
 from __future__ import annotations
 
-from unisono.algorithms.compose import backwards, runs
 from unisono.algorithms.cost import Cost, of_all_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import backwards, runs
 from unisono.errors import UnsupportedError
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op

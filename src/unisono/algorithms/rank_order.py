@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from unisono.algorithms import by_host, direct
-from unisono.algorithms.compose import in_sequence
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.host_layout import Hosts
 from unisono.algorithms.registry import algorithm, cost
+from unisono.algorithms.schedule_composition import in_sequence
 from unisono.schedule import Schedule
 from unisono.types import Op
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from unisono.algorithms import compose, parameters
+from unisono.algorithms import parameters, schedule_composition
 from unisono.algorithms.cost import FREE, Cost
 from unisono.algorithms.host_layout import Hosts
 from unisono.errors import UnsupportedError
@@ -174,7 +174,7 @@ def build(
         arguments["root"] = root
     schedule = found.function(ranks=ranks, **arguments)
     if channels > 1:
-        schedule = compose.in_channels([schedule] * channels)
+        schedule = schedule_composition.in_channels([schedule] * channels)
     return replace(schedule, algorithm=name)
 
 

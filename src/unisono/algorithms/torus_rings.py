@@ -10,12 +10,12 @@ ranks, N the bytes of the whole vector. Bytes are the bytes that a rank sends.
 from __future__ import annotations
 
 from unisono.algorithms import ring
-from unisono.algorithms.compose import in_channels
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.grid import near_square
 from unisono.algorithms.hamiltonian import hamiltonian_cycles
 from unisono.algorithms.parameters import Dims, check_dims
 from unisono.algorithms.registry import algorithm
+from unisono.algorithms.schedule_composition import in_channels
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.types import Op

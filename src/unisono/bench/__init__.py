@@ -12,9 +12,9 @@ from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from unisono.bench.cases import OPERATIONS, Case
-    from unisono.bench.choice import explain_choice
     from unisono.bench.cluster import Cluster
     from unisono.bench.contestants import MEMORY, NETWORK, OURS, Contestant
+    from unisono.bench.explain_choice import explain_choice
     from unisono.bench.journal import Journal
     from unisono.bench.lab import Lab
     from unisono.bench.machine_facts import describe_machine
@@ -33,7 +33,7 @@ __getattr__ = lazy_names(
         "unisono.bench.cases": ["OPERATIONS", "Case"],
         "unisono.bench.cluster": ["Cluster"],
         "unisono.bench.contestants": ["MEMORY", "NETWORK", "OURS", "Contestant"],
-        "unisono.bench.choice": ["explain_choice"],
+        "unisono.bench.explain_choice": ["explain_choice"],
         "unisono.bench.journal": ["Journal"],
         "unisono.bench.lab": ["Lab"],
         "unisono.bench.machine_facts": ["describe_machine"],

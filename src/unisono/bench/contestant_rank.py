@@ -17,7 +17,7 @@ from unisono.bench.cases import Case
 from unisono.bench.contestants import MEMORY, OURS, Contestant
 from unisono.bench.patterns import allocate, count_wrong
 from unisono.bench.peers.base import Array, Peer, Repeat
-from unisono.bench.rank_messages import Channel, Message
+from unisono.bench.rank_messages import Message, RankConnection
 from unisono.errors import UnsupportedError
 
 
@@ -87,7 +87,7 @@ def connect_peer(contestant: Contestant, *, rank: int, ranks: int, rendezvous: s
     if contestant.base == MEMORY:
         module, name, options = "memory", "MemoryPeer", {"rank": rank}
     elif contestant.is_native:
-        module, name = "native", "NativePeer"
+        module, name = "unisono_communicator", "NativePeer"
         options |= {"rendezvous": rendezvous, "algorithm": contestant.algorithm}
     elif contestant.base in ("gloo", OURS["torch"]):
         module, name = "torch_distributed", "TorchPeer"
@@ -107,7 +107,7 @@ def bind_to_core(rank: int) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def serve(channel: Channel, worker: Worker) -> None:
+def serve(channel: RankConnection, worker: Worker) -> None:
     """Answers commands until "quit", or until the benchmark has ended (EOFError)."""
     while (message := channel.receive())["do"] != "quit":
         try:
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--bind", action="store_true", help="stay on core rank mod cores")
     arguments = parser.parse_args()
     folder, ranks = arguments.folder, arguments.ranks
-    channel = Channel.connect(folder / "socket")
+    channel = RankConnection.connect(folder / "socket")
     rendezvous = arguments.rendezvous or f"file://{folder / 'store'}"
     contestant = Contestant(name=arguments.contestant)
     peer = connect_peer(contestant, rank=arguments.rank, ranks=ranks, rendezvous=rendezvous)

@@ -15,7 +15,7 @@ from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import Contestant, plan_launch
 from unisono.bench.rank_limit import reason_against
-from unisono.bench.rank_messages import Channel, Message
+from unisono.bench.rank_messages import Message, RankConnection
 from unisono.errors import UnisonoError
 from unisono.temporary_folders import TemporaryFolder
 
@@ -62,7 +62,7 @@ class ContestantRanks:
         self._scratch = TemporaryFolder("unisono-bench-")
         self._folder = self._scratch.path
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._channels: list[Channel] = []
+        self._channels: list[RankConnection] = []
 
     def __enter__(self) -> ContestantRanks:
         return self
@@ -77,7 +77,7 @@ class ContestantRanks:
 
     @property
     def alive(self) -> bool:
-        """Whether the ranks were started and not closed since."""
+        """True if the ranks were started and not closed since."""
         return bool(self._channels)
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class ContestantRanks:
             self._spawn()
             listener.settimeout(0.2)
             connections = self._accept(listener)
-        ranked: dict[int, Channel] = {}
+        ranked: dict[int, RankConnection] = {}
         for channel in connections:
             ranked[int(self._receive(channel, _START_TIMEOUT_S)["rank"])] = channel
         if sorted(ranked) != list(range(self.ranks)):
@@ -156,12 +156,12 @@ class ContestantRanks:
                 )
                 self._processes.append(process)
 
-    def _accept(self, listener: socket.socket) -> list[Channel]:
-        connections: list[Channel] = []
+    def _accept(self, listener: socket.socket) -> list[RankConnection]:
+        connections: list[RankConnection] = []
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while len(connections) < self.ranks:
             try:
-                connections.append(Channel(listener.accept()[0]))
+                connections.append(RankConnection(listener.accept()[0]))
             except TimeoutError:
                 self._raise_if_dead(timed_out=time.monotonic() > deadline_s)
         return connections
@@ -192,7 +192,7 @@ class ContestantRanks:
             raise ContestantError(f"some ranks failed: {errors[0]}")
         return replies
 
-    def _receive(self, channel: Channel, timeout_s: float) -> Message:
+    def _receive(self, channel: RankConnection, timeout_s: float) -> Message:
         try:
             return channel.receive(timeout_s)
         except TimeoutError as error:

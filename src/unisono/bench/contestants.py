@@ -55,7 +55,7 @@ class Contestant:
 
     @property
     def is_native(self) -> bool:
-        """Whether the contestant is Unisono's own communicator."""
+        """True if the contestant is Unisono's own communicator."""
         return self.base in (OURS["native"], UNDER_TLS)
 
     @property

@@ -13,7 +13,7 @@ import unisono
 from unisono import config
 from unisono.bench.cases import Case
 from unisono.bench.patterns import allocate, count_wrong
-from unisono.bench.peers.native import bind
+from unisono.bench.peers.unisono_communicator import bind
 from unisono.communicator import Communicator, join
 from unisono.errors import UnisonoError, UnsupportedError
 from unisono.schedule import Schedule, check, from_json, from_msccl_xml, from_mscclpp_json
@@ -39,7 +39,7 @@ class ProofResult:
 
     @property
     def good(self) -> bool:
-        """Whether the file is proved and did not fail when run."""
+        """True if the file is proved and did not fail when run."""
         return self.proved and self.ran is not False
 
 

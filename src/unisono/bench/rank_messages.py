@@ -14,7 +14,7 @@ from typing import Any
 Message = dict[str, Any]
 
 
-class Channel:
+class RankConnection:
     """One end of the connection between the benchmark and one rank."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -22,7 +22,7 @@ class Channel:
         self._reader = connection.makefile("r", encoding="utf-8")
 
     @classmethod
-    def connect(cls, path: Path) -> Channel:
+    def connect(cls, path: Path) -> RankConnection:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(str(path))
         return cls(connection)

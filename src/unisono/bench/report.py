@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.bench.contestants import LIMITS, NETWORK
-from unisono.bench.probe import describe_latency
+from unisono.bench.core_latency import describe_latency
 from unisono.bench.results import Measurement, Row, RunReport
 from unisono.bench.sizes import format_size
 

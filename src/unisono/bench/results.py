@@ -104,7 +104,7 @@ class RunReport:
 
     @property
     def failed(self) -> bool:
-        """Whether a result was wrong, or our own contestant did not finish a case."""
+        """True if a result was wrong, or our own contestant did not finish a case."""
         ours = (row.of(self.ours) for row in self.rows)
         unfinished = any(m is not None and m.error is not None for m in ours)
         return self.wrong > 0 or unfinished or self.ours in self.skipped

@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil, inf
+from typing import Any
 
 from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster, network_bytes, probe_payload_Bps
 from unisono.bench.contestant_ranks import CaseError, ContestantError, ContestantRanks
 from unisono.bench.contestants import NETWORK, Contestant, reason_missing
+from unisono.bench.core_latency import probe_core_latency_s
 from unisono.bench.machine_facts import busy_cores, describe_machine
-from unisono.bench.probe import probe_core_latency_s
 from unisono.bench.results import Measurement, Row, RunReport
 from unisono.bench.sizes import format_size
 from unisono.communicator import estimate_call_s
@@ -70,24 +71,10 @@ def run_benchmark(
     With `bind`, rank r of every contestant stays on core r mod cores. With a `cluster`, ranks run
     on its hosts, and the rate of its links is measured after every case.
     """
-    pace = pace or Pace()
-    skipped: dict[str, str] = {}
+    pace, names = pace or Pace(), tuple(dict.fromkeys(contestants))
     machine = {**describe_machine(), "busy_cores": busy_cores()}
     with ExitStack() as stack:
-        worlds: list[ContestantRanks] = []
-        for number, name in enumerate(dict.fromkeys(contestants)):
-            if name == NETWORK:
-                continue  # needs no processes
-            observe(f"starting {name}", 0.0)
-            own_cluster = None if cluster is None else replace(cluster, port=cluster.port + number)
-            world = ContestantRanks(
-                Contestant(name=name), cases[0].ranks, bind=bind, cluster=own_cluster
-            )
-            stack.enter_context(world)
-            if reason := _start(world):
-                skipped[name] = reason
-            else:
-                worlds.append(world)
+        worlds, skipped = _start_all(stack, names, cases[0].ranks, bind, cluster, observe)
         rows = []
         for index, case in enumerate(cases):
 
@@ -99,17 +86,44 @@ def run_benchmark(
             rows.append(row if cluster is None else _with_limit(row, cluster))
     return RunReport(
         ours=ours,
-        contestants=tuple(dict.fromkeys(contestants)),
+        contestants=names,
         rows=tuple(rows),
         skipped=skipped,
-        settings={
-            **asdict(pace),
-            "bind": bind,
-            **({} if cluster is None else {"cluster": cluster.to_dict()}),
-        },
+        settings=_settings(pace, bind, cluster),
         machine=machine,
         command=tuple(command),
     )
+
+
+def _settings(pace: Pace, bind: bool, cluster: Cluster | None) -> dict[str, Any]:
+    settings = {**asdict(pace), "bind": bind}
+    return settings if cluster is None else {**settings, "cluster": cluster.to_dict()}
+
+
+def _start_all(
+    stack: ExitStack,
+    names: Sequence[str],
+    ranks: int,
+    bind: bool,
+    cluster: Cluster | None,
+    observe: Observer,
+) -> tuple[list[ContestantRanks], dict[str, str]]:
+    """Starts the contestants, which end with `stack`. Returns those that run, and the reasons of
+    those that do not."""
+    worlds: list[ContestantRanks] = []
+    skipped: dict[str, str] = {}
+    for number, name in enumerate(names):
+        if name == NETWORK:
+            continue  # needs no processes
+        observe(f"starting {name}", 0.0)
+        own_cluster = None if cluster is None else replace(cluster, port=cluster.port + number)
+        world = ContestantRanks(Contestant(name=name), ranks, bind=bind, cluster=own_cluster)
+        stack.enter_context(world)
+        if reason := _start(world):
+            skipped[name] = reason
+        else:
+            worlds.append(world)
+    return worlds, skipped
 
 
 def _with_limit(row: Row, cluster: Cluster) -> Row:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unisono.bench.core_latency import describe_latency, probe_core_latency_s
 from unisono.bench.machine_facts import describe_machine
-from unisono.bench.probe import describe_latency, probe_core_latency_s
 from unisono.communicator import Communicator
 
 

@@ -8,12 +8,17 @@ from itertools import groupby, pairwise
 from math import sqrt
 
 from unisono import algorithms
+from unisono.bench.alternating_measurement import (
+    MeasurementLength,
+    distinct,
+    measure_alternating,
+    medians,
+)
 from unisono.bench.cases import OPERATIONS, Case
 from unisono.bench.contestant_ranks import ContestantRanks
 from unisono.bench.contestants import OURS, Contestant
 from unisono.bench.journal import Journal, MeasuredCell
 from unisono.bench.machine_facts import usable_cores
-from unisono.bench.race import RaceLength, distinct, medians, race
 from unisono.bench.rank_limit import reason_against
 from unisono.bench.runner import Observer
 from unisono.bench.sizes import format_size
@@ -98,7 +103,7 @@ def tune(
     """Measures cells that the journal lacks, one by one, and returns the selection."""
     cells = request.cells
     todo = [cell for cell in cells if cell not in journal.cells]
-    length = RaceLength(budget_s=request.budget_s / len(cells) / 2)
+    length = MeasurementLength(budget_s=request.budget_s / len(cells) / 2)
     done = len(cells) - len(todo)
     for ranks, group in groupby(todo, key=lambda cell: cell.ranks):
         observe(f"starting {ranks} ranks", done / len(cells))
@@ -118,21 +123,30 @@ def tune(
 
 
 def _measure(
-    world: ContestantRanks, cell: MeasuredCell, length: RaceLength, report: Callable[[str], None]
+    world: ContestantRanks,
+    cell: MeasuredCell,
+    length: MeasurementLength,
+    report: Callable[[str], None],
 ) -> dict[str, float]:
-    """Runs two races: of all algorithms, then of the default, the fastest, and its variants.
+    """Runs two measurements: of all algorithms, then of the default, the fastest, and its variants.
 
-    Times of the second race override the first, because the first selects its participants partly
-    by luck.
+    Times of the second measurement override the first, because the first selects its participants
+    partly by luck.
     """
     op, case = Op(cell.op), Case(op=cell.op, ranks=cell.ranks, nbytes=cell.nbytes)
     default = default_algorithm(op, cell.nbytes, cell.ranks)
     names = candidates(op, cell.nbytes, cell.ranks)
-    times_s = medians(race(world, case, names, length, keep=[default], observe=report))
+    times_s = medians(
+        measure_alternating(world, case, names, length, keep=[default], observe=report)
+    )
     best = min(times_s, key=lambda name: times_s[name])
     finalists = list(dict.fromkeys([default, best, *variants(best, cell.nbytes)]))
     if len(finalists) > 1:
-        final = medians(race(world, case, finalists, length, keep=[best, default], observe=report))
+        final = medians(
+            measure_alternating(
+                world, case, finalists, length, keep=[best, default], observe=report
+            )
+        )
         times_s |= final
     return times_s
 

@@ -40,7 +40,7 @@ class GroupConfig:
     rank0_data: bytes = b""
     """Data that rank 0 sends to all other ranks."""
     single_copy: SingleCopy = SingleCopy.AUTO
-    """Whether ranks read each other's memory where they can; rank 0's value applies to all."""
+    """Use of single copy where ranks can read each other's memory. Rank 0's value counts."""
     shape: StagingShape | None = None
     """Shape of the segment. None: chosen from the number of ranks, this host and
     `staging_bytes`."""
@@ -78,7 +78,7 @@ class JoinedGroup:
     rank0_data: bytes
     network: GroupNetwork | None = None
     single_copy: SingleCopy = SingleCopy.NEVER
-    """Whether ranks read each other's memory. NEVER also where some rank cannot."""
+    """Use of single copy. NEVER also where some rank cannot read another's memory."""
     timeout_s: float = 0.0
     """Time limit in seconds for `close`: ranks of other hosts may need this rank's last data."""
 

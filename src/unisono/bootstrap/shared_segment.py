@@ -224,14 +224,33 @@ def _admit(
             f"after {group_config.timeout_s:g} s (timeout) these ranks of {group_config.size} are "
             f"missing: {names}" + "".join(f"; {text}" for text in tried)
         )
-    left_s = deadline - time.monotonic()
+    if (hello := _read_hello(peer, group_config, other_users, deadline)) is None:
+        return
+    rank, size = hello
+    name = group_config.name(rank)
+    if size != group_config.size:
+        problem = f"rank {name} expects {size} ranks, rank 0 expects {group_config.size}"
+    elif rank not in missing:
+        problem = f"two processes claim to be rank {name} of {size}"
+    else:
+        followers[rank] = peer
+        return
+    _refuse(peer, problem)
+    peer.close()
+    raise RendezvousError(problem)
+
+
+def _read_hello(
+    peer: socket.socket, group_config: GroupConfig, other_users: set[int], deadline: float
+) -> tuple[int, int] | None:
+    """Returns the rank and size of a connection. If it is not a rank's, closes and logs it."""
     user = user_of(peer)
     if user != os.getuid():
         other_users.add(user)
     try:
         if user not in (os.getuid(), 0):
             raise AuthenticationError(f"user {user} tried to join")
-        peer.settimeout(min(_HELLO_TIMEOUT_S, max(left_s, 0.001)))
+        peer.settimeout(min(_HELLO_TIMEOUT_S, max(deadline - time.monotonic(), 0.001)))
         magic, rank, size = _HELLO.unpack(_receive(peer, _HELLO.size))
         if magic != _MAGIC:
             raise AuthenticationError("a process that is not a unisono rank tried to join")
@@ -239,21 +258,8 @@ def _admit(
         peer.close()
         why = error if user == os.getuid() else _other_user(group_config, user)
         _log.warning("rendezvous %r: rejected a connection: %s", group_config.rendezvous, why)
-        return
-    problem = None
-    if size != group_config.size:
-        problem = (
-            f"rank {group_config.name(rank)} expects {size} ranks, rank 0 expects "
-            f"{group_config.size}"
-        )
-    elif rank not in missing:
-        problem = f"two processes claim to be rank {group_config.name(rank)} of {size}"
-    if problem is None:
-        followers[rank] = peer
-        return
-    _refuse(peer, problem)
-    peer.close()
-    raise RendezvousError(problem)
+        return None
+    return rank, size
 
 
 def _other_user(group_config: GroupConfig, user: int) -> str:

@@ -175,16 +175,7 @@ def join_by_tcp(
         security=security,
     )
     try:
-        rank_facts = RankFacts(
-            rank=group_config.rank,
-            size=group_config.size,
-            timeout_s=group_config.timeout_s,
-            addresses=manager.bound,
-            staging_bytes=group_config.staging_bytes,
-            host=this_host(settings.host_id),
-            rank0_data=group_config.rank0_data,
-            tls=security.tls,
-        )
+        rank_facts = _facts(group_config, settings, security, manager)
         found = exchange_facts(bootstrap_store, rank_facts)
         if len(found.hosts) == 1:
             manager.close()
@@ -198,6 +189,22 @@ def join_by_tcp(
     except BaseException:
         manager.close()
         raise
+
+
+def _facts(
+    group_config: GroupConfig, settings: Settings, security: Security, manager: ConnectionManager
+) -> RankFacts:
+    """Returns what this rank tells the others."""
+    return RankFacts(
+        rank=group_config.rank,
+        size=group_config.size,
+        timeout_s=group_config.timeout_s,
+        addresses=manager.bound,
+        staging_bytes=group_config.staging_bytes,
+        host=this_host(settings.host_id),
+        rank0_data=group_config.rank0_data,
+        tls=security.tls,
+    )
 
 
 def _join(manager: ConnectionManager, found: WorldFacts, group_config: GroupConfig) -> JoinedGroup:

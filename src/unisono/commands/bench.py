@@ -1,107 +1,20 @@
-"""Options of `unisono bench`, `check`, `explain` and `prove`; fast to import."""
+"""The commands `unisono bench`, `check`, `explain` and `prove`; fast to import."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
-from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unisono.commands.outputs import JsonOption, result_console, writable, write_json
-from unisono.types import DType, Op, ReduceOp
+from unisono.commands.bench_options import BenchOptions, RanksOption
+from unisono.commands.command_options import with_options
+from unisono.commands.outputs import JsonOption, result_console, write_json
 
 
-class Api(StrEnum):
-    """The interface of unisono that is measured."""
-
-    NATIVE = "native"
-    TORCH = "torch"
-
-
-LabHosts = Annotated[
-    int | None,
-    typer.Option("--hosts", min=2, max=250, help="Hosts of a lab on this machine (needs root)."),
-]
-PerHostOption = Annotated[int, typer.Option(min=1, help="Ranks on each of these hosts.")]
-RateOption = Annotated[
-    str | None, typer.Option(help="Rate of each link, such as 1gbit; by default unlimited.")
-]
-RailsOption = Annotated[int, typer.Option(min=1, help="Links of each host.")]
-DelayOption = Annotated[
-    str | None, typer.Option(help="Delay added between hosts in each direction, such as 1ms.")
-]
-RanksOption = Annotated[
-    int, typer.Option("--ranks", "-n", min=1, help=("Number of ranks (processes)."))
-]
-
-
-def _names(members: Iterable[IntEnum]) -> str:
-    return ", ".join(member.name.lower() for member in sorted(members))
-
-
-def bench(
-    context: typer.Context,
-    *,
-    op: Annotated[
-        str,
-        typer.Argument(
-            help=f"Operation, or several separated by commas: {', '.join(Op)}, send_recv, "
-            "ping_pong, stream, reduce_scatter_v, all_gather_v, all_to_all_v, gather_v, "
-            "scatter_v."
-        ),
-    ],
-    ranks: RanksOption = 4,
-    hosts: LabHosts = None,
-    per_host: PerHostOption = 1,
-    rate: RateOption = None,
-    rails: RailsOption = 1,
-    delay: DelayOption = None,
-    sizes: Annotated[
-        str, typer.Option(help=("Message sizes: 8,64K,1.5M, or a range: 8:64M:x8."))
-    ] = "8:64M:x8",
-    dtype: Annotated[str, typer.Option(help=f"Element type: {_names(DType)}.")] = "float32",
-    redop: Annotated[
-        str, typer.Option(help=f"Reduction: {_names(set(ReduceOp) - {ReduceOp.PREMUL_SUM})}.")
-    ] = "sum",
-    root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
-    against: Annotated[
-        str,
-        typer.Option(
-            help=("Peers to compare with: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls.")
-        ),
-    ] = "gloo,openmpi,mpich",
-    api: Annotated[
-        Api, typer.Option(help="Interface of unisono: the communicator, or torch.distributed.")
-    ] = Api.NATIVE,
-    rounds: Annotated[
-        int, typer.Option(min=1, help=("Measurement rounds; in each, every contestant runs once."))
-    ] = 7,
-    round_s: Annotated[
-        float, typer.Option(help=("Approximate seconds of one contestant in one round."))
-    ] = 0.03,
-    time_budget: Annotated[
-        float | None, typer.Option(help="Approximate limit of the whole run, in seconds.")
-    ] = None,
-    bind: Annotated[
-        bool, typer.Option("--bind", help="Keep rank r of every contestant on core r mod cores.")
-    ] = False,
-    json_path: JsonOption = None,
-    plot_path: Annotated[
-        Path | None,
-        typer.Option("--plot", callback=writable, help="Write a PNG (needs the plot extra)."),
-    ] = None,
-    predict_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--predict",
-            metavar="FILE",
-            help=("Also print times predicted by the link models of this file."),
-        ),
-    ] = None,
-) -> None:
+@with_options(BenchOptions)
+def bench(context: typer.Context, options: BenchOptions) -> None:
     """Measure operations next to other libraries and the limit of the memory or the network.
 
     ping_pong and stream send messages between ranks 0 and 1, 2 and 3, and so on. ping_pong measures
@@ -112,40 +25,12 @@ def bench(
     element ends with exit code 1. With --hosts, ranks run on hosts of a lab: network namespaces of
     this machine, with links as fast as --rate allows.
     """
-    from unisono.bench import OURS, Pace, parse_sizes, read_models
-    from unisono.commands.bench_run import BenchRequest, Hosts, execute, split_names
+    from unisono.commands.bench_run import execute, read_request
     from unisono.errors import UnsupportedError
 
     try:
-        ops, all_sizes = split_names(op), parse_sizes(sizes)
-        rows = max(1, len(ops) * len(all_sizes))
-        lab = None
-        if hosts is not None:
-            source = context.get_parameter_source("ranks")
-            if source is not None and source.name == "COMMANDLINE":
-                raise ValueError(
-                    "-n cannot be combined with --hosts; --per-host sets the ranks on each host"
-                )
-            lab = Hosts(hosts=hosts, per_host=per_host, rate=rate, rails=rails, delay=delay)
-        elif rate is not None or delay is not None or (per_host, rails) != (1, 1):
-            raise ValueError("--per-host, --rate, --rails and --delay need --hosts")
-        budget_s = None if time_budget is None else time_budget / rows
-        request = BenchRequest(
-            ops=ops,
-            ranks=ranks if lab is None else lab.ranks,
-            hosts=lab,
-            sizes=all_sizes,
-            dtype=dtype,
-            redop=redop,
-            root=root,
-            ours=OURS[api.value],
-            against=split_names(against),
-            pace=Pace(rounds=rounds, round_s=round_s, row_budget_s=budget_s),
-            bind=bind,
-            json_path=json_path,
-            plot_path=plot_path,
-            models=() if predict_path is None else read_models(predict_path, ops),
-        )
+        options.check(context)
+        request = read_request(options)
     except (ValueError, OSError, UnsupportedError) as error:
         raise typer.BadParameter(str(error)) from error
     raise typer.Exit(execute(request))

@@ -11,17 +11,21 @@ from pathlib import Path
 from unisono.bench import (
     MEMORY,
     NETWORK,
+    OURS,
     Case,
     Cluster,
     Contestant,
     Lab,
     Pace,
+    parse_sizes,
+    read_models,
     render_report,
     require_plotting,
     run_benchmark,
     save_plot,
     with_predictions,
 )
+from unisono.commands.bench_options import BenchOptions
 from unisono.commands.outputs import progress, result_console, write_json
 from unisono.simulator import LinkModel
 
@@ -94,6 +98,39 @@ class BenchRequest:
         """Names of contestants: ours first, the limit last."""
         limit = MEMORY if self.hosts is None else NETWORK
         return tuple(dict.fromkeys((self.ours, *self.against, limit)))
+
+
+def read_request(options: BenchOptions) -> BenchRequest:
+    """Parses the options. Raises ValueError, OSError or UnsupportedError."""
+    ops, sizes = split_names(options.op), parse_sizes(options.sizes)
+    lab = None
+    if options.hosts is not None:
+        lab = Hosts(
+            hosts=options.hosts,
+            per_host=options.per_host,
+            rate=options.rate,
+            rails=options.rails,
+            delay=options.delay,
+        )
+    rows, budget_s = max(1, len(ops) * len(sizes)), options.time_budget
+    row_budget_s = None if budget_s is None else budget_s / rows
+    models = options.predict_path
+    return BenchRequest(
+        ops=ops,
+        ranks=options.ranks if lab is None else lab.ranks,
+        hosts=lab,
+        sizes=sizes,
+        dtype=options.dtype,
+        redop=options.redop,
+        root=options.root,
+        ours=OURS[options.api.value],
+        against=split_names(options.against),
+        pace=Pace(rounds=options.rounds, round_s=options.round_s, row_budget_s=row_budget_s),
+        bind=options.bind,
+        json_path=options.json_path,
+        plot_path=options.plot_path,
+        models=() if models is None else read_models(models, ops),
+    )
 
 
 def execute(request: BenchRequest) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.commands.outputs import JsonOption, result_console, writable, write_json
+from unisono.commands.outputs import JsonOption, print_written, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,33 +15,36 @@ if TYPE_CHECKING:
     from unisono.simulator import Holdout, LinkModel, Sample
 
 
+FilesArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        help=("Files of `unisono bench --json` or `unisono tune`, or output of nccl-tests.")
+    ),
+]
+ContestantOption = Annotated[
+    str | None, typer.Option(help="Contestant whose times are used; by default the first.")
+]
+AlgorithmOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Algorithm that ran; by default as in the file, else ring for NCCL, direct for others."
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", callback=writable, metavar="FILE", help=("Write the models to this file.")
+    ),
+]
+
+
 def calibrate(
     *,
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help=("Files of `unisono bench --json` or `unisono tune`, or output of nccl-tests.")
-        ),
-    ],
+    files: FilesArgument,
     op: Annotated[str | None, typer.Option(help="Use only this operation.")] = None,
-    contestant: Annotated[
-        str | None, typer.Option(help="Contestant whose times are used; by default the first.")
-    ] = None,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Algorithm that ran; by default as in the file, else ring for NCCL, direct for "
-                "others."
-            )
-        ),
-    ] = None,
-    out_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", callback=writable, metavar="FILE", help=("Write the models to this file.")
-        ),
-    ] = None,
+    contestant: ContestantOption = None,
+    algorithm: AlgorithmOption = None,
+    out_path: OutOption = None,
     json_path: JsonOption = None,
 ) -> None:
     """Fit link models to measurements: the time of a message by its size.
@@ -51,26 +54,14 @@ def calibrate(
     error when fitted on alternate sizes; the worse of the two splits. The file is for `unisono
     simulate --model` and `unisono bench --predict`.
     """
-    from itertools import groupby
-
     from unisono.errors import UnisonoError
-    from unisono.simulator import calibrate, to_json, worse_holdout
+    from unisono.simulator import to_json
 
-    def kind(found: tuple[str, Sample]) -> tuple[str, int, str]:
-        _, sample = found
-        return sample.op, sample.ranks, sample.contestant
-
-    models: list[LinkModel] = []
-    holdouts: list[Holdout | None] = []
     try:
         samples = [
             (path.name, sample) for path in files for sample in _samples(path, op, contestant)
         ]
-        for _, group in groupby(sorted(samples, key=kind), key=kind):
-            names, runs = zip(*group, strict=True)
-            source = ", ".join(dict.fromkeys(names))
-            models += calibrate(runs, algorithm=algorithm, source=source)
-            holdouts.append(worse_holdout(runs, algorithm=algorithm))
+        models, holdouts = _fit(samples, algorithm)
         text = to_json(models)
         if out_path is not None:
             out_path.write_text(text, encoding="utf-8")
@@ -78,9 +69,31 @@ def calibrate(
         raise typer.BadParameter(str(error)) from error
     console = result_console(json_path)
     console.print(_table(models, holdouts))
-    if out_path is not None:
-        console.print(f"written: {out_path}", style="dim", highlight=False, soft_wrap=True)
+    print_written(console, [] if out_path is None else [out_path])
     write_json(_document(models, holdouts), json_path)
+
+
+def _fit(
+    samples: list[tuple[str, Sample]], algorithm: str | None
+) -> tuple[list[LinkModel], list[Holdout | None]]:
+    """Fits the models of each operation, number of ranks and contestant, with their errors."""
+    from itertools import groupby
+
+    from unisono.simulator import calibrate as fit
+    from unisono.simulator import worse_holdout
+
+    def kind(found: tuple[str, Sample]) -> tuple[str, int, str]:
+        _, sample = found
+        return sample.op, sample.ranks, sample.contestant
+
+    models: list[LinkModel] = []
+    holdouts: list[Holdout | None] = []
+    for _, group in groupby(sorted(samples, key=kind), key=kind):
+        names, runs = zip(*group, strict=True)
+        source = ", ".join(dict.fromkeys(names))
+        models += fit(runs, algorithm=algorithm, source=source)
+        holdouts.append(worse_holdout(runs, algorithm=algorithm))
+    return models, holdouts
 
 
 def _samples(path: Path, op: str | None, contestant: str | None) -> list[Sample]:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.commands.bench import DelayOption, RailsOption, RateOption
+from unisono.commands.bench_options import DelayOption, RailsOption, RateOption
 from unisono.commands.outputs import JsonOption, result_console, write_json
 
 if TYPE_CHECKING:

@@ -12,9 +12,11 @@ from unisono import __version__
 from unisono.commands.bench import bench, check, explain, prove
 from unisono.commands.calibrate import calibrate
 from unisono.commands.lab import lab
+from unisono.commands.plan import plan
 from unisono.commands.show import show
 from unisono.commands.simulate import simulate
 from unisono.commands.topo import topo
+from unisono.commands.trace import app as trace_app
 from unisono.commands.tune import tune
 from unisono.errors import UnisonoError
 
@@ -62,8 +64,10 @@ app.command(
     epilog="Example: unisono simulate all_reduce --topology torus:8x8 --size 64M --compare all "
     "--svg times.svg"
 )(simulate)
+app.command(epilog="Example: unisono plan --model gpt3-175b --cluster a100:1024 --batch 1536")(plan)
 app.command(epilog="Example: unisono calibrate bench.json --out model.json")(calibrate)
 app.command(epilog="Example: unisono topo torus:4x4 --svg torus.svg --html torus.html")(topo)
+app.add_typer(trace_app, name="trace")
 
 
 @app.command(

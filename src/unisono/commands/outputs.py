@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -44,7 +44,7 @@ def writable(path: _Output) -> _Output:
 
 
 def given(context: typer.Context, name: str) -> bool:
-    """Returns whether the command line has this option, even with its default value."""
+    """Returns True if the command line has this option, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -74,6 +74,12 @@ def result_console(json_path: str | None) -> Console:
 
     console = Console(stderr=json_path == STDOUT)
     return console if console.is_terminal else Console(file=console.file, width=_PIPE_COLUMNS)
+
+
+def print_written(console: Console, paths: Iterable[Path]) -> None:
+    """Prints the files that a command has written, one a line."""
+    for path in paths:
+        console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
 
 
 @contextmanager

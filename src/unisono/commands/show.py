@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from unisono.commands.outputs import (
-    JsonOption,
-    given,
-    progress,
-    result_console,
-    writable,
-    write_json,
-)
-from unisono.config import MOST_RANKS
+from unisono.commands.command_options import with_options
+from unisono.commands.outputs import print_written, progress, result_console, write_json
+from unisono.commands.show_options import ShowOptions
 
 if TYPE_CHECKING:
     from unisono.schedule import Schedule
@@ -26,48 +20,8 @@ _MOST_TRANSFERS = 1 << 18
 """Limit for drawing; more take over half a minute and are unreadable."""
 
 
-def show(
-    context: typer.Context,
-    *,
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="OPERATION|FILE",
-            help=("An operation such as all_reduce, or a schedule's JSON file."),
-        ),
-    ],
-    algorithm: Annotated[
-        str | None, typer.Argument(help="Such as ring; without it, all algorithms are listed.")
-    ] = None,
-    ranks: Annotated[
-        int,
-        typer.Option(
-            "--ranks", "-n", min=1, max=MOST_RANKS, help=("Number of ranks of the schedule.")
-        ),
-    ] = 8,
-    root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            help=("Size of a rank's larger buffer, such as 64M; amounts are then in bytes.")
-        ),
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Print all rounds and transfers.")] = False,
-    layout: Annotated[str, typer.Option(help="Place ranks on a circle, grid or line.")] = "auto",
-    svg_path: Annotated[
-        Path | None,
-        typer.Option("--svg", callback=writable, metavar="FILE", help="Write only this picture."),
-    ] = None,
-    html_path: Annotated[
-        Path | None,
-        typer.Option("--html", callback=writable, metavar="FILE", help="Write only this page."),
-    ] = None,
-    files: Annotated[
-        bool, typer.Option("--files/--no-files", help="Write a picture and a page, or no files.")
-    ] = True,
-    launch: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    json_path: JsonOption = None,
-) -> None:
+@with_options(ShowOptions)
+def show(context: typer.Context, options: ShowOptions) -> None:
     """Draw an algorithm: its rounds as a table, a picture (SVG), and a page that plays it (HTML).
 
     Drawings have the transfers of each round, the contents of each rank, and the bytes per link.
@@ -75,100 +29,74 @@ def show(
     checked: a wrong one is drawn with its error, and the exit code is 1. An operation alone lists
     its algorithms.
     """
-    from unisono.bench import parse_size
-    from unisono.show import document, table, view
+    from unisono.show import document, table
     from unisono.types import Op
 
-    _check_given(context)
-    if what in list(Op) and algorithm is None:
-        _list_algorithms(what, ranks, size, json_path)
+    options.check(context)
+    if options.what in list(Op) and options.algorithm is None:
+        _list_algorithms(options)
         return
     try:
-        schedule, name = _find(what, algorithm, ranks, root)
-        if len(schedule.transfers) > _MOST_TRANSFERS:
-            raise ValueError(
-                f"{name} has {len(schedule.transfers):,} transfers; at most "
-                f"{_MOST_TRANSFERS:,} can be drawn: use fewer ranks (-n), or `unisono "
-                "simulate`"
-            )
-        nbytes = None if size is None else parse_size(size)
-        with progress() as step:
-            step(f"{name}: {len(schedule.transfers):,} transfers, round by round", 0.0)
-            schedule_view = view(schedule, nbytes=nbytes)
-            paths = _paths(schedule_view, name, svg_path, html_path, files)
-            drawings = []
-            for number, path in enumerate(paths, 1):
-                step(f"{path}", number / (len(paths) + 1))
-                drawings.append((path, _draw(schedule_view, path, layout)))
-        for path, text in drawings:
-            path.write_text(text, encoding="utf-8")
+        schedule_view, paths = _write_drawings(options)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
-    console = result_console(json_path)
-    console.print(table(schedule_view, every=every))
-    for path in paths:
-        console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
-    write_json(document(schedule_view), json_path)
-    for page in (path for path in paths if launch and path.suffix == ".html"):
+    console = result_console(options.json_path)
+    console.print(table(schedule_view, every=options.every))
+    print_written(console, paths)
+    write_json(document(schedule_view), options.json_path)
+    for page in (path for path in paths if options.launch and path.suffix == ".html"):
         typer.launch(str(page.resolve()))
     raise typer.Exit(0 if schedule_view.problem is None else 1)
 
 
-_DRAWING_OPTIONS = {
-    "root": "--root",
-    "every": "--all",
-    "layout": "--layout",
-    "svg_path": "--svg",
-    "html_path": "--html",
-    "files": "--files",
-    "launch": "--open",
-}
-"""Options that do not apply to a list of algorithms."""
-
-
-def _check_given(context: typer.Context) -> None:
-    """Refuses options that the request would ignore."""
-    from unisono.types import Op
-
-    what, params = context.params["what"], context.params
-    unread: list[tuple[dict[str, str], str]] = []
-    if what not in list(Op):
-        unread.append(({"ranks": "-n", "root": "--root"}, "the schedule in a file defines its own"))
-    elif params["algorithm"] is None:
-        unread.append((_DRAWING_OPTIONS, f"needs an algorithm, as in unisono show {what} ring"))
-    elif not Op(what).rooted:
-        unread.append(({"root": "--root"}, f"{what} has no root"))
-    if not (params["files"] or params["svg_path"] or params["html_path"]):
-        unread.append(
-            (
-                {"layout": "--layout", "launch": "--open"},
-                "needs a drawing, but --no-files disables them",
-            )
-        )
-    for names, why in unread:
-        for name, option in names.items():
-            if given(context, name):
-                raise typer.BadParameter(f"{option}: {why}")
-
-
-def _list_algorithms(what: str, ranks: int, size: str | None, json_path: str | None) -> None:
+def _list_algorithms(options: ShowOptions) -> None:
     from unisono.bench import parse_size
     from unisono.show import choices, table_of
 
+    what, ranks = options.what, options.ranks
     try:
         found = choices(what, ranks=ranks)
-        nbytes = None if size is None else parse_size(size)
+        nbytes = None if options.size is None else parse_size(options.size)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    result_console(json_path).print(table_of(found, nbytes=nbytes))
-    write_json({"op": what, "ranks": ranks, "algorithms": [c.as_dict() for c in found]}, json_path)
+    result_console(options.json_path).print(table_of(found, nbytes=nbytes))
+    listed = [choice.as_dict() for choice in found]
+    write_json({"op": what, "ranks": ranks, "algorithms": listed}, options.json_path)
 
 
-def _find(what: str, algorithm: str | None, ranks: int, root: int) -> tuple[Schedule, str]:
+def _write_drawings(options: ShowOptions) -> tuple[ScheduleView, list[Path]]:
+    """Draws the schedule. Returns its view, and the files that it has written. Raises ValueError
+    or OSError."""
+    from unisono.bench import parse_size
+    from unisono.show import view
+
+    schedule, name = _find(options)
+    count = len(schedule.transfers)
+    if count > _MOST_TRANSFERS:
+        raise ValueError(
+            f"{name} has {count:,} transfers; at most {_MOST_TRANSFERS:,} can be drawn: use fewer "
+            "ranks (-n), or `unisono simulate`"
+        )
+    nbytes = None if options.size is None else parse_size(options.size)
+    with progress() as step:
+        step(f"{name}: {count:,} transfers, round by round", 0.0)
+        schedule_view = view(schedule, nbytes=nbytes)
+        paths = _paths(schedule_view, name, options)
+        drawings = []
+        for number, path in enumerate(paths, 1):
+            step(f"{path}", number / (len(paths) + 1))
+            drawings.append((path, _draw(schedule_view, path, options.layout)))
+    for path, text in drawings:
+        path.write_text(text, encoding="utf-8")
+    return schedule_view, paths
+
+
+def _find(options: ShowOptions) -> tuple[Schedule, str]:
     """Returns the requested schedule, and the name of its files."""
     from unisono.algorithms import build
     from unisono.types import Op
 
+    what, algorithm, ranks = options.what, options.algorithm, options.ranks
     if what not in list(Op):
         if not Path(what).exists():
             raise ValueError(f"{what} is neither a file nor one of the operations {', '.join(Op)}")
@@ -176,7 +104,7 @@ def _find(what: str, algorithm: str | None, ranks: int, root: int) -> tuple[Sche
             raise ValueError(f"{what} is a schedule, so algorithm {algorithm} cannot be chosen")
         return _read(Path(what)), Path(what).stem
     assert algorithm is not None, "an operation alone lists its algorithms"
-    return build(what, algorithm, ranks=ranks, root=root), f"{what}-{algorithm}-{ranks}"
+    return build(what, algorithm, ranks=ranks, root=options.root), f"{what}-{algorithm}-{ranks}"
 
 
 def _read(path: Path) -> Schedule:
@@ -195,21 +123,16 @@ def _read(path: Path) -> Schedule:
         return from_json(text)
 
 
-def _paths(
-    schedule_view: ScheduleView,
-    name: str,
-    svg_path: Path | None,
-    html_path: Path | None,
-    files: bool,
-) -> list[Path]:
+def _paths(schedule_view: ScheduleView, name: str, options: ShowOptions) -> list[Path]:
     """Returns the files to write: those of the options, else both default names."""
     from unisono.show import MAX_RANKS
 
+    svg_path, html_path = options.svg_path, options.html_path
     asked = [path for path in (svg_path, html_path) if path is not None]
     for path, suffix in ((svg_path, ".svg"), (html_path, ".html")):
         if path is not None and path.suffix != suffix:
             raise ValueError(f"{path}: the file name must end in {suffix}")
-    if asked or not files or schedule_view.schedule.collective.ranks > MAX_RANKS:
+    if asked or not options.files or schedule_view.schedule.collective.ranks > MAX_RANKS:
         return asked
     return [Path(f"{name}.svg"), Path(f"{name}.html")]
 

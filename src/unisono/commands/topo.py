@@ -7,40 +7,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.commands.outputs import JsonOption, result_console, writable, write_json
+from unisono.commands.outputs import JsonOption, print_written, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from unisono.topology import Topology
 
 
+NetworkArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SPEC|FILE]",
+        help="Such as torus:4x4; a .json file, or NCCL's .xml; by default this machine.",
+    ),
+]
+SvgOption = Annotated[
+    Path | None, typer.Option("--svg", callback=writable, metavar="FILE", help="Write a picture.")
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", callback=writable, metavar="FILE", help=("Write an interactive page.")),
+]
+SaveOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--save",
+        callback=writable,
+        metavar="FILE",
+        help="Write the network: .json, or NCCL's .xml.",
+    ),
+]
+
+
 def topo(
     *,
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[SPEC|FILE]",
-            help="Such as torus:4x4; a .json file, or NCCL's .xml; by default this machine.",
-        ),
-    ] = None,
-    svg_path: Annotated[
-        Path | None,
-        typer.Option("--svg", callback=writable, metavar="FILE", help="Write a picture."),
-    ] = None,
-    html_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", callback=writable, metavar="FILE", help=("Write an interactive page.")
-        ),
-    ] = None,
-    save_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--save",
-            callback=writable,
-            metavar="FILE",
-            help="Write the network: .json, or NCCL's .xml.",
-        ),
-    ] = None,
+    what: NetworkArgument = None,
+    svg_path: SvgOption = None,
+    html_path: HtmlOption = None,
+    save_path: SaveOption = None,
     json_path: JsonOption = None,
 ) -> None:
     """Print a network: ranks, links, distances, bisection; draw it; write it to a file.
@@ -53,16 +56,11 @@ def topo(
     from unisono.show import network_table
     from unisono.topology import discover, load
 
+    wanted = ((svg_path, (".svg",)), (html_path, (".html",)), (save_path, (".json", ".xml")))
     try:
         topology = discover() if what is None else load(what)
         files = [
-            (path, _text(topology, path, suffixes))
-            for path, suffixes in (
-                (svg_path, (".svg",)),
-                (html_path, (".html",)),
-                (save_path, (".json", ".xml")),
-            )
-            if path is not None
+            (path, _text(topology, path, suffixes)) for path, suffixes in wanted if path is not None
         ]
         for path, text in files:
             path.write_text(text, encoding="utf-8")
@@ -73,8 +71,7 @@ def topo(
     console.print(network_table(topology))
     if topology.nodes.names and len(topology.nodes) <= 64:
         console.print("nodes: " + ", ".join(topology.nodes.names), highlight=False)
-    for path, _ in files:
-        console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
+    print_written(console, [path for path, _ in files])
     write_json(document, json_path)
 
 

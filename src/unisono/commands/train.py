@@ -20,8 +20,8 @@ from unisono.train import (
     Example,
     Outcome,
     Report,
-    Run,
     TaskName,
+    TrainingRun,
     hidden_line,
     launch,
     overlap_json,
@@ -75,7 +75,7 @@ def digits(
     Fails if the backends' loss curves differ by more than rounding, or if the ranks end with
     different parameters. A run of the default length also fails below 97 % on unseen images.
     """
-    run = Run(
+    run = TrainingRun(
         task="digits",
         backends=_names(backends, with_),
         ranks=ranks,
@@ -106,7 +106,7 @@ def text(
     The loss is in bits per byte. At the end the model writes a piece of Python code.
     """
     steps_per_period = min(steps, _TEXT_STEPS_PER_PERIOD)
-    run = Run(
+    run = TrainingRun(
         task="text",
         backends=_names(backends, with_),
         ranks=ranks,
@@ -138,7 +138,7 @@ def overlap(
     ] = None,
     json_path: JsonOption = None,
 ) -> None:
-    """The lectures' example of overlap and fusion: 96 x 12 gradients over one link.
+    """Overlap and fusion by example: 96 x 12 gradients over one link.
 
     Every case runs through the controller: serial, overlapped, fused, and both, with layers as
     buckets and with the best buckets. Computation and link are waits of the given lengths. Prints
@@ -177,7 +177,7 @@ def _names(backends: str, with_: str | None) -> tuple[str, ...]:
     return names
 
 
-def _compare(run: Run, json_path: str | None, *, is_default_length: bool) -> None:
+def _compare(run: TrainingRun, json_path: str | None, *, is_default_length: bool) -> None:
     needed: dict[TaskName, tuple[str, ...]] = {"digits": ("torch", "sklearn"), "text": ("torch",)}
     missing = [name for name in needed[run.task] if importlib.util.find_spec(name) is None]
     progress_console = Console(stderr=True)
@@ -198,7 +198,7 @@ def _compare(run: Run, json_path: str | None, *, is_default_length: bool) -> Non
         raise typer.Exit(1)
 
 
-def _train(run: Run, console: Console) -> tuple[Outcome, ...]:
+def _train(run: TrainingRun, console: Console) -> tuple[Outcome, ...]:
     # A plain SIGTERM would end this process without its ranks and their folder.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with shown(run, console) as listen:

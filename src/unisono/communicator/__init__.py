@@ -48,6 +48,7 @@ from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation
 from unisono.communicator.initialization import init, join
 from unisono.communicator.local_ranks import run
+from unisono.communicator.point_to_point import wait_for_message as wait_for_message
 from unisono.communicator.premul import premul_sum
 from unisono.communicator.value_index import pairs
 from unisono.communicator.voted import FusedAllReduce, VotedWork

@@ -6,22 +6,27 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import numpy as np
-
 from unisono.communicator.arrays import (
     Array,
-    Located,
     Staged,
     assign,
     dtype_of,
     duplicate,
     empty_like,
-    overlap,
     stage,
-    stage_pieces,
     widened,
 )
 from unisono.communicator.calls import CallRequest, parse_reduction
+from unisono.communicator.collective_memory import (
+    assigning,
+    copied_where_overlapping,
+    lengths_of,
+    memory_of,
+    restoring,
+    share_of,
+    stage_many,
+    text_of,
+)
 from unisono.communicator.engine import Call, Engine, Memory
 from unisono.communicator.premul import PremulSum, float_factor, scale
 from unisono.schedule import Schedule
@@ -48,7 +53,7 @@ def in_place(
     """Makes all_reduce, reduce, broadcast, scan and exscan: one array is input and output."""
     receives = _receives(op, engine.rank, root)
     staged = stage(x, writable=receives)
-    memory, complete = staged, _restoring([staged]) if receives else None
+    memory, complete = staged, restoring([staged]) if receives else None
     request = _request(engine, op, staged, staged.located[1:2], reduction, root, algorithm)
     engine.call_cache.check(request)
     change = _change_of(engine, reduction, request)
@@ -63,7 +68,7 @@ def in_place(
         own = duplicate(x)  # x stays unchanged until the end of a batch, which may be cancelled
     if own is not None:
         memory = stage(own, writable=True)
-        complete = _assigning(x, own) if receives else None
+        complete = assigning(x, own) if receives else None
     call = engine.call_cache.call(request)
     if change is not None:
         change(memory.array if memory.copy is None else memory.copy)
@@ -97,34 +102,53 @@ def gathering(
     """
     source = stage(x, writable=False)
     if op is Op.GATHER and engine.rank != root:
-        lengths = lengths or (source.located[1],) * engine.size
-        request = _request(engine, op, source, lengths, "sum", root, algorithm, lengths_from)
-        where = [source.located[:2]]  # this rank has no output
-        return Call(engine.call_cache.call(request), where, where, None, source, request)
+        return _gathering_off_root(engine, source, root, algorithm, lengths, lengths_from)
     if out is None:
         first = x.shape[0] if len(x.shape) else 1
         out = empty_like(x, (first * engine.size, *x.shape[1:]))
-    targets = _stage_many(out, engine.size, writable=True)
+    targets = stage_many(out, engine.size, writable=True)
     needed = source.count * engine.size
     if len(targets) == 1 and targets[0].count != needed:
-        raise ValueError(f"{op}: out has {_text(targets[0])}, but needs {needed}")
-    found = _lengths(targets, engine.size, "out")
-    if source.dtype is not targets[0].dtype or source.located[1] != found[engine.rank]:
-        raise ValueError(
-            f"{op}: x has {_text(source)}, but its place in out has "
-            f"{_text(targets[0], found[engine.rank])}"
-        )
+        raise ValueError(f"{op}: out has {text_of(targets[0])}, but needs {needed}")
+    found = lengths_of(targets, engine.size, "out")
+    _require_place(op, engine.rank, source, targets[0], found)
     if op is Op.GATHER and lengths is None:
         _require_even(engine, op, targets, "out")
     request = _request(engine, op, source, found, "sum", root, algorithm, lengths_from)
     call = engine.call_cache.call(request)
     where = memory_of(targets, engine.size)
     if source.located[0] != where[engine.rank][0]:
-        source = _copied_where_overlapping([source], targets)[0]
+        source = copied_where_overlapping([source], targets)[0]
     if op is Op.ALL_GATHER and len(targets) == 1:
         engine.remember_quick(op, source, targets[0], "sum", root, algorithm, call)
     inputs = [source.located[:2]]
-    return Call(call, inputs, where, out, (source, targets), request, _restoring(targets))
+    return Call(call, inputs, where, out, (source, targets), request, restoring(targets))
+
+
+def _require_place(
+    op: Op, rank: int, source: Staged, target: Staged, lengths: tuple[int, ...]
+) -> None:
+    """Raises `ValueError` unless x has the type and size of this rank's place in out."""
+    if source.dtype is not target.dtype or source.located[1] != lengths[rank]:
+        raise ValueError(
+            f"{op}: x has {text_of(source)}, but its place in out has "
+            f"{text_of(target, lengths[rank])}"
+        )
+
+
+def _gathering_off_root(
+    engine: Engine,
+    source: Staged,
+    root: int,
+    algorithm: str | Schedule | None,
+    lengths: tuple[int, ...] | None,
+    lengths_from: LengthsFrom,
+) -> Call:
+    """Makes a gather on a rank that is not the root."""
+    lengths = lengths or (source.located[1],) * engine.size
+    request = _request(engine, Op.GATHER, source, lengths, "sum", root, algorithm, lengths_from)
+    where = [source.located[:2]]  # this rank has no output
+    return Call(engine.call_cache.call(request), where, where, None, source, request)
 
 
 def scattering(
@@ -140,42 +164,44 @@ def scattering(
 ) -> Call:
     """Makes reduce_scatter and scatter: one piece per rank in, one piece out.
 
-    `lengths` are the bytes of all pieces. A rank of a scatter that is not the root needs this
-    argument if they differ. Errors name `lengths_from`.
+    `lengths` and `lengths_from` as for `gathering`.
     """
     if op is Op.SCATTER and engine.rank != root:
         return _scattering_off_root(engine, out, root, algorithm, lengths, lengths_from)
     if x is None:
         raise ValueError(f"{op} needs x on this rank")
-    sources = _stage_many(x, engine.size, writable=False)
-    found = _lengths(sources, engine.size, "x")
-    if out is None:
-        out = share_of(x, engine.size, engine.rank)
+    sources = stage_many(x, engine.size, writable=False)
+    found = lengths_of(sources, engine.size, "x")
+    out = share_of(x, engine.size, engine.rank) if out is None else out
     target = stage(out, writable=True)
-    if sources[0].dtype is not target.dtype or target.located[1] != found[engine.rank]:
-        raise ValueError(
-            f"{op}: out has {_text(target)}, but the share of rank {engine.rank} is "
-            f"{_text(sources[0], found[engine.rank])}"
-        )
+    _require_share(op, engine.rank, sources[0], target, found)
     if op is Op.SCATTER and lengths is None:
         _require_even(engine, op, sources, "x")
     request = _request(engine, op, target, found, reduction, root, algorithm, lengths_from)
     engine.call_cache.check(request)
     change = _change_of(engine, reduction, request)
     if engine.call_cache.widens(request):
-        factor = float_factor(reduction)
-        change = change if factor is None else None
-        wide = [_changed(widened(source.array, factor), change) for source in sources]
-        return _scattering_wide(engine, request, wide, target, out)
+        return _scattering_wide(engine, request, reduction, change, sources, target, out)
     call = engine.call_cache.call(request)
     if change is not None:
         sources = [_changed(duplicate(source.array), change) for source in sources]
     elif memory_of(sources, engine.size)[engine.rank][0] != target.located[0]:
-        sources = _copied_where_overlapping(sources, [target])
+        sources = copied_where_overlapping(sources, [target])
     if op is Op.REDUCE_SCATTER and len(sources) == 1 and change is None:
         engine.remember_quick(op, sources[0], target, reduction, root, algorithm, call)
     inputs, where = memory_of(sources, engine.size), [target.located[:2]]
-    return Call(call, inputs, where, out, (sources, target), request, _restoring([target]))
+    return Call(call, inputs, where, out, (sources, target), request, restoring([target]))
+
+
+def _require_share(
+    op: Op, rank: int, source: Staged, target: Staged, lengths: tuple[int, ...]
+) -> None:
+    """Raises `ValueError` unless out has the type and size of this rank's share."""
+    if source.dtype is not target.dtype or target.located[1] != lengths[rank]:
+        raise ValueError(
+            f"{op}: out has {text_of(target)}, but the share of rank {rank} is "
+            f"{text_of(source, lengths[rank])}"
+        )
 
 
 def _scattering_off_root(
@@ -193,24 +219,29 @@ def _scattering_off_root(
     if lengths is None:
         lengths = (target.located[1],) * engine.size
     elif lengths[engine.rank] != target.located[1]:
-        share = _text(target, lengths[engine.rank])
+        share = text_of(target, lengths[engine.rank])
         raise ValueError(
-            f"scatter: out has {_text(target)}, but the share of rank {engine.rank} is {share}"
+            f"scatter: out has {text_of(target)}, but the share of rank {engine.rank} is {share}"
         )
     request = _request(engine, Op.SCATTER, target, lengths, "sum", root, algorithm, lengths_from)
     where = [target.located[:2]]
     call = engine.call_cache.call(request)
-    return Call(call, where, where, out, target, request, _restoring([target]))
+    return Call(call, where, where, out, target, request, restoring([target]))
 
 
 def _scattering_wide(
     engine: Engine,
     request: CallRequest,
-    wide_sources: list[Staged],
+    reduction: Reduction,
+    change: Change | None,
+    sources: list[Staged],
     target: Staged,
     out: Array,
 ) -> Call:
     """Makes a reduce_scatter in float32, so that every algorithm rounds the result once."""
+    factor = float_factor(reduction)
+    change = change if factor is None else None  # widened applies the factor
+    wide_sources = [_changed(widened(source.array, factor), change) for source in sources]
     wide_out = empty_like(wide_sources[0].array, (target.count,))
     wide_target = stage(wide_out, writable=True)
     request = _wide(request)
@@ -247,9 +278,9 @@ def all_to_all(
         out = empty_like(x, tuple(x.shape))  # type: ignore[union-attr]
     sources, targets = both_sides(engine, x, out)
     if lengths is None:
-        lengths = _lengths(sources, engine.size, "x")
+        lengths = lengths_of(sources, engine.size, "x")
         if targets[0].located[1] != sources[0].located[1]:
-            raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
+            raise ValueError(f"all_to_all: x has {text_of(sources[0])}, out {text_of(targets[0])}")
     return all_to_all_between(engine, sources, targets, out, algorithm, lengths, lengths_from)
 
 
@@ -257,11 +288,11 @@ def both_sides(
     engine: Engine, x: Array | Sequence[Array], out: Array | Sequence[Array]
 ) -> tuple[list[Staged], list[Staged]]:
     """Returns the memory that an all_to_all reads and the memory that it writes."""
-    sources = _stage_many(x, engine.size, writable=False)
-    targets = _stage_many(out, engine.size, writable=True)
+    sources = stage_many(x, engine.size, writable=False)
+    targets = stage_many(out, engine.size, writable=True)
     if sources[0].dtype is not targets[0].dtype:
-        raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
-    return _copied_where_overlapping(sources, targets), targets
+        raise ValueError(f"all_to_all: x has {text_of(sources[0])}, out {text_of(targets[0])}")
+    return copied_where_overlapping(sources, targets), targets
 
 
 def all_to_all_between(
@@ -289,7 +320,7 @@ def all_to_all_between(
         out,
         (sources, targets),
         request,
-        _restoring(targets),
+        restoring(targets),
     )
 
 
@@ -305,7 +336,7 @@ def _require_even(engine: Engine, op: Op, pieces: list[Staged], name: str) -> No
         )
 
 
-# ---- small helpers
+# ---- requests and changes of contributions
 
 
 def _request(
@@ -347,78 +378,3 @@ def _wide(request: CallRequest) -> CallRequest:
     factor = DType.FLOAT32.size_bytes // request.dtype.size_bytes
     lengths = tuple(length * factor for length in request.lengths)
     return request._replace(lengths=lengths, dtype=DType.FLOAT32, caller_dtype=request.dtype)
-
-
-def _stage_many(x: Array | Sequence[Array], ranks: int, *, writable: bool) -> list[Staged]:
-    """Returns the memory of one array for all ranks, or of one array per rank."""
-    if isinstance(x, (list, tuple)):
-        return stage_pieces(x, ranks, writable=writable, what="out" if writable else "x")
-    return [stage(x, writable=writable)]
-
-
-def memory_of(staged: list[Staged], ranks: int) -> Memory:
-    """Returns address and bytes of the piece of each rank."""
-    if len(staged) == 1:
-        return _shares(staged[0].located, ranks)
-    return [piece.located[:2] for piece in staged]
-
-
-def _shares(located: Located, ranks: int) -> Memory:
-    share = located[1] // ranks
-    return [(located[0] + r * share, share) for r in range(ranks)]
-
-
-def _lengths(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
-    if len(staged) == 1 and staged[0].count % ranks:
-        raise ValueError(
-            f"{name}: expected a multiple of {ranks} elements, but it has {_text(staged[0])}"
-        )
-    return tuple(length for _, length in memory_of(staged, ranks))
-
-
-def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
-    """Returns an empty array for the share of a rank."""
-    if isinstance(x, (list, tuple)):
-        return empty_like(x[rank], tuple(x[rank].shape))
-    shape = tuple(x.shape)  # type: ignore[union-attr]
-    if shape and shape[0] % ranks == 0:
-        return empty_like(x, (shape[0] // ranks, *shape[1:]))
-    return empty_like(x, (int(np.prod(shape)) // ranks,))
-
-
-def _copied_where_overlapping(sources: list[Staged], targets: list[Staged]) -> list[Staged]:
-    """Returns `sources`, or copies of them if the results would overwrite them before they are
-    sent.
-    """
-    if not overlap(_extent(sources), _extent(targets)) or not any(
-        overlap(s.located, t.located) for s in sources for t in targets
-    ):
-        return sources
-    return [stage(duplicate(source.array), writable=False) for source in sources]
-
-
-def _extent(staged: list[Staged]) -> Located:
-    """Returns the memory from the start of the first array to the end of the last."""
-    start = min(each.located[0] for each in staged)
-    return start, max(sum(each.located[:2]) for each in staged) - start, staged[0].located[2]
-
-
-def _assigning(target: Array, value: Array) -> Callable[[], None]:
-    return lambda: assign(target, value)
-
-
-def _restoring(targets: list[Staged]) -> Callable[[], None] | None:
-    copied = [target for target in targets if target.copy is not None]
-    if not copied:
-        return None
-
-    def restore() -> None:
-        for target in copied:
-            target.restore()
-
-    return restore
-
-
-def _text(staged: Staged, nbytes: int | None = None) -> str:
-    count = staged.count if nbytes is None else nbytes // staged.dtype.size_bytes
-    return f"{count} elements of {staged.dtype.name.lower()}"

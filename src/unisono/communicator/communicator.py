@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -15,8 +16,10 @@ from unisono.communicator import (
     custom,
     explain,
     groups,
+    in_place_collectives,
     point_to_point,
     shrink,
+    v_collective_calls,
     v_collectives,
 )
 from unisono.communicator.arguments import check_timeout
@@ -28,16 +31,12 @@ from unisono.errors import AbortedError
 from unisono.execution import OP_CODES
 from unisono.schedule import Schedule
 from unisono.selection import SelectionTable
+from unisono.timeline import SharedTimeline, TimelineWriter
 from unisono.types import Op
 
-_ALL_REDUCE = OP_CODES[Op.ALL_REDUCE]
 _REDUCE_SCATTER = OP_CODES[Op.REDUCE_SCATTER]
 _ALL_GATHER = OP_CODES[Op.ALL_GATHER]
 _ALL_TO_ALL = OP_CODES[Op.ALL_TO_ALL]
-_BROADCAST = OP_CODES[Op.BROADCAST]
-_REDUCE = OP_CODES[Op.REDUCE]
-_SCAN = OP_CODES[Op.SCAN]
-_EXSCAN = OP_CODES[Op.EXSCAN]
 
 
 class Communicator:
@@ -96,6 +95,8 @@ class Communicator:
         self._quick = self._engine.quick
         self._messages = self._engine.messages
         self._name = joined.nonce.hex()
+        job = hashlib.sha256(joined.nonce).hexdigest()[:16]
+        self._timeline = SharedTimeline(rank=self.rank, size=self.size, job=job)
         self._group_calls: Counter[tuple[int, ...]] = Counter()
         # The finalizer also runs when the interpreter ends: the other ranks must see a departure,
         # not a death.
@@ -114,6 +115,11 @@ class Communicator:
         self._engine.timeout_s = check_timeout(timeout_s)
 
     @property
+    def timeline(self) -> TimelineWriter:
+        """The record of this rank's last events. Communicators of the same world share it."""
+        return self._timeline.open()
+
+    @property
     def reproducible(self) -> bool:
         """True if reductions fold in rank order only."""
         return self._settings.reproducible
@@ -125,105 +131,11 @@ class Communicator:
 
     # ---- collectives in place
 
-    def all_reduce(
-        self,
-        x: Array,
-        op: AnyReduction = "sum",
-        *,
-        algorithm: str | Schedule | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Reduces `x` over all ranks, in place on all ranks. Returns `x`.
-
-        `op` is one of:
-
-        - "sum", "prod", "min", "max", "avg". Sums of 16- and 8-bit floats accumulate in float32 and
-          are rounded once. NaN is both the least and the greatest number.
-        - For integers and booleans "band", "bor", "bxor".
-        - For truth values "land", "lor", "lxor": 0 is false, all else is true, results are 0 or 1.
-        - For pairs of value and index (`unisono.pairs`) "minloc", "maxloc": the pair with the
-          extreme value; of equal values, the lowest index.
-        - `unisono.premul_sum(factor)`: multiplies each rank's `x` by that rank's factor before the
-          sum.
-        - A function f(a, b) that returns an array like its two arguments. Python calls it in rank
-          order. It must be associative but need not commute. It is slow: every rank gathers all
-          contributions and folds them. An error in the function aborts the group.
-
-        `algorithm` is one of `unisono.algorithms.names("all_reduce")`, or a `Schedule`. With None,
-        the library chooses.
-        """
-        if (done := self._quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
-            return done
-        return self._engine.collective(
-            "all_reduce", async_op, custom.in_place, Op.ALL_REDUCE, x, op, -1, algorithm
-        )
-
-    def reduce(
-        self,
-        x: Array,
-        root: int = 0,
-        op: AnyReduction = "sum",
-        *,
-        algorithm: str | Schedule | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Reduces `x` over all ranks, in place on `root`. On other ranks `x` does not change."""
-        if (done := self._quick(_REDUCE, x, x, op, root, algorithm, async_op)) is not None:
-            return done
-        return self._engine.collective(
-            "reduce", async_op, custom.in_place, Op.REDUCE, x, op, root, algorithm
-        )
-
-    def broadcast(
-        self,
-        x: Array,
-        root: int = 0,
-        *,
-        algorithm: str | Schedule | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Copies `x` of `root` to `x` of all ranks. Returns `x`."""
-        if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
-            return done
-        return self._engine.collective(
-            "broadcast", async_op, collectives.in_place, Op.BROADCAST, x, "sum", root, algorithm
-        )
-
-    def scan(
-        self,
-        x: Array,
-        op: AnyReduction = "sum",
-        *,
-        algorithm: str | Schedule | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Reduces `x` over this rank and all ranks below it, in place. Returns `x`.
-
-        `op` as for `all_reduce`, except avg.
-        """
-        if (done := self._quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
-            return done
-        return self._engine.collective(
-            "scan", async_op, custom.in_place, Op.SCAN, x, op, -1, algorithm
-        )
-
-    def exscan(
-        self,
-        x: Array,
-        op: AnyReduction = "sum",
-        *,
-        algorithm: str | Schedule | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Reduces `x` over all ranks below this rank, in place. Returns `x`.
-
-        Rank 0 has no rank below it: its `x` does not change. `op` as for `all_reduce`, except avg.
-        """
-        if (done := self._quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
-            return done
-        return self._engine.collective(
-            "exscan", async_op, custom.in_place, Op.EXSCAN, x, op, -1, algorithm
-        )
+    all_reduce = in_place_collectives.all_reduce
+    reduce = in_place_collectives.reduce
+    broadcast = in_place_collectives.broadcast
+    scan = in_place_collectives.scan
+    exscan = in_place_collectives.exscan
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Waits until all ranks have called it."""
@@ -288,7 +200,7 @@ class Communicator:
         if (done := self._quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
         listed = isinstance(x, (list, tuple)) or isinstance(out, (list, tuple))
-        of = v_collectives.all_to_all_of_lists if listed else collectives.all_to_all
+        of = v_collective_calls.all_to_all_of_lists if listed else collectives.all_to_all
         return self._engine.collective("all_to_all", async_op, of, x, out, algorithm)
 
     def gather(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from unisono.communicator import collectives
 from unisono.communicator.arrays import Array, assign, empty_like, stage, stage_pieces
+from unisono.communicator.collective_memory import share_of
 from unisono.communicator.collectives import Reduction
 from unisono.communicator.count_exchange import followed_by
 from unisono.communicator.engine import Call, Engine
@@ -70,7 +71,7 @@ def reduce_scatter(
         )
     several = isinstance(x, (list, tuple))
     pieces = stage_pieces(x, engine.size, writable=False, what="x") if several else []
-    share = collectives.share_of(x, engine.size, engine.rank) if out is None else out
+    share = share_of(x, engine.size, engine.rank) if out is None else out
     mine: Any = x[engine.rank] if several else x
     expected = math.prod(mine.shape) // (1 if several else engine.size)
     if math.prod(share.shape) != expected or share.dtype != mine.dtype:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unisono import config
 from unisono.bootstrap import WATCH_S, GroupConfig
 from unisono.communicator.arguments import as_int64, as_integer
 from unisono.communicator.calls import CallRequest
@@ -26,13 +27,18 @@ _TOKEN_BYTES = 16
 
 
 def split(
-    self: Communicator, color: int | None, key: int = 0, *, selection: Selectable | None = None
+    self: Communicator,
+    color: int | None,
+    key: int = 0,
+    *,
+    selection: Selectable | None = None,
+    reproducible: bool | None = None,
 ) -> Communicator | None:
     """Makes one communicator for each color. Its ranks are ordered by key, then by rank here.
 
     Collective over all ranks; ranks with color None get None. `selection` (a `Selection` or a file)
     has priority over this communicator's own selection. The new rank 0's `selection` applies to its
-    group.
+    group. `reproducible`: as for `init`; None: as here.
     """
     table = self._engine.collective("split", False, _exchange, color, key)
     if color is None:
@@ -41,7 +47,7 @@ def split(
     ordered = sorted(same, key=lambda r: (int(table[r, 2]), r))
     name = "split-" + table[ordered[0], 3:].tobytes().hex()
     with _named_in_errors(f"split of ranks {ordered}", ""):
-        return _child(self, ordered, name, selection)
+        return _child(self, ordered, name, selection, reproducible)
 
 
 def _exchange(engine: Engine, color: int | None, key: int) -> Call:
@@ -92,7 +98,11 @@ def _named_in_errors(call: str, advice: str) -> Iterator[None]:
 
 
 def _child(
-    self: Communicator, ranks: Sequence[int], rendezvous: str, selection: Selectable | None
+    self: Communicator,
+    ranks: Sequence[int],
+    rendezvous: str,
+    selection: Selectable | None,
+    reproducible: bool | None = None,
 ) -> Communicator:
     watch = partial(_require_all, self, ranks)
     group_config = GroupConfig(
@@ -110,8 +120,10 @@ def _child(
         joined = self._network.network.form(
             group_config, [self._network.members[rank] for rank in ranks]
         )
-    child = type(self)(group_config, self._settings, joined=joined)
+    settings = config.override(self._settings, reproducible=reproducible)
+    child = type(self)(group_config, settings, joined=joined)
     child.timeout_s = self.timeout_s
+    child._timeline = self._timeline
     if child._network is not None:
         with _closed_on_failure(child):
             _adopt_table(child, group_config.rank0_data, watch)

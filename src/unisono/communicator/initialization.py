@@ -50,16 +50,19 @@ def init(
     if not (reproducible is None or isinstance(reproducible, bool)):
         raise TypeError(f"reproducible: expected True or False, not {reproducible!r:.60}")
     settings = config.override(config.settings(), timeout_s=timeout_s, reproducible=reproducible)
+    return join(_world(rank, size, rendezvous), settings, selection=selection)
+
+
+def _world(rank: int | None, size: int | None, rendezvous: str | None) -> config.LaunchedRank:
+    """Returns the rank of these arguments, or of the launcher if there are none."""
     if rank is None and size is None and rendezvous is None:
-        world = config.launched_rank()
-    elif rank is None or size is None or rendezvous is None:
+        return config.launched_rank()
+    if rank is None or size is None or rendezvous is None:
         raise ValueError("rank, size and rendezvous: expected all three or none of them")
-    elif not isinstance(rendezvous, str):
+    if not isinstance(rendezvous, str):
         raise TypeError(f"rendezvous: expected a text, not {rendezvous!r}")
-    else:
-        rank, size = as_integer(rank, "rank"), as_integer(size, "size")
-        world = config.LaunchedRank(rank=rank, size=size, rendezvous=rendezvous)
-    return join(world, settings, selection=selection)
+    rank, size = as_integer(rank, "rank"), as_integer(size, "size")
+    return config.LaunchedRank(rank=rank, size=size, rendezvous=rendezvous)
 
 
 def join(

@@ -48,25 +48,16 @@ def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> lis
     """
     if not 1 <= ranks <= config.MOST_RANKS:
         raise ValueError(f"ranks: expected 1 to {config.MOST_RANKS} on one host, not {ranks}")
-    # Never fork: a child has none of the program's threads (such as torch's OpenMP threads) but
-    # would wait for them.
-    context = multiprocessing.get_context("spawn")
     rendezvous = f"run-{secrets.token_hex(16)}"
-    task = _Task(fn, tuple(args), by_value=not _can_be_imported())
+    task = _RankTask(fn, tuple(args), by_value=not _can_be_imported())
     pipes: list[Connection] = []
     processes: list[BaseProcess] = []
     with _reserved_port() as port:
         try:
             for rank in range(ranks):
-                ours, theirs = context.Pipe(duplex=False)
                 world = config.LaunchedRank(rank=rank, size=ranks, rendezvous=rendezvous)
-                process = context.Process(
-                    target=_child, args=(task, world, port, theirs), name=f"unisono-rank-{rank}"
-                )
-                with _without_stream_as_file():
-                    process.start()
-                theirs.close()
-                pipes.append(ours)
+                process, pipe = _start(task, world, port)
+                pipes.append(pipe)
                 processes.append(process)
             return _collect(pipes, processes)
         finally:
@@ -75,7 +66,24 @@ def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> lis
                 pipe.close()
 
 
-class _Task:
+def _start(
+    task: _RankTask, world: config.LaunchedRank, port: int
+) -> tuple[BaseProcess, Connection]:
+    """Starts the process of a rank. Returns it, and the pipe of its result."""
+    # Never fork: a child has none of the program's threads (such as torch's OpenMP threads) but
+    # would wait for them.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_child, args=(task, world, port, theirs), name=f"unisono-rank-{world.rank}"
+    )
+    with _without_stream_as_file():
+        process.start()
+    theirs.close()
+    return process, ours
+
+
+class _RankTask:
     """The call of a rank. The rank unpickles it in `run`, where it can report an error."""
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], *, by_value: bool) -> None:
@@ -134,7 +142,7 @@ def _reserved_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def _child(task: _Task, world: config.LaunchedRank, port: int, pipe: Connection) -> None:
+def _child(task: _RankTask, world: config.LaunchedRank, port: int, pipe: Connection) -> None:
     # Ranks end when their parent process ends, even by a signal.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono import native
 from unisono.communicator.arguments import TAGS, check_rank, check_tag
+from unisono.communicator.array_rows import rows, split
 from unisono.communicator.arrays import Array, duplicate, empty_like, overlap, stage
 from unisono.communicator.engine import Engine, MessageCall
-from unisono.communicator.rows import rows, split
 from unisono.errors import UnsupportedError
 from unisono.types import DType
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
 
 _NEIGHBOR_TAG = TAGS
+_CHECK_S = 0.05
 
 
 class Probed(NamedTuple):
@@ -171,6 +172,17 @@ def iprobe(self: Communicator, src: int | None = None, tag: int | None = None) -
     return _probe(self._engine, src, tag, False, 0.0)
 
 
+def wait_for_message(comm: Communicator, *, limit_s: float, checks: bool) -> Probed | None:
+    """Waits for a message of any rank and any tag; returns its description, or None after
+    `limit_s`.
+
+    Without `checks`, only a message, a failure that another rank reports, or the limit wakes this
+    thread up. It does not find the death of a rank: for a thread that waits for no rank.
+    """
+    engine = comm._engine
+    return _probe(engine, None, None, True, limit_s, _CHECK_S if checks else limit_s)
+
+
 def neighbor_exchange(
     self: Communicator,
     x: Array | Sequence[Array],
@@ -207,13 +219,8 @@ def neighbor_exchange(
         _receiving(engine, place, src, _NEIGHBOR_TAG, role)
         for place, src in zip(places, origins, strict=True)
     ]
-    taken = [message.staged.located for message in incoming]
-    outgoing = []
-    for part, dst in zip(parts, neighbors, strict=True):
-        message = _sending(engine, part, dst, _NEIGHBOR_TAG, "a neighbour")
-        if any(overlap(message.staged.located, place) for place in taken):
-            message = message._replace(staged=stage(duplicate(part), writable=False))
-        outgoing.append(message)
+    pairs = zip(parts, neighbors, strict=True)
+    outgoing = [_sending_beside(engine, part, dst, incoming) for part, dst in pairs]
     return engine.exchange_messages([*incoming, *outgoing], out, async_op)
 
 
@@ -232,12 +239,17 @@ def _source(engine: Engine, src: int | None, name: str = "src") -> int:
 
 
 def _probe(
-    engine: Engine, src: int | None, tag: int | None, waits: bool, limit_s: float
+    engine: Engine,
+    src: int | None,
+    tag: int | None,
+    waits: bool,
+    limit_s: float,
+    check_s: float = _CHECK_S,
 ) -> Probed | None:
     engine.refuse_in_batch("probe")
     source, wanted = _source(engine, src), _wanted(tag)
     engine.reach(source)
-    found = engine.messages.probe(source, wanted, waits, limit_s)
+    found = engine.messages.probe(source, wanted, waits, limit_s, check_s)
     if found is None:
         return None
     source, tag, nbytes, dtype = found
@@ -256,6 +268,16 @@ def _persistent(engine: Engine, message: MessageCall) -> native.Request:
 def _sending(engine: Engine, x: Array, dst: int, tag: int, name: str = "dst") -> MessageCall:
     check_rank(dst, engine.size, name)
     return MessageCall(True, stage(x, writable=False), dst, tag)
+
+
+def _sending_beside(
+    engine: Engine, x: Array, dst: int, incoming: Sequence[MessageCall]
+) -> MessageCall:
+    """Sends `x` to a neighbour, or a copy of it if an incoming message overwrites it."""
+    message = _sending(engine, x, dst, _NEIGHBOR_TAG, "a neighbour")
+    if any(overlap(message.staged.located, each.staged.located) for each in incoming):
+        return message._replace(staged=stage(duplicate(x), writable=False))
+    return message
 
 
 def _receiving(

@@ -1,4 +1,16 @@
-"""Recovery: continues a program without the ranks that were lost."""
+"""Recovery: continues a program without the ranks that were lost.
+
+Over several hosts, the ranks that go on are those that reach the hosts of more than half of all
+ranks, or of exactly half including the lowest rank. A host counts with all its ranks while one of
+them lives and answers, since its kernel knows which of the others are dead. A host that does not
+answer may live behind a network partition.
+
+Ranks that reach fewer get `AbortedError`, which lists the ranks that they reach and the number
+needed. They may call `shrink` once more with `exclude`; excluded ranks do not count. If excluded
+ranks are alive but unreachable, they may go on too. Then two groups each consider themselves the
+only one, and both write the same files. So exclude only ranks whose processes have certainly ended,
+for example according to the scheduler.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from unisono.bootstrap import GroupConfig
 from unisono.communicator.arguments import as_integer, check_timeout
-from unisono.recovery import RecoveryRequest, recover
+from unisono.recovery import RecoveredGroup, RecoveryRequest, recover
 from unisono.selection import Selectable
 
 if TYPE_CHECKING:
@@ -37,23 +49,15 @@ def shrink(
     - `exclude` lists ranks to leave out; it must be equal on all calling ranks. On one host,
       excluded ranks may live. They do not call this, and their next call here raises an error. Over
       several hosts, `exclude` also asserts that these ranks have ended or never shrink on their
-      own: see below.
+      own.
 
     A rank whose call raises has left the group, and the others go on without it, unless it reached
-    too few ranks (see below). A rank that has not noticed the failure joins when its own call
-    fails. After a loss this takes less than a second. If only one rank wants to shrink, it calls
-    `abort` first.
+    too few ranks. A rank that has not noticed the failure joins when its own call fails, in less
+    than a second after a loss. If only one rank wants to shrink, it calls `abort` first.
 
-    Over several hosts, the ranks that go on are those that reach the hosts of more than half of all
-    ranks, or of exactly half including the lowest rank. A host counts with all its ranks while one
-    of them lives and answers, since its kernel knows which of the others are dead. A host that does
-    not answer may live behind a network partition.
-
-    Ranks that reach fewer get `AbortedError`, which lists the ranks that they reach and the number
-    needed. They may call this once more with `exclude`; excluded ranks do not count. If excluded
-    ranks are alive but unreachable, they may go on too. Then two groups each consider themselves
-    the only one, and both write the same files. So exclude only ranks whose processes have
-    certainly ended, for example according to the scheduler.
+    Over several hosts, the ranks go on that reach more than half of all ranks, or exactly half with
+    the lowest rank. Ranks that reach fewer get `AbortedError` and may call this again with
+    `exclude`. The module `unisono.communicator.shrink` states the rules and the risk.
 
     Raises `AbortedError` if the other ranks go on without this one, or may do so behind a
     partition; `UnsupportedError` in a batch and if MPI is the transport; `TypeError` or
@@ -79,15 +83,20 @@ def shrink(
         rank0_data=self._engine.call_cache.table.under(selection).pack(),
     )
     found = recover(self._group, asked, self._network)
+    return _joined(self, found)
+
+
+def _joined(former: Communicator, found: RecoveredGroup) -> Communicator:
+    """Returns the communicator of a recovered group, with the settings of the former one."""
     group_config = GroupConfig(
-        rank=found.members.index(self.rank),
+        rank=found.members.index(former.rank),
         size=len(found.members),
         rendezvous="",  # recovery has already connected the ranks
-        timeout_s=self.timeout_s,
-        staging_bytes=self._settings.staging_bytes,
+        timeout_s=former.timeout_s,
+        staging_bytes=former._settings.staging_bytes,
     )
-    shrunk = type(self)(group_config, self._settings, joined=found.joined)
-    shrunk.timeout_s = self.timeout_s
+    shrunk = type(former)(group_config, former._settings, joined=found.joined)
+    shrunk.timeout_s = former.timeout_s
     shrunk.former_ranks = found.members
     return shrunk
 

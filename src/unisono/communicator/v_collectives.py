@@ -12,32 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.communicator import collectives, custom
-from unisono.communicator.arrays import Array, Staged
-from unisono.communicator.count_exchange import ExchangedCounts, with_exchanged_counts
+from unisono.communicator.array_rows import Counts, RowBuffer
+from unisono.communicator.arrays import Array
 from unisono.communicator.custom import AnyReduction
-from unisono.communicator.engine import Call, DeferredResult, Engine
-from unisono.communicator.rows import (
-    ANY,
-    Counts,
-    RowBuffer,
-    Rows,
-    Table,
-    checked,
-    require_alike,
-    require_share,
-    require_sum,
-    rows,
-    split,
-    table_of,
+from unisono.communicator.v_collective_calls import (
+    all_to_all_rows,
+    gathering_rows,
+    reduce_scattering_rows,
+    scattering_rows,
 )
 from unisono.schedule import Schedule
-from unisono.types import LengthsFrom, Op
+from unisono.types import Op
 
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
-
-# ---- the methods
 
 
 def all_gather_v(
@@ -118,7 +106,9 @@ def scatter_v(
     rank's number of rows is that of its `out` and of its array in the root's list; the two must
     agree. Returns `out`.
     """
-    return self._engine.collective("scatter_v", async_op, _scatter, x, counts, root, out, algorithm)
+    return self._engine.collective(
+        "scatter_v", async_op, scattering_rows, x, counts, root, out, algorithm
+    )
 
 
 def reduce_scatter_v(
@@ -138,7 +128,7 @@ def reduce_scatter_v(
     it.
     """
     return self._engine.collective(
-        "reduce_scatter_v", async_op, _reduce_scatter, x, counts, out, op, algorithm
+        "reduce_scatter_v", async_op, reduce_scattering_rows, x, counts, out, op, algorithm
     )
 
 
@@ -165,269 +155,10 @@ def all_to_all_v(
     return self._engine.collective(
         "all_to_all_v",
         async_op,
-        _all_to_all,
+        all_to_all_rows,
         x,
         send_counts,
         recv_counts,
         RowBuffer(out, pieces),
         algorithm,
-    )
-
-
-def all_to_all_of_lists(
-    engine: Engine,
-    x: Array | Sequence[Array],
-    out: Array | Sequence[Array] | None,
-    algorithm: str | Schedule | None,
-) -> Call:
-    """Makes an all_to_all in which `x` or `out` is a list of arrays of any lengths."""
-    if out is None:
-        raise ValueError(
-            "all_to_all needs out if x is a list, since its lengths depend on the peers"
-        )
-    sources, targets = collectives.both_sides(engine, x, out)
-    size_bytes = sources[0].dtype.size_bytes
-
-    def counts(side: list[Staged]) -> list[int]:
-        return [nbytes // size_bytes for _, nbytes in collectives.memory_of(side, engine.size)]
-
-    def proceed(sent: Table) -> Call:
-        lengths = tuple((sent * size_bytes).ravel().tolist())
-        return collectives.all_to_all_between(engine, sources, targets, out, algorithm, lengths)
-
-    element = Rows(count=1, shape=(), nbytes=size_bytes, dtype=sources[0].dtype)
-    own_counts = ExchangedCounts(
-        counts(sources),
-        counts(targets),
-        to_send_name="x[{}]" if isinstance(x, (list, tuple)) else "x",
-        to_receive_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
-    )
-    return with_exchanged_counts(
-        engine, Op.ALL_TO_ALL, element, -1, algorithm, own_counts, proceed, out
-    )
-
-
-# ---- the same, prepared
-
-
-def _all_to_all(
-    engine: Engine,
-    x: Array,
-    send_counts: Counts | Sequence[Counts],
-    recv_counts: Counts | None,
-    buffer: RowBuffer,
-    algorithm: str | Schedule | None,
-) -> Call:
-    have = rows(x, "x")
-    table = table_of(send_counts, engine.size)
-    to_send = (
-        checked(send_counts, engine.size, "send_counts")
-        if table is None
-        else table[engine.rank].tolist()
-    )
-    require_sum(to_send, have, "send_counts")
-    to_receive = None
-    if recv_counts is not None:
-        to_receive = checked(recv_counts, engine.size, "recv_counts")
-        buffer.require(have, to_receive)
-
-    def proceed(sent: Table) -> Call:
-        source = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
-        comes = sent[:, engine.rank].tolist()
-        if to_receive not in (None, comes):
-            raise ValueError(f"recv_counts: expected {comes}, as send_counts say, not {to_receive}")
-        targets, result = buffer.arrays(x, have, comes)
-        lengths = tuple((sent * have.nbytes).ravel().tolist())
-        call = collectives.all_to_all(
-            engine, split(x, to_send), targets, algorithm, lengths, source
-        )
-        return call._replace(result=result)
-
-    if table is not None:
-        return proceed(table)
-    own_counts = ExchangedCounts(
-        to_send,
-        to_receive or buffer.to_receive(have, engine.size),
-        capacity=buffer.capacity(have),
-        to_send_name="send_counts[{}]",
-        to_receive_name="recv_counts[{}]" if to_receive else "out[{}]",
-    )
-    return with_exchanged_counts(
-        engine, Op.ALL_TO_ALL, have, -1, algorithm, own_counts, proceed, buffer.known_result()
-    )
-
-
-def _reduce_scatter(
-    engine: Engine,
-    x: Array,
-    counts: Counts,
-    out: Array | None,
-    op: AnyReduction,
-    algorithm: str | Schedule | None,
-) -> Call:
-    shares = checked(counts, engine.size, "counts")
-    have = rows(x, "x")
-    require_sum(shares, have, "counts")
-    if out is not None:
-        require_share(out, have, shares[engine.rank], engine.rank)
-    pieces = split(x, shares)
-    return custom.reduce_scatter(engine, pieces, out, op, algorithm, LengthsFrom.COUNTS)
-
-
-def _scatter(
-    engine: Engine,
-    x: Array | Sequence[Array] | None,
-    counts: Counts | None,
-    root: int,
-    out: Array | None,
-    algorithm: str | Schedule | None,
-) -> Call:
-    engine.call_cache.check_root(Op.SCATTER, root)
-    if engine.rank == root:
-        return _scattering_on_root(engine, x, counts, root, out, algorithm)
-    return _scattering_off_root(engine, counts, root, out, algorithm)
-
-
-def gathering_rows(
-    engine: Engine,
-    op: Op,
-    x: Array,
-    counts: Counts | None,
-    root: int,
-    buffer: RowBuffer,
-    algorithm: str | Schedule | None,
-) -> Call:
-    have, n = rows(x, "x"), engine.size
-    engine.call_cache.check_root(op, root)
-    receives = op is Op.ALL_GATHER or engine.rank == root
-    source = _source(counts)
-
-    def with_counts(shares: list[int]) -> Call:
-        lengths = tuple(count * have.nbytes for count in shares)
-        targets, result = buffer.arrays(x, have, shares) if receives else (None, None)
-        call = collectives.gathering(engine, op, x, targets, root, algorithm, lengths, source)
-        return call._replace(result=result)
-
-    if counts is not None:
-        shares = checked(counts, n, "counts")
-        if shares[engine.rank] != have.count:
-            raise ValueError(
-                f"x: expected {shares[engine.rank]} rows, as counts say for rank {engine.rank}, "
-                f"not {have.count}"
-            )
-        return with_counts(shares)
-    own_counts = ExchangedCounts(
-        [have.count if op is Op.ALL_GATHER or rank == root else 0 for rank in range(n)],
-        buffer.to_receive(have, n) if receives else [0] * n,
-        capacity=buffer.capacity(have) if receives else 0,
-        to_receive_name="out[{}]",
-    )
-    return with_exchanged_counts(
-        engine,
-        op,
-        have,
-        root,
-        algorithm,
-        own_counts,
-        lambda sent: with_counts(sent[:, max(root, 0)].tolist()),
-        buffer.known_result() if receives else None,
-    )
-
-
-def _source(counts: Counts | None) -> LengthsFrom:
-    """Returns the argument that errors name if lengths differ; exchanged counts come from no
-    argument.
-    """
-    return LengthsFrom.NONE if counts is None else LengthsFrom.COUNTS
-
-
-def _scattering_on_root(
-    engine: Engine,
-    x: Array | Sequence[Array] | None,
-    counts: Counts | None,
-    root: int,
-    out: Array | None,
-    algorithm: str | Schedule | None,
-) -> Call:
-    """Makes a scatter_v on the root."""
-    n = engine.size
-    if x is None:
-        raise ValueError("scatter_v needs x on the root")
-    listed = isinstance(x, (list, tuple))
-    if listed and len(x) != n:
-        raise ValueError(f"x: expected one array per rank, {n}, not {len(x)}")
-    have = rows(x[0], "x[0]") if listed else rows(x, "x")
-
-    def with_counts(shares: list[int]) -> Call:
-        sources = x if listed else split(x, shares)
-        lengths = tuple(count * have.nbytes for count in shares)
-        return collectives.scattering(
-            engine, Op.SCATTER, sources, out, root, "sum", algorithm, lengths, _source(counts)
-        )
-
-    to_send = [ANY] * n
-    if listed:
-        to_send = [require_alike(x[r], have, f"x[{r}]", "x[0]").count for r in range(n)]
-    if counts is not None:
-        shares = checked(counts, n, "counts")
-        if listed and shares != to_send:
-            raise ValueError(f"x: expected arrays of {shares} rows, as counts say, not {to_send}")
-        if not listed:
-            require_sum(shares, have, "counts")
-        if out is not None:
-            require_share(out, have, shares[root], root)
-        return with_counts(shares)
-    if out is None and not listed:
-        raise ValueError("scatter_v of one array needs counts, or out on every rank")
-    to_receive = [0] * n
-    to_receive[root] = ANY if out is None else require_alike(out, have, "out").count
-    own_counts = ExchangedCounts(
-        to_send, to_receive, available=ANY if listed else have.count, to_send_name="x[{}]"
-    )
-    known_result = DeferredResult() if out is None else out
-    return with_exchanged_counts(
-        engine,
-        Op.SCATTER,
-        have,
-        root,
-        algorithm,
-        own_counts,
-        lambda sent: with_counts(sent[root].tolist()),
-        known_result,
-    )
-
-
-def _scattering_off_root(
-    engine: Engine,
-    counts: Counts | None,
-    root: int,
-    out: Array | None,
-    algorithm: str | Schedule | None,
-) -> Call:
-    """Makes a scatter_v on a rank that is not the root."""
-    n = engine.size
-    if out is None:
-        raise ValueError("scatter_v needs out on every rank but the root")
-    wants = rows(out, "out")
-
-    def with_counts(shares: list[int]) -> Call:
-        lengths = tuple(count * wants.nbytes for count in shares)
-        return collectives.scattering(
-            engine, Op.SCATTER, None, out, root, "sum", algorithm, lengths, _source(counts)
-        )
-
-    if counts is not None:
-        shares = checked(counts, n, "counts")
-        require_share(out, wants, shares[engine.rank], engine.rank)
-        return with_counts(shares)
-    to_receive = [wants.count if rank == root else 0 for rank in range(n)]
-    return with_exchanged_counts(
-        engine,
-        Op.SCATTER,
-        wants,
-        root,
-        algorithm,
-        ExchangedCounts([0] * n, to_receive),
-        lambda sent: with_counts(sent[root].tolist()),
-        out,
     )

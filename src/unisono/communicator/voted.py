@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from unisono import native
-from unisono.communicator import collectives, custom, v_collectives
+from unisono.communicator import collectives, custom, v_collective_calls
+from unisono.communicator.array_rows import RowBuffer
 from unisono.communicator.arrays import Array, Staged, locate, stage
 from unisono.communicator.calls import CallRequest, parse_reduction
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.engine import Call, Engine
-from unisono.communicator.rows import RowBuffer
 from unisono.communicator.work import CollectiveWork
 from unisono.errors import UnsupportedError
 from unisono.types import DType, Op, ReduceOp
@@ -75,7 +75,7 @@ def call_of(
         return collectives.all_to_all(engine, x, None, None)
     if operation == "all_gather" and lengths:
         place = RowBuffer(None, False)
-        return v_collectives.gathering_rows(engine, Op.ALL_GATHER, x, lengths, -1, place, None)
+        return v_collective_calls.gathering_rows(engine, Op.ALL_GATHER, x, lengths, -1, place, None)
     if operation == "all_gather":
         return collectives.gathering(engine, Op.ALL_GATHER, x, None, -1, None)
     raise UnsupportedError(f"no such collective: {operation!r}")

@@ -12,6 +12,7 @@ from unisono.config.environment import (
     VARIABLES,
     FlightRecorder,
     Settings,
+    TimelineSettings,
     cpu_model,
     export,
     export_to_torch,
@@ -19,6 +20,7 @@ from unisono.config.environment import (
     launched_rank,
     override,
     settings,
+    timeline_settings,
     tuned_path,
 )
 from unisono.config.launchers import DERIVED_PORTS, MPI, TCP, TORCH_STORE, LaunchedRank
@@ -36,6 +38,7 @@ __all__ = [
     "FlightRecorder",
     "LaunchedRank",
     "Settings",
+    "TimelineSettings",
     "cpu_model",
     "export",
     "export_to_torch",
@@ -43,5 +46,6 @@ __all__ = [
     "launched_rank",
     "override",
     "settings",
+    "timeline_settings",
     "tuned_path",
 ]

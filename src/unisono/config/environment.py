@@ -21,6 +21,7 @@ World = launchers.LaunchedRank
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STAGING_BYTES = 16 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.5
+DEFAULT_TIMELINE_EVENTS = 16384
 MOST_RANKS = 4096
 """Most ranks of a host: `kMaxRanks` of csrc/memory/segment.cc."""
 
@@ -31,6 +32,7 @@ VARIABLES = frozenset((
     "UNISONO_TLS", "UNISONO_TLS_CERTIFICATE", "UNISONO_TLS_KEY", "UNISONO_TLS_CA",
     "UNISONO_PORTS", "UNISONO_PEER_TIMEOUT_S", "UNISONO_INTERFACE", "UNISONO_SOCKET_FAMILY",
     "UNISONO_RAILS", "UNISONO_HOST_ID", "UNISONO_STREAMS", "UNISONO_WIRE",
+    "UNISONO_TIMELINE_EVENTS", "UNISONO_TIMELINE_DIR",
 ))  # fmt: skip
 """All variables of unisono."""
 
@@ -181,6 +183,33 @@ def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
         dump_prefix=environ.get(
             "TORCH_FR_DUMP_TEMP_FILE", os.path.join(cache, "torch", "comm_lib_trace_rank_")
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineSettings:
+    """Settings of timelines: events kept per rank (0: none are recorded), and the folder of their
+    files (empty: the default)."""
+
+    events: int = DEFAULT_TIMELINE_EVENTS
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.events != 0 and not 64 <= self.events <= 1 << 24:
+            raise ValueError(
+                f"UNISONO_TIMELINE_EVENTS must be 0 or from 64 to {1 << 24}, not {self.events}"
+            )
+
+
+def timeline_settings(environ: Mapping[str, str] = os.environ) -> TimelineSettings:
+    """Returns the settings of timelines. Raises `ValueError` for a wrong number of events.
+
+    >>> timeline_settings({"UNISONO_TIMELINE_EVENTS": "0"}).events
+    0
+    """
+    return TimelineSettings(
+        events=variables.number(environ, "UNISONO_TIMELINE_EVENTS", DEFAULT_TIMELINE_EVENTS),
+        folder=environ.get("UNISONO_TIMELINE_DIR", ""),
     )
 
 

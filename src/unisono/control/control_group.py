@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from unisono.control.messages import ControlMessage, MessageKind
+from unisono.control.control_messages import ControlMessage, MessageKind
 from unisono.control.server import ControlClient, ControlEndpoint, ControlServer
 from unisono.control.world import World
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError

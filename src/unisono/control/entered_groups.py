@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.control.control_group import ControlGroup
+from unisono.control.control_messages import ControlMessage, MessageKind
 from unisono.control.group_connections import GroupConnections
 from unisono.control.group_endpoint import GroupEndpoint
-from unisono.control.messages import ControlMessage, MessageKind
 from unisono.control.vote import Vote, VoteReply, VoteRequest
 from unisono.native import Group
 from unisono.transport import Connection, Introduction

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from unisono.control.control_group import ControlGroup
-from unisono.control.group_endpoint import FAILED_EVENT, OVERDUE_EVENT, Fault, GroupEndpoint
-from unisono.control.last_call_query import QUERY_INTERVAL_S
-from unisono.control.messages import (
+from unisono.control.control_messages import (
     CALLED_BYTES,
     ControlMessage,
     MessageKind,
@@ -19,6 +17,8 @@ from unisono.control.messages import (
     unpack_failure,
     unpack_last_calls,
 )
+from unisono.control.group_endpoint import FAILED_EVENT, OVERDUE_EVENT, Fault, GroupEndpoint
+from unisono.control.last_call_query import QUERY_INTERVAL_S
 from unisono.control.vote import Vote, VoteReply, VoteRequest, cast_in
 from unisono.transport import (
     READ,
@@ -256,7 +256,7 @@ class GroupConnections:
             if len(called) != CALLED_BYTES:
                 raise ValueError(f"a call of {len(called)} bytes")
             if rank in self._peers and self.world.is_remote(rank):
-                self._group.heard(self._peers[rank], called)
+                self._group.record_last_call(self._peers[rank], called)
 
     def _take_events(self) -> None:
         events = self._group.take_events()

@@ -71,7 +71,7 @@ class GroupEndpoint(Protocol):
     def called(self) -> bytes:
         """Returns this rank's last call: 48 bytes that only its peers interpret."""
 
-    def heard(self, peer: int, called: bytes) -> None:
+    def record_last_call(self, peer: int, called: bytes) -> None:
         """Records a peer's last call."""
 
     def exchange_successor(self, expected: int, desired: int) -> int:

@@ -10,7 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from unisono.control.messages import CALLED_BYTES, ControlMessage, MessageKind, pack_last_calls
+from unisono.control.control_messages import (
+    CALLED_BYTES,
+    ControlMessage,
+    MessageKind,
+    pack_last_calls,
+)
 from unisono.transport import EventLoop, Timer
 
 QUERY_INTERVAL_S = 0.25

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from unisono.control.control_messages import CALLED_BYTES
 from unisono.control.group_endpoint import (
     FAILED_EVENT,
     OVERDUE_EVENT,
@@ -22,7 +23,6 @@ from unisono.control.group_endpoint import (
     GroupEndpoint,
     fault_of,
 )
-from unisono.control.messages import CALLED_BYTES
 from unisono.transport import WATCH_TAG, Doorbell, MpiLink
 
 _POLL_S = 0.05
@@ -110,7 +110,7 @@ class MpiWatch:
             self._failure_is_known = True  # the peer has told all ranks
             self._group.fail(fault_of(fault), rest.decode(errors="replace"))
         elif what in (_QUERY, _LAST_CALL) and len(rest) == CALLED_BYTES:
-            self._group.heard(peer, rest)
+            self._group.record_last_call(peer, rest)
             if what == _QUERY:
                 self._send(peer, _HEAD.pack(_LAST_CALL, 0) + self._group.called())
         else:

@@ -11,9 +11,8 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from unisono.control.channel import ControlChannel
-from unisono.control.last_call_query import LastCallQueries
-from unisono.control.messages import (
+from unisono.control.control_channel import ControlChannel
+from unisono.control.control_messages import (
     ControlMessage,
     MessageKind,
     pack_welcome,
@@ -21,6 +20,7 @@ from unisono.control.messages import (
     unpack_last_calls,
     unpack_welcome,
 )
+from unisono.control.last_call_query import LastCallQueries
 from unisono.transport import EventLoop, Introduction
 
 Deliver = Callable[[ControlMessage], None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from unisono.control.control_messages import ControlMessage
 from unisono.control.group_endpoint import PeerInfo
-from unisono.control.messages import ControlMessage
 from unisono.transport import (
     Connection,
     Dial,

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from unisono.control.control_group import ControlGroup
+from unisono.control.control_messages import ControlMessage
 from unisono.control.entered_groups import EnteredGroups
-from unisono.control.messages import ControlMessage
 from unisono.control.peer_messages import PeerMessages
 from unisono.control.world import World, WorldConfig
 from unisono.errors import AuthenticationError, RendezvousError

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from unisono.controller import messages as m
 from unisono.controller.coordinator import Coordinator
 from unisono.controller.fusion import DEFAULT_FUSION_BYTES
+from unisono.controller.fusion_tuner import FusionTuner
 from unisono.controller.member import Action, Event, Member, Mode, Received, Send
 
 
@@ -30,9 +31,16 @@ class State:
         return self.member.mode
 
     @staticmethod
-    def first(rank: int, size: int, fusion_bytes: int = DEFAULT_FUSION_BYTES) -> State:
-        """Returns the state before the first event."""
-        coordinator = Coordinator(size=size, fusion_bytes=fusion_bytes) if rank == 0 else None
+    def first(
+        rank: int,
+        size: int,
+        fusion_bytes: int = DEFAULT_FUSION_BYTES,
+        tuner: FusionTuner | None = None,
+    ) -> State:
+        """Returns the state before the first event. None: the buckets of plans are not tuned."""
+        coordinator = None
+        if rank == 0:
+            coordinator = Coordinator(size=size, fusion_bytes=fusion_bytes, tuner=tuner)
         return State(size=size, member=Member(rank=rank), coordinator=coordinator)
 
 

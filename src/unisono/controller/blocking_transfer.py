@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -12,6 +13,9 @@ from unisono.controller.transfer import Array, Job, RemadeJob, VotedJob
 from unisono.errors import AbortedError, CommunicationError, UnisonoError, UnsupportedError
 
 _AVERAGES = ("avg", "average")
+
+Outcome = tuple[bool, Any, int, int]
+"""All ranks were ready; the result; when the job began and ended, in nanoseconds."""
 
 
 class BlockingCollectives(Protocol):
@@ -92,7 +96,7 @@ class BlockingTransfer:
 class PendingJob:
     """A job in the queue of a thread."""
 
-    def __init__(self, future: Future[tuple[bool, Any]]) -> None:
+    def __init__(self, future: Future[Outcome]) -> None:
         self._future = future
 
     def wait(self, timeout_s: float | None = None) -> Any:
@@ -111,11 +115,16 @@ class PendingJob:
         """Whether all ranks were ready. Meaningful once the job has ended."""
         return self._future.result()[0]
 
+    def times_ns(self) -> tuple[int, int] | None:
+        """Returns when the thread began and ended the job, by `time.monotonic_ns`."""
+        return self._future.result()[2:] if self._future.done() else None
+
 
 def _submit(thread: ThreadPoolExecutor, run: Callable[[], tuple[bool, Any]]) -> PendingJob:
-    def reporting() -> tuple[bool, Any]:
+    def reporting() -> Outcome:
+        begun_ns = time.monotonic_ns()
         try:
-            return run()
+            return *run(), begun_ns, time.monotonic_ns()
         except UnisonoError:
             raise
         except Exception as error:  # each library has errors of its own

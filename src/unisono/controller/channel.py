@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
 
-from unisono.communicator import Communicator, Work
+from unisono.communicator import Communicator, Work, wait_for_message
 from unisono.controller.messages import Message, decode, encode
 from unisono.errors import CommunicationError
 
 _MESSAGES, _WAKE = 1, 2  # tags
 _FOREVER_S = 1e9  # an idle controller waits without end
+_SILENCE_S = 1.0
+_IDLE_S = 3600.0
 
 
 class Channel:
@@ -36,9 +38,16 @@ class Channel:
         text = np.frombuffer(encode(tuple(messages)), np.uint8)
         self._keep(self._comm.send(text, dst, _MESSAGES, async_op=True))
 
-    def receive(self) -> tuple[int, tuple[Message, ...]]:
-        """Waits for messages; returns the rank they came from. None: `wake` was called."""
-        found = self._comm.probe()
+    def receive(self, is_idle: Callable[[], bool]) -> tuple[int, tuple[Message, ...]]:
+        """Waits for messages; returns the rank they came from. None: `wake` was called.
+
+        After a silence, if `is_idle()`, the thread sleeps until a message wakes it up.
+        """
+        found = wait_for_message(self._comm, limit_s=_SILENCE_S, checks=True)
+        while found is None:
+            idle = is_idle()
+            limit_s = _IDLE_S if idle else _SILENCE_S
+            found = wait_for_message(self._comm, limit_s=limit_s, checks=not idle)
         text = np.empty(found.nbytes, np.uint8)
         self._comm.recv(text, found.source, found.tag)
         if found.tag == _WAKE:

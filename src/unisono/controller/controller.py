@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,10 +13,14 @@ from unisono.communicator import Communicator
 from unisono.controller.channel import Channel
 from unisono.controller.communicator_transfer import CommunicatorTransfer, duplicate
 from unisono.controller.fusion import DEFAULT_FUSION_BYTES
+from unisono.controller.fusion_report import FusionReport
+from unisono.controller.fusion_tuner import FusionTuner
 from unisono.controller.handle import Handle
 from unisono.controller.loop import Loop
 from unisono.controller.messages import Stalled
+from unisono.controller.recorded_transfer import RecordedTransfer
 from unisono.controller.transfer import Array, Transfer
+from unisono.timeline import TimelineWriter, clock_identity, compare_clocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,11 @@ class Controller:
     agreement costs one reduction of 8 bytes for each message, and no thread wakes up. A step that
     differs returns the ranks to talking; then they agree on a new plan.
 
+    With `tune_fusion`, it tunes its fusion while steps repeat. It measures when tensors are ready
+    and how long messages take, computes the buckets that finish first, and compares them in turns
+    with those of `fusion_bytes`. It keeps them if they are certainly faster; see `FusionTuner`.
+    This takes at most 133 steps. `fusion_report` returns the result.
+
     If the ranks disagree about a tensor, it fails on all ranks with `MismatchError`, which has both
     values and the ranks that hold them; the controller stays usable. A tensor that waits for a rank
     longer than `stall_warning_s` seconds is logged on all ranks. A lost rank fails the controller.
@@ -62,25 +73,33 @@ class Controller:
         comm: Communicator,
         *,
         fusion_bytes: int | None = None,
+        tune_fusion: bool = False,
         stall_warning_s: float = 10.0,
         transfer: Transfer | None = None,
     ) -> None:
-        """`transfer`: what moves the data; None: communicators of these ranks."""
+        """`tune_fusion`: finds better buckets than those of `fusion_bytes`; rank 0 decides.
+
+        `transfer`: what moves the data; None: communicators of these ranks.
+        """
         if fusion_bytes is not None and fusion_bytes < 0:
             raise ValueError(f"fusion_bytes: expected 0 or more bytes, got {fusion_bytes}")
         if not stall_warning_s > 0:
             raise ValueError(f"stall_warning_s: expected seconds above 0, got {stall_warning_s}")
         self.rank = comm.rank
         self.size = comm.size
-        channel = Channel(duplicate(comm))
+        self.timeline = comm.timeline
+        """The record of this rank's last events."""
+        channel = Channel(_compared(duplicate(comm), self.timeline))
         if transfer is None:
             transfer = CommunicatorTransfer.over(comm)
         self._loop = Loop(
             channel,
-            transfer,
+            RecordedTransfer(transfer, self.timeline),
             fusion_bytes=DEFAULT_FUSION_BYTES if fusion_bytes is None else fusion_bytes,
             stall_warning_s=stall_warning_s,
             timeout_s=comm.timeout_s,
+            timeline=self.timeline,
+            tuner=_tuner(comm, tune_fusion),
         )
         # Also at the end of the interpreter, so that the other ranks hear of it.
         self._finalizer = weakref.finalize(self, self._loop.close)
@@ -136,6 +155,10 @@ class Controller:
         """Returns what this rank has counted so far."""
         return ControllerStats(**asdict(self._loop.counters))
 
+    def fusion_report(self) -> FusionReport | None:
+        """Returns what the tuning of fusion decided last. None: nothing so far, or it is off."""
+        return self._loop.fusion_report
+
     def stalls(self) -> tuple[Stalled, ...]:
         """Returns the tensors that wait: which ranks have them, which do not, for how long."""
         return self._loop.ask_stalls()
@@ -156,3 +179,18 @@ class Controller:
         if error is not None:
             self._loop.fail_all_ranks(error)
         self.close()
+
+
+def _compared(comm: Communicator, timeline: TimelineWriter) -> Communicator:
+    """Compares the clocks of the hosts, if there are several. Collective. Returns `comm`."""
+    if len(comm.hosts) > 1:
+        reading = compare_clocks(comm, time.monotonic_ns, clock_identity())
+        if reading is not None:
+            timeline.note_clock(reading)
+    return comm
+
+
+def _tuner(comm: Communicator, tunes: bool) -> FusionTuner | None:
+    if not tunes or comm.size == 1:
+        return None
+    return FusionTuner(seed=random.SystemRandom().getrandbits(64))

@@ -3,6 +3,9 @@
 The coordinator learns while the ranks talk. When some steps in a row had the same tensors, it sends
 a frozen plan. From then on the ranks follow the plan without a message. A rank that cannot follow
 asks for a break; then all ranks leave the plan at the same bucket and talk again.
+
+With a tuner, a plan may be a trial of a limited length. At its end no rank has to leave it: all
+ranks stand at the same bucket, report what they measured, and get the next plan.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from unisono.controller import messages as m
 from unisono.controller.fusion import DEFAULT_FUSION_BYTES, buckets_of
+from unisono.controller.fusion_trial import PassTimes
+from unisono.controller.fusion_tuner import FusionTuner, NextPlan
 from unisono.controller.request import Request, disagreement, ranks_text
 
 FREEZE_AFTER = 2
@@ -52,6 +57,11 @@ class Coordinator:
     side_runs: Counter[str] = field(default_factory=Counter)
     side_limit: int = _SIDE_RUNS
     plan_buckets: int = 0
+    tuner: FusionTuner | None = None
+    finished: dict[int, PassTimes] = field(default_factory=dict)
+    """What the ranks measured that have finished the present trial."""
+    trials: int = 0
+    """Trials that all ranks have finished since the ranks talked."""
 
     def copy(self) -> Coordinator:
         """Returns a copy that shares no mutable state."""
@@ -66,6 +76,7 @@ class Coordinator:
             last_step=dict(self.last_step),
             phases=dict(self.phases),
             side_runs=Counter(self.side_runs),
+            finished=dict(self.finished),
         )
 
     def receive(self, source: int, message: m.Message, now_s: float) -> list[m.Message]:
@@ -84,6 +95,9 @@ class Coordinator:
             case m.Stopped() if message.epoch == self.epoch and self.stopping:
                 self.stopped[source] = message.launched
                 return self._resume()
+            case m.Finished() if message.epoch == self.epoch and self.frozen:
+                self.finished[source] = message.times
+                return self._finish_trial()
             case m.Leave():
                 self.left.add(source)
                 return [m.Left(source), *(self._resume() if self.stopping else [])]
@@ -103,8 +117,8 @@ class Coordinator:
             return []
         if not self.frozen and self._ends_step(ready):
             frozen = self._end_step()
-            if frozen is not None:
-                return [frozen]
+            if frozen:
+                return frozen
         refusals = self._refusals(ready)
         decided: list[m.Message] = [m.Refuse(name, text) for name, text in refusals.items()]
         agreed = {name: _merged(self.table[name]) for name in ready if name not in refusals}
@@ -196,29 +210,47 @@ class Coordinator:
             return False
         return all(name in self.step for name in self.table.keys() - set(ready))
 
-    def _end_step(self) -> m.Freeze | None:
+    def _end_step(self) -> list[m.Message]:
         same = _signatures(self.step) == _signatures(self.last_step)
         self.alike = self.alike + 1 if same else 1
         phases = self.phases
         self.last_step, self.step, self.phases = self.step, {}, {}
         if self.joined or self.alike < self.freeze_after:
-            return None
+            return []
         planned = (each for each in _in_phases(self.last_step, phases) if not _is_uneven(each))
         buckets = buckets_of(planned, self.fusion_bytes)
         if not buckets:
-            return None
-        self.epoch += 1
-        self.frozen, self.plan_buckets = True, len(buckets)
+            return []
         self.side_runs.clear()
+        self.trials = 0
+        plan = NextPlan(buckets=buckets)
+        if self.tuner is not None:
+            self.tuner, plan = self.tuner.freeze(buckets)
+        return self._freeze(plan)
+
+    def _freeze(self, plan: NextPlan) -> list[m.Message]:
+        self.epoch += 1
+        self.frozen, self.plan_buckets = True, len(plan.buckets)
         # The ranks enter these tensors into the plan, or announce them again.
         self.table.clear()
         self.since_s.clear()
-        return m.Freeze(self.epoch, buckets)
+        self.finished.clear()
+        report = [] if plan.report is None else [m.Tuned(plan.report)]
+        return [*report, m.Freeze(self.epoch, plan.buckets, plan.trial)]
+
+    def _finish_trial(self) -> list[m.Message]:
+        if self.tuner is None or len(self.finished) < self.size:
+            return []
+        self.trials += 1
+        times = [self.finished[rank] for rank in range(self.size)]
+        self.tuner, plan = self.tuner.finish(times)
+        return self._freeze(plan)
 
     def _thaw(self, reason: str) -> list[m.Message]:
         self.epoch += 1
         self.frozen, self.stopping = False, True
         self.stopped.clear()
+        self.finished.clear()
         self.table.clear()
         self.since_s.clear()
         return [m.Thaw(self.epoch, reason)]
@@ -227,7 +259,7 @@ class Coordinator:
         if len(self.stopped.keys() | self.left) < self.size:
             return []
         launched = max(self.stopped.values(), default=0)
-        lasted = launched >= _LASTING_PASSES * self.plan_buckets
+        lasted = self.trials > 0 or launched >= _LASTING_PASSES * self.plan_buckets
         self.freeze_after = FREEZE_AFTER if lasted else min(2 * self.freeze_after, _MOST_STEPS)
         self.stopping, self.alike = False, 0
         self._forget_steps()

@@ -18,9 +18,10 @@ class PlannedTensor:
         "bucket", "dtype", "handle", "nbytes", "operation", "reduction", "request", "root", "shape"
     )  # fmt: skip
 
-    def __init__(self, request: Request, bucket: PlannedBucket) -> None:
+    bucket: PlannedBucket
+
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self.bucket = bucket
         self.handle: Handle | None = None
         self.nbytes = request.nbytes
         self.shape = request.shape
@@ -52,9 +53,11 @@ class PlannedBucket:
 
     __slots__ = ("flight", "job", "missing", "tensors")
 
-    def __init__(self, bucket: Bucket) -> None:
-        self.tensors = tuple(PlannedTensor(request, self) for request in bucket.requests)
-        self.missing = len(self.tensors)
+    def __init__(self, tensors: tuple[PlannedTensor, ...]) -> None:
+        self.tensors = tensors
+        self.missing = len(tensors)
+        for tensor in tensors:
+            tensor.bucket = self
         self.job: VotedJob | None = None
         """Prepared by the first launch."""
         self.flight: Flight | None = None
@@ -85,7 +88,9 @@ class FrozenPlan:
         self.stopped = False
         self._transfer = transfer
         self._on_end = on_end
-        self._buckets = tuple(PlannedBucket(bucket) for bucket in buckets)
+        self._buckets = tuple(
+            PlannedBucket(tuple(map(PlannedTensor, bucket.requests))) for bucket in buckets
+        )
         self.tensors = {
             tensor.request.name: tensor for bucket in self._buckets for tensor in bucket.tensors
         }
@@ -105,7 +110,7 @@ class FrozenPlan:
 
     def lacking(self, name: str) -> str:
         """Returns the reason why the tensor `name` has not been launched."""
-        for bucket in self._buckets[self.launched % len(self._buckets) :]:
+        for bucket in self._buckets[self._place() :]:
             absent = [each.request.name for each in bucket.tensors if each.handle is None]
             if absent:
                 return f"{name!r} waits for {absent[0]!r}, which this rank has not submitted"
@@ -123,9 +128,13 @@ class FrozenPlan:
             waiting += bucket.take()
         return waiting
 
+    def _place(self) -> int:
+        """Returns the index of the next bucket."""
+        return self.launched % len(self._buckets)
+
     @property
     def _next(self) -> PlannedBucket:
-        return self._buckets[self.launched % len(self._buckets)]
+        return self._buckets[self._place()]
 
     def _launch_full(self) -> None:
         while not self.stopped and (bucket := self._next).missing == 0:
@@ -152,4 +161,5 @@ def job_of(handles: Sequence[Handle], op: str | None = None) -> Job:
         arrays=tuple(handle.array for handle in handles),
         op=op or request.op,
         root=request.root,
+        names=tuple(handle.request.name for handle in handles),
     )

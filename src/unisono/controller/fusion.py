@@ -48,7 +48,7 @@ def buckets_of(requests: Iterable[Request], fusion_bytes: int) -> tuple[Bucket, 
     open_buckets: dict[tuple[object, ...], list[Request]] = {}
     sizes: dict[tuple[object, ...], int] = {}
     for request in ordered:
-        key = _kind(request)
+        key = kind_of(request)
         size = sizes.get(key, 0) + request.nbytes
         if key not in open_buckets or (size > fusion_bytes and not request.group):
             open_buckets[key], size = [], request.nbytes
@@ -70,7 +70,8 @@ def _together(requests: Iterable[Request]) -> list[Request]:
     ]
 
 
-def _kind(request: Request) -> tuple[object, ...]:
+def kind_of(request: Request) -> tuple[object, ...]:
+    """Returns what must be equal for tensors that share a bucket."""
     if not request.fuses:
         return (request.name,)
     return (request.operation, request.dtype, request.op, request.phase, request.group)

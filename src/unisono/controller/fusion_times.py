@@ -46,8 +46,17 @@ def finish_s(
     return at_s
 
 
-def best_ends(ready_s: Sequence[float], nbytes: Sequence[float], cost: LinkCost) -> tuple[int, ...]:
+def best_ends(
+    ready_s: Sequence[float],
+    nbytes: Sequence[float],
+    cost: LinkCost,
+    *,
+    firsts: Sequence[int] | None = None,
+) -> tuple[int, ...]:
     """Returns the ends of the buckets that finish first, for `finish_s`.
+
+    `firsts`: for each gradient, the first one that may share its bucket; None: any may. It does
+    not fall from one gradient to the next.
 
     Exact, by a dynamic programme over the end of the last bucket: O(n²) for n gradients. The
     problem is that of MG-WFBP (Shi, Chu, Li, "MG-WFBP: efficient data communication for distributed
@@ -55,17 +64,21 @@ def best_ends(ready_s: Sequence[float], nbytes: Sequence[float], cost: LinkCost)
 
     >>> best_ends([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], LinkCost(latency_s=0.1, s_per_byte=0.1))
     (1, 2, 3)
+    >>> best_ends([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], LinkCost(latency_s=9.0, s_per_byte=0.1),
+    ...     firsts=[0, 0, 2])
+    (2, 3)
     """
     count = len(ready_s)
     before = np.concatenate([[0.0], np.cumsum(np.asarray(nbytes, float))])
     finished = np.zeros(count + 1)  # of the first j gradients, at best
     begins = np.zeros(count + 1, int)  # of the last bucket
     for end in range(1, count + 1):
-        starts_s = np.maximum(finished[:end], ready_s[end - 1])
-        ends_s = starts_s + cost.latency_s + cost.s_per_byte * (before[end] - before[:end])
+        first = 0 if firsts is None else firsts[end - 1]
+        starts_s = np.maximum(finished[first:end], ready_s[end - 1])
+        ends_s = starts_s + cost.latency_s + cost.s_per_byte * (before[end] - before[first:end])
         # Of equal choices, the shortest last bucket.
         begins[end] = end - 1 - int(np.argmin(ends_s[::-1]))
-        finished[end] = ends_s[begins[end]]
+        finished[end] = ends_s[begins[end] - first]
     ends = [count]
     while begins[ends[-1]] > 0:
         ends.append(int(begins[ends[-1]]))

@@ -38,50 +38,54 @@ class LinkTransfer:
 
     def begin(self, job: Job) -> Pending:
         """Begins a job for which all ranks are ready."""
-        return _OnLink(self._transfer.begin(job), self._due(job.arrays))
+        return _OnLink(self._transfer.begin(job), *self._times_s(job.arrays))
 
     def prepare(self, job: Job) -> VotedJob:
         """Prepares a voted job."""
-        return _VotedJobOnLink(self._transfer.prepare(job), self._due)
+        return _VotedJobOnLink(self._transfer.prepare(job), self._times_s)
 
     def begin_void(self) -> PendingVote:
         """Begins the next voted job as a rank that is not ready."""
-        return _OnLink(self._transfer.begin_void(), time.perf_counter())
+        now_s = time.perf_counter()
+        return _OnLink(self._transfer.begin_void(), now_s, now_s)
 
     def close(self) -> None:
         """Closes the other transfer."""
         self._transfer.close()
 
-    def _due(self, arrays: tuple[Array, ...]) -> float:
-        """Returns the time at which the link has carried the arrays."""
+    def _times_s(self, arrays: tuple[Array, ...]) -> tuple[float, float]:
+        """Returns when the link begins and ends to carry the arrays."""
         now_s = time.perf_counter()
         if not self.enabled:
-            return now_s
+            return now_s, now_s
         nbytes = sum(array.nbytes for array in arrays)
         begun_s = max(now_s, self._free_s)
         self._free_s = begun_s + self.cost.time_s(nbytes)
         self.uses.append(
             LinkUse(begun_s=begun_s, ended_s=self._free_s, tensors=len(arrays), nbytes=nbytes)
         )
-        return self._free_s
+        return begun_s, self._free_s
 
 
 class _VotedJobOnLink:
     """A voted job whose runs take the time of the link."""
 
-    def __init__(self, job: VotedJob, due: Callable[[tuple[Array, ...]], float]) -> None:
+    def __init__(
+        self, job: VotedJob, times_s: Callable[[tuple[Array, ...]], tuple[float, float]]
+    ) -> None:
         self._job = job
-        self._due = due
+        self._times_s = times_s
 
     def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
-        return _OnLink(self._job.begin(arrays), self._due(arrays))
+        return _OnLink(self._job.begin(arrays), *self._times_s(arrays))
 
 
 class _OnLink:
     """A job that has begun, and when the link has carried it."""
 
-    def __init__(self, pending: Pending | PendingVote, due_s: float) -> None:
+    def __init__(self, pending: Pending | PendingVote, begun_s: float, due_s: float) -> None:
         self._pending = pending
+        self._begun_s = begun_s
         self._due_s = due_s
 
     def wait(self, timeout_s: float | None = None) -> Any:
@@ -98,6 +102,10 @@ class _OnLink:
         if not self._pending.is_completed():
             return False
         return not self.ran or time.perf_counter() >= self._due_s
+
+    def times_ns(self) -> tuple[int, int] | None:
+        """Returns when the link began and ended to carry the job, by `time.monotonic_ns`."""
+        return round(self._begun_s * 1e9), round(self._due_s * 1e9)
 
     @property
     def ran(self) -> bool:

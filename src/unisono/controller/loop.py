@@ -7,63 +7,44 @@ Then the program's own threads do everything: `submit` launches buckets, `Handle
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from unisono.communicator import dtype_of
 from unisono.controller import messages as m
+from unisono.controller.action_runner import ActionRunner
 from unisono.controller.agreement import State, step
 from unisono.controller.channel import Channel
-from unisono.controller.frozen_plan import FrozenPlan, job_of
-from unisono.controller.handle import Flight, Handle
-from unisono.controller.join import JoinedTensors
+from unisono.controller.fusion_report import FusionReport
+from unisono.controller.fusion_tuner import FusionTuner
+from unisono.controller.handle import Handle
 from unisono.controller.member import (
-    Action,
-    Adopt,
     CannotFollow,
     Closes,
-    DrainPlan,
-    EnterPlan,
     Event,
-    HasDrained,
-    HasStopped,
+    HasFinished,
     Received,
     Send,
-    StopPlan,
     Submitted,
     WantsJoin,
     WantsStalls,
 )
 from unisono.controller.request import Request, ranks_text
 from unisono.controller.transfer import Array, Transfer
+from unisono.controller.trial_plan import TrialPlan
 from unisono.errors import (
     AbortedError,
     CollectiveTimeoutError,
-    MismatchError,
     PeerLostError,
     UnisonoError,
 )
+from unisono.timeline import CONTROLLER_THREAD, EventKind, TimelineWriter
 
-_log = logging.getLogger("unisono.controller")
-
+_SUBMITTED, _WAITED = int(EventKind.SUBMITTED), int(EventKind.WAITED)
 _CLOSE_S = 5.0  # for the last message of a rank that closes
 _ANSWER_S = 1.0  # for rank 0 to say which tensors wait
-
-
-@dataclass(slots=True)
-class Counters:
-    """What `Controller.stats` reports."""
-
-    tensors_submitted: int = 0
-    collectives_run: int = 0
-    cache_hits: int = 0
-    bytes: int = 0
-    plan_changes: int = 0
-    wait_s: float = 0.0
 
 
 class Loop:
@@ -77,31 +58,38 @@ class Loop:
         fusion_bytes: int,
         stall_warning_s: float,
         timeout_s: float,
+        timeline: TimelineWriter,
+        tuner: FusionTuner | None = None,
     ) -> None:
-        self.counters = Counters()
-        self.stalls: tuple[m.Stalled, ...] = ()
-        """The last answer of rank 0."""
+        """`tuner`: what tunes the buckets of plans; None: they keep to `fusion_bytes`."""
+        self._timeline = timeline
+        self._record = timeline.record
         self._channel = channel
         self._transfer = transfer
         self._stall_warning_s = stall_warning_s
         self._timeout_s = timeout_s
-        self._state = State.first(channel.rank, channel.size, fusion_bytes)
+        self._state = State.first(channel.rank, channel.size, fusion_bytes, tuner)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._events: deque[Event] = deque()
         self._groups: dict[str, tuple[str, ...]] = {}
-        self._open: dict[str, Handle] = {}
-        """The last handle of each name."""
-        self._plan: FrozenPlan | None = None
-        self._joined = JoinedTensors()
-        self._last_joined: int | None = None
-        self._answers = 0
+        self._runner = ActionRunner(
+            self._changed,
+            transfer,
+            rank=channel.rank,
+            size=channel.size,
+            stall_warning_s=stall_warning_s,
+            on_left=self._note_left,
+        )
+        self.counters = self._runner.counters
+        self._open = self._runner.open
         self._entering = 0
         """Submitted tensors that the thread has not dealt with yet."""
         self._waits = 0
+        self._joining = False
         self._error: Exception | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="unisono-controller", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=CONTROLLER_THREAD, daemon=True)
         self._thread.start()
 
     # ---- for the program's threads
@@ -113,13 +101,15 @@ class Loop:
         with self._lock:  # quicker to take than the condition
             if self._error is not None or self._closing:
                 self._require_usable()
-            plan = self._plan
+            plan = self._runner.plan
             tensor = None if plan is None or plan.stopped else plan.tensors.get(name)
             if plan is not None and tensor is not None and tensor.fits(array, operation, op, root):
                 handle = Handle(self, tensor.request, array)
                 self._enter(name, handle, tensor.nbytes)
                 self.counters.cache_hits += 1
                 plan.add(tensor, handle)
+                if isinstance(plan, TrialPlan) and plan.finished:
+                    self._post(HasFinished(plan.epoch, plan.times()))
                 return handle
             request = Request(
                 name=name,
@@ -134,10 +124,15 @@ class Loop:
             )
             handle = Handle(self, request, array)
             self._enter(name, handle, request.nbytes)
-            self._joined.remember(array, request.dtype)
+            self._runner.joined.remember(array, request.dtype)
             self._entering += 1
             self._post(Submitted((request,)))
             return handle
+
+    @property
+    def fusion_report(self) -> FusionReport | None:
+        """What the tuning of fusion has decided; None until then."""
+        return self._runner.fusion_report
 
     def group(self, names: Sequence[str]) -> None:
         """Declares that these tensors always travel together."""
@@ -159,6 +154,7 @@ class Loop:
                 "handle first, or use another name"
             )
         self._open[name] = handle
+        self._record(_SUBMITTED, name, 0, nbytes)
         self.counters.tensors_submitted += 1
         self.counters.bytes += nbytes
 
@@ -187,10 +183,13 @@ class Loop:
                     break
                 if waited_s >= warn_s:
                     warn_s += self._stall_warning_s
+                    self._leave_finished_plan()
                     self._post(WantsStalls())
                 self._changed.wait(min(limit_s, warn_s) - waited_s)
             else:
-                self.counters.wait_s += time.monotonic() - began_s
+                ended_s = time.monotonic()
+                self.counters.wait_s += ended_s - began_s
+                self._record(_WAITED, handle.name, 0, 0, int(1e9 * began_s), int(1e9 * ended_s))
                 return
         if timeout_s is not None and timeout_s <= self._timeout_s:
             raise TimeoutError(
@@ -200,16 +199,22 @@ class Loop:
 
     def _leave_plan_for(self, handle: Handle) -> None:
         """The program waits for a bucket that this rank has not filled: it may never fill it."""
-        plan = self._plan
+        plan = self._runner.plan
         if plan is None or plan.stopped or self._entering:
             return  # or else another tensor is on its way into the plan
         tensor = plan.tensors.get(handle.name)
         if tensor is not None and tensor.handle is handle:
             self._post(CannotFollow(plan.epoch, plan.lacking(handle.name)))
 
+    def _leave_finished_plan(self) -> None:
+        """Tensors that wait for the next plan are announced only once the ranks talk again."""
+        plan = self._runner.plan
+        if isinstance(plan, TrialPlan) and plan.finished:
+            self._post(CannotFollow(plan.epoch, "a rank waits for the end of a trial"))
+
     def _late_text(self, handle: Handle) -> str:
         self.ask_stalls()
-        late = next((stall for stall in self.stalls if stall.name == handle.name), None)
+        late = next((stall for stall in self._runner.stalls if stall.name == handle.name), None)
         missing = f": {ranks_text(late.missing)} did not submit it" if late else ""
         return (
             f"tensor {handle.name!r} timed out on rank {self._channel.rank} after "
@@ -220,22 +225,25 @@ class Loop:
         """Asks rank 0 which tensors wait; returns them. The last answer if rank 0 is silent."""
         with self._changed:
             self._require_usable()
-            before = self._answers
-            plan = self._plan
+            before = self._runner.answers
+            self._leave_finished_plan()
+            plan = self._runner.plan
             if plan is not None and any(tensor.handle for tensor in plan.tensors.values()):
                 self._post(CannotFollow(plan.epoch, "a rank asks for stalls"))
             self._post(WantsStalls())
-            self._changed.wait_for(lambda: self._answers > before or self._error, _ANSWER_S)
-            return self.stalls
+            self._changed.wait_for(lambda: self._runner.answers > before or self._error, _ANSWER_S)
+            return self._runner.stalls
 
     def join(self, average_over_all: bool, timeout_s: float | None) -> int:
         """Takes part with zeros until all ranks have joined; returns the last that did."""
         with self._changed:
             self._require_usable()
-            self._last_joined = None
+            self._runner.last_joined = None
             self._post(WantsJoin(average_over_all))
             limit_s = self._timeout_s if timeout_s is None else timeout_s
+            self._joining = True
             self._changed.wait_for(lambda: self._last() is not None or self._error, limit_s)
+            self._joining = False
             last = self._last()
             if last is not None:
                 return last  # the other ranks may have closed since
@@ -243,7 +251,7 @@ class Loop:
             raise TimeoutError(f"not all ranks have joined after {limit_s:g} s (timeout)")
 
     def _last(self) -> int | None:
-        return self._last_joined
+        return self._runner.last_joined
 
     def close(self) -> None:
         """Leaves: the other ranks' pending tensors that need this rank fail. Never hangs."""
@@ -267,10 +275,13 @@ class Loop:
     def fail(self, error: Exception) -> None:
         """Fails all handles, and the controller on all ranks."""
         with self._changed:
+            is_first = self._error is None and not self._closing
             if self._error is None:
                 self._end(error)
                 if not self._closing:
                     self._channel.abort(f"{type(error).__name__}: {error}")
+        if is_first:
+            self._timeline.keep(error)
 
     def _end(self, error: Exception) -> None:
         if self._error is None:
@@ -297,7 +308,7 @@ class Loop:
             while not self._channel.closed:
                 events = self._take_events()
                 if not events:
-                    source, received = self._channel.receive()
+                    source, received = self._channel.receive(self._is_idle)
                     events = [Received(source, received)] if received else []
                 while events:
                     events = self._take_step(events)
@@ -306,6 +317,12 @@ class Loop:
         except Exception as error:  # a defect of ours: the program must not hang on it
             self.fail(AbortedError(f"the controller's thread failed: {error!r}"))
             raise
+
+    def _is_idle(self) -> bool:
+        """True if nothing on this rank depends on a decision of other ranks."""
+        with self._lock:
+            waits = any(each.flight is None and not each._done for each in self._open.values())
+            return not (waits or self._events or self._joining)
 
     def _take_events(self) -> list[Event]:
         with self._changed:
@@ -325,7 +342,7 @@ class Loop:
         for dst, found in sends.items():
             self._channel.send(dst, found)
         for action in actions:
-            follow += self._act(action)
+            follow += self._runner.act(action)
         if any(isinstance(event, Closes) for event in events):
             self._channel.stop()
         with self._changed:
@@ -334,124 +351,6 @@ class Loop:
             )
             self._changed.notify_all()
         return follow
-
-    def _act(self, action: Action) -> list[Event]:
-        match action:
-            case m.Run():
-                self._launch(action)
-            case m.Refuse():
-                self._refuse(action)
-            case Adopt():
-                self._adopt(action)
-            case EnterPlan():
-                self._enter_plan(action.names)
-            case StopPlan():
-                return self._stop_plan(action.reason)
-            case DrainPlan():
-                return self._drain_plan(action.launched)
-            case m.Joined():
-                self._note_joined(action.last)
-            case m.Stalls():
-                self._note_stalls(action.stalls)
-            case m.Left():
-                self._note_left(action.rank)
-        return []
-
-    def _launch(self, run: m.Run) -> None:
-        with self._changed:
-            requests = run.bucket.requests
-            handles = [self._open[name] for name in run.bucket.names if name in self._open]
-            takes_part = self._channel.rank in run.active
-            op, divisor = _averaged(run, self._channel.size)
-            if takes_part:
-                job = job_of(handles, op)
-            else:
-                handles, job = [], self._joined.job(requests, op)
-            if run.lengths and len(set(run.lengths)) > 1:
-                job = replace(job, lengths=run.lengths)
-            pending = self._transfer.begin(job)
-            flight = Flight(handles, pending, self._note_end, divisor=divisor)
-            for handle in handles:
-                handle.flight = flight
-            self._changed.notify_all()
-        if not takes_part:
-            flight.settle(None)
-
-    def _refuse(self, refusal: m.Refuse) -> None:
-        with self._changed:
-            handle = self._open.get(refusal.name)
-            if handle is not None:
-                handle.fail(MismatchError(refusal.text))
-            self._changed.notify_all()
-
-    def _adopt(self, adopt: Adopt) -> None:
-        with self._changed:
-            self.counters.plan_changes += 1
-            plan = FrozenPlan(adopt.epoch, adopt.buckets, self._transfer, self._note_end)
-            self._plan = plan
-            self._enter_plan(adopt.carried)
-
-    def _enter_plan(self, names: Sequence[str]) -> None:
-        with self._changed:
-            plan = self._plan
-            assert plan is not None  # the agreement has said so
-            for name in names:
-                plan.add(plan.tensors[name], self._open[name])
-            self._changed.notify_all()  # a thread that waits for a bucket finds what it lacks
-
-    def _stop_plan(self, reason: str) -> list[Event]:
-        _log.debug("leaves the frozen plan: %s", reason)
-        with self._changed:
-            plan = self._plan
-            if plan is None:
-                return [HasStopped(0)]
-            plan.stopped = True
-            return [HasStopped(plan.launched)]
-
-    def _drain_plan(self, launched: int) -> list[Event]:
-        plan = self._plan
-        if plan is None:
-            return [HasDrained(())]
-        with self._changed:
-            plan.void_up_to(launched)
-            flights = plan.flights
-        undone: list[Handle] = []
-        for flight in flights:
-            flight.settle(None)
-            if not flight.ran:
-                undone += flight.handles
-        with self._changed:
-            undone += plan.unlaunched()
-            self._plan = None
-            self.counters.plan_changes += 1
-            return [HasDrained(tuple(handle.request for handle in undone if not handle._done))]
-
-    def _note_end(self, flight: Flight) -> None:
-        if flight.ran and flight.handles:
-            self.counters.collectives_run += 1
-        if not flight.ran:
-            with self._changed:
-                self._changed.notify_all()
-
-    def _note_joined(self, last: int) -> None:
-        with self._changed:
-            self._last_joined = last
-            self._changed.notify_all()
-
-    def _note_stalls(self, stalls: tuple[m.Stalled, ...]) -> None:
-        for stall in stalls:
-            if stall.waited_s >= self._stall_warning_s and stall.missing:
-                _log.warning(
-                    "tensor %r has waited for %s for %.1f s; %s submitted it",
-                    stall.name,
-                    ranks_text(stall.missing),
-                    stall.waited_s,
-                    ranks_text(stall.present),
-                )
-        with self._changed:
-            self.stalls = stalls
-            self._answers += 1
-            self._changed.notify_all()
 
     def _note_left(self, rank: int) -> None:
         if rank != self._channel.rank:
@@ -469,11 +368,3 @@ def _gathered(events: Sequence[Event]) -> list[Event]:
         else:
             gathered += found
     return gathered
-
-
-def _averaged(run: m.Run, size: int) -> tuple[str, int]:
-    """Returns the reduction to run, and the number to divide its result by."""
-    op, active = run.bucket.requests[0].op, len(run.active)
-    if op in ("avg", "average") and active < size and not run.average_over_all:
-        return "sum", active
-    return op, 1

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from unisono.controller import messages as m
 from unisono.controller.fusion import Bucket
+from unisono.controller.fusion_trial import PassTimes, Trial
 from unisono.controller.request import Request
 
 
@@ -17,6 +18,8 @@ class Mode(StrEnum):
 
     TALKING = "talking"
     FROZEN = "frozen"
+    FINISHED = "finished"
+    """The rank has launched all passes of a trial. Tensors of the plan wait for the next plan."""
     STOPPING = "stopping"
     """The rank has left the frozen plan. Its tensors wait until all ranks have left."""
 
@@ -62,6 +65,14 @@ class HasDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class HasFinished:
+    """The rank has launched all passes of the trial of this epoch."""
+
+    epoch: int
+    times: PassTimes
+
+
+@dataclass(frozen=True, slots=True)
 class WantsJoin:
     """The program has no more tensors."""
 
@@ -79,7 +90,15 @@ class Closes:
 
 
 Event: TypeAlias = (
-    Submitted | Received | CannotFollow | HasStopped | HasDrained | WantsJoin | WantsStalls | Closes
+    Submitted
+    | Received
+    | CannotFollow
+    | HasStopped
+    | HasDrained
+    | HasFinished
+    | WantsJoin
+    | WantsStalls
+    | Closes
 )
 
 # ---- actions: what a rank then does. `Run` and `Refuse` are messages and actions.
@@ -95,11 +114,15 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Follow this plan; the tensors `carried` are already submitted, and fit."""
+    """Follow this plan; the tensors `carried` are already submitted, and fit.
+
+    They are added to those that a finished plan still holds.
+    """
 
     epoch: int
     buckets: tuple[Bucket, ...]
     carried: tuple[str, ...]
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +154,7 @@ Action: TypeAlias = (
     | DrainPlan
     | m.Run
     | m.Refuse
+    | m.Tuned
     | m.Joined
     | m.Left
     | m.Stalls
@@ -167,6 +191,9 @@ class Member:
                 return [self._tell(m.Stopped(self.epoch, event.launched))]
             case HasDrained():
                 return self._talk_again(event.undone)
+            case HasFinished() if event.epoch == self.epoch and self.mode is Mode.FROZEN:
+                self.mode = Mode.FINISHED
+                return [self._tell(m.Finished(self.epoch, event.times))]
             case WantsJoin():
                 self.joins = m.Join(self.epoch, event.average_over_all)
                 return self._announce_join()
@@ -196,7 +223,7 @@ class Member:
             case m.Joined():
                 self.joins = None
                 return [message]
-            case m.Left() | m.Stalls():
+            case m.Left() | m.Stalls() | m.Tuned():
                 return [message]
         return []
 
@@ -207,9 +234,16 @@ class Member:
             del found[name]
         self.undecided |= found
         actions: list[Action] = [EnterPlan(fitting)] if fitting else []
-        if found and self.mode is not Mode.STOPPING:  # then announced after the plan's end
-            actions.append(self._tell(m.Announce(self.epoch, tuple(found.values()))))
+        told = tuple(each for name, each in found.items() if not self._is_held(name))
+        if told:
+            actions.append(self._tell(m.Announce(self.epoch, told)))
         return [*actions, *self._break_for_changed()]
+
+    def _is_held(self, name: str) -> bool:
+        """Whether a new tensor is announced later: after the end of this plan."""
+        if self.mode is Mode.FINISHED:
+            return name in self.planned
+        return self.mode is Mode.STOPPING
 
     def _freeze(self, message: m.Freeze) -> list[Action]:
         self.mode, self.epoch, self.broke = Mode.FROZEN, message.epoch, False
@@ -217,7 +251,7 @@ class Member:
         carried = self._fitting(self.undecided)
         for name in carried:
             del self.undecided[name]
-        actions: list[Action] = [Adopt(message.epoch, message.buckets, carried)]
+        actions: list[Action] = [Adopt(message.epoch, message.buckets, carried, message.trial)]
         return [*actions, *self._announce_again(), *self._break_for_changed()]
 
     def _fitting(self, requests: Mapping[str, Request]) -> tuple[str, ...]:
@@ -229,11 +263,13 @@ class Member:
         )
 
     def _break_for_changed(self) -> list[Action]:
+        if self.mode is Mode.FINISHED:
+            return []
         changed = next((name for name in self.undecided if name in self.planned), None)
         return [] if changed is None else self._break(f"{changed!r} has changed")
 
     def _break(self, reason: str) -> list[Action]:
-        if self.mode is not Mode.FROZEN or self.broke:
+        if self.mode not in (Mode.FROZEN, Mode.FINISHED) or self.broke:
             return []
         self.broke = True
         return [self._tell(m.Break(self.epoch, reason))]
@@ -253,7 +289,7 @@ class Member:
     def _announce_join(self) -> list[Action]:
         if self.joins is None or self.mode is Mode.STOPPING:
             return []
-        if self.mode is Mode.FROZEN:
+        if self.mode in (Mode.FROZEN, Mode.FINISHED):
             return self._break("a rank joins")
         return [self._tell(m.Join(self.epoch, self.joins.average_over_all))]
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, TypeAlias
 
 from unisono.controller.fusion import Bucket
+from unisono.controller.fusion_report import FusionReport
+from unisono.controller.fusion_trial import PassTimes, Trial
 from unisono.controller.request import Request
 from unisono.errors import UnisonoError
 
@@ -39,6 +41,17 @@ class Stopped:
 
     epoch: int
     launched: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The sender has launched all passes of the trial of this epoch, and waits for the next plan.
+
+    `times`: what it has measured.
+    """
+
+    epoch: int
+    times: PassTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +98,21 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """From here on the ranks follow this plan, pass after pass, and talk about nothing in it."""
+    """From here on the ranks follow this plan, pass after pass, and talk about nothing in it.
+
+    A `trial` limits the plan to some passes. All ranks then report `Finished`.
+    """
 
     epoch: int
     buckets: tuple[Bucket, ...]
+    trial: Trial | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Rank 0 has decided on the buckets of the next plan for good."""
+
+    report: FusionReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +167,14 @@ Message: TypeAlias = (
     Announce
     | Break
     | Stopped
+    | Finished
     | Join
     | Leave
     | AskStalls
     | Run
     | Refuse
     | Freeze
+    | Tuned
     | Thaw
     | Resume
     | Joined
@@ -187,6 +213,12 @@ def _plain(value: Any) -> Any:
         return _plain_requests(value.requests)
     if isinstance(value, Stalled):
         return [value.name, value.present, value.missing, value.waited_s]
+    if isinstance(value, PassTimes):
+        return astuple(value)
+    if isinstance(value, FusionReport):
+        return asdict(value)
+    if isinstance(value, Trial):
+        return [_plain(value.other), value.order, value.details]
     if isinstance(value, tuple):
         if value and isinstance(value[0], Request):
             return _plain_requests(value)
@@ -211,10 +243,33 @@ def _bucket(fields: list[Any]) -> Bucket:
     return Bucket(_requests(fields))
 
 
+def _buckets(fields: list[Any]) -> tuple[Bucket, ...]:
+    return tuple(map(_bucket, fields))
+
+
+def _trial(fields: list[Any] | None) -> Trial | None:
+    if fields is None:
+        return None
+    other, order, details = fields
+    return Trial(_buckets(other), tuple(order), details)
+
+
+def _pass_times(fields: list[Any]) -> PassTimes:
+    step_ns, ready_ns, bucket_ns = fields
+    return PassTimes(tuple(step_ns), tuple(ready_ns), tuple(map(tuple, bucket_ns)))
+
+
+def _report(fields: dict[str, Any]) -> FusionReport:
+    names = tuple(map(tuple, fields["buckets"]))
+    sizes = {name: tuple(fields[name]) for name in ("bucket_bytes", "before_bucket_bytes")}
+    return FusionReport(**{**fields, **sizes, "buckets": names})
+
+
 _DECODERS: dict[str, Callable[..., Message]] = {
     "Announce": lambda epoch, requests: Announce(epoch, _requests(requests)),
     "Break": Break,
     "Stopped": Stopped,
+    "Finished": lambda epoch, times: Finished(epoch, _pass_times(times)),
     "Join": Join,
     "Leave": Leave,
     "AskStalls": AskStalls,
@@ -222,7 +277,8 @@ _DECODERS: dict[str, Callable[..., Message]] = {
         _bucket(bucket), tuple(active), over_all, tuple(lengths)
     ),
     "Refuse": Refuse,
-    "Freeze": lambda epoch, buckets: Freeze(epoch, tuple(map(_bucket, buckets))),
+    "Freeze": lambda epoch, buckets, trial: Freeze(epoch, _buckets(buckets), _trial(trial)),
+    "Tuned": lambda report: Tuned(_report(report)),
     "Thaw": Thaw,
     "Resume": Resume,
     "Joined": Joined,

@@ -15,7 +15,7 @@ class Job:
     """One collective: the same on all ranks, but for the contents of `arrays`.
 
     An all_reduce may have several arrays, reduced in place. The others have one. `lengths`: the
-    rows of each rank in an all_gather whose ranks differ.
+    rows of each rank in an all_gather whose ranks differ. `names`: those of the tensors, if known.
     """
 
     operation: str
@@ -23,6 +23,7 @@ class Job:
     op: str = "sum"
     root: int = -1
     lengths: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class Pending(Protocol):
@@ -39,7 +40,11 @@ class Pending(Protocol):
 
 
 class PendingVote(Pending, Protocol):
-    """A voted job that has begun."""
+    """A voted job that has begun.
+
+    It may have a method `times_ns`, which returns when its data began to move and when it ended, by
+    `time.monotonic_ns`; None: not known. The tuning of fusion needs the times.
+    """
 
     @property
     def ran(self) -> bool:

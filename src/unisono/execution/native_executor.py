@@ -131,7 +131,7 @@ class Arguments:
     lengths_from: LengthsFrom = LengthsFrom.NONE
     """What errors name as the source of `lengths`: the one thing that need not agree."""
     splits: bool = False
-    """Whether this is how a group is split: the program knows of no other call."""
+    """True if this is how a group is split: the program knows of no other call."""
 
 
 class NativeExecutor:

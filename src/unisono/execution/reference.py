@@ -86,15 +86,34 @@ def run(
         raise UnsupportedError(f"{dtype.name} elements cannot be reduced by {reduce_op.name}")
     _check_sizes(plans, (*inputs, *outputs), dtype, block_bytes, depth)
     blocks = num_blocks(plans, inputs, outputs, dtype, block_bytes)
+    ranks = _begin(plans, inputs, outputs, block_bytes, depth)
+    _run_to_end(_Machine(ranks, dtype, reduce_op, block_bytes, depth), ranks, blocks)
+
+
+def _begin(
+    plans: Sequence[ExecutionPlan],
+    inputs: Sequence[Pieces],
+    outputs: Sequence[Pieces],
+    block_bytes: int,
+    depth: int,
+) -> list[_RankProgress]:
+    """Returns all ranks at the start of their plans, with empty slots."""
     ranks = [
-        _Rank(plan=plan, records=tuple(plan.records), pieces=(list(inputs[i]), list(outputs[i])))
+        _RankProgress(
+            plan=plan, records=tuple(plan.records), pieces=(list(inputs[i]), list(outputs[i]))
+        )
         for i, plan in enumerate(plans)
     ]
     for rank in ranks:
         shape = depth, rank.plan.num_slots, block_bytes
         rank.slots = np.zeros(shape, np.uint8)
         rank.tmp = np.zeros((rank.plan.num_tmp, block_bytes), np.uint8)
-    machine = _Machine(ranks, dtype, reduce_op, block_bytes, depth)
+    return ranks
+
+
+def _run_to_end(machine: _Machine, ranks: list[_RankProgress], blocks: int) -> None:
+    """Runs the ranks in turn until all have done their blocks. Raises `ScheduleError` for a
+    deadlock."""
     running = ranks
     while running:
         moved = [rank for rank in running if machine.step(rank)]
@@ -123,7 +142,7 @@ def _check_sizes(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Rank:
+class _RankProgress:
     plan: ExecutionPlan
     records: Sequence[Record]
     pieces: tuple[list[NDArray[Any]], list[NDArray[Any]]]
@@ -139,7 +158,7 @@ class _Rank:
 class _Machine:
     def __init__(
         self,
-        ranks: Sequence[_Rank],
+        ranks: Sequence[_RankProgress],
         dtype: DType,
         reduce_op: ReduceOp,
         block_bytes: int,
@@ -151,7 +170,7 @@ class _Machine:
         self.block_bytes = block_bytes
         self.depth = depth
 
-    def step(self, rank: _Rank) -> bool:
+    def step(self, rank: _RankProgress) -> bool:
         """Interprets the rank's next record, unless it has to wait."""
         plan = rank.plan
         if rank.pc == 0 and not self._slots_are_free(rank):
@@ -179,7 +198,7 @@ class _Machine:
             rank.pc, rank.block = 0, rank.block + 1
         return True
 
-    def _slots_are_free(self, rank: _Rank) -> bool:
+    def _slots_are_free(self, rank: _RankProgress) -> bool:
         """Returns whether the slots of `depth` blocks ago may be reused: all other ranks have
         finished that block."""
         if rank.plan.num_slots == 0:
@@ -187,22 +206,22 @@ class _Machine:
         need = (rank.block - self.depth + 1) * rank.plan.stages
         return all(other.progress >= need for other in self.ranks if other is not rank)
 
-    def _length(self, rank: _Rank, record: Record) -> int:
+    def _length(self, rank: _RankProgress, record: Record) -> int:
         """Returns the bytes of the current block of the part that the record names."""
         start, end = self._block_range(rank, record.length)
         return end - start
 
-    def _store(self, rank: _Rank, record: Record, data: Bytes) -> None:
+    def _store(self, rank: _RankProgress, record: Record, data: Bytes) -> None:
         self._at(rank, record.dst, data.size)[:] = data
         if record.flags & Flag.HAS_DST2:
             self._at(rank, record.dst2, data.size)[:] = data
         if record.flags & Flag.SHARES:
             self._share(rank, record.dst2, self._at(rank, record.dst, data.size))
 
-    def _share(self, rank: _Rank, slot: Ref, memory: Bytes) -> None:
+    def _share(self, rank: _RankProgress, slot: Ref, memory: Bytes) -> None:
         rank.shared_memory[rank.block % self.depth, slot.index] = memory
 
-    def _at(self, rank: _Rank, ref: Ref, length: int) -> Bytes:
+    def _at(self, rank: _RankProgress, ref: Ref, length: int) -> Bytes:
         if ref.space is Space.SLOT:
             return self.ranks[ref.rank].slots[rank.block % self.depth, ref.index, :length]
         if ref.space is Space.SHARED:
@@ -218,7 +237,7 @@ class _Machine:
         piece: Bytes = rank.pieces[ref.space][ref.index]
         return piece[start:end]
 
-    def _block_range(self, rank: _Rank, ref: Ref) -> tuple[int, int]:
+    def _block_range(self, rank: _RankProgress, ref: Ref) -> tuple[int, int]:
         piece = rank.pieces[ref.space][ref.index]
         part = part_bytes(piece.nbytes, rank.plan.parts, self.dtype)
         part_start = min(ref.part * part, piece.nbytes)

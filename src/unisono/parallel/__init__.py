@@ -1,10 +1,36 @@
 """Parallel training strategies for torch models.
 
 `data_parallel` averages gradients over all ranks while backward runs; `DistributedOptimizer` does
-the same behind an optimizer.
+the same behind an optimizer. Both compress gradients: `Fp16`, `Bf16`, `PowerSGD`, `Int8`, `TopK`.
+`LocalSGD` and `DiLoCo` let ranks train alone for several steps. `ParameterServer` keeps the
+parameters and the optimizer on servers, synchronous or not.
 """
 
+from unisono.parallel.compression import Compression
 from unisono.parallel.data_parallel import DataParallel, data_parallel
+from unisono.parallel.diloco import DiLoCo, nesterov_sgd
 from unisono.parallel.distributed_optimizer import DistributedOptimizer
+from unisono.parallel.int8_codec import Int8
+from unisono.parallel.local_sgd import LocalSGD
+from unisono.parallel.narrow_float_exchange import Bf16, Fp16
+from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
+from unisono.parallel.power_sgd import PowerSGD
+from unisono.parallel.top_k_codec import TopK
 
-__all__ = ["DataParallel", "DistributedOptimizer", "data_parallel"]
+__all__ = [
+    "Bf16",
+    "Compression",
+    "DataParallel",
+    "DiLoCo",
+    "DistributedOptimizer",
+    "Fp16",
+    "Int8",
+    "LocalSGD",
+    "LostUpdates",
+    "ParameterServer",
+    "ParameterServerStats",
+    "PowerSGD",
+    "TopK",
+    "data_parallel",
+    "nesterov_sgd",
+]

@@ -11,8 +11,16 @@ from torch import nn
 
 from unisono.communicator import Communicator
 from unisono.controller import Controller
+from unisono.parallel.compression import (
+    STATE_KEY,
+    Compression,
+    CompressionState,
+    make_exchange,
+    require_compression,
+)
 from unisono.parallel.gradient_reducer import GradientReducer
 from unisono.parallel.rank_context import RankContext
+from unisono.parallel.training_phases import TrainingPhases
 
 
 class DataParallel(nn.Module):
@@ -21,6 +29,10 @@ class DataParallel(nn.Module):
     `module` is the model itself. Forward calls pass through. Parameters and buffers start with the
     values of rank 0; with `broadcast_buffers`, training forwards copy rank 0's buffers to all ranks
     first.
+
+    With a compression that keeps errors, `state_dict` has them under "compression", so checkpoints
+    are complete without further calls. The errors differ between ranks: each rank saves and loads
+    a checkpoint of its own. The `state_dict` of `module` is equal on all ranks, without errors.
     """
 
     def __init__(
@@ -29,6 +41,7 @@ class DataParallel(nn.Module):
         context: RankContext,
         *,
         broadcast_buffers: bool = True,
+        compression: Compression | None = None,
         name: str = "",
     ) -> None:
         super().__init__()
@@ -36,16 +49,23 @@ class DataParallel(nn.Module):
         self._context = context
         self._broadcast_buffers = broadcast_buffers
         context.broadcast([*module.parameters(), *module.buffers()])
-        self._reducer = GradientReducer(
-            dict(module.named_parameters()),
-            context.controller,
-            prefix=f"{name}." if name else "",
-        )
+        parameters, prefix = dict(module.named_parameters()), f"{name}." if name else ""
+        exchange = make_exchange(compression, context.controller, prefix)
+        self._reducer = GradientReducer(parameters, context.controller, exchange, prefix)
+        self._phases = TrainingPhases(context.controller.timeline, module.parameters())
+        self._compression = CompressionState(exchange, compression, context.controller, parameters)
+        if self._compression.exists:
+            register: Any = self.register_state_dict_post_hook
+            register(_save_compression)
+            register = self.register_load_state_dict_pre_hook
+            register(_load_compression)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model."""
         self._prepare()
-        return self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
+        self._phases.end_forward(output)
+        return output
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _prepare(self) -> None:
@@ -55,6 +75,7 @@ class DataParallel(nn.Module):
         self._reducer.watch()
         if self._broadcast_buffers and self.training and self._reducer.enabled:
             self._context.broadcast(list(self.module.buffers()))
+        self._phases.begin_forward()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -69,6 +90,7 @@ class DataParallel(nn.Module):
 
     def close(self) -> None:
         """Removes the hooks, and closes what `data_parallel` made."""
+        self._phases.close()
         self._reducer.close()
         self._context.close()
 
@@ -80,6 +102,9 @@ def data_parallel(
     controller: Controller | None = None,
     broadcast_buffers: bool = True,
     fusion_bytes: int | None = None,
+    tune_fusion: bool = False,
+    compression: Compression | None = None,
+    reproducible: bool = False,
     name: str = "",
 ) -> DataParallel:
     """Returns `model` as a module whose gradients are averaged over all ranks.
@@ -90,8 +115,15 @@ def data_parallel(
 
     `comm`: the ranks. None: those of torch.distributed's default group if it runs on `unisono`,
     else `unisono.init()`. `controller`: an own one instead, which `close` leaves open.
-    `fusion_bytes`: see `Controller`. `name` begins the names of the tensors; models that share a
-    controller need different ones. Collective over all ranks.
+    `fusion_bytes`, `tune_fusion`: see `Controller`. `name` begins the names of the tensors; models
+    that share a controller need different ones.
+
+    `compression`: `Fp16()`, `Bf16()`, `PowerSGD()`, `Int8()` or `TopK()` sends fewer bytes. Sparse
+    gradients are never compressed. `reproducible` makes the bits of all averages independent of
+    `fusion_bytes`: each is a sum in rank order, divided by the number of ranks. It is not for a
+    `controller` of your own.
+
+    Collective over all ranks. Raises `ValueError` and `TypeError` for wrong arguments.
 
     >>> import torch, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of data_parallel") as comm:
@@ -101,5 +133,33 @@ def data_parallel(
     >>> model.module.weight.grad.tolist()
     [[1.0, 1.0]]
     """
-    context = RankContext(comm, controller, fusion_bytes)
-    return DataParallel(model, context, broadcast_buffers=broadcast_buffers, name=name)
+    require_compression(compression)
+    return DataParallel(
+        model,
+        RankContext(comm, controller, fusion_bytes, reproducible, tune_fusion),
+        broadcast_buffers=broadcast_buffers,
+        compression=compression,
+        name=name,
+    )
+
+
+def _save_compression(
+    module: DataParallel, state_dict: dict[str, Any], prefix: str, _metadata: Any
+) -> None:
+    state_dict[prefix + STATE_KEY] = module._compression.save()
+
+
+def _load_compression(
+    module: DataParallel,
+    state_dict: dict[str, Any],
+    prefix: str,
+    _metadata: Any,
+    _strict: bool,
+    missing_keys: list[str],
+    *_: Any,
+) -> None:
+    saved = state_dict.pop(prefix + STATE_KEY, None)
+    if saved is None:
+        missing_keys.append(prefix + STATE_KEY)
+    else:
+        module._compression.load(saved)

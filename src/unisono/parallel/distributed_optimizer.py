@@ -11,8 +11,16 @@ from torch import nn
 
 from unisono.communicator import Communicator
 from unisono.controller import Controller
+from unisono.parallel.compression import (
+    STATE_KEY,
+    Compression,
+    CompressionState,
+    make_exchange,
+    require_compression,
+)
 from unisono.parallel.gradient_reducer import GradientReducer
 from unisono.parallel.rank_context import RankContext
+from unisono.parallel.training_phases import TrainingPhases
 
 
 class DistributedOptimizer:
@@ -21,6 +29,18 @@ class DistributedOptimizer:
     The gradients of `model` are averaged when `backward()` returns, so `step` is the optimizer's
     own, and clipping before it works. The model is used as it is. Parameters and buffers start with
     the values of rank 0. Collective over all ranks.
+
+    >>> import torch, unisono
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> with unisono.init(rank=0, size=1, rendezvous="example of an optimizer") as comm:
+    ...     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    ...     optimizer = DistributedOptimizer(sgd, model, comm=comm)
+    ...     before = model.weight.detach().clone()
+    ...     model(torch.ones(1, 2)).sum().backward()
+    ...     optimizer.step()
+    ...     optimizer.close()
+    >>> torch.allclose(before - model.weight, torch.ones(1, 2))
+    True
     """
 
     def __init__(
@@ -31,14 +51,24 @@ class DistributedOptimizer:
         comm: Communicator | None = None,
         controller: Controller | None = None,
         fusion_bytes: int | None = None,
+        tune_fusion: bool = False,
+        compression: Compression | None = None,
+        reproducible: bool = False,
     ) -> None:
-        """`comm`, `controller` and `fusion_bytes`: see `data_parallel`."""
+        """See `data_parallel` for the arguments."""
+        require_compression(compression)
         self.optimizer = optimizer
-        self._context = RankContext(comm, controller, fusion_bytes)
+        self._context = RankContext(comm, controller, fusion_bytes, reproducible, tune_fusion)
         self._context.broadcast([*model.parameters(), *model.buffers()])
-        parameters = dict(model.named_parameters())
-        self._reducer = GradientReducer(parameters, self._context.controller)
-        self._hook = model.register_forward_pre_hook(self._prepare)
+        parameters, ours = dict(model.named_parameters()), self._context.controller
+        exchange = make_exchange(compression, ours)
+        self._reducer = GradientReducer(parameters, ours, exchange)
+        self._compression = CompressionState(exchange, compression, ours, parameters)
+        self._phases = TrainingPhases(ours.timeline, model.parameters())
+        self._hooks = (
+            model.register_forward_pre_hook(self._prepare),
+            model.register_forward_hook(lambda _model, _args, out: self._phases.end_forward(out)),
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["optimizer"], name)
@@ -51,6 +81,22 @@ class DistributedOptimizer:
         """Clears the gradients."""
         self.optimizer.zero_grad(set_to_none)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the optimizer's state, with this rank's errors if the compression keeps some."""
+        state = self.optimizer.state_dict()
+        return {**state, STATE_KEY: self._compression.save()} if self._compression.exists else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` returned on this rank. Raises `ValueError` if it does not fit.
+
+        A state without errors, such as the optimizer's own, leaves the errors as they are.
+        """
+        state_dict = dict(state_dict)
+        saved = state_dict.pop(STATE_KEY, None)
+        if saved is not None:
+            self._compression.load(saved)
+        self.optimizer.load_state_dict(state_dict)
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only accumulate; the next one outside averages the sum."""
@@ -59,7 +105,9 @@ class DistributedOptimizer:
 
     def close(self) -> None:
         """Removes the hooks, and closes what this object made."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._phases.close()
         self._reducer.close()
         self._context.close()
 
@@ -67,3 +115,4 @@ class DistributedOptimizer:
         if torch.is_grad_enabled():
             self._reducer.recover()
             self._reducer.watch()
+            self._phases.begin_forward()

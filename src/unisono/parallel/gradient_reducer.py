@@ -6,6 +6,8 @@ after `backward()` sees averaged gradients.
 
 The ranks exchange one vector of flags with the gradients: which parameters this rank used. A
 parameter that no rank used keeps its gradient as it was.
+
+A `GradientExchange` averages one kind of gradient: dense, sparse, or compressed in some way.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from torch import nn
 
 from unisono.controller import Controller, Handle
 from unisono.errors import UnisonoError
-from unisono.parallel.sparse_gradients import SparseExchange
+from unisono.parallel.gradient_exchange import (
+    GradientExchange,
+    PendingAverage,
+    finish_first_rounds,
+)
+from unisono.parallel.sparse_gradients import SparseExchange, sparse_zero
 from unisono.torch_backend import run_after_backward
 
 _FLAGS = "gradient flags"
@@ -38,11 +45,9 @@ class _Gradient:
     expected: int = 0
     """How often autograd accumulated it in the first pass that used it."""
     accumulated: int = 0
-    handle: Handle | None = None
+    pending: PendingAverage | None = None
     sparse: bool = False
     """Some rank has had a sparse gradient for it."""
-    substitute: torch.Tensor | None = None
-    """Contribution of a rank that did not use the parameter in this pass."""
     local: bool = False
     """Passes inside `no_sync` have accumulated into it since the last average."""
 
@@ -55,15 +60,22 @@ class GradientReducer:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], controller: Controller, prefix: str = ""
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        controller: Controller,
+        dense: GradientExchange,
+        prefix: str = "",
     ) -> None:
-        """`prefix` begins the names of the tensors that the controller gets."""
+        """`dense` averages all gradients that are not sparse.
+
+        `prefix` begins the names of the tensors that the controller gets.
+        """
         self.controller = controller
         self.enabled = True
         """Whether backward passes average their gradients. False inside `no_sync`."""
         self._prefix = prefix
         self._gradients = [
-            _Gradient(prefix + name, parameter, index)
+            _Gradient(name, parameter, index)
             for index, (name, parameter) in enumerate(parameters.items())
         ]
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
@@ -71,7 +83,8 @@ class GradientReducer:
         self._learned = False
         self._flags: Handle
         self._lock = threading.Lock()
-        self._sparse = SparseExchange(controller)
+        self._dense = dense
+        self._sparse = SparseExchange(controller, prefix)
         self.watch()
 
     def watch(self) -> None:
@@ -105,6 +118,7 @@ class GradientReducer:
                     self._learn()
                 else:
                     self._submit_late()
+                self._begin_second_rounds()
                 self._collect()
 
     def close(self) -> None:
@@ -129,7 +143,7 @@ class GradientReducer:
                 self._in_pass = True
                 run_after_backward(self._submit_rest)
             gradient.accumulated += 1
-            if gradient.handle is not None:
+            if gradient.pending is not None:
                 raise UnisonoError(
                     f"the gradient of {gradient.name!r} was accumulated {gradient.accumulated} "
                     f"times in this backward pass, but {gradient.expected} times in the first: "
@@ -140,11 +154,16 @@ class GradientReducer:
 
     def _submit(self, gradient: _Gradient) -> None:
         grad = gradient.parameter.grad
-        if grad is None or gradient.sparse:
+        if grad is None:
             return
-        if grad.is_sparse:
+        if grad.is_sparse and not gradient.sparse:
             grad = gradient.parameter.grad = grad.to_dense()
-        gradient.handle = self.controller.all_reduce(gradient.name, grad, "avg")
+        self._begin(gradient, grad)
+
+    @torch.no_grad()
+    def _begin(self, gradient: _Gradient, grad: torch.Tensor) -> None:
+        exchange = self._sparse if gradient.sparse else self._dense
+        gradient.pending = exchange.begin(gradient.name, grad)
 
     # ---- the end of a backward pass. Several reducers may share one pass: each submits all that it
     # has before any of them waits, so that ranks may run them in different orders.
@@ -160,6 +179,11 @@ class GradientReducer:
         with self._ending(more=True):
             if not self._learned:
                 self._learn()
+            run_after_backward(self._wait_for_first_rounds)
+
+    def _wait_for_first_rounds(self) -> None:
+        with self._ending(more=True):
+            self._begin_second_rounds()
             run_after_backward(self._wait_for_all)
 
     def _wait_for_all(self) -> None:
@@ -183,7 +207,7 @@ class GradientReducer:
         for gradient in self._gradients:
             if gradient.accumulated:
                 gradient.expected = gradient.accumulated
-            gradient.accumulated, gradient.handle, gradient.local = 0, None, False
+            gradient.accumulated, gradient.pending, gradient.local = 0, None, False
         self._in_pass = False
 
     def _active(self) -> list[_Gradient]:
@@ -208,7 +232,7 @@ class GradientReducer:
     def _submit_late(self) -> None:
         """Submits the gradients that the hooks have not."""
         for gradient in self._active():
-            if gradient.handle is not None or gradient.sparse:
+            if gradient.pending is not None:
                 continue
             if gradient.accumulated:
                 self._submit(gradient)
@@ -217,30 +241,35 @@ class GradientReducer:
 
     def _submit_substitute(self, gradient: _Gradient) -> None:
         # What earlier passes left, which the other ranks have in their gradients too.
-        grad = gradient.parameter.grad
-        mine = torch.zeros_like(gradient.parameter) if grad is None else grad.detach().clone()
-        gradient.substitute = mine
-        gradient.handle = self.controller.all_reduce(gradient.name, mine, "avg")
+        parameter, grad = gradient.parameter, gradient.parameter.grad
+        if grad is not None:
+            mine = grad.detach().clone()
+            mine = mine.to_dense() if mine.is_sparse and not gradient.sparse else mine
+        else:
+            mine = sparse_zero(parameter) if gradient.sparse else torch.zeros_like(parameter)
+        self._begin(gradient, mine)
 
+    @torch.no_grad()
+    def _begin_second_rounds(self) -> None:
+        active = (gradient.pending for gradient in self._active())
+        finish_first_rounds([pending for pending in active if pending is not None])
+
+    @torch.no_grad()
     def _collect(self) -> bool:
         """Waits for all gradients. True if the backward pass of some rank failed."""
         flags = self._flags.wait()
+        failed = bool(flags[-1])
         for gradient in self._active():
-            self._take(gradient, used=bool(flags[gradient.index]))
-        return bool(flags[-1])
+            self._take(gradient, used=bool(flags[gradient.index]) and not failed)
+        return failed
 
     def _take(self, gradient: _Gradient, *, used: bool) -> None:
-        parameter = gradient.parameter
-        if gradient.sparse:
-            if used:
-                parameter.grad = self._sparse.average(gradient.name, parameter)
-            return
-        assert gradient.handle is not None
-        gradient.handle.wait()
-        average, gradient.substitute = gradient.substitute, None
-        if not used or average is None:
+        parameter, pending = gradient.parameter, gradient.pending
+        assert pending is not None
+        average = pending.finish(used=used)
+        if not used or average is parameter.grad:
             return  # untouched, or averaged in place
-        if parameter.grad is None:
+        if parameter.grad is None or gradient.sparse:
             parameter.grad = average
         else:
             parameter.grad.copy_(average)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 
 from unisono.communicator import Communicator, init
 from unisono.controller import Controller
 from unisono.torch_backend import default_communicator
+
+
+class ContextOptions(TypedDict, total=False):
+    """The arguments of `data_parallel` that name the ranks and how they exchange tensors."""
+
+    comm: Communicator | None
+    controller: Controller | None
+    fusion_bytes: int | None
+    reproducible: bool
+    tune_fusion: bool
 
 
 class RankContext:
@@ -19,17 +30,40 @@ class RankContext:
         comm: Communicator | None,
         controller: Controller | None,
         fusion_bytes: int | None = None,
+        reproducible: bool = False,
+        tune_fusion: bool = False,
     ) -> None:
-        """Finds the ranks: `comm`, else torch's default group, else those of `unisono.init`."""
+        """Finds the ranks: `comm`, else torch's default group, else those of `unisono.init`.
+
+        With `reproducible`, the controller's sums are folds in rank order. Raises `ValueError` if
+        the controller is given: its sums are what they are.
+        """
+        if controller is not None and reproducible:
+            raise ValueError(
+                "reproducible: expected no controller, since this makes one; or make the controller"
+                " of a communicator with reproducible=True, and omit the argument here"
+            )
         self._own_comm: Communicator | None = None
+        self._strict_comm: Communicator | None = None
         self._own_controller: Controller | None = None
         found = comm or default_communicator()
         if found is None:
-            found = self._own_comm = init()
+            found = self._own_comm = init(reproducible=reproducible or None)
         self.comm = found
         if controller is None:
-            controller = self._own_controller = Controller(found, fusion_bytes=fusion_bytes)
+            controller = self._make_controller(fusion_bytes, reproducible, tune_fusion)
         self.controller = controller
+
+    def _make_controller(
+        self, fusion_bytes: int | None, reproducible: bool, tune_fusion: bool
+    ) -> Controller:
+        comm = self.comm
+        if reproducible and not comm.reproducible:
+            self._strict_comm = comm.split(0, comm.rank, reproducible=True)
+            assert self._strict_comm is not None  # of color 0
+            comm = self._strict_comm
+        self._own_controller = Controller(comm, fusion_bytes=fusion_bytes, tune_fusion=tune_fusion)
+        return self._own_controller
 
     def broadcast(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Copies the tensors of rank `root` to all ranks."""
@@ -39,8 +73,9 @@ class RankContext:
                 work.wait()
 
     def close(self) -> None:
-        """Closes the controller and the communicator that this context made."""
+        """Closes the controller and the communicators that this context made."""
         if self._own_controller is not None:
             self._own_controller.close()
-        if self._own_comm is not None:
-            self._own_comm.close()
+        for comm in (self._strict_comm, self._own_comm):
+            if comm is not None:
+                comm.close()

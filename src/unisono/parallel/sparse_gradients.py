@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
-from unisono.controller import Controller
+from unisono.controller import Controller, Handle
+from unisono.parallel.gradient_exchange import GradientExchange, PendingAverage
 
 
-class SparseExchange:
+class SparseExchange(GradientExchange):
     """Averages sparse gradients, of any number of rows on each rank."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, prefix: str = "") -> None:
+        """`prefix` begins the names of the tensors that the controller gets."""
         self._controller = controller
+        self._prefix = prefix
 
-    def average(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
-        """Returns the average of all ranks' gradients, coalesced. No gradient counts as zero."""
-        mine = _coalesced(parameter)
-        indices = self._controller.all_gather(f"{name}.indices", mine.indices().t().contiguous())
-        values = self._controller.all_gather(f"{name}.values", mine.values())
-        total = torch.sparse_coo_tensor(
-            indices.wait().t(), values.wait(), tuple(parameter.shape), check_invariants=False
+    def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
+        """Submits the rows of the gradient that are not zero. A dense gradient is converted."""
+        sparse = (grad.detach() if grad.is_sparse else grad.detach().to_sparse(1)).coalesce()
+        gather, name = self._controller.all_gather, self._prefix + name
+        return _SparseAverage(
+            gather(f"{name}.indices", sparse.indices().t().contiguous()),
+            gather(f"{name}.values", sparse.values()),
+            grad.shape,
+            self._controller.size,
         )
-        average: torch.Tensor = total.coalesce() / self._controller.size
+
+
+class _SparseAverage(PendingAverage):
+    def __init__(self, indices: Handle, values: Handle, shape: torch.Size, ranks: int) -> None:
+        self._indices = indices
+        self._values = values
+        self._shape = shape
+        self._ranks = ranks
+
+    def finish(self, *, used: bool) -> torch.Tensor:
+        indices, values = self._indices.wait(), self._values.wait()
+        total = torch.sparse_coo_tensor(
+            indices.t(), values, tuple(self._shape), check_invariants=False
+        )
+        average: torch.Tensor = total.coalesce() / self._ranks
         return average
 
 
-def _coalesced(parameter: nn.Parameter) -> torch.Tensor:
-    grad = parameter.grad
-    if grad is None:
-        grad = torch.sparse_coo_tensor(
-            torch.empty((1, 0), dtype=torch.int64),
-            parameter.new_empty((0, *parameter.shape[1:])),
-            tuple(parameter.shape),
-            check_invariants=False,
-        )
-    elif not grad.is_sparse:
-        grad = grad.to_sparse(1)
-    return grad.coalesce()
+def sparse_zero(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns a sparse gradient without rows for a parameter."""
+    return torch.sparse_coo_tensor(
+        torch.empty((1, 0), dtype=torch.int64),
+        parameter.new_empty((0, *parameter.shape[1:])),
+        tuple(parameter.shape),
+        check_invariants=False,
+    )

@@ -4,7 +4,7 @@ Each of them runs `recover`. `agreement` is the protocol as a pure function, `qu
 votes of hosts, and a `RecoveryTransport` sends the messages, on one host or across hosts.
 """
 
-from unisono.recovery.recovery import recover
+from unisono.recovery.recovery import RecoveredGroup, recover
 from unisono.recovery.transport import RecoveryRequest
 
-__all__ = ["RecoveryRequest", "recover"]
+__all__ = ["RecoveredGroup", "RecoveryRequest", "recover"]

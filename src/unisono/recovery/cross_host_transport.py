@@ -25,7 +25,7 @@ from unisono.control import (
     cast_in,
 )
 from unisono.errors import AbortedError
-from unisono.recovery import agreement
+from unisono.recovery import membership_agreement
 from unisono.recovery.quorum import Poll, entry_of
 from unisono.recovery.transport import RecoveryRequest, TooFewError, recovered_group_config
 from unisono.transport import tag_of
@@ -134,7 +134,7 @@ class CrossHostTransport:
                 poll.handle(self._rank, cast_in(self._group.exchange_successor, requested))
             elif poll.seen is not None:
                 break
-            elif agreement.decided(entry := self._entry()):
+            elif membership_agreement.decided(entry := self._entry()):
                 return entry
             elif self._awaited(poll.reached) and time.monotonic() < deadline:
                 if self._take_replies(poll):

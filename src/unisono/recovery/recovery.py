@@ -1,4 +1,4 @@
-"""Forms the group that replaces a failed one: the loop around `recovery/agreement.py`.
+"""Forms the group that replaces a failed one: the loop around `recovery/membership_agreement.py`.
 
 The loop sends the messages, detects dead ranks, keeps the ledger, and forms groups. It reaches the
 old group only through `RecoveryTransport`, so it serves one host as well as several.
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from unisono import native
 from unisono.bootstrap import GroupNetwork, JoinedGroup
 from unisono.errors import AbortedError, RendezvousError
-from unisono.recovery import agreement
-from unisono.recovery.agreement import (
+from unisono.recovery import membership_agreement
+from unisono.recovery.host_transport import HostTransport
+from unisono.recovery.membership_agreement import (
     Advance,
     Advanced,
     Event,
@@ -24,12 +25,11 @@ from unisono.recovery.agreement import (
     Form,
     Formed,
     GiveUp,
+    MessageReceived,
     Observation,
-    Received,
-    Send,
+    SendMessage,
 )
-from unisono.recovery.host_transport import HostTransport
-from unisono.recovery.messages import pack, unpack
+from unisono.recovery.recovery_messages import pack, unpack
 from unisono.recovery.transport import RecoveryRequest, RecoveryTransport, TooFewError
 
 _log = logging.getLogger("unisono")
@@ -42,7 +42,7 @@ _POLL_S = 0.01  # interval between checks for dead ranks, while no message arriv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class RecoveredGroup:
     """The new group, and the old ranks that are its ranks 0, 1, ..."""
 
     joined: JoinedGroup
@@ -51,7 +51,7 @@ class Recovered:
 
 def recover(
     group: native.Group, request: RecoveryRequest, network: GroupNetwork | None
-) -> Recovered:
+) -> RecoveredGroup:
     """Forms the group of the ranks left of `group`; the result is the same on all of them.
 
     Raises `AbortedError` if the others form a group without this rank, or may do so. A rank that
@@ -89,7 +89,7 @@ class _Loop:
     def __init__(self, request: RecoveryRequest, transport: RecoveryTransport) -> None:
         self._request = request
         self._transport = transport
-        self._state = agreement.begin(
+        self._state = membership_agreement.begin(
             rank=request.rank,
             ranks=request.ranks,
             timeout_s=request.timeout_s,
@@ -98,14 +98,14 @@ class _Loop:
         )
         self._joined: JoinedGroup | None = None
 
-    def run(self) -> Recovered:
+    def run(self) -> RecoveredGroup:
         try:
             return self._run()
         except BaseException:
             self._drop()
             raise
 
-    def _run(self) -> Recovered:
+    def _run(self) -> RecoveredGroup:
         timeout_s = 0.0
         while True:
             # Messages first: after this rank was stopped for a while, it must not think those ranks
@@ -121,27 +121,29 @@ class _Loop:
                 return recovered
             timeout_s = _POLL_S
 
-    def _received(self, timeout_s: float) -> Iterable[Received]:
+    def _received(self, timeout_s: float) -> Iterable[MessageReceived]:
         for source, data in self._transport.receive(timeout_s):
             try:
                 message = unpack(data, self._request.ranks)
             except ValueError as error:
                 _log.warning("ignored an invalid message of rank %d: %s", source, error)
             else:
-                yield Received(source=source, message=message)
+                yield MessageReceived(source=source, message=message)
 
-    def _handle(self, event: Event) -> Recovered | None:
+    def _handle(self, event: Event) -> RecoveredGroup | None:
         """Takes a step and its actions, which lead to further steps."""
         events = [event]
         while events:
             late = self._state.late
-            self._state, actions = agreement.step(self._state, events.pop(0), time.monotonic())
+            self._state, actions = membership_agreement.step(
+                self._state, events.pop(0), time.monotonic()
+            )
             if self._state.late - late:
                 names = _named(sorted(self._state.late - late))
                 _log.warning("rank %d shrinks without late %s", self._request.rank, names)
             for action in actions:
                 match action:
-                    case Send():
+                    case SendMessage():
                         self._transport.send(action.to, pack(action.message))
                     case Advance(expected=expected, desired=desired):
                         seen = self._transport.advance(expected, desired)
@@ -150,7 +152,7 @@ class _Loop:
                         events.append(Formed(ballot=action.ballot, good=self._form(action)))
                     case Finish():
                         assert self._joined is not None, "only a formed group is decided"
-                        return Recovered(joined=self._joined, members=self._state.members)
+                        return RecoveredGroup(joined=self._joined, members=self._state.members)
                     case GiveUp():
                         raise AbortedError(_EXCLUDED.format(rank=self._request.rank))
         return None

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from unisono.bootstrap import GroupConfig, JoinedGroup
 from unisono.errors import RendezvousError
-from unisono.recovery import agreement
+from unisono.recovery import membership_agreement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def recovered_group_config(
             raise RendezvousError(
                 f"ranks {sorted(lost)} were lost while the group was being formed"
             )
-        if transport.advance(0, 0) != agreement.undecided(ballot):
+        if transport.advance(0, 0) != membership_agreement.undecided(ballot):
             raise RendezvousError("another group is being formed")
 
     return GroupConfig(

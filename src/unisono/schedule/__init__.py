@@ -8,7 +8,6 @@ each rank.
 from unisono.schedule.builder import Builder, Index
 from unisono.schedule.check import check
 from unisono.schedule.coarsen import coarsen
-from unisono.schedule.codec import from_json, to_json
 from unisono.schedule.collective import MAX_RANKS, Collective, Numbers
 from unisono.schedule.dataflow import Dataflow, folds_in_rank_order, trace
 from unisono.schedule.execution_plan import READER_BYTES, ExecutionPlan, Reader
@@ -31,6 +30,7 @@ from unisono.schedule.record import (
 )
 from unisono.schedule.replay import check_plans, lead_of
 from unisono.schedule.schedule import Schedule
+from unisono.schedule.schedule_json import from_json, to_json
 from unisono.schedule.transfer import Columns, Transfer, Transfers
 
 __all__ = [

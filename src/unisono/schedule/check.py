@@ -1,4 +1,28 @@
-"""The proof that a schedule performs its collective."""
+"""The proof that a schedule performs its collective, and that its plans can run.
+
+The plans of `lower` never deadlock and never race, for any number d >= 1 of blocks in the
+slots. The proof orders all posts by (block, round, half). In the first half of a round, a rank
+posts the inputs that it sends. In the second half, the rank posts the values that it has
+received.
+
+1. A value that a round reads is an input or the result of an earlier round. The owner posts an
+   input in the first half of this or an earlier round. The owner posts a result in the second
+   half of an earlier round. The reader waits in the second half. So each wait is for a post
+   that precedes the wait in the order.
+2. A rank enters a block after all other ranks have posted the end of the block d blocks before.
+   By induction over the order, every post happens. No rank deadlocks.
+3. A rank writes a slot once in a block, before the post that publishes the slot. Readers read
+   the slot between their wait for that post and the end of the block. The rank writes the slot
+   again d blocks later, after all ranks have posted the end of the block. No race exists.
+
+With single copy, the same order of posts says when a rank may read another rank's memory.
+`single_copy_hazards.read_in_time` ensures that the owner writes this memory only after all
+reads. At the end of the call, each rank waits for the last post of its readers.
+
+The premises of (1) are the conditions that `check` states. `check` also tests whether `lower` keeps
+the other premises. For up to `REPLAYED_CHUNKS` moved chunks, `check_plans` replays the plans of
+both forms, with slots for one block, over three blocks. Above this limit, `check` trusts `lower`.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +51,9 @@ def check(schedule: Schedule) -> None:
     Channels do not matter. A correct schedule stays correct for any assignment of transfers to
     channels.
 
-    The plans of `lower` never deadlock and never race, for any number d >= 1 of blocks in the
-    slots. The proof orders all posts by (block, round, half). In the first half of a round, a rank
-    posts the inputs that it sends. In the second half, the rank posts the values that it has
-    received.
-
-    1. A value that a round reads is an input or the result of an earlier round. The owner posts an
-       input in the first half of this or an earlier round. The owner posts a result in the second
-       half of an earlier round. The reader waits in the second half. So each wait is for a post
-       that precedes the wait in the order.
-    2. A rank enters a block after all other ranks have posted the end of the block d blocks before.
-       By induction over the order, every post happens. No rank deadlocks.
-    3. A rank writes a slot once in a block, before the post that publishes the slot. Readers read
-       the slot between their wait for that post and the end of the block. The rank writes the slot
-       again d blocks later, after all ranks have posted the end of the block. No race exists.
-
-    With single copy, the same order of posts says when a rank may read another rank's memory.
-    `single_copy_hazards.read_in_time` ensures that the owner writes this memory only after all
-    reads. At the end of the call, each rank waits for the last post of its readers.
-
-    The premises of (1) are the conditions above. `check` also tests whether `lower` keeps the other
-    premises. For up to `REPLAYED_CHUNKS` moved chunks, `check_plans` replays the plans of both
-    forms, with slots for one block, over three blocks. Above this limit, `check` trusts `lower`.
+    The plans of `lower` never deadlock and never race; the module's text has the proof. For up to
+    `REPLAYED_CHUNKS` moved chunks, `check` also replays the plans, in both forms. Above this limit,
+    `check` trusts `lower`.
 
     Raises `ScheduleError` with the rank, chunk and round.
 

@@ -18,7 +18,7 @@ _MOST_DENSE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Places:
+class NumberedPlaces:
     """Numbers for pairs (rank, location): all pairs, or only the pairs that a schedule uses.
 
     `keys` are rank * locations + location, in ascending order, or None if the number of a place is
@@ -32,7 +32,7 @@ class Places:
     keys: Numbers | None
 
     @classmethod
-    def of(cls, schedule: Schedule, *used: Numbers) -> Places:
+    def of(cls, schedule: Schedule, *used: Numbers) -> NumberedPlaces:
         """Returns the places of a schedule whose moves use these keys."""
         collective, locations = schedule.collective, schedule.num_locations
         ranks = range(collective.ranks)
@@ -56,6 +56,12 @@ class Places:
         keys = places if self.keys is None else self.keys[places]
         return keys // self.schedule.num_locations
 
+    def located(self, places: Numbers) -> tuple[Numbers, Numbers]:
+        """Returns the ranks and the locations of places from their numbers."""
+        keys = places if self.keys is None else self.keys[places]
+        rank, location = np.divmod(keys, max(1, self.schedule.num_locations))
+        return rank, location
+
     def at(self, place: int, number: int) -> str:
         """Describes a place and a round for an error text."""
         key = place if self.keys is None else int(self.keys[place])
@@ -71,7 +77,7 @@ class Moves:
     of its moves.
     """
 
-    places: Places
+    places: NumberedPlaces
     rounds: tuple[tuple[int, slice], ...]
     src: Numbers
     dst: Numbers
@@ -105,7 +111,7 @@ class Moves:
             src, dst = np.repeat(src, count) + offset, np.repeat(dst, count) + offset
             reduce, local = np.repeat(reduce, count), np.repeat(local, count)
             edges = tuple((n, slice(int(ends[s.start]), int(ends[s.stop]))) for n, s in edges)
-        places = Places.of(schedule, src, dst)
+        places = NumberedPlaces.of(schedule, src, dst)
         return cls(
             places=places,
             rounds=edges,

@@ -90,27 +90,14 @@ def coarsen(schedule: Schedule) -> Schedule:
     >>> coarsen(b.build()).collective.parts
     2
     """
-    collective, parts = schedule.collective, schedule.collective.parts
-    moves = moves_of(schedule)
-    inside = range(collective.num_chunks)
-    if schedule.scratch or any(
-        m.src_chunk not in inside
-        or m.dst_chunk not in inside
-        or (m.src_chunk - m.dst_chunk) % parts
-        for m in moves
-    ):
+    collective, moves = schedule.collective, moves_of(schedule)
+    parts = collective.parts
+    if schedule.scratch or not _keep_parts(moves, collective):
         return schedule
     by_part: list[list[Move]] = [[] for _ in range(parts)]
     for m in moves:
         by_part[m.src_chunk % parts].append(m)
-    routes = [
-        sorted(
-            (m.round, m.src, m.dst, m.reduce, m.src_chunk // parts, m.dst_chunk // parts)
-            for m in part
-        )
-        for part in by_part
-    ]
-    factor = gcd(parts, *(at for at in range(1, parts) if routes[at] != routes[at - 1]))
+    factor = _joinable_parts(by_part)
     if factor == 1:
         return schedule
     smaller = Collective(
@@ -123,3 +110,27 @@ def coarsen(schedule: Schedule) -> Schedule:
         for m in part
     )
     return assemble(smaller, schedule.algorithm, kept)
+
+
+def _keep_parts(moves: list[Move], collective: Collective) -> bool:
+    """Returns True if no move takes a part to the location of another part."""
+    inside = range(collective.num_chunks)
+    return all(
+        m.src_chunk in inside
+        and m.dst_chunk in inside
+        and (m.src_chunk - m.dst_chunk) % collective.parts == 0
+        for m in moves
+    )
+
+
+def _joinable_parts(by_part: list[list[Move]]) -> int:
+    """Returns the largest number of adjacent parts with equal moves that divides the parts."""
+    parts = len(by_part)
+    routes = [
+        sorted(
+            (m.round, m.src, m.dst, m.reduce, m.src_chunk // parts, m.dst_chunk // parts)
+            for m in part
+        )
+        for part in by_part
+    ]
+    return gcd(parts, *(at for at in range(1, parts) if routes[at] != routes[at - 1]))

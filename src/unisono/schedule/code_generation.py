@@ -27,8 +27,6 @@ def emit(
     first = staging.starts[ranks.start]
     steps = slice(first, staging.starts[ranks.stop])
     value, closing = staging.steps[steps], staging.closing[steps]
-    round_ = staging.round[steps]
-    rank = flow.rank[value]
     reads = _Reads.of(flow, value)
     waits = _waits(flow, staging, reads, value, stages)
     waited = np.bincount(reads.step[waits], minlength=len(value))
@@ -38,11 +36,30 @@ def emit(
     edges = np.concatenate(([0], ends))[borders] + np.arange(
         len(borders)
     )  # plus the final post of each earlier rank
-    head = ends - (closing > 0) - args - 1 + rank - ranks.start
-
+    head = ends - (closing > 0) - args - 1 + flow.rank[value] - ranks.start
     table = np.zeros(edges[-1], ROW)
     last = max(len(flow.moves.rounds) - 1, 0)
     _fill(table, edges[1:] - 1, code=Code.POST, value=stages, round=last)
+    _fill_waits_and_posts(table, flow, staging, reads, waits, steps, head, args, waited)
+    _fill_copies_and_reductions(table, flow, staging, allocation, reads, steps, head, args)
+    return table, edges.tolist()
+
+
+def _fill_waits_and_posts(
+    table: Table,
+    flow: Dataflow,
+    staging: Staging,
+    reads: _Reads,
+    waits: Numbers,
+    steps: slice,
+    head: Numbers,
+    args: Numbers,
+    waited: Numbers,
+) -> None:
+    """Fills the records before and after the records of each step. `head` is the record of its
+    copy or reduction, `args` the number of records of operands after it, and `waited` the number
+    of waits before it."""
+    closing, round_ = staging.closing[steps], staging.round[steps]
     of, peer = reads.step[waits], reads.operand[waits]
     row = (head - waited.cumsum())[of] + np.arange(len(waits))
     _fill(table, row, code=Code.WAIT, peer=flow.rank[peer], value=staging.post[peer])
@@ -51,6 +68,19 @@ def emit(
     _fill(table, (head + args + 1)[posts], code=Code.POST, value=closing[posts])
     _fill(table, (head + args + 1)[posts], round=round_[posts])
 
+
+def _fill_copies_and_reductions(
+    table: Table,
+    flow: Dataflow,
+    staging: Staging,
+    allocation: Allocation,
+    reads: _Reads,
+    steps: slice,
+    head: Numbers,
+    args: Numbers,
+) -> None:
+    """Fills the record of each step's copy or reduction, and the records of its operands."""
+    value, round_ = staging.steps[steps], staging.round[steps]
     src = _sources(flow, staging, allocation, reads)
     length = allocation.length[steps]
     dst, second = _destinations(flow, staging, allocation, steps)
@@ -67,7 +97,6 @@ def emit(
     of = reads.step[several]
     row = (head - reads.first)[of] + 1 + several
     _fill(table, row, code=Code.ARG, src=src[several], length=length[of], round=round_[of])
-    return table, edges.tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

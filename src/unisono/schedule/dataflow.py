@@ -63,7 +63,7 @@ class Dataflow:
 def trace(schedule: Schedule) -> Dataflow:
     """Replays the schedule and returns its values.
 
-    Raises `ScheduleError` with the rank, chunk and round for a wrong schedule. Raises
+    Raises `ScheduleError` with the rank, chunk and round for a wrong schedule, and
     `UnsupportedError` for a schedule that is too large for the proof.
 
     >>> from unisono import algorithms
@@ -73,25 +73,16 @@ def trace(schedule: Schedule) -> Dataflow:
     """
     moves = Moves.of(schedule)
     prove_moves(moves)
-    places, collective = moves.places, schedule.collective
-    inputs = len(places.initial)
-    held = np.zeros(len(places), np.int64)
-    start = places.number(places.initial)
-    held[start] = np.arange(inputs)
+    places, inputs = moves.places, len(moves.places.initial)
     chunk = np.empty(inputs + len(moves.src), np.int64)
     chunk[:inputs] = places.initial % max(1, schedule.num_locations)
     round_ = np.full(len(chunk), -1)
-    made, read, own = _replay(moves, held, chunk, round_, inputs)
-    outputs = held[places.number(places.wanted)]
-    place = np.concatenate((start, moves.dst))
-    key = place if places.keys is None else places.keys[place]
-    rank, location = np.divmod(key, max(1, schedule.num_locations))
+    outputs, made, read, own = _replay(moves, chunk, round_, inputs)
+    place = np.concatenate((places.number(places.initial), moves.dst))
+    rank, location = places.located(place)
     target, operand = _fold_order(moves, made, read, own, rank, inputs)
-    live = _live(moves, target, operand, outputs)
-    if not live[target].all():
-        target, operand = target[live[target]], operand[live[target]]
-    edges = run_starts(target)
-    first = np.concatenate((edges, [len(target)]))
+    target, operand = _live_folds(moves, target, operand, outputs)
+    first = np.concatenate((run_starts(target), [len(target)]))
     history = _histories(target, operand, first, round_, rank, inputs)
     return Dataflow(
         moves=moves,
@@ -101,14 +92,24 @@ def trace(schedule: Schedule) -> Dataflow:
         location=location,
         chunk=chunk,
         round=round_,
-        made=target[edges],
+        made=target[first[:-1]],
         first=first,
         operands=operand,
         outputs=outputs,
-        complete=history[:, _COUNT] == collective.ranks,
+        complete=history[:, _COUNT] == schedule.collective.ranks,
         reduce_depth=int(history[outputs, _DEPTH].max(initial=0)),
         in_rank_order=not history[outputs, _OUT_OF_ORDER].any(),
     )
+
+
+def _live_folds(
+    moves: Moves, target: Numbers, operand: Numbers, outputs: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Returns the targets and operands of the values that contribute to some output."""
+    live = _live(moves, target, operand, outputs)
+    if live[target].all():
+        return target, operand
+    return target[live[target]], operand[live[target]]
 
 
 def folds_in_rank_order(schedule: Schedule) -> bool:
@@ -127,14 +128,16 @@ def folds_in_rank_order(schedule: Schedule) -> bool:
 
 
 def _replay(
-    moves: Moves, held: Numbers, chunk: Numbers, round_: Numbers, inputs: int
-) -> tuple[Numbers, Numbers, Numbers]:
-    """Returns, for each move, the value that it makes, the value that it reads, and the value that
-    it overwrites or reduces into.
+    moves: Moves, chunk: Numbers, round_: Numbers, inputs: int
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Returns the final values of the wanted places; and for each move, the value that it makes,
+    the value that it reads, and the value that it overwrites or reduces into.
 
-    `held` is the content of each place: before all moves at first, after all moves on return. The
-    function fills in `chunk` and `round_` for the written values.
+    Fills in `chunk` and `round_` for the written values.
     """
+    places = moves.places
+    held = np.zeros(len(places), np.int64)
+    held[places.number(places.initial)] = np.arange(inputs)
     numbers = np.arange(inputs, len(chunk))
     made, read, own = np.empty_like(numbers), np.empty_like(numbers), np.empty_like(numbers)
     for index, (_, where) in enumerate(moves.rounds):
@@ -146,7 +149,7 @@ def _replay(
         read[where] = source
         chunk[number] = chunk[source]
         round_[number] = index
-    return made, read, own
+    return held[places.number(places.wanted)], made, read, own
 
 
 def _fold_order(

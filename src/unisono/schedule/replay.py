@@ -46,7 +46,7 @@ class _Slot:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Rank:
+class _ReplayedRank:
     plan: ExecutionPlan
     rows: list[Row]
     clock: list[int]
@@ -116,7 +116,7 @@ class _Replay:
         self.depth = depth
         self.blocks = blocks
         self.ranks = [
-            _Rank(plan=plan, rows=plan.table.tolist(), clock=[0] * collective.ranks)
+            _ReplayedRank(plan=plan, rows=plan.table.tolist(), clock=[0] * collective.ranks)
             for plan in plans
         ]
         self.slots: dict[tuple[int, int], _Slot] = {}
@@ -147,7 +147,7 @@ class _Replay:
         if stuck:
             raise ScheduleError("deadlock: " + "; ".join(self._where(rank) for rank in stuck))
 
-    def _advance(self, rank: _Rank) -> bool:
+    def _advance(self, rank: _ReplayedRank) -> bool:
         if not rank.entered:
             rank.block = rank.step
             if rank.step < self.blocks and not self._enter(rank):
@@ -164,7 +164,7 @@ class _Replay:
             self._end_step(rank)
         return True
 
-    def _run(self, rank: _Rank, row: Row) -> bool:
+    def _run(self, rank: _ReplayedRank, row: Row) -> bool:
         code, value = row[0], rank.step * self.stages + row[4]
         rank.clock[rank.plan.rank] += 1
         if code == _WAIT:  # the peer posted so many steps earlier
@@ -176,7 +176,7 @@ class _Replay:
             self._move(rank, row)
         return True
 
-    def _enter(self, rank: _Rank) -> bool:
+    def _enter(self, rank: _ReplayedRank) -> bool:
         """Enters a block, which reuses the slots of `depth` blocks ago, after all ranks finished
         that block.
         """
@@ -186,7 +186,7 @@ class _Replay:
         others = [r.plan.rank for r in self.ranks if r is not rank]
         return all(self._join(rank, peer, need) for peer in others)
 
-    def _join(self, rank: _Rank, peer: int, need: int) -> bool:
+    def _join(self, rank: _ReplayedRank, peer: int, need: int) -> bool:
         """Merges the peer's clock at its first post of at least `need`. Returns false before that
         post.
         """
@@ -199,13 +199,13 @@ class _Replay:
             rank.clock = list(map(max, rank.clock, theirs))
         return True
 
-    def _post(self, rank: _Rank, value: int) -> None:
+    def _post(self, rank: _ReplayedRank, value: int) -> None:
         if rank.posted and value <= rank.posted[-1]:
             raise ScheduleError(f"{self._where(rank)}: expected a value above the last post")
         rank.posted.append(value)
         rank.post_clocks.append(tuple(rank.clock))
 
-    def _move(self, rank: _Rank, row: Row) -> None:
+    def _move(self, rank: _ReplayedRank, row: Row) -> None:
         code, nsrc, _, flags, _, _, _, dst, dst2, src, _ = row
         if code == _SHARE:
             return self._share(rank, dst, src)
@@ -225,7 +225,7 @@ class _Replay:
         if flags & _SHARES:
             self._share(rank, dst2, dst)
 
-    def _share(self, rank: _Rank, slot: int, what: int) -> None:
+    def _share(self, rank: _ReplayedRank, slot: int, what: int) -> None:
         if slot & _SPACE != _SLOT or what & _SPACE not in (_IN, _OUT):
             raise ScheduleError(
                 f"{self._where(rank)}: expected a slot and an input or output, got {_text(what)}"
@@ -233,7 +233,7 @@ class _Replay:
         self._store(rank, slot, self._read(rank, what), holds_address=True)
         rank.shared_slots[rank.block][what] = self.slots[slot, rank.block % self.depth]
 
-    def _fold(self, rank: _Rank, contents: list[Content]) -> Content:
+    def _fold(self, rank: _ReplayedRank, contents: list[Content]) -> Content:
         chunk, mask = contents[0]
         for other, more in contents[1:]:
             if other != chunk or mask & more:
@@ -243,7 +243,7 @@ class _Replay:
             mask |= more
         return chunk, mask
 
-    def _read(self, rank: _Rank, ref: int) -> Content:
+    def _read(self, rank: _ReplayedRank, ref: int) -> Content:
         space = ref & _SPACE
         if space not in (_SLOT, _SHARED):
             if ref not in rank.memory[rank.block]:
@@ -262,7 +262,7 @@ class _Replay:
         return slot.content
 
     def _store(
-        self, rank: _Rank, ref: int, content: Content, *, holds_address: bool = False
+        self, rank: _ReplayedRank, ref: int, content: Content, *, holds_address: bool = False
     ) -> None:
         me = rank.plan.rank
         if _owner(ref) != me or ref & _SPACE in (_IN, _SHARED):
@@ -295,7 +295,7 @@ class _Replay:
             holds_address=holds_address,
         )
 
-    def _require_unread(self, rank: _Rank, ref: int, content: Content) -> None:
+    def _require_unread(self, rank: _ReplayedRank, ref: int, content: Content) -> None:
         """Raises `ScheduleError` if another rank reads, or will read, the overwritten memory in
         place.
         """
@@ -313,7 +313,7 @@ class _Replay:
                 f"{self._where(rank)}: {_text(ref)} may be overwritten while others read it"
             )
 
-    def _end_step(self, rank: _Rank) -> None:
+    def _end_step(self, rank: _ReplayedRank) -> None:
         ended = rank.step - self.lead
         memory = rank.memory.pop(ended, {})
         rank.shared_slots.pop(ended, None)
@@ -354,7 +354,7 @@ class _Replay:
         if last is None or last.code is not Code.POST or last.value != plan.stages:
             raise ScheduleError(f"rank {plan.rank}: expected POST {plan.stages} as the last record")
 
-    def _where(self, rank: _Rank) -> str:
+    def _where(self, rank: _ReplayedRank) -> str:
         row = rank.rows[rank.pc]
         what = Code(row[0]).name
         if row[0] == _WAIT:

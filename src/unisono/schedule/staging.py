@@ -74,9 +74,7 @@ def stage(flow: Dataflow) -> Staging:
     round_ = np.minimum(position // 2 % (rounds + 1), max(rounds - 1, 0))
     slot[steps[filling]] = np.arange(len(filling)) - before[rank[filling]]
 
-    ends = np.concatenate((run_starts(position)[1:], [len(position)]))
-    full = ends.searchsorted(filling, "right")  # the positions that fill slots
-    closes = ends[full[run_starts(full)]] - 1
+    closes = _closing_steps(position, filling)
     posts = np.bincount(rank[closes], minlength=ranks)
     number = np.arange(1, len(closes) + 1) - (posts.cumsum() - posts)[rank[closes]]
     closing = np.zeros(len(steps), np.int64)
@@ -97,6 +95,14 @@ def stage(flow: Dataflow) -> Staging:
         num_slots=before[1:] - before[:-1],
         posts=posts,
     )
+
+
+def _closing_steps(position: Numbers, filling: Numbers) -> Numbers:
+    """Returns the last step of each position at which steps fill slots."""
+    ends = np.concatenate((run_starts(position)[1:], [len(position)]))
+    full = ends.searchsorted(filling, "right")  # the positions that fill slots
+    found: Numbers = ends[full[run_starts(full)]] - 1
+    return found
 
 
 def _steps(

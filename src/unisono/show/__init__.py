@@ -9,7 +9,6 @@ here opens a socket or writes a file.
 ('a rank sends', '112 MiB')
 """
 
-from unisono.show.amounts import bytes_text, rate_text, time_text
 from unisono.show.choices import choices, table_of
 from unisono.show.document import FORMAT, document
 from unisono.show.network import network_html, network_svg, network_table
@@ -19,6 +18,7 @@ from unisono.show.placement import Arrangement
 from unisono.show.schedule_view import ScheduleView, view
 from unisono.show.simulation import link_heat_map, time_chart
 from unisono.show.table import table
+from unisono.show.unit_text import bytes_text, rate_text, time_text
 
 __all__ = [
     "FORMAT",

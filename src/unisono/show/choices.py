@@ -10,7 +10,7 @@ from rich.text import Text
 
 from unisono.algorithms import Cost, cost, describe, find, names
 from unisono.errors import UnsupportedError
-from unisono.show.scale import Scale
+from unisono.show.chunk_amounts import Scale
 from unisono.types import Op
 
 

@@ -25,7 +25,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class ChunkMove:
     """The transfer of one chunk; a transfer of several chunks becomes several moves."""
 
     src: int
@@ -39,7 +39,7 @@ class ReplayedRound:
     """One round: its moves, and the new contents of the written locations."""
 
     number: int
-    moves: tuple[Move, ...]
+    moves: tuple[ChunkMove, ...]
     writes: dict[Place, Held]
 
 
@@ -98,7 +98,7 @@ def _play(
             before = writes.get(place, state.get(place)) if t.reduce else None
             mask = before.mask if before is not None and before.chunk == held.chunk else 0
             writes[place] = Held(chunk=held.chunk, mask=mask | held.mask)
-            moves.append(Move(src=t.src, dst=t.dst, held=held, reduce=t.reduce))
+            moves.append(ChunkMove(src=t.src, dst=t.dst, held=held, reduce=t.reduce))
     return ReplayedRound(number=number, moves=tuple(moves), writes=writes)
 
 

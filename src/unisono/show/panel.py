@@ -54,13 +54,13 @@ class Panels:
 
     @property
     def has_slots(self) -> bool:
-        """Whether a cell shows which ranks contributed, not only how many."""
+        """True if a cell shows which ranks contributed, not only how many."""
         ranks = self.collective.ranks
         return self.collective.op.reduces and self.cell_width / ranks >= _SLOT
 
     @property
     def has_frames(self) -> bool:
-        """Whether cells are large enough for lines between them and frames around them."""
+        """True if cells are large enough for lines between them and frames around them."""
         return min(self.cell_width, self.cell_height) >= 5
 
     def draw(self, round_: RoundView | None, state: dict[Place, Held]) -> str:

@@ -66,7 +66,7 @@ class Stage:
 
     @property
     def spacious(self) -> bool:
-        """Whether a disc has room for its number."""
+        """True if a disc has room for its number."""
         return self.radius >= 0.03 * self.size
 
     def arrow(self, src: int, dst: int) -> Arrow:

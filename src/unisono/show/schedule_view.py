@@ -12,9 +12,9 @@ from unisono.algorithms import build, describe, find
 from unisono.errors import ScheduleError, UnisonoError
 from unisono.schedule import Schedule, Transfer, check
 from unisono.show.cells import Cells
+from unisono.show.chunk_amounts import Scale
 from unisono.show.holdings import Held, Holdings, Place, ReplayedRound, holdings
 from unisono.show.placement import Link
-from unisono.show.scale import Scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class RoundView:
 
     @property
     def kind(self) -> str:
-        """Whether the round reduces, copies, or both."""
+        """The kinds of the round's transfers: reduce, copy, or both."""
         return " and ".join(
             word
             for word, reduce in (("reduce", True), ("copy", False))

@@ -22,7 +22,7 @@ from unisono.simulator.conditions import Conditions, Endpoint, Order, Traffic
 from unisono.simulator.job import Blocks, Compute, Job
 from unisono.simulator.limits import Limits
 from unisono.simulator.link_model import LinkModel, Regime, nearest
-from unisono.simulator.measured import Sample, read
+from unisono.simulator.measurement_files import Sample, read
 from unisono.simulator.result import JobTimes, Result, Steps, StepTime, TaskKind, Usage
 from unisono.simulator.search import Search, search
 from unisono.simulator.simulation import Progress, simulate

@@ -16,7 +16,7 @@ import numpy as np
 from unisono.algorithms import names
 from unisono.simulator.fitting import fit
 from unisono.simulator.link_model import LinkModel, Regime, message
-from unisono.simulator.measured import Sample, read
+from unisono.simulator.measurement_files import Sample, read
 from unisono.topology import Floats
 
 FORMAT = "unisono link models"

@@ -95,7 +95,7 @@ class Conditions:
     traffic: tuple[Traffic, ...] = ()
     order: Order = Order.NONE
     in_network: bool = False
-    """Whether capable switches (`Nodes.reduces`) reduce messages to one destination and multicast
+    """True if capable switches (`Nodes.reduces`) reduce messages to one destination and multicast
     messages from one source."""
     paths: int = 1
     """Number of paths over which the network spreads each message evenly; 1: each flow keeps to one

@@ -71,14 +71,21 @@ def simulate(
     jobs = _jobs(what, nbytes)
     network = NetworkPaths.of(topology, conditions or Conditions())
     paths = PathBuilder(network)
+    tasks, capacity = _tasks(network, paths, jobs)
+    return _run(network, paths, tasks, capacity, jobs, bins, progress)
+
+
+def _tasks(
+    network: NetworkPaths, paths: PathBuilder, jobs: Sequence[Job | Compute]
+) -> tuple[Tasks, Floats]:
+    """Returns the tasks of all jobs and streams, and the rate of each resource."""
     tasks = TaskBuilder(network, paths, jobs)
     for number in _in_order(jobs):
         tasks.add(number)
-    capacity = network.capacity()
-    streams = network.conditions.traffic
+    capacity, streams = network.capacity(), network.conditions.traffic
     tasks.traffic(streams, len(capacity))
-    capacity = np.concatenate([capacity, [stream.rate_Bps for stream in streams]])
-    return _run(network, paths, tasks.build(), capacity, jobs, bins, progress)
+    rates = np.concatenate([capacity, [stream.rate_Bps for stream in streams]])
+    return tasks.build(), rates
 
 
 def _jobs(what: Schedule | Sequence[Job | Compute], nbytes: float | None) -> list[Job | Compute]:

@@ -55,11 +55,9 @@ def sweep(
     >>> [(p.ranks, round(p.best.result.time_s * 1e3)) for p in found]
     [(2, 20), (4, 30), (8, 35)]
     """
-    places = [
-        (value, *changed(spec, name, value)) for value in values
-    ]  # all are checked before the first simulation
+    networks = [(value, *changed(spec, name, value)) for value in values]  # checks all first
     found = []
-    for value, topology, ranks in places:
+    for value, topology, ranks in networks:
         entries = compare(
             op,
             topology,
@@ -71,8 +69,7 @@ def sweep(
             limits=limits,
             progress=progress,
         )
-        point = Point(value=value, topology=topology, ranks=ranks, entries=tuple(entries))
-        found.append(point)
+        found.append(Point(value=value, topology=topology, ranks=ranks, entries=tuple(entries)))
     return found
 
 

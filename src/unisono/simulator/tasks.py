@@ -10,16 +10,14 @@ from numpy.typing import NDArray
 
 from unisono.algorithms import whole_chunks
 from unisono.errors import UnsupportedError
-from unisono.native import simulator_messages
 from unisono.simulator.conditions import Order, Traffic
 from unisono.simulator.executor_model import executed
 from unisono.simulator.in_network import Trees, trees_of
 from unisono.simulator.job import Blocks, Compute, Job
+from unisono.simulator.message_columns import message_columns, placed, reductions_in_switches
 from unisono.simulator.paths import NetworkPaths, PathBuilder
 from unisono.simulator.result import TaskKind
 from unisono.topology import Floats, Ints, distinct, ints, starts_of
-
-_NO_GROUPS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,46 +161,29 @@ class TaskBuilder:
     # ---- collectives
 
     def _collective(self, number: int, job: Job, gates: dict[int, int] | None) -> None:
-        schedule, network = job.schedule, self.network
-        columns, collective = schedule.columns, schedule.collective
+        network = self.network
         trees = trees_of(job, network) if network.conditions.in_network else None
         ports = np.isfinite(network.of_endpoints("reduce_Bps"))
         members = ints(list(job.members))
-        kind, round_, src, dst, channel, chunks, needs, starts, after = simulator_messages(
-            columns.round,
-            columns.src,
-            columns.src_chunk,
-            columns.dst,
-            columns.dst_chunk,
-            columns.count,
-            columns.reduce.view(np.uint8),
-            columns.channel,
-            _NO_GROUPS if trees is None else trees.group,
-            ranks=collective.ranks,
-            locations=max(1, schedule.num_locations),
+        kind, round_, src, dst, channel, chunks, needs, starts, after = message_columns(
+            job,
+            trees,
             reductions=bool(ports[members].any()),
             gates=gates is not None,
-            order=int(Order.NONE if self._streams else network.conditions.order),
+            order=Order.NONE if self._streams else network.conditions.order,
         )
         if trees is not None:
             chunks[kind == TaskKind.MESSAGE] = trees.chunks
         size = chunks
-        size *= job.nbytes / max(1, whole_chunks(collective))
+        size *= job.nbytes / max(1, whole_chunks(job.schedule.collective))
         if job.ranks is not None:
-            src, dst = (
-                np.where(side < 0, -1, members[side]).astype(np.int32) for side in (src, dst)
-            )
+            src, dst = placed(src, members), placed(dst, members)
         path = self._paths_of(kind, src, dst, channel, size, trees, ports)
         if (model := network.conditions.messages) is not None:
             sent = (kind == TaskKind.MESSAGE) & (src != dst)
             size[sent] = model.load(size[sent])
-        if trees is not None:
-            # Reductions in switches cost the ranks nothing.
-            of = np.flatnonzero(kind == TaskKind.REDUCTION)
-            done = needs[starts[of]]
-            path[of[trees.joined[(np.cumsum(kind == TaskKind.MESSAGE) - 1)[done]]]] = (
-                self.paths.instant
-            )
+        if trees is not None:  # reductions in switches cost the ranks nothing
+            path[reductions_in_switches(trees, kind, needs, starts)] = self.paths.instant
         if self._ordered and not len(after):
             after = np.full(len(kind), -1, np.int32)
         tasks = Tasks(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from unisono.chrome_trace import TraceEvent, lanes, process_name, slice_event, trace_text
 from unisono.errors import UnsupportedError
 from unisono.simulator.result import Result, TaskKind
 from unisono.topology import Ints
@@ -37,43 +36,36 @@ def to_chrome_trace(result: Result) -> str:
             f"a trace has at most {MOST_STEPS} steps, got {len(rows)}; simulate fewer "
             "ranks or chunks"
         )
-    events = [*_events(result, rows), *_names(result, rows)]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+    return trace_text(_events(result, rows))
 
 
-def _events(result: Result, rows: Ints) -> Iterator[dict[str, Any]]:
+def _events(result: Result, rows: Ints) -> Iterator[TraceEvent]:
     steps = result.steps
     critical = set(result.critical_rows())
     order = rows[np.lexsort((rows, steps.begun_s[rows], steps.src[rows]))]
-    free: dict[int, list[float]] = {}  # by rank: the time at which each of its rows becomes free
-    for row in order.tolist():
-        step = steps[row]
-        busy = free.setdefault(step.src, [])
-        line = next((i for i, until in enumerate(busy) if until <= step.begun_s), len(busy))
-        busy[line : line + 1] = [step.arrived_s]
-        yield {
-            "name": _name(result, step.kind, step.dst, step.round),
-            "cat": "critical" if row in critical else step.kind.name.lower(),
-            "ph": "X",
-            "pid": step.src,
-            "tid": line,
-            "ts": step.begun_s * 1e6,
-            "dur": (step.arrived_s - step.begun_s) * 1e6,
-            "args": {
-                "job": result.jobs[step.job].name,
-                "bytes": step.bytes,
-                "round": step.round,
-                "critical": row in critical,
-            },
-        }
+    for rank in np.unique(steps.src[order]).tolist():
+        yield from process_name(rank, f"rank {rank}")
+        mine = order[steps.src[order] == rank].tolist()
+        times = [(steps[row].begun_s, steps[row].arrived_s) for row in mine]
+        for row, (begun_s, ended_s), line in zip(mine, times, lanes(times), strict=True):
+            step = steps[row]
+            yield slice_event(
+                _name(result, step.kind, step.dst, step.round),
+                begun_s,
+                ended_s,
+                pid=rank,
+                tid=line,
+                cat="critical" if row in critical else step.kind.name.lower(),
+                args={
+                    "job": result.jobs[step.job].name,
+                    "bytes": step.bytes,
+                    "round": step.round,
+                    "critical": row in critical,
+                },
+            )
 
 
 def _name(result: Result, kind: TaskKind, dst: int, round_: int) -> str:
     if kind is TaskKind.MESSAGE:
         return f"to rank {dst}, round {round_}"
     return "reduce" if kind is TaskKind.REDUCTION else "compute"
-
-
-def _names(result: Result, rows: Ints) -> Iterator[dict[str, Any]]:
-    for rank in np.unique(result.steps.src[rows]).tolist():
-        yield {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}

@@ -12,7 +12,6 @@ machine.
 
 from unisono.topology.clos import Clos, fat_tree, leaf_spine, rails, star
 from unisono.topology.clusters import JoinedServers, cluster, rail_optimised
-from unisono.topology.codec import from_json, to_json
 from unisono.topology.discovery import discover
 from unisono.topology.dragonflies import DragonflyGroups, dragonfly, dragonfly_plus
 from unisono.topology.files import load
@@ -21,9 +20,10 @@ from unisono.topology.lattice import Complete, Lattice, grid, hypercube, line, m
 from unisono.topology.measure import middle
 from unisono.topology.nccl import from_nccl_xml, to_nccl_xml
 from unisono.topology.networkx_codec import from_networkx, to_networkx
-from unisono.topology.ragged import Floats, Ints, Ragged, counting, distinct, ints, starts_of
+from unisono.topology.ragged_lists import Floats, Ints, Ragged, counting, distinct, ints, starts_of
 from unisono.topology.servers import dgx, nvswitch, pcie_server
 from unisono.topology.spec import names, parse, rate, seconds, variable, vary
+from unisono.topology.topology_json import from_json, to_json
 from unisono.topology.wiring import Cable
 
 __all__ = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.topology.graph import Topology
-from unisono.topology.ragged import Floats, Ints, Ragged, ints, pick
+from unisono.topology.ragged_lists import Floats, Ints, Ragged, ints, pick
 from unisono.topology.routing import Routing, along
 from unisono.topology.wiring import NETWORK, Cable, Wiring, check_counts
 

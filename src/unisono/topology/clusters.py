@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from unisono.topology.breadth import hops_from
+from unisono.topology.breadth_first_search import hops_from
 from unisono.topology.clos import Clos, rails
 from unisono.topology.graph import Links, NodeKind, Nodes, Topology
-from unisono.topology.ragged import Floats, Ints, Ragged, ints, join, spread, take
+from unisono.topology.ragged_lists import Floats, Ints, Ragged, ints, join, spread, take
 from unisono.topology.routing import Routing, shortest
 from unisono.topology.servers import dgx
 from unisono.topology.wiring import NETWORK, Cable

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from unisono.text_files import reading
-from unisono.topology.codec import from_json
 from unisono.topology.graph import Topology
 from unisono.topology.nccl import from_nccl_xml
 from unisono.topology.spec import parse
+from unisono.topology.topology_json import from_json
 
 
 def load(text: str) -> Topology:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.topology.ragged import Floats, Ints, Ragged, ints, pick, starts_of
+from unisono.topology.ragged_lists import Floats, Ints, Ragged, ints, pick, starts_of
 
 if TYPE_CHECKING:
     from unisono.topology.routing import Routing

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unisono.topology.graph import Topology
-from unisono.topology.ragged import Floats, Ints, Ragged, counting, ints, join, starts_of
+from unisono.topology.ragged_lists import Floats, Ints, Ragged, counting, ints, join, starts_of
 from unisono.topology.routing import Routing
 from unisono.topology.wiring import NETWORK, NVLINK, Cable, Wiring
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unisono.topology.breadth import hops_from
-from unisono.topology.ragged import Floats, Ints, ints
+from unisono.topology.breadth_first_search import hops_from
+from unisono.topology.ragged_lists import Floats, Ints, ints
 
 if TYPE_CHECKING:
     from unisono.topology.graph import Topology

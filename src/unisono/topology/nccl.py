@@ -14,7 +14,7 @@ from xml.etree import ElementTree as Xml
 import numpy as np
 
 from unisono.topology.graph import LinkKind, Links, NodeKind, Nodes, Topology
-from unisono.topology.ragged import ints
+from unisono.topology.ragged_lists import ints
 from unisono.topology.routing import Shortest
 
 NVSWITCH_CLASS = "0x068000"
@@ -199,10 +199,10 @@ def to_nccl_xml(topology: Topology, *, capability: int = 90) -> str:
     >>> again.num_ranks, again.num_links == topology.dgx(8).num_links
     (8, True)
     """
-    return _Writer(topology, capability).write()
+    return _SystemWriter(topology, capability).write()
 
 
-class _Writer:
+class _SystemWriter:
     def __init__(self, topology: Topology, capability: int) -> None:
         if (topology.nodes.kind == NodeKind.SWITCH).any():
             raise ValueError(f"{topology.name}: NCCL's file cannot express network switches")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from unisono.topology.graph import LinkKind, Links, NodeKind, Nodes, Topology
-from unisono.topology.ragged import ints
+from unisono.topology.ragged_lists import ints
 from unisono.topology.routing import Shortest
 from unisono.topology.wiring import NETWORK
 
@@ -69,7 +69,6 @@ def from_networkx(graph: Any, *, name: str = "", relays: bool | None = None) -> 
         rows.sort(key=lambda row: row[2])
     names = tuple(str(graph.nodes[node].get("name", node)) for node in order)
     plain = names == tuple(map(str, range(len(names))))
-    data = [row[3] for row in rows]
     return Topology(
         name=name or str(graph.graph.get("name", "")) or "graph",
         num_ranks=sum(kind == NodeKind.RANK for kind in kinds.values()),
@@ -80,15 +79,21 @@ def from_networkx(graph: Any, *, name: str = "", relays: bool | None = None) -> 
             ),
             names=() if plain else names,
         ),
-        links=Links(
-            src=ints([row[0] for row in rows]),
-            dst=ints([row[1] for row in rows]),
-            bandwidth_Bps=_floats(data, "bandwidth_Bps", NETWORK.bandwidth_Bps),
-            latency_s=_floats(data, "latency_s", NETWORK.latency_s),
-            kind=np.array([_kind(LinkKind, d.get("kind", "other")) for d in data], dtype=np.int8),
-        ),
+        links=_links(rows),
         routing=Shortest(),
         relays=bool(graph.graph.get("relays", True)) if relays is None else relays,
+    )
+
+
+def _links(rows: list[tuple[int, int, Any, dict[str, Any]]]) -> Links:
+    """Returns links from rows of source, destination, number and attributes."""
+    data = [row[3] for row in rows]
+    return Links(
+        src=ints([row[0] for row in rows]),
+        dst=ints([row[1] for row in rows]),
+        bandwidth_Bps=_floats(data, "bandwidth_Bps", NETWORK.bandwidth_Bps),
+        latency_s=_floats(data, "latency_s", NETWORK.latency_s),
+        kind=np.array([_kind(LinkKind, d.get("kind", "other")) for d in data], dtype=np.int8),
     )
 
 

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.topology.breadth import hops_to
-from unisono.topology.ragged import Floats, Ints, Ragged, counting, ints, pick, starts_of, take
+from unisono.topology.breadth_first_search import hops_to
+from unisono.topology.ragged_lists import (
+    Floats,
+    Ints,
+    Ragged,
+    counting,
+    ints,
+    pick,
+    starts_of,
+    take,
+)
 
 if TYPE_CHECKING:
     from unisono.topology.graph import Topology

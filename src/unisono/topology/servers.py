@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.topology.graph import NodeKind, Topology
-from unisono.topology.ragged import Ints
+from unisono.topology.ragged_lists import Ints
 from unisono.topology.routing import Shortest
 from unisono.topology.wiring import NVLINK, PCIE, SOCKETS, Cable, Wiring, check_counts
 

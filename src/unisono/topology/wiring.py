@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unisono.topology.graph import LinkKind, Links, NodeKind, Nodes, Topology
-from unisono.topology.ragged import Ints, ints
+from unisono.topology.ragged_lists import Ints, ints
 from unisono.topology.routing import Routing
 
 GBPS = 1e9 / 8

@@ -67,7 +67,7 @@ def run_after_backward(callback: Callable[[], None]) -> None:
 
 
 def _create(options: Any, pg_options: Any = None) -> Any:
-    from unisono.torch_backend.creator import create
+    from unisono.torch_backend.group_creation import create
 
     return create(options, pg_options)
 

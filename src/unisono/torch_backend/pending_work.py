@@ -17,7 +17,7 @@ from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profili
 _JOIN_S = 2.0
 
 
-class Handle(Protocol):
+class CallHandle(Protocol):
     """A pending collective: the methods of the communicator's `Work` that are used here."""
 
     def wait(self, timeout_s: float | None = None) -> Any:
@@ -66,14 +66,14 @@ class Completer:
     """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Future[Any], Handle, list[torch.Tensor]] | None] = (
+        self._jobs: SimpleQueue[tuple[Future[Any], CallHandle, list[torch.Tensor]] | None] = (
             SimpleQueue()
         )
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._successor: Completer | None = None
 
-    def future_of(self, handle: Handle, tensors: list[torch.Tensor]) -> Future[Any]:
+    def future_of(self, handle: CallHandle, tensors: list[torch.Tensor]) -> Future[Any]:
         """Returns a future of `tensors` that completes or fails with `handle`."""
         outcome: Future[Any] = Future()
         if handle.is_completed() and handle.exception() is None:
@@ -99,7 +99,7 @@ class Completer:
         if successor is not None:
             successor.close()
 
-    def _enqueue(self, job: tuple[Future[Any], Handle, list[torch.Tensor]]) -> None:
+    def _enqueue(self, job: tuple[Future[Any], CallHandle, list[torch.Tensor]]) -> None:
         with self._lock:
             if threading.current_thread() is self._thread:
                 self._successor = self._successor or Completer()
@@ -121,7 +121,7 @@ class Completer:
             del job  # otherwise the last tensors would live until the next job
 
 
-def _settle(outcome: Future[Any], handle: Handle, tensors: list[torch.Tensor]) -> None:
+def _settle(outcome: Future[Any], handle: CallHandle, tensors: list[torch.Tensor]) -> None:
     try:
         handle.wait()
     except Exception as error:

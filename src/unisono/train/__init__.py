@@ -2,7 +2,7 @@
 
 `settings`, `events`, `torchrun`, `progress` and `report` run in the parent process and never import
 torch. `worker`, `loop`, `communication`, `replicas`, `digits` and `text` run on every rank.
-`overlap` is the lectures' example, without torch; `overlap_report` shows it.
+`overlap` is an example of overlap and fusion, without torch; `overlap_report` shows it.
 """
 
 from unisono.train.overlap import Example, OverlapResult, run_overlap
@@ -14,9 +14,9 @@ from unisono.train.overlap_report import (
     overlap_trace,
 )
 from unisono.train.progress import shown
-from unisono.train.report import Outcome, Report
-from unisono.train.settings import Run, TaskName
+from unisono.train.settings import TaskName, TrainingRun
 from unisono.train.torchrun import launch
+from unisono.train.training_report import Outcome, Report
 
 __all__ = [
     "FULL_SCALE",
@@ -24,8 +24,8 @@ __all__ = [
     "Outcome",
     "OverlapResult",
     "Report",
-    "Run",
     "TaskName",
+    "TrainingRun",
     "hidden_line",
     "launch",
     "overlap_json",

@@ -53,7 +53,7 @@ def measure(
 ) -> list[Communication]:
     """Returns one result per replica. Collective: all ranks call it with the same arguments."""
     buckets = gradient_buckets(replicas[0].module, task, batch)
-    exchanges = [_Exchange(buckets, replica) for replica in replicas]
+    exchanges = [_GradientExchange(buckets, replica) for replica in replicas]
     synced = [_Pass(replica, task, batch, is_synced=True) for replica in replicas]
     unsynced = [_Pass(replica, task, batch, is_synced=False) for replica in replicas]
     exchanges_s = _time_alternately(exchanges, groups)
@@ -105,7 +105,7 @@ class _Action(Protocol):
         """Runs the part that is not timed."""
 
 
-class _Exchange:
+class _GradientExchange:
     """Several sums of all gradient buckets, as DDP makes them."""
 
     def __init__(self, buckets: Sequence[torch.Tensor], replica: Replica) -> None:

@@ -41,7 +41,7 @@ class Measuring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class BackendFinished:
     """The outcome on one backend. See `communication` for the measurements."""
 
     backend: str
@@ -66,10 +66,10 @@ class Finished:
     """Text that the model generates; empty for a task without text."""
 
 
-Event = Started | Stepped | Scored | Measuring | Finished
+Event = Started | Stepped | Scored | Measuring | BackendFinished
 
 _TYPES: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Started, Stepped, Scored, Measuring, Finished)
+    kind.__name__: kind for kind in (Started, Stepped, Scored, Measuring, BackendFinished)
 }
 
 

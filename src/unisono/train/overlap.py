@@ -1,4 +1,4 @@
-"""The lectures' example: 96 layers with 12 gradients, exchanged during the backward pass or after.
+"""An example of overlap: 96 layers with 12 gradients, exchanged during the backward pass or after.
 
 A gradient takes `compute_s` to compute and `exchange_s` to exchange over a link that carries one
 message at a time. Every case runs through the controller. The computation only waits, as a program

@@ -1,13 +1,19 @@
-"""The report on the lectures' example of overlap: a table, JSON, and a timeline."""
+"""The report on the example of overlap: a table, JSON, and a timeline."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
 
+from unisono.chrome_trace import (
+    TraceEvent,
+    process_name,
+    slice_event,
+    thread_name,
+    trace_text,
+)
 from unisono.train.overlap import CaseResult, Example, OverlapResult
 
 FULL_SCALE = (
@@ -76,32 +82,25 @@ def overlap_trace(results: Sequence[OverlapResult]) -> str:
 
     Each case is a process, with a row for the computation and a row for the link.
     """
-    events: list[dict[str, Any]] = []
+    events: list[TraceEvent] = []
     pid = 0
     for result in results:
         for each in result.cases:
             ratio = result.example.exchange_s / result.example.compute_s
             events += _case_events(pid, f"{each.case.name}, 1 : {ratio:g}", each, result.example)
             pid += 1
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+    return trace_text(events)
 
 
-def _case_events(
-    pid: int, name: str, result: CaseResult, example: Example
-) -> Iterator[dict[str, Any]]:
+def _case_events(pid: int, name: str, result: CaseResult, example: Example) -> Iterator[TraceEvent]:
     step = result.steps[-1]
-    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+    yield from process_name(pid, name)
     for tid, row in enumerate(("computation", "link")):
-        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": row}}
+        yield from thread_name(pid, tid, row)
     ended_s = 0.0
     for j, computed_s in enumerate(step.computed_s):
         begun_s = max(ended_s, computed_s - example.compute_s)
-        yield _slice(pid, 0, f"gradient {j}", begun_s, computed_s)
+        yield slice_event(f"gradient {j}", begun_s, computed_s, pid=pid, tid=0)
         ended_s = computed_s
     for use in step.link:
-        yield _slice(pid, 1, f"{use.tensors} gradients", use.begun_s, use.ended_s)
-
-
-def _slice(pid: int, tid: int, name: str, begun_s: float, ended_s: float) -> dict[str, Any]:
-    times = {"ts": 1e6 * begun_s, "dur": 1e6 * (ended_s - begun_s)}
-    return {"ph": "X", "pid": pid, "tid": tid, "name": name, **times}
+        yield slice_event(f"{use.tensors} gradients", use.begun_s, use.ended_s, pid=pid, tid=1)

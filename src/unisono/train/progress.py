@@ -16,11 +16,11 @@ from rich.progress import (
 )
 
 from unisono.train import events
-from unisono.train.settings import TASKS, Run
+from unisono.train.settings import TASKS, TrainingRun
 
 
 @contextlib.contextmanager
-def shown(run: Run, console: Console) -> Iterator[Callable[[events.Event], None]]:
+def shown(run: TrainingRun, console: Console) -> Iterator[Callable[[events.Event], None]]:
     """Yields a function that takes events and displays their progress."""
     columns = (
         TextColumn("{task.description}"),
@@ -49,7 +49,7 @@ def shown(run: Run, console: Console) -> Iterator[Callable[[events.Event], None]
 class _Line:
     """The line of one backend, updated by events."""
 
-    def __init__(self, progress: Progress, line: TaskID, run: Run) -> None:
+    def __init__(self, progress: Progress, line: TaskID, run: TrainingRun) -> None:
         self._progress = progress
         self._line = line
         self._facts = TASKS[run.task]
@@ -73,7 +73,7 @@ class _Line:
             case events.Measuring():
                 self._progress.update(self._line, completed=self._total_steps)
                 self.set_state("measuring communication")
-            case events.Finished():
+            case events.BackendFinished():
                 self.set_state(
                     f"loss {event.losses[-1]:.4f}, {score.label} {score.format(event.score)}"
                 )

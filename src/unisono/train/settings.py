@@ -57,7 +57,7 @@ TASKS: dict[TaskName, TaskFacts] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class TrainingRun:
     """One job: the same training on each backend; the backends alternate.
 
     The first backend is the backend of the default process group. `CONTROLLER` may be one of them.
@@ -94,6 +94,6 @@ class Run:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def decode(text: str) -> Run:
+    def decode(text: str) -> TrainingRun:
         fields = json.loads(text)
-        return Run(**(fields | {"backends": tuple(fields["backends"])}))
+        return TrainingRun(**(fields | {"backends": tuple(fields["backends"])}))

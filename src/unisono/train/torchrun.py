@@ -15,7 +15,7 @@ from typing import TextIO
 from unisono.errors import UnisonoError
 from unisono.temporary_folders import TemporaryFolder
 from unisono.train import events
-from unisono.train.settings import Run
+from unisono.train.settings import TrainingRun
 
 _POLL_S = 0.1
 _EXIT_S = 45.0  # torchrun itself gives its ranks 30 s
@@ -23,7 +23,9 @@ _LOG_LINES = 40
 _PR_SET_PDEATHSIG = 1
 
 
-def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Finished]:
+def launch(
+    run: TrainingRun, listen: Callable[[events.Event], None]
+) -> list[events.BackendFinished]:
     """Runs a training to its end and returns one result per backend. `listen` gets every event at
     once.
 
@@ -36,7 +38,7 @@ def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Fini
             finished = []
             for event in _follow(event_path, process):
                 listen(event)
-                if isinstance(event, events.Finished):
+                if isinstance(event, events.BackendFinished):
                     finished.append(event)
         if process.returncode != 0 or len(finished) != len(run.backends):
             names = " and ".join(run.backends)
@@ -47,7 +49,7 @@ def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Fini
     return finished
 
 
-def command(run: Run, event_path: Path) -> list[str]:
+def command(run: TrainingRun, event_path: Path) -> list[str]:
     """Returns the command line of a run; a user can run it too."""
     return [
         # `env` passes the caller's environment on, which this code does not read. Every backend has

@@ -13,15 +13,15 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 import unisono.torch_backend  # noqa: F401 - registers the backend where autoload is off
 from unisono.train import events, task
-from unisono.train.loop import Emit, train
-from unisono.train.settings import CONTROLLER, Run
+from unisono.train.settings import CONTROLLER, TrainingRun
+from unisono.train.training_loop import Emit, train
 
 
 # torchrun shows the traceback of the rank that failed first, if that rank has recorded it.
 @record
 def main() -> None:
     """Joins torchrun's group, makes one more group for each other backend, and trains."""
-    run = Run.decode(sys.argv[1])
+    run = TrainingRun.decode(sys.argv[1])
     timeout = timedelta(seconds=run.timeout_s)
     first, *others = run.backends
     dist.init_process_group(_backend(first), timeout=timeout)

@@ -65,7 +65,7 @@ class Timer:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the action has run or was cancelled."""
+        """True if the action has run or was cancelled."""
         return self._action is None
 
 
@@ -79,7 +79,7 @@ class OneShotEvent:
         self._lock = threading.Lock()
         self._lock.acquire()
         self.happened = False
-        """Whether the event has happened."""
+        """True if the event has happened."""
 
     def set(self) -> None:
         """Sets the event."""

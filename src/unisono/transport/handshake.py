@@ -92,7 +92,7 @@ class Handshake:
 
     @property
     def done(self) -> bool:
-        """Whether both ends have proved everything."""
+        """True if both ends have proved everything."""
         return not self.wanted_bytes and not self.wants_channel
 
     @property
@@ -102,7 +102,7 @@ class Handshake:
 
     @property
     def greeted(self) -> bool:
-        """Whether the other end has sent a valid greeting; a dialer has sent its proof then."""
+        """True if the other end has sent a valid greeting; a dialer has sent its proof then."""
         return bool(self._peer_nonce)
 
     def take(self, message: bytes) -> bytes:

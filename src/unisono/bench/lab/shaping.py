@@ -19,7 +19,7 @@ class Shaping:
     segment_bytes: int = _SEGMENTS
     """Maximum size of a packet that a host passes to its link."""
     fair: bool = False
-    """Whether a port has a queue for each other host, served in turn."""
+    """True if a port has a queue for each other host, served in turn."""
     first_window: int | None = None
     """Initial window of a connection, in packets of 1,448 bytes; None: the kernel's default, 10."""
     settings: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ class Peer(ABC):
 
     rank: int
     moves_data: bool = True
-    """Whether x and out are used and can be verified."""
+    """True if x and out are used and can be verified."""
 
     @abstractmethod
     def bind(self, case: Case, x: Array, out: Array) -> Call:

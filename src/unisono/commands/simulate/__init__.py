@@ -1,6 +1,7 @@
-"""The command `unisono simulate`: `command` has the options, the other modules print the results.
+"""The command `unisono simulate`: `options` are its options.
 
-`comparison` compares algorithms, `what_if` varies a network, `search_result` prints a search.
+`simulation_request` is what they ask for, `comparison` compares algorithms, `what_if` varies a
+network, `search_result` prints a search.
 """
 
 from unisono.commands.simulate.command import simulate

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono.commands.simulate.request import Output
+from unisono.commands.simulate.simulation_request import Output
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unisono.commands.simulate.request import Show, SimulationRequest
+    from unisono.commands.simulate.simulation_request import Show, SimulationRequest
     from unisono.simulator import ComparedAlgorithm, Result
 
 COLUMNS = ("time", "algbw", "busbw", "busiest link", "usage")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from unisono.commands.simulate import comparison
-from unisono.commands.simulate.request import Output
+from unisono.commands.simulate.simulation_request import Output
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unisono.commands.simulate.request import Show, SimulationRequest
+    from unisono.commands.simulate.simulation_request import Show, SimulationRequest
     from unisono.simulator import Search
 
 _SHOWN = 12

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.commands.simulate import comparison
-from unisono.commands.simulate.request import Output
+from unisono.commands.simulate.simulation_request import Output
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.table import Table
 
-    from unisono.commands.simulate.request import Show, SimulationRequest
+    from unisono.commands.simulate.simulation_request import Show, SimulationRequest
     from unisono.simulator import Point
 
 

@@ -88,12 +88,12 @@ class _Connection:
 
 def run_program(program: Program, buffers: Buffers, room: int | None = None) -> SymbolicMachine:
     """Runs a program. Each connection has room for `room` messages, or for any number if None."""
-    interpreter = _Interpreter(program, buffers, room)
+    interpreter = _ProgramInterpreter(program, buffers, room)
     interpreter.run()
     return interpreter.machine
 
 
-class _Interpreter:
+class _ProgramInterpreter:
     def __init__(self, program: Program, buffers: Buffers, room: int | None) -> None:
         self.room = room
         self.machine = SymbolicMachine(buffers)

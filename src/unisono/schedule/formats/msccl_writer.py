@@ -41,23 +41,23 @@ def to_msccl_xml(schedule: Schedule) -> str:
     """
     name = operation_name(schedule.collective.op)
     trace(schedule)  # a wrong schedule could produce an invalid program
-    return _xml(schedule, name, _Writer(schedule).gpus)
+    return _xml(schedule, name, _ProgramWriter(schedule).gpus)
 
 
-class Place(NamedTuple):
+class BufferChunk(NamedTuple):
     """A chunk of a buffer of some GPU."""
 
     buffer: Buffer
     chunk: int
 
 
-class Places:
+class BufferChunks:
     """The places of each rank's locations in the buffers of a program."""
 
     def __init__(self, collective: Collective, scratch: int) -> None:
         self._ranks = [self._of(collective, scratch, rank) for rank in range(collective.ranks)]
 
-    def of(self, rank: int, location: int) -> Place:
+    def of(self, rank: int, location: int) -> BufferChunk:
         """Returns the place of a rank's location."""
         return self._ranks[rank][location]
 
@@ -65,7 +65,7 @@ class Places:
         """Returns the number of chunks in a rank's buffer, up to the last chunk with a location."""
         return max((p.chunk + 1 for p in self._ranks[rank] if p.buffer is buffer), default=0)
 
-    def _of(self, collective: Collective, scratch: int, rank: int) -> list[Place]:
+    def _of(self, collective: Collective, scratch: int, rank: int) -> list[BufferChunk]:
         finds = [(Buffer.INPUT, collective.input_ref), (Buffer.OUTPUT, collective.output_ref)]
         if collective.op in _OUTPUT_FIRST:
             finds.reverse()
@@ -77,28 +77,28 @@ class Places:
                 refs = ((buffer, find(rank, location)) for buffer, find in finds)
                 found = next(((b, r) for b, r in refs if r is not None), None)
             if found is None:
-                places.append(Place(Buffer.SCRATCH, own))
+                places.append(BufferChunk(Buffer.SCRATCH, own))
                 own += 1
             else:
                 buffer, (piece, part) = found
-                places.append(Place(buffer, piece * collective.parts + part))
+                places.append(BufferChunk(buffer, piece * collective.parts + part))
         return places
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Step:
-    block: _Block
+    block: _Threadblock
     number: int
     type: str
-    src: Place
-    dst: Place
+    src: BufferChunk
+    dst: BufferChunk
     chunks: int
     waits_for: _Step | None = None
     has_dependents: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Block:
+class _Threadblock:
     send: int
     receive: int
     channel: int
@@ -106,7 +106,9 @@ class _Block:
     seen: dict[int, int] = field(default_factory=dict)
     """For each block, by identity, the last of its steps that this block has waited for."""
 
-    def add(self, kind: str, src: Place, dst: Place, count: int, needs: Iterable[_Step]) -> _Step:
+    def add(
+        self, kind: str, src: BufferChunk, dst: BufferChunk, count: int, needs: Iterable[_Step]
+    ) -> _Step:
         """Adds a step after the steps that it needs. Each dependence but the last takes a `nop`
         step.
         """
@@ -121,11 +123,13 @@ class _Block:
             need.has_dependents = True
             self.seen[id(need.block)] = need.number
         for need in waits[:-1]:
-            self._append("nop", Place(Buffer.INPUT, -1), Place(Buffer.OUTPUT, -1), 0, need)
+            self._append(
+                "nop", BufferChunk(Buffer.INPUT, -1), BufferChunk(Buffer.OUTPUT, -1), 0, need
+            )
         return self._append(kind, src, dst, count, waits[-1] if waits else None)
 
     def _append(
-        self, kind: str, src: Place, dst: Place, count: int, waits_for: _Step | None
+        self, kind: str, src: BufferChunk, dst: BufferChunk, count: int, waits_for: _Step | None
     ) -> _Step:
         step = _Step(
             block=self,
@@ -141,33 +145,35 @@ class _Block:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Gpu:
+class _GpuProgram:
     sizes: dict[Buffer, int]
-    blocks: dict[tuple[int, int, int], _Block] = field(default_factory=dict)
-    writer: dict[Place, _Step] = field(default_factory=dict)
-    readers: dict[Place, list[_Step]] = field(default_factory=dict)
+    blocks: dict[tuple[int, int, int], _Threadblock] = field(default_factory=dict)
+    writer: dict[BufferChunk, _Step] = field(default_factory=dict)
+    readers: dict[BufferChunk, list[_Step]] = field(default_factory=dict)
 
-    def block(self, send: int, receive: int, channel: int) -> _Block:
+    def block(self, send: int, receive: int, channel: int) -> _Threadblock:
         """Returns the threadblock with these peers and makes it on first use."""
         key = (send, receive, channel)
         if key not in self.blocks:
-            self.blocks[key] = _Block(send=send, receive=receive, channel=channel)
+            self.blocks[key] = _Threadblock(send=send, receive=receive, channel=channel)
         return self.blocks[key]
 
     def add(
         self,
-        block: _Block,
+        block: _Threadblock,
         kind: str,
-        src: Place,
-        dst: Place,
+        src: BufferChunk,
+        dst: BufferChunk,
         count: int,
         *,
-        reads: Place | None = None,
-        writes: Place | None = None,
+        reads: BufferChunk | None = None,
+        writes: BufferChunk | None = None,
     ) -> None:
         """Adds a step that waits for all conflicting earlier accesses to its memory."""
-        read = [Place(reads.buffer, reads.chunk + i) for i in range(count)] if reads else []
-        written = [Place(writes.buffer, writes.chunk + i) for i in range(count)] if writes else []
+        read = [BufferChunk(reads.buffer, reads.chunk + i) for i in range(count)] if reads else []
+        written = (
+            [BufferChunk(writes.buffer, writes.chunk + i) for i in range(count)] if writes else []
+        )
         needs = [self.writer[p] for p in (*read, *written) if p in self.writer]
         for place in written:
             needs += self.readers.get(place, ())
@@ -179,24 +185,24 @@ class _Gpu:
             self.readers[place] = []
 
 
-class _Run(NamedTuple):
+class _ChunkRun(NamedTuple):
     """Adjacent chunks in one message. `stream` distinguishes the messages of one round."""
 
     src: int
     dst: int
     reduce: bool
     stream: tuple[int, int]
-    src_place: Place
-    dst_place: Place
+    src_place: BufferChunk
+    dst_place: BufferChunk
     chunks: int
 
 
-class _Writer:
+class _ProgramWriter:
     def __init__(self, schedule: Schedule) -> None:
         collective = schedule.collective
-        self.places = Places(collective, schedule.scratch)
+        self.places = BufferChunks(collective, schedule.scratch)
         self.gpus = [
-            _Gpu(sizes={b: self.places.size(rank, b) for b in Buffer})
+            _GpuProgram(sizes={b: self.places.size(rank, b) for b in Buffer})
             for rank in range(collective.ranks)
         ]
         rounds = [
@@ -217,13 +223,13 @@ class _Writer:
         """Copies the chunk that a rank sends to itself to its output, first of all."""
         parts = collective.parts
         for rank, gpu in enumerate(self.gpus):
-            src = Place(Buffer.INPUT, rank * parts)
-            dst = Place(Buffer.OUTPUT, rank * parts)
+            src = BufferChunk(Buffer.INPUT, rank * parts)
+            dst = BufferChunk(Buffer.OUTPUT, rank * parts)
             gpu.sizes[Buffer.INPUT] = gpu.sizes[Buffer.OUTPUT] = collective.ranks * parts
             gpu.add(gpu.block(-1, -1, 0), "cpy", src, dst, parts, reads=src, writes=dst)
 
-    def _runs(self, moves: Sequence[Move]) -> list[_Run]:
-        runs: list[_Run] = []
+    def _runs(self, moves: Sequence[Move]) -> list[_ChunkRun]:
+        runs: list[_ChunkRun] = []
         messages: dict[tuple[int, int, int], int] = {}
         for m in moves:
             src, dst = self.places.of(m.src, m.src_chunk), self.places.of(m.dst, m.dst_chunk)
@@ -233,10 +239,10 @@ class _Writer:
                 continue
             route = (m.src, m.dst, m.channel)
             number = messages[route] = messages.get(route, -1) + 1
-            runs.append(_Run(m.src, m.dst, m.reduce, (m.channel, number), src, dst, 1))
+            runs.append(_ChunkRun(m.src, m.dst, m.reduce, (m.channel, number), src, dst, 1))
         return runs
 
-    def _emit(self, runs: Sequence[_Run]) -> None:
+    def _emit(self, runs: Sequence[_ChunkRun]) -> None:
         for run in runs:
             if run.src != run.dst:
                 block = self._block(run.src, run.dst, run, sends=True)
@@ -255,7 +261,7 @@ class _Writer:
                     kind, src = "rrc", run.dst_place
             gpu.add(block, kind, src, run.dst_place, run.chunks, reads=reads, writes=run.dst_place)
 
-    def _block(self, rank: int, peer: int, run: _Run, *, sends: bool) -> _Block:
+    def _block(self, rank: int, peer: int, run: _ChunkRun, *, sends: bool) -> _Threadblock:
         """Returns the threadblock for a message. Both directions between two GPUs share a
         threadblock if both are used.
         """
@@ -266,7 +272,7 @@ class _Writer:
         return self.gpus[rank].block(send, receive, self.channels[run.stream])
 
 
-def _follows(last: _Run, m: Move, src: Place, dst: Place) -> bool:
+def _follows(last: _ChunkRun, m: Move, src: BufferChunk, dst: BufferChunk) -> bool:
     return (
         (last.src, last.dst, last.reduce, last.stream[0]) == (m.src, m.dst, m.reduce, m.channel)
         and src == (last.src_place.buffer, last.src_place.chunk + last.chunks)
@@ -274,7 +280,7 @@ def _follows(last: _Run, m: Move, src: Place, dst: Place) -> bool:
     )
 
 
-def _xml(schedule: Schedule, name: str, gpus: Sequence[_Gpu]) -> str:
+def _xml(schedule: Schedule, name: str, gpus: Sequence[_GpuProgram]) -> str:
     collective = schedule.collective
     in_place = int(collective.op is not Op.ALL_TO_ALL)
     chunks = pieces(collective.op, collective.ranks) * collective.parts

@@ -56,6 +56,13 @@ def from_mscclpp_json(text: str) -> Schedule:
     True
     """
     plan = parse(text)
+    interpreter = _PlanInterpreter(plan, Buffers(_collective(plan), in_place=plan.in_place))
+    interpreter.run()
+    return to_schedule(interpreter.machine, plan.name)
+
+
+def _collective(plan: MscclppPlan) -> Collective:
+    """Returns the collective of a plan. Raises `ScheduleError` for a wrong number of chunks."""
     op, ranks = operation(plan.collective), len(plan.sizes)
     each = pieces(op, ranks)
     if plan.chunks < 1 or plan.chunks % each:
@@ -63,14 +70,11 @@ def from_mscclpp_json(text: str) -> Schedule:
             f"{op} on {ranks} gpus: expected a multiple of {each} chunks, got {plan.chunks}"
         )
     root = 0 if op.rooted else None
-    collective = Collective(op=op, ranks=ranks, parts=plan.chunks // each, root=root)
-    interpreter = _Interpreter(plan, Buffers(collective, in_place=plan.in_place))
-    interpreter.run()
-    return to_schedule(interpreter.machine, plan.name)
+    return Collective(op=op, ranks=ranks, parts=plan.chunks // each, root=root)
 
 
 @dataclass(slots=True)
-class _Block:
+class _ThreadblockClocks:
     """The clocks that synchronise the threads of a threadblock."""
 
     published: Clock = field(default_factory=dict)
@@ -87,14 +91,14 @@ class _Barrier:
     leaving: int = 0
 
 
-class _Interpreter:
+class _PlanInterpreter:
     def __init__(self, plan: MscclppPlan, buffers: Buffers) -> None:
         self.plan = plan
         self.machine = SymbolicMachine(buffers)
         self.threads = [
             Thread(number=i, gpu=gpu, steps=steps) for i, (gpu, _, steps) in enumerate(plan.blocks)
         ]
-        self.blocks = [_Block() for _ in self.threads]
+        self.blocks = [_ThreadblockClocks() for _ in self.threads]
         self.signals: dict[MscclppChannel, deque[Clock]] = {}
         self.packets: dict[Cell, Clock] = {}
         self.barriers: dict[tuple[int, int], _Barrier] = {}
@@ -123,20 +127,22 @@ class _Interpreter:
             return self._data(thread, block, step)
         return None
 
-    def _synchronise(self, thread: Thread[MscclppStep], block: _Block) -> None:
+    def _synchronise(self, thread: Thread[MscclppStep], block: _ThreadblockClocks) -> None:
         thread.learn(block.received)
         block.published, block.received, block.moving = dict(thread.clock), {}, False
 
-    def _announced(self, thread: Thread[MscclppStep], block: _Block) -> Clock:
+    def _announced(self, thread: Thread[MscclppStep], block: _ThreadblockClocks) -> Clock:
         return dict(block.published if block.moving else thread.clock)
 
-    def _signal(self, thread: Thread[MscclppStep], block: _Block, step: MscclppStep) -> None:
+    def _signal(
+        self, thread: Thread[MscclppStep], block: _ThreadblockClocks, step: MscclppStep
+    ) -> None:
         for channel in step.channels:
             self.signals.setdefault(channel.other_end, deque()).append(
                 self._announced(thread, block)
             )
 
-    def _wait(self, block: _Block, step: MscclppStep) -> str | None:
+    def _wait(self, block: _ThreadblockClocks, step: MscclppStep) -> str | None:
         for channel in step.channels:
             if not self.signals.get(channel):
                 return (
@@ -147,7 +153,7 @@ class _Interpreter:
         return None
 
     def _semaphore(
-        self, thread: Thread[MscclppStep], block: _Block, step: MscclppStep
+        self, thread: Thread[MscclppStep], block: _ThreadblockClocks, step: MscclppStep
     ) -> str | None:
         keys = [(thread.gpu, number) for number in step.semaphores]
         for key in keys:
@@ -164,7 +170,9 @@ class _Interpreter:
                 self.tokens[key].append(self._announced(thread, block))
         return None
 
-    def _barrier(self, thread: Thread[MscclppStep], block: _Block, step: MscclppStep) -> str | None:
+    def _barrier(
+        self, thread: Thread[MscclppStep], block: _ThreadblockClocks, step: MscclppStep
+    ) -> str | None:
         number, count = step.barrier
         barrier = self.barriers.setdefault((thread.gpu, number), _Barrier())
         if not block.at_barrier:
@@ -185,7 +193,9 @@ class _Interpreter:
             barrier.clocks.clear()
         return None
 
-    def _data(self, thread: Thread[MscclppStep], block: _Block, step: MscclppStep) -> str | None:
+    def _data(
+        self, thread: Thread[MscclppStep], block: _ThreadblockClocks, step: MscclppStep
+    ) -> str | None:
         self._check(step)
         for source in self._packets_read(step):
             for i in range(source.length):

@@ -100,7 +100,7 @@ def parse(text: str) -> MscclppPlan:
             "unsupported older plan format; write the plan with the current MSCCL++ DSL"
         )
     factor = lcm(1, *_slices(gpus))
-    readers = [_Gpu(gpu, rank, len(gpus), factor) for rank, gpu in enumerate(gpus)]
+    readers = [_GpuSection(gpu, rank, len(gpus), factor) for rank, gpu in enumerate(gpus)]
     return MscclppPlan(
         name=top.text("name"),
         collective=top.text("collective"),
@@ -188,7 +188,7 @@ def _slices(gpus: list[Fields]) -> Iterator[int]:
                     yield size
 
 
-class _Gpu:
+class _GpuSection:
     """Reads the section of one GPU. Each chunk is cut into `factor` parts for groups that share
     operations.
     """

@@ -18,7 +18,7 @@ from unisono.errors import UnsupportedError
 from unisono.schedule.coarsen import Move, moves_of
 from unisono.schedule.dataflow import trace
 from unisono.schedule.formats.buffers import Buffer, operation_name
-from unisono.schedule.formats.msccl_writer import Place, Places
+from unisono.schedule.formats.msccl_writer import BufferChunk, BufferChunks
 from unisono.schedule.schedule import Schedule
 from unisono.types import Op
 
@@ -47,7 +47,7 @@ def to_mscclpp_json(schedule: Schedule) -> str:
         known = ", ".join(_CARRIED)
         raise UnsupportedError(f"MSCCL++ plans cannot express {op}; expected one of {known}")
     trace(schedule)
-    writer = _Writer(schedule)
+    writer = _PlanWriter(schedule)
     plan = {
         "name": schedule.algorithm,
         "collective": operation_name(op),
@@ -64,10 +64,10 @@ def to_mscclpp_json(schedule: Schedule) -> str:
     return json.dumps(plan, indent=1) + "\n"
 
 
-class _Writer:
+class _PlanWriter:
     def __init__(self, schedule: Schedule) -> None:
         self.collective = schedule.collective
-        self.places = Places(schedule.collective, schedule.scratch)
+        self.places = BufferChunks(schedule.collective, schedule.scratch)
         self.rounds = [list(r) for _, r in groupby(sorted(moves_of(schedule)), itemgetter(0))]
         self.staged = [0] * self.collective.ranks
 
@@ -78,8 +78,8 @@ class _Writer:
         ops: list[Json] = []
         if collective.op is Op.ALL_TO_ALL:
             own, parts = rank * collective.parts, collective.parts
-            ops.append(_op("copy", [_local(Place(Buffer.INPUT, own), parts)],
-                           [_local(Place(Buffer.OUTPUT, own), parts)]))  # fmt: skip
+            ops.append(_op("copy", [_local(BufferChunk(Buffer.INPUT, own), parts)],
+                           [_local(BufferChunk(Buffer.OUTPUT, own), parts)]))  # fmt: skip
         for moves in self.rounds:
             ops += self._round(rank, [m for m in moves if m.dst == rank], peers)
         sizes = [
@@ -129,9 +129,11 @@ class _Writer:
         return [{"name": "nop"}, {"name": "signal", **channels}, {"name": "wait", **channels},
                 {"name": "nop"}]  # fmt: skip
 
-    def _new_stage(self, rank: int) -> Place:
+    def _new_stage(self, rank: int) -> BufferChunk:
         self.staged[rank] += 1
-        return Place(Buffer.SCRATCH, self.places.size(rank, Buffer.SCRATCH) + self.staged[rank] - 1)
+        return BufferChunk(
+            Buffer.SCRATCH, self.places.size(rank, Buffer.SCRATCH) + self.staged[rank] - 1
+        )
 
     def _remote(self, m: Move, peers: list[int]) -> Json:
         place = self.places.of(m.src, m.src_chunk)
@@ -139,7 +141,7 @@ class _Writer:
         return {"buffer_id": number, "index": place.chunk, "size": 1}
 
 
-def _local(place: Place, size: int = 1) -> Json:
+def _local(place: BufferChunk, size: int = 1) -> Json:
     return {"type": place.buffer, "index": place.chunk, "size": size}
 
 

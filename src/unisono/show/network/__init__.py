@@ -7,16 +7,16 @@
 """
 
 from unisono.show.network.facts import network_facts, network_table
-from unisono.show.network.node_positions import Places, places
-from unisono.show.network.page import network_html
-from unisono.show.network.picture import MAX_NODES, network_svg
+from unisono.show.network.network_page import network_html
+from unisono.show.network.network_picture import MAX_NODES, network_svg
+from unisono.show.network.node_positions import NodePositions, node_positions
 
 __all__ = [
     "MAX_NODES",
-    "Places",
+    "NodePositions",
     "network_facts",
     "network_html",
     "network_svg",
     "network_table",
-    "places",
+    "node_positions",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from rich.table import Table
 
-from unisono.show.amounts import rate_text
+from unisono.show.unit_text import rate_text
 from unisono.topology import LinkKind, NodeKind, Topology
 
 Fact = tuple[str, str]

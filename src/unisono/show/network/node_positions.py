@@ -38,7 +38,7 @@ _OBLIQUE = np.array([[1.0, 0.0], [0.0, 1.0], [0.42, -0.34]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class NodePositions:
     """A point for each node. `arcs` bends links longer than one step, so that they pass around
     nodes. `frames` are (left, top, right, bottom) of boxes round the nodes of a host or group."""
 
@@ -47,25 +47,25 @@ class Places:
     frames: tuple[tuple[float, float, float, float], ...] = ()
 
 
-def places(topology: Topology) -> Places:
+def node_positions(topology: Topology) -> NodePositions:
     """Returns the positions of a network's nodes.
 
     >>> from unisono import topology
-    >>> places(topology.torus([2, 2])).points.tolist()
+    >>> node_positions(topology.torus([2, 2])).points.tolist()
     [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
     """
     shape = topology.routing
     if isinstance(shape, Lattice):
         return _lattice(shape)
     if isinstance(shape, Complete):
-        return Places(points=_circle(topology.num_ranks))
+        return NodePositions(points=_circle(topology.num_ranks))
     if isinstance(shape, Clos):
-        return Places(points=_tree(shape, topology))
+        return NodePositions(points=_tree(shape, topology))
     if isinstance(shape, DragonflyGroups):
-        return Places(points=_groups(shape))
+        return NodePositions(points=_groups(shape))
     if isinstance(shape, JoinedServers):
         return _joined(shape)
-    return Places(points=_by_kind(topology))
+    return NodePositions(points=_by_kind(topology))
 
 
 def _circle(count: int, spacing: float = 1.0) -> Points:
@@ -77,10 +77,10 @@ def _circle(count: int, spacing: float = 1.0) -> Points:
     return np.stack([np.cos(angle), np.sin(angle)], axis=1) * radius
 
 
-def _lattice(shape: Lattice) -> Places:
+def _lattice(shape: Lattice) -> NodePositions:
     sizes = [size for size in shape.sizes if size > 1]
     if len(sizes) == 1 and any(shape.wraps):
-        return Places(points=_circle(sizes[0]))
+        return NodePositions(points=_circle(sizes[0]))
     rank = np.arange(math.prod(sizes))
     points = np.zeros((len(rank), 2))
     stride, extent = 1, [1.0, 1.0]
@@ -94,7 +94,7 @@ def _lattice(shape: Lattice) -> Places:
             points[:, side] += at * extent[side] * (1.3 if axis > 1 else 1.0)
             extent[side] *= size * (1.3 if axis > 1 else 1.0)
         stride *= size
-    return Places(points=points, arcs=any(shape.wraps) or len(sizes) > 3)
+    return NodePositions(points=points, arcs=any(shape.wraps) or len(sizes) > 3)
 
 
 def _tree(shape: Clos, topology: Topology) -> Points:
@@ -196,10 +196,10 @@ def _order_by_bridge(topology: Topology) -> NDArray[np.float64]:
     return order
 
 
-def _joined(shape: JoinedServers) -> Places:
+def _joined(shape: JoinedServers) -> NodePositions:
     """Draws the fabric, with a small drawing of the server at the position of its endpoints."""
-    outer = places(shape.fabric).points
-    inner = places(shape.server).points
+    outer = node_positions(shape.fabric).points
+    inner = node_positions(shape.server).points
     inner = inner - inner.min(axis=0)
     size = inner.max(axis=0) + 1.6
     cards, count = len(shape.ports), shape.fabric.num_ranks
@@ -221,7 +221,7 @@ def _joined(shape: JoinedServers) -> Places:
         for x, y in corners
     )
     points = [hosts[:, :g].reshape(-1, 2), hosts[:, g:].reshape(-1, 2), above]
-    return Places(points=np.concatenate(points), frames=frames)
+    return NodePositions(points=np.concatenate(points), frames=frames)
 
 
 def _nearest(points: Points) -> float:

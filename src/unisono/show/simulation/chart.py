@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from statistics import fmean
 
-from unisono.show.amounts import bytes_text, time_text
 from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.palette import palette
 from unisono.show.picture import FONTS
 from unisono.show.placement import number
+from unisono.show.unit_text import bytes_text, time_text
 
 _LEFT, _TOP, _WIDE, _HIGH, _NAMES = 78.0, 52.0, 720.0, 420.0, 260.0
 _LEADER, _LINE = 40.0, 14.0

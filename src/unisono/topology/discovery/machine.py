@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unisono.topology.discovery.gpus import NvLinks, nvlinks
 from unisono.topology.graph import LinkKind, NodeKind, Topology
-from unisono.topology.ragged import ints
+from unisono.topology.ragged_lists import ints
 from unisono.topology.routing import Shortest
 from unisono.topology.wiring import PCIE, SOCKETS, Cable, Wiring
 

@@ -1,0 +1,62 @@
+"""Declares the options of a command as the fields of a dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from inspect import Parameter, Signature
+from typing import Any, TypeVar, get_type_hints
+
+import typer
+
+_Options = TypeVar("_Options")
+
+
+def with_options(
+    options: type[_Options],
+) -> Callable[[Callable[[typer.Context, _Options], None]], Callable[..., None]]:
+    """Decorates a command: its arguments and options are the fields of the dataclass `options`.
+
+    A field's type is `Annotated[type, typer.Argument(...)]` or `Annotated[type,
+    typer.Option(...)]`. Its default is the option's default. Typer reads the signature of the
+    returned function, which has one parameter for each field.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Greeting:
+    ...     name: str = "you"
+    >>> @with_options(Greeting)
+    ... def greet(context: typer.Context, options: Greeting) -> None:
+    ...     print("Hello,", options.name)
+    >>> greet(None, name="world")
+    Hello, world
+    """
+    parameters = _parameters(options)
+
+    def decorate(command: Callable[[typer.Context, _Options], None]) -> Callable[..., None]:
+        def run(context: typer.Context, **values: Any) -> None:
+            command(context, options(**values))
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return decorate
+
+
+def _parameters(options: type) -> list[Parameter]:
+    """Returns the parameters of a command with these options: its context, and one per field."""
+    types = get_type_hints(options, include_extras=True)
+    return [
+        Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+        *(
+            Parameter(
+                field.name,
+                Parameter.KEYWORD_ONLY,
+                default=Parameter.empty if field.default is MISSING else field.default,
+                annotation=types[field.name],
+            )
+            for field in fields(options)
+        ),
+    ]

@@ -1,0 +1,91 @@
+"""The options of `unisono show`; fast to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono.commands.outputs import JsonOption, given, writable
+from unisono.config import MOST_RANKS
+from unisono.types import Op
+
+_DRAWING_OPTIONS = {
+    "root": "--root",
+    "every": "--all",
+    "layout": "--layout",
+    "svg_path": "--svg",
+    "html_path": "--html",
+    "files": "--files",
+    "launch": "--open",
+}
+"""Options that do not apply to a list of algorithms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions:
+    """The options as given on the command line."""
+
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="OPERATION|FILE",
+            help=("An operation such as all_reduce, or a schedule's JSON file."),
+        ),
+    ]
+    algorithm: Annotated[
+        str | None, typer.Argument(help="Such as ring; without it, all algorithms are listed.")
+    ] = None
+    ranks: Annotated[
+        int,
+        typer.Option(
+            "--ranks", "-n", min=1, max=MOST_RANKS, help=("Number of ranks of the schedule.")
+        ),
+    ] = 8
+    root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help=("Size of a rank's larger buffer, such as 64M; amounts are then in bytes.")
+        ),
+    ] = None
+    every: Annotated[bool, typer.Option("--all", help="Print all rounds and transfers.")] = False
+    layout: Annotated[str, typer.Option(help="Place ranks on a circle, grid or line.")] = "auto"
+    svg_path: Annotated[
+        Path | None,
+        typer.Option("--svg", callback=writable, metavar="FILE", help="Write only this picture."),
+    ] = None
+    html_path: Annotated[
+        Path | None,
+        typer.Option("--html", callback=writable, metavar="FILE", help="Write only this page."),
+    ] = None
+    files: Annotated[
+        bool, typer.Option("--files/--no-files", help="Write a picture and a page, or no files.")
+    ] = True
+    launch: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False
+    json_path: JsonOption = None
+
+    def check(self, context: typer.Context) -> None:
+        """Raises BadParameter for options that have no effect."""
+        for names, why in self._unread():
+            for name, option in names.items():
+                if given(context, name):
+                    raise typer.BadParameter(f"{option}: {why}")
+
+    def _unread(self) -> list[tuple[dict[str, str], str]]:
+        """Returns the names and flags of options that have no effect, and why."""
+        what = self.what
+        unread: list[tuple[dict[str, str], str]] = []
+        if what not in list(Op):
+            flags = {"ranks": "-n", "root": "--root"}
+            unread.append((flags, "the schedule in a file defines its own"))
+        elif self.algorithm is None:
+            unread.append((_DRAWING_OPTIONS, f"needs an algorithm, as in unisono show {what} ring"))
+        elif not Op(what).rooted:
+            unread.append(({"root": "--root"}, f"{what} has no root"))
+        if not (self.files or self.svg_path or self.html_path):
+            flags = {"layout": "--layout", "launch": "--open"}
+            unread.append((flags, "needs a drawing, but --no-files disables them"))
+        return unread

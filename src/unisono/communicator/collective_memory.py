@@ -1,0 +1,99 @@
+"""Memory of a collective's pieces: addresses, lengths, shares, and copies where they overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from unisono.communicator.arrays import (
+    Array,
+    Located,
+    Staged,
+    assign,
+    duplicate,
+    empty_like,
+    overlap,
+    stage,
+    stage_pieces,
+)
+from unisono.communicator.engine import Memory
+
+
+def stage_many(x: Array | Sequence[Array], ranks: int, *, writable: bool) -> list[Staged]:
+    """Returns the memory of one array for all ranks, or of one array per rank."""
+    if isinstance(x, (list, tuple)):
+        return stage_pieces(x, ranks, writable=writable, what="out" if writable else "x")
+    return [stage(x, writable=writable)]
+
+
+def memory_of(staged: list[Staged], ranks: int) -> Memory:
+    """Returns address and bytes of the piece of each rank."""
+    if len(staged) == 1:
+        return _shares(staged[0].located, ranks)
+    return [piece.located[:2] for piece in staged]
+
+
+def _shares(located: Located, ranks: int) -> Memory:
+    share = located[1] // ranks
+    return [(located[0] + r * share, share) for r in range(ranks)]
+
+
+def lengths_of(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
+    """Returns the bytes of each piece. Raises `ValueError` if one array has no equal shares."""
+    if len(staged) == 1 and staged[0].count % ranks:
+        raise ValueError(
+            f"{name}: expected a multiple of {ranks} elements, but it has {text_of(staged[0])}"
+        )
+    return tuple(length for _, length in memory_of(staged, ranks))
+
+
+def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
+    """Returns an empty array for the share of a rank."""
+    if isinstance(x, (list, tuple)):
+        return empty_like(x[rank], tuple(x[rank].shape))
+    shape = tuple(x.shape)  # type: ignore[union-attr]
+    if shape and shape[0] % ranks == 0:
+        return empty_like(x, (shape[0] // ranks, *shape[1:]))
+    return empty_like(x, (int(np.prod(shape)) // ranks,))
+
+
+def copied_where_overlapping(sources: list[Staged], targets: list[Staged]) -> list[Staged]:
+    """Returns `sources`, or copies of them if the results would overwrite them before they are
+    sent.
+    """
+    if not overlap(_extent(sources), _extent(targets)) or not any(
+        overlap(s.located, t.located) for s in sources for t in targets
+    ):
+        return sources
+    return [stage(duplicate(source.array), writable=False) for source in sources]
+
+
+def _extent(staged: list[Staged]) -> Located:
+    """Returns the memory from the start of the first array to the end of the last."""
+    start = min(each.located[0] for each in staged)
+    return start, max(sum(each.located[:2]) for each in staged) - start, staged[0].located[2]
+
+
+def assigning(target: Array, value: Array) -> Callable[[], None]:
+    """Returns a function that copies `value` to `target` after the call."""
+    return lambda: assign(target, value)
+
+
+def restoring(targets: list[Staged]) -> Callable[[], None] | None:
+    """Returns a function that copies results to the caller's arrays; None if none were copied."""
+    copied = [target for target in targets if target.copy is not None]
+    if not copied:
+        return None
+
+    def restore() -> None:
+        for target in copied:
+            target.restore()
+
+    return restore
+
+
+def text_of(staged: Staged, nbytes: int | None = None) -> str:
+    """Describes memory, or `nbytes` of it, for an error text."""
+    count = staged.count if nbytes is None else nbytes // staged.dtype.size_bytes
+    return f"{count} elements of {staged.dtype.name.lower()}"

@@ -1,0 +1,56 @@
+"""The report on fusion that tuned itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionReport:
+    """What the tuning of fusion found and decided. Times are those of the slowest rank.
+
+    `before` is the plan with the buckets that `fusion_bytes` gives, `after` the one with the
+    buckets that the closed form finds best. A value that was not found is None.
+    """
+
+    replaced: bool
+    """The plan now has other buckets than `fusion_bytes` gives."""
+    reason: str
+    """Why the buckets were replaced or not."""
+    buckets: tuple[tuple[str, ...], ...]
+    """The names of the tensors in each bucket of the plan, in the order of the buckets."""
+    bucket_bytes: tuple[int, ...]
+    """Sizes of these buckets."""
+    before_bucket_bytes: tuple[int, ...]
+    """Sizes of the buckets before."""
+    alpha_s: float | None = None
+    """Fitted latency of a collective."""
+    beta_s_per_byte: float | None = None
+    """Fitted time of a collective for each byte."""
+    r2: float | None = None
+    """The part of the variance of bucket times that the fit explains."""
+    residual: float | None = None
+    """Median relative error of the fit."""
+    predicted_before_s: float | None = None
+    """From the first tensor of a step to the end of its last bucket."""
+    predicted_after_s: float | None = None
+    measured_before_s: float | None = None
+    """Median time of a step, in the comparison of both plans."""
+    measured_after_s: float | None = None
+    gain: float | None = None
+    """Median over pairs of blocks of steps: the part of the step time that the new plan saves."""
+    faster_pairs: int = 0
+    """Pairs of blocks in which the new plan was faster."""
+    pairs: int = 0
+    steps_used: int = 0
+    """Steps of the program from the first measured one to the decision."""
+
+    def __str__(self) -> str:
+        now = f"{len(self.bucket_bytes)} buckets instead of {len(self.before_bucket_bytes)}"
+        text = f"{now if self.replaced else 'buckets unchanged'}: {self.reason}"
+        if self.alpha_s is not None and self.beta_s_per_byte is not None:
+            text += f"; alpha {self.alpha_s * 1e6:.1f} us, beta {self.beta_s_per_byte * 1e9:.4f} ns"
+        if self.measured_before_s is not None and self.measured_after_s is not None:
+            before, after = self.measured_before_s * 1e3, self.measured_after_s * 1e3
+            text += f"; step {before:.3f} ms before, {after:.3f} ms after"
+        return f"{text}; {self.steps_used} steps used"

@@ -1,0 +1,63 @@
+"""The settings of fusion that tunes itself: lengths of trials, and the rule that decides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningSettings:
+    """Lengths of the trials, in steps, and the rule that decides."""
+
+    warm_up: int = 4
+    """First steps of each plan of a trial, which count for nothing."""
+    measured: int = 16
+    """Steps that measure the times of tensors and buckets."""
+    pairs: int = 16
+    """Pairs of blocks in the comparison."""
+    trial_pairs: int = 4
+    """Pairs in one trial of the comparison; after each, it may end early."""
+    block: int = 3
+    """Steps of a block. The first one counts for nothing: it changes the buckets."""
+    faster_pairs: int = 13
+    """Pairs that must be faster with the new buckets."""
+    least_gain: float = 0.01
+    """Part of the step time that the new buckets must save."""
+    most_residual: float = 0.5
+    """Largest median relative error of a fit that may choose buckets."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("warm_up", 0),
+            ("measured", 2),
+            ("pairs", 1),
+            ("trial_pairs", 1),
+            ("block", 2),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: expected {least} or more, got {getattr(self, name)}")
+        if not 1 <= self.faster_pairs <= self.pairs:
+            raise ValueError(
+                f"faster_pairs: expected 1 to {self.pairs}, the pairs, got {self.faster_pairs}"
+            )
+
+    @property
+    def error_rate(self) -> float:
+        """Highest probability to replace buckets by others that are no better.
+
+        >>> round(TuningSettings().error_rate, 4)
+        0.0106
+        """
+        wins = range(self.faster_pairs, self.pairs + 1)
+        return sum(math.comb(self.pairs, k) for k in wins) / float(2**self.pairs)
+
+    @property
+    def most_steps(self) -> int:
+        """Steps of all trials.
+
+        >>> TuningSettings().most_steps
+        133
+        """
+        trials = 1 + math.ceil(self.pairs / self.trial_pairs)  # each ends with a step of its own
+        return 4 * self.warm_up + self.measured + 2 * self.pairs * self.block + trials

@@ -1,0 +1,90 @@
+"""What the ranks tell each other when a group forms, and the record of what a loss cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from unisono.communicator import Communicator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStanding:
+    """The state of one rank."""
+
+    number: int
+    """Its rank in the group that the parameter server began with."""
+    step: int
+    """How many steps it has completed as a worker."""
+    finished: bool
+    has_state: bool
+    """Whether it comes from a parameter server that has trained."""
+    shards: tuple[int, ...]
+    """The shards whose state it holds."""
+    snapshots: tuple[int, ...]
+    """For each shard, the steps of the newest snapshot that it can read; -1 without one."""
+    run: str
+    """Names the run in the names of snapshots."""
+    settings: Mapping[str, object]
+    """What must be equal on all ranks."""
+
+
+def exchange_standings(comm: Communicator, mine: MemberStanding) -> list[MemberStanding]:
+    """Returns the standings of all ranks, in rank order. Collective."""
+    text = np.frombuffer(json.dumps(asdict(mine)).encode(), np.uint8)
+    counts = comm.all_gather(np.array([text.size])).tolist()
+    joined = comm.all_gather_v(text, counts=counts)
+    ends = np.cumsum(counts)[:-1]
+    return [_standing(part.tobytes()) for part in np.split(joined, ends)]
+
+
+def _standing(text: bytes) -> MemberStanding:
+    fields = json.loads(text)
+    fields["shards"] = tuple(fields["shards"])
+    fields["snapshots"] = tuple(fields["snapshots"])
+    return MemberStanding(**fields)
+
+
+def require_equal_settings(standings: Sequence[MemberStanding]) -> None:
+    """Raises `ValueError` on all ranks if a setting of some rank differs from that of rank 0."""
+    first = standings[0].settings
+    for rank, standing in enumerate(standings):
+        for name, value in standing.settings.items():
+            if value != first[name]:
+                raise ValueError(
+                    f"{name}: expected the same value on all ranks, found {first[name]} on rank 0 "
+                    f"and {value} on rank {rank}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostUpdates:
+    """A shard whose server was lost, and the updates that its last snapshot did not have."""
+
+    shard: int
+    place: str
+    """Its bytes and the names of its tensors."""
+    lost_server: int
+    new_server: int
+    snapshot_step: int
+    """The steps that the snapshot had."""
+    until_step: int
+    """The most steps that a worker had completed. Updates of steps from `snapshot_step` up to this,
+    without it, are lost.
+    """
+
+    def __str__(self) -> str:
+        first, last = self.snapshot_step, self.until_step - 1
+        lost = f"the updates of steps {first} to {last} are lost"
+        if first == last:
+            lost = f"the update of step {first} is lost"
+        if first > last:
+            lost = "no completed step is lost"
+        return (
+            f"rank {self.lost_server}, the server of shard {self.shard}, was lost; rank "
+            f"{self.new_server} goes on with {self.place} from the snapshot after "
+            f"{self.snapshot_step} steps: {lost}"
+        )

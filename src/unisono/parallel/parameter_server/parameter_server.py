@@ -1,0 +1,368 @@
+"""Training with a parameter server: servers have the parameters and the optimizer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from torch import nn
+
+from unisono.communicator import Communicator, init
+from unisono.parallel.parameter_server.member_standing import (
+    LostUpdates,
+    MemberStanding,
+    exchange_standings,
+    require_equal_settings,
+)
+from unisono.parallel.parameter_server.model_bytes import ModelBytes
+from unisono.parallel.parameter_server.served_shard import OptimizerFactory
+from unisono.parallel.parameter_server.server_group import ServerGroup, ServerSettings, cut_shards
+from unisono.parallel.parameter_server.server_plan import ServerPlan, choose_servers
+from unisono.torch_backend import default_communicator
+
+_RANGES = 64
+_LEAST_RANGE_BYTES, _MOST_RANGE_BYTES = 1 << 16, 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterServerStats:
+    """What this rank has done so far. Bytes are of gradients and parameters, to other ranks."""
+
+    steps: int
+    """Steps that this rank has completed as a worker."""
+    sent_bytes: int
+    received_bytes: int
+    pushes: int
+    """Gradients of ranges that the server of this rank received, with the repeated ones."""
+    repeats: int
+    """Pushes that were known already, and changed nothing."""
+    updates: int
+    """Steps of an optimizer on a range."""
+    mean_delay: float
+    """Updates of other workers between the read of the parameters and the update with the gradient
+    computed from them, on average: 0 if synchronous.
+    """
+    most_missed: int
+    """Most gradients of its own step or earlier that a worker has missed in a read."""
+    most_early: int
+    """Most gradients of later steps that a read has had."""
+    lost_ranks: tuple[int, ...]
+    lost_updates: tuple[LostUpdates, ...]
+    """Shards whose server was lost, and the steps that their snapshots did not have."""
+
+
+class ParameterServer:
+    """Servers that have the parameters and the optimizer; workers push gradients and pull values.
+
+    Each of the S servers has an equal share of the parameters' bytes. A worker's `step` pushes its
+    gradients to all servers, which take a step of the optimizer, and receives the new parameters
+    (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014). One
+    server on a worker's rank is the scheme in which a first GPU gathers all gradients and sends the
+    parameters back.
+
+    **Synchronous** training (`staleness=0`) applies the mean of all workers' gradients of a step,
+    added in rank order: the bits of `all_reduce(op="avg")` of a communicator with
+    `reproducible=True`. The mean divides by the number of gradients that it sums, so a worker that
+    was lost or has finished no longer counts. **Asynchronous** training applies each gradient when
+    it comes, undivided. With `staleness=s` a worker waits when it is s steps ahead of the slowest.
+
+    **Optimizer.** Each range of `range_bytes` has an optimizer of its own, so it must compute each
+    element by itself, as SGD, Adam and AdamW do. Norms over all parameters are not possible on the
+    server: clip before `step`.
+
+    **Loss of a rank.** The others go on. A lost server's shard comes from its last snapshot; see
+    `ParameterServerStats.lost_updates`, and the log `unisono.parallel`.
+
+    >>> import torch, unisono
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> model.weight = torch.nn.Parameter(torch.ones(1, 2))
+    >>> with (
+    ...     unisono.init(rank=0, size=1, rendezvous="example of a parameter server") as comm,
+    ...     ParameterServer(model, lambda params: torch.optim.SGD(params, 0.5), comm=comm) as ps,
+    ... ):
+    ...     model(torch.tensor([[1.0, 2.0]])).sum().backward()
+    ...     ps.step()
+    >>> model.weight.tolist()
+    [[0.5, 0.0]]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerFactory,
+        *,
+        comm: Communicator | None = None,
+        servers: int | Sequence[int] = 1,
+        dedicated: bool = False,
+        staleness: int | None = 0,
+        range_bytes: int | None = None,
+        snapshot_every: int = 0,
+        snapshot_folder: Path | str | None = None,
+        previous: ParameterServer | None = None,
+    ) -> None:
+        """Collective over all ranks, which give equal arguments.
+
+        `model`: the same on all ranks, also on dedicated servers. It starts with the values of rank
+        0. `optimizer`: makes an optimizer for a list of (name, piece of a parameter). `comm`: as in
+        `data_parallel`; the parameter server makes a communicator of its own from it. `servers`:
+        how many ranks serve, or which. `dedicated`: the servers do not work. Without it they serve
+        in a second thread, which shares the interpreter with the worker. `range_bytes`: the size of
+        a message; None: a 64th of a shard, from 64 KiB to 1 MiB. `staleness`: 0 is
+        synchronous, None sets no bound. `snapshot_every`: steps between two snapshots of a shard; 0
+        makes none. `snapshot_folder`: all servers must be able to read it.
+
+        `previous`: a parameter server over other ranks that has ended, on each rank that has one.
+        Parameters, optimizers and the number of steps come from there. So ranks can be replaced:
+        the new rank gives None. Its number of servers must be the same.
+
+        Raises `ValueError` for wrong arguments, or arguments that differ between ranks.
+        """
+        self._group: ServerGroup
+        _require_arguments(staleness, range_bytes, snapshot_every, snapshot_folder)
+        self._model = ModelBytes(model)
+        self._own_comm: Communicator | None = None
+        found = comm or default_communicator()
+        if found is None:
+            found = self._own_comm = init()
+        owners = choose_servers(found.size, servers, dedicated=dedicated)
+        self._settings = ServerSettings(
+            staleness=staleness,
+            range_bytes=range_bytes or _range_bytes(self._model.layout.nbytes // len(owners)),
+            snapshot_every=snapshot_every,
+            snapshot_folder=None if snapshot_folder is None else Path(snapshot_folder),
+            timeout_s=found.timeout_s,
+        )
+        workers = tuple(rank for rank in range(found.size) if not dedicated or rank not in owners)
+        plan = ServerPlan(
+            workers=workers, owners=owners, shards=cut_shards(self._model, len(owners))
+        )
+        self._closed = False
+        own = found.split(0, found.rank)
+        assert own is not None, "all ranks have color 0"
+        try:
+            self._form(own, plan, optimizer, previous)
+        except BaseException:
+            own.close()
+            raise
+
+    def _form(
+        self,
+        comm: Communicator,
+        plan: ServerPlan,
+        optimizer: OptimizerFactory,
+        previous: ParameterServer | None,
+    ) -> None:
+        held = {} if previous is None else previous._group.shards
+        standing = MemberStanding(
+            number=comm.rank,
+            step=0 if previous is None else previous._group.step,
+            finished=False,
+            has_state=previous is not None,
+            shards=tuple(held),
+            snapshots=(),
+            run=secrets.token_hex(4) if previous is None else previous._group.run,
+            settings=self._settings_to_compare(plan),
+        )
+        standings = exchange_standings(comm, standing)
+        require_equal_settings(standings)
+        sources = [rank for rank, each in enumerate(standings) if each.has_state]
+        root = sources[0] if sources else 0
+        step = max(each.step for each in standings)
+        self._model.pack_values()
+        for tensor in (self._model.values, *self._model.rest):
+            comm.broadcast(tensor.detach(), root)
+        self._group = ServerGroup(
+            comm, plan, self._model, optimizer, self._settings, standings[root].run, step
+        )
+        if sources:
+            self._group.take_over(held, _holders(standings, len(plan.shards)))
+        self._model.unpack_values()
+        self._group.start(standings, in_thread=self.is_worker)
+
+    def _settings_to_compare(self, plan: ServerPlan) -> dict[str, object]:
+        layout = self._model.layout
+        return {
+            "servers": list(plan.owners),
+            "workers": list(plan.workers),
+            "staleness": self._settings.staleness,
+            "range_bytes": self._settings.range_bytes,
+            "snapshot_every": self._settings.snapshot_every,
+            "model": [f"{each.name}: {each.count} {each.dtype}" for each in layout.tensors],
+        }
+
+    # ---- roles
+
+    @property
+    def is_worker(self) -> bool:
+        """True if this rank trains: it calls `step`."""
+        return self._group.number in self._group.plan.workers
+
+    @property
+    def is_server(self) -> bool:
+        """True if this rank has a shard."""
+        return bool(self._group.shards)
+
+    @property
+    def plan(self) -> ServerPlan:
+        """The workers, and the server of each shard. It changes when a rank is lost."""
+        return self._group.plan
+
+    # ---- training
+
+    def step(self) -> None:
+        """Pushes the gradients of the model and waits, as `staleness` says, for new parameters.
+
+        The gradients stay as they are. A parameter without a gradient counts as zeros, but one that
+        no worker has a gradient for keeps its value and its optimizer state. If a rank is lost, the
+        step is repeated with those that are left. That waits for every other rank to call `step`.
+
+        Raises `CollectiveTimeoutError`, with the workers that are late, after the communicator's
+        timeout; `PeerLostError` if a server without a snapshot was lost; `AbortedError` if another
+        rank failed, and this rank's server's own error.
+        """
+        self._require_worker("step")
+        group = self._group
+        used = self._model.pack_gradients()
+
+        def exchange() -> None:
+            group.exchange.exchange(group.step, used, self._settings.timeout_s)
+
+        group.going_on(exchange, in_thread=True)
+        self._model.unpack_values()
+        group.step += 1
+
+    def zero_grad(self) -> None:
+        """Sets the gradients of the model to None."""
+        self._model.clear_gradients()
+
+    def serve(self) -> None:
+        """Serves on a dedicated server's rank, until all workers have finished. Goes on after the
+        loss of a rank, as `step` does.
+
+        Raises `ValueError` on a worker's rank, whose server runs already.
+        """
+        self._require_open()
+        if self.is_worker:
+            raise ValueError(
+                f"serve: rank {self._group.number} is a worker, which serves in a thread; expected "
+                f"a dedicated server"
+            )
+        self._group.going_on(self._group.serve, in_thread=False)
+
+    def stats(self) -> ParameterServerStats:
+        """Returns counts of this rank since the beginning."""
+        group, counts = self._group, self._group.counts
+        return ParameterServerStats(
+            steps=group.step,
+            sent_bytes=counts.bytes.sent_bytes + group.worker_bytes.sent_bytes,
+            received_bytes=counts.bytes.received_bytes + group.worker_bytes.received_bytes,
+            pushes=counts.pushes,
+            repeats=counts.repeats,
+            updates=counts.updates,
+            mean_delay=counts.delays / max(counts.updates, 1),
+            most_missed=counts.most_missed,
+            most_early=counts.most_early,
+            lost_ranks=tuple(group.lost_ranks),
+            lost_updates=tuple(group.lost_updates),
+        )
+
+    # ---- end
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Ends the work of this rank; a second call does nothing.
+
+        A worker waits until all workers have called it, since its rank may serve them: `timeout_s`
+        seconds (None: the communicator's timeout), then raises `CollectiveTimeoutError`. The other
+        workers' means no longer count this one.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        group = self._group
+        try:
+            if self.is_worker:
+                known = False
+
+                def finish() -> None:
+                    nonlocal known
+                    said, known, group.finished = known, True, True
+                    group.exchange.finish(limit_s, known=said)
+                    group.join(limit_s)
+
+                group.going_on(finish, in_thread=True)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with suppress(Exception):  # has been raised, or is about to be
+            self._group.join(self._settings.timeout_s)
+        self._group.close()
+        if self._own_comm is not None:
+            self._own_comm.close()
+
+    def __enter__(self) -> ParameterServer:
+        self._require_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not self._closed:
+            self._closed = True
+            self._group.abort(f"{type(error).__name__}: {error}")
+            self._leave()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError("this parameter server is closed: make a new one")
+
+    def _require_worker(self, call: str) -> None:
+        self._require_open()
+        if not self.is_worker:
+            raise ValueError(
+                f"{call}: rank {self._group.number} is a dedicated server; expected a worker. Call "
+                "serve() on it"
+            )
+
+
+def _require_arguments(
+    staleness: int | None, range_bytes: int | None, snapshot_every: int, folder: Path | str | None
+) -> None:
+    if staleness is not None and staleness < 0:
+        raise ValueError(f"staleness: expected None or 0 and more, found {staleness}")
+    if range_bytes is not None and range_bytes < 1:
+        raise ValueError(f"range_bytes: expected 1 and more, found {range_bytes}")
+    if snapshot_every < 0 or bool(snapshot_every) != (folder is not None):
+        raise ValueError(
+            "snapshot_every and snapshot_folder: expected both or none, found "
+            f"{snapshot_every} and {folder}"
+        )
+
+
+def _range_bytes(shard_bytes: int) -> int:
+    """Returns the size of ranges with which a server receives, sums and sends at the same time."""
+    return min(max(shard_bytes // _RANGES, _LEAST_RANGE_BYTES), _MOST_RANGE_BYTES)
+
+
+def _holders(standings: Sequence[MemberStanding], shards: int) -> list[int]:
+    """Returns for each shard the rank that holds it. Raises `ValueError` without one."""
+    found = []
+    for shard in range(shards):
+        holders = [rank for rank, each in enumerate(standings) if shard in each.shards]
+        if not holders:
+            raise ValueError(
+                f"previous: expected a rank that holds shard {shard} of {shards}, found none: give "
+                "the previous parameter server on every rank that has one"
+            )
+        found.append(holders[0])
+    return found

@@ -1,0 +1,158 @@
+"""A shard on its server: the parameters, an optimizer for each range, and gradients that arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from unisono.parallel.parameter_server.byte_ranges import ByteLayout, ByteRange
+from unisono.parallel.parameter_server.gradient_mean import mean_in_order
+from unisono.parallel.parameter_server.range_state import RangeState
+
+OptimizerFactory: TypeAlias = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+"""Makes an optimizer for pieces of parameters. A piece is flat and has its parameter's name."""
+
+
+class Gradient(NamedTuple):
+    """A worker's gradient of one range, and which tensors of the shard it used."""
+
+    data: torch.Tensor
+    used: NDArray[np.uint8]
+
+
+class _Piece(NamedTuple):
+    parameter: nn.Parameter
+    mark: int
+    """Its place among the shard's tensors."""
+    run: int
+    first: int
+    """Its first element in the run."""
+
+
+class ServedRange:
+    """One range: its values, its optimizer, and the state of its pushes."""
+
+    def __init__(
+        self,
+        number: int,
+        within: ByteRange,
+        values: torch.Tensor,
+        layout: ByteLayout,
+        marks: Mapping[int, int],
+        optimizer: OptimizerFactory,
+        state: RangeState[Gradient],
+    ) -> None:
+        """`values` are the bytes of the range, which the optimizer changes in place. `marks` are
+        the places of tensors among the shard's.
+        """
+        self.number = number
+        self.within = within
+        self.values = values
+        self.state = state
+        self._runs: list[tuple[torch.dtype, slice]] = []
+        self._pieces: list[_Piece] = []
+        named = []
+        for piece in layout.pieces(within):
+            spec = layout.tensors[piece.tensor]
+            low = piece.start - within.start
+            here = slice(low, low + piece.count * spec.item_bytes)
+            dtype = getattr(torch, spec.dtype)
+            if not self._runs or self._runs[-1][0] != dtype:
+                self._runs.append((dtype, here))
+            _, run = self._runs[-1]
+            self._runs[-1] = (dtype, slice(run.start, here.stop))
+            first = (low - run.start) // spec.item_bytes
+            parameter = nn.Parameter(values[here].view(dtype))
+            run_index = len(self._runs) - 1
+            self._pieces.append(_Piece(parameter, marks[piece.tensor], run_index, first))
+            named.append((spec.name, parameter))
+        self.optimizer = optimizer(named)
+
+    def apply(self, gradients: Sequence[Gradient]) -> None:
+        """Takes a step of the optimizer with the mean of the gradients.
+
+        A tensor that no worker used keeps its values and its optimizer state.
+        """
+        with torch.no_grad():
+            means = [
+                mean_in_order([each.data[run].view(dtype) for each in gradients])
+                for dtype, run in self._runs
+            ]
+        for piece in self._pieces:
+            used = any(each.used[piece.mark] for each in gradients)
+            end = piece.first + piece.parameter.numel()
+            piece.parameter.grad = means[piece.run][piece.first : end] if used else None
+        self.optimizer.step()
+
+
+class ServedShard:
+    """All ranges of one shard."""
+
+    def __init__(
+        self,
+        number: int,
+        layout: ByteLayout,
+        ranges: Mapping[int, ByteRange],
+        values: torch.Tensor,
+        optimizer: OptimizerFactory,
+        new_state: Callable[[], RangeState[Gradient]],
+    ) -> None:
+        """`ranges` are the shard's, by number. `values` are the bytes of the shard."""
+        self.number = number
+        first = next(iter(ranges.values()))
+        self.start = first.start
+        self.values = values
+        whole = ByteRange(start=self.start, stop=self.start + values.numel())
+        self.tensors = layout.tensors_in(whole)
+        """The tensors that have elements in this shard."""
+        marks = {tensor: place for place, tensor in enumerate(self.tensors)}
+        self.ranges = {
+            number: ServedRange(
+                number, within, values[self.slice_of(within)], layout, marks, optimizer, new_state()
+            )
+            for number, within in ranges.items()
+        }
+        self._incoming: dict[int, torch.Tensor] = {}
+
+    def slice_of(self, within: ByteRange) -> slice:
+        """Returns the place of a range in this shard's bytes."""
+        return slice(within.start - self.start, within.stop - self.start)
+
+    def incoming(self, worker: int, within: ByteRange) -> torch.Tensor:
+        """Returns the memory for a worker's gradient of a range."""
+        if worker not in self._incoming:
+            self._incoming[worker] = torch.empty_like(self.values)
+        return self._incoming[worker][self.slice_of(within)]
+
+    @property
+    def steps(self) -> int:
+        """How many steps of all workers every range has applied."""
+        return min(each.state.least_applied for each in self.ranges.values())
+
+    def save(self) -> dict[str, Any]:
+        """Returns values, optimizers and applied steps, for `load` and `torch.save`."""
+        return {
+            "start": self.start,
+            "values": self.values,
+            "steps": self.steps,
+            "optimizers": [each.optimizer.state_dict() for each in self.ranges.values()],
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Takes what `save` returned of the same shard. Raises `ValueError` for another shard."""
+        found = (saved["start"], saved["values"].numel(), len(saved["optimizers"]))
+        expected = (self.start, self.values.numel(), len(self.ranges))
+        if found != expected:
+            raise ValueError(
+                f"shard {self.number}: expected (first byte, bytes, ranges) {expected}, found "
+                f"{found}: the model, the number of servers and range_bytes must not change"
+            )
+        with torch.no_grad():
+            self.values.copy_(saved["values"])
+        for each, state in zip(self.ranges.values(), saved["optimizers"], strict=True):
+            each.optimizer.load_state_dict(state)

@@ -1,0 +1,93 @@
+"""The messages between workers and servers: tags, and the head of a push.
+
+For each shard and step a worker sends one head, then one message for each range, whose tag is the
+range's number. The server answers each range with its values, and a shard with one trailer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+_KIND_BITS = 32
+_HEAD_BYTES = 16
+FINISHED = -1
+"""The step in the head of a worker that pushes no more."""
+
+
+class Kind(IntEnum):
+    """What a message is; its tag says also of which shard or range."""
+
+    HEAD = 1
+    GRADIENT = 2
+    VALUES = 3
+    TRAILER = 4
+    END = 5
+    """All workers have finished."""
+
+
+def tag_of(kind: Kind, number: int) -> int:
+    """Returns the tag of a message about this shard or range.
+
+    >>> tag_of(Kind.HEAD, 5) == (1 << 32) + 5
+    True
+    """
+    return (kind << _KIND_BITS) + number
+
+
+def head_bytes(tensors: int) -> int:
+    """Returns the length of a head about a shard with pieces of so many tensors."""
+    return _HEAD_BYTES + tensors
+
+
+def write_head(head: Bytes, step: int, used: Bytes) -> None:
+    """Fills a head. `used` has a 1 for each tensor of the shard that has a gradient."""
+    head[:_HEAD_BYTES].view(np.int64)[0] = step
+    head[_HEAD_BYTES:] = used
+
+
+def read_head(head: Bytes) -> tuple[int, Bytes]:
+    """Returns the step, and a copy of the marks of the tensors that have a gradient.
+
+    >>> head = np.zeros(head_bytes(3), np.uint8)
+    >>> write_head(head, 7, np.array([1, 0, 1], np.uint8))
+    >>> step, used = read_head(head)
+    >>> step, used.tolist()
+    (7, [1, 0, 1])
+    """
+    return int(head[:_HEAD_BYTES].view(np.int64)[0]), head[_HEAD_BYTES:].copy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trailer:
+    """What a server says of the values that it has sent for a step of one worker and shard."""
+
+    step: int
+    missed: int
+    """Most gradients of the step or earlier that a range missed."""
+    early: int
+    """Most gradients of later steps that a range had already."""
+    updates: int
+    """Updates of the shard's first range so far."""
+
+    def encode(self) -> NDArray[np.int64]:
+        """Returns the message."""
+        return np.array([self.step, self.missed, self.early, self.updates], np.int64)
+
+    @staticmethod
+    def decode(message: NDArray[np.int64]) -> Trailer:
+        """Returns the trailer in a message.
+
+        >>> Trailer.decode(Trailer(step=1, missed=0, early=2, updates=3).encode()).early
+        2
+        """
+        step, missed, early, updates = (int(number) for number in message)
+        return Trailer(step=step, missed=missed, early=early, updates=updates)
+
+
+TRAILER_NUMBERS = 4

@@ -1,0 +1,156 @@
+"""A worker's side of a step: pushes all gradients, then receives all parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unisono import native
+from unisono.communicator import Communicator, Work
+from unisono.errors import AbortedError, CollectiveTimeoutError, CommunicationError
+from unisono.parallel.parameter_server.byte_ranges import ByteLayout, ByteRange
+from unisono.parallel.parameter_server.server_loop import LATE, ByteCounts
+from unisono.parallel.parameter_server.server_messages import (
+    FINISHED,
+    TRAILER_NUMBERS,
+    Kind,
+    Trailer,
+    head_bytes,
+    tag_of,
+    write_head,
+)
+from unisono.parallel.parameter_server.server_plan import ServerPlan
+
+_GRACE_S = 2.0
+
+
+class WorkerExchange:
+    """The messages of one worker in one group. Made again for each new group.
+
+    A step sends a head and the ranges to each server, and receives the ranges and a trailer from
+    each. All begin at once; a server answers a range as soon as its gradients are complete, so both
+    directions of a link are busy.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        layout: ByteLayout,
+        plan: ServerPlan,
+        shards: Sequence[Mapping[int, ByteRange]],
+        owners: Sequence[int],
+        gradients: torch.Tensor,
+        values: torch.Tensor,
+        bytes_: ByteCounts,
+    ) -> None:
+        """`shards` are the ranges of each shard by number, `owners` the shards' ranks in `comm`.
+        `gradients` and `values` are the bytes of all parameters.
+        """
+        self._comm = comm
+        self._owners = owners
+        self._bytes = bytes_
+        self._tensors = [np.array(layout.tensors_in(shard)) for shard in plan.shards]
+        self._heads = [np.zeros(head_bytes(len(each)), np.uint8) for each in self._tensors]
+        self._trailers = [np.zeros(TRAILER_NUMBERS, np.int64) for _ in shards]
+        self._receives: list[native.Request] = []
+        self._sends: list[native.Request] = []
+        for shard in range(len(shards)):
+            owner = owners[shard]
+            tag = tag_of(Kind.TRAILER, shard)
+            self._receives.append(comm.recv_init(self._trailers[shard], owner, tag))
+            tag = tag_of(Kind.HEAD, shard)
+            self._sends.append(comm.send_init(self._heads[shard], owner, tag))
+        self._payload_bytes = 0
+        for shard, number, within in _in_turn(shards, first=comm.rank):
+            owner, here = owners[shard], slice(within.start, within.stop)
+            tag = tag_of(Kind.VALUES, number)
+            self._receives.append(comm.recv_init(values[here], owner, tag))
+            tag = tag_of(Kind.GRADIENT, number)
+            self._sends.append(comm.send_init(gradients[here], owner, tag))
+            self._payload_bytes += 0 if owner == comm.rank else within.nbytes
+
+    def exchange(self, step: int, used: NDArray[np.uint8], timeout_s: float) -> list[Trailer]:
+        """Pushes the gradients of a step and receives the parameters for the next.
+
+        `used` has a 1 for each tensor with a gradient. Returns the trailers of all shards. Raises
+        `PeerLostError` if a rank is lost, `CollectiveTimeoutError` if a server does not answer.
+        """
+        for head, tensors in zip(self._heads, self._tensors, strict=True):
+            write_head(head, step, used[tensors])
+        requests = [*self._receives, *self._sends]
+        with _timeouts_by_name():
+            works: list[Work] = [request.start() for request in requests]
+        self._bytes.sent_bytes += self._payload_bytes
+        what = f"the parameters after step {step}"
+        self._wait(works, timeout_s + max(_GRACE_S, timeout_s / 10), what)
+        self._bytes.received_bytes += self._payload_bytes
+        return [Trailer.decode(trailer) for trailer in self._trailers]
+
+    def finish(self, timeout_s: float, *, known: bool) -> None:
+        """Waits until no worker pushes. Says first that this one does not, unless that is `known`.
+
+        Raises as `exchange` does.
+        """
+        works: list[Work] = []
+        for shard, owner in enumerate(self._owners):
+            end, tag = np.zeros(1, np.uint8), tag_of(Kind.END, shard)
+            with _timeouts_by_name():
+                works.append(self._comm.recv(end, owner, tag, async_op=True))
+                if not known:
+                    works.append(self._say_finished(shard, owner))
+        self._wait(works, timeout_s, "the other workers to finish")
+
+    def _say_finished(self, shard: int, owner: int) -> Work:
+        tensors = len(self._tensors[shard])
+        head = np.zeros(head_bytes(tensors), np.uint8)
+        write_head(head, FINISHED, np.zeros(tensors, np.uint8))
+        work: Work = self._comm.send(head, owner, tag_of(Kind.HEAD, shard), async_op=True)
+        return work
+
+    def _wait(self, works: list[Work], timeout_s: float, what: str) -> None:
+        try:
+            with _timeouts_by_name():
+                Work.wait_all(works, timeout_s)
+        except CommunicationError:
+            raise
+        except TimeoutError:
+            servers = sorted(set(self._owners))
+            text = (
+                f"{LATE}: rank {self._comm.rank} has waited {timeout_s:g} s (timeout) for {what}: "
+                f"the servers on ranks {servers} have not all answered"
+            )
+            self._comm.abort(text)
+            raise CollectiveTimeoutError(text) from None
+
+
+@contextmanager
+def _timeouts_by_name() -> Iterator[None]:
+    """Turns the failure of a group whose server has timed out into that timeout."""
+    try:
+        yield
+    except AbortedError as error:
+        if LATE in str(error):
+            raise CollectiveTimeoutError(str(error)) from error
+        raise
+
+
+def _in_turn(
+    shards: Sequence[Mapping[int, ByteRange]], first: int
+) -> list[tuple[int, int, ByteRange]]:
+    """Returns the ranges of all shards, one of each shard in turn; workers begin with different
+    shards, so that no server gets all first ranges at once.
+    """
+    ordered = [
+        (place, (shard - first) % len(shards), shard, number, within)
+        for shard, ranges in enumerate(shards)
+        for place, (number, within) in enumerate(ranges.items())
+    ]
+    return [(shard, number, within) for _, _, shard, number, within in sorted(ordered, key=_place)]
+
+
+def _place(entry: tuple[int, int, int, int, ByteRange]) -> tuple[int, int]:
+    return entry[:2]

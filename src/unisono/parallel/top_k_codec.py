@@ -1,0 +1,77 @@
+"""Vectors as their largest values and the indices of these."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+_INDEX = torch.int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK:
+    """Sends the largest values of each gradient, with their indices.
+
+    The ranks gather all messages. With float32 gradients this sends fewer bytes than no compression
+    if the number of ranks is below 1 / `fraction`; otherwise gradients travel uncompressed. Source:
+    A. F. Aji and K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017.
+
+    >>> TopK(fraction=0.001).fraction
+    0.001
+    """
+
+    fraction: float = 0.01
+    """Part of each gradient's values that is sent, rounded up."""
+    error_feedback: bool = True
+    """Adds the values that were not sent to the next gradient."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction: expected above 0 and at most 1, got {self.fraction}")
+
+
+class TopKCodec:
+    """Keeps the values of largest magnitude. NaN counts as the largest.
+
+    >>> codec, values = TopKCodec(0.5), torch.tensor([1.0, -3.0, 0.0, 2.0])
+    >>> decoded = torch.zeros(4)
+    >>> codec.add_decoded(codec.encode(values), decoded)
+    >>> decoded.tolist()
+    [0.0, -3.0, 0.0, 2.0]
+    """
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+
+    def message_bytes(self, count: int, itemsize: int) -> int:
+        """Returns the size of a message: value and index for each value that is kept."""
+        return self.kept(count) * (itemsize + _INDEX.itemsize)
+
+    def kept(self, count: int) -> int:
+        """Returns how many of `count` values are sent.
+
+        >>> TopKCodec(0.01).kept(250)
+        3
+        """
+        return min(count, max(1, math.ceil(self._fraction * count)))
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the kept values, then their indices. Raises `ValueError` from 2^31 values on."""
+        count = values.numel()
+        if count > torch.iinfo(_INDEX).max:
+            raise ValueError(f"top-k: expected fewer than 2^31 values in a gradient, got {count}")
+        # NumPy's selection takes linear time; torch.topk takes three times as long here.
+        order = np.argpartition(values.abs().numpy(), count - self.kept(count))
+        indices = torch.from_numpy(np.sort(order[count - self.kept(count) :]))
+        kept = values[indices]
+        return torch.cat([kept.view(torch.uint8), indices.to(_INDEX).view(torch.uint8)])
+
+    def add_decoded(self, message: torch.Tensor, total: torch.Tensor) -> None:
+        """Adds each kept value at its index."""
+        values_bytes = self.kept(total.numel()) * total.dtype.itemsize
+        values = message[:values_bytes].clone().view(total.dtype)
+        indices = message[values_bytes:].clone().view(_INDEX)
+        total.index_add_(0, indices, values)

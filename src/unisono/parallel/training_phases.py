@@ -1,0 +1,120 @@
+"""Records forward, backward and optimizer of a model in the rank's timeline."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from unisono.timeline import BACKWARD, FORWARD, OPTIMIZER, EventKind, TimelineWriter
+from unisono.torch_backend import run_after_backward
+
+# Plain numbers: an attribute of an enumeration takes as long as half of an event.
+_BEGUN, _ENDED = int(EventKind.BEGUN), int(EventKind.ENDED)
+
+
+class TrainingPhases:
+    """Tells the timeline when a model's phases begin and end, and in which step.
+
+    A step begins with the first forward pass after an optimizer step, or, before the first
+    optimizer step, after a backward pass. The owner calls `begin_forward` and `end_forward`. Torch
+    calls back for the rest: a hook of the output marks the begin of the backward pass, and hooks of
+    all optimizers mark the steps of those that have this model's parameters.
+    """
+
+    def __init__(self, timeline: TimelineWriter, parameters: Iterable[nn.Parameter]) -> None:
+        self._record = timeline.record
+        self._parameters = frozenset(id(each) for each in parameters)
+        self._step = 0
+        self._last = ""
+        self._has_optimizer = False
+        self._in_backward = False
+        own = weakref.ref(self)
+
+        # The hooks are torch's, for all optimizers: they must not keep this object alive.
+        def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if (found := own()) is not None:
+                found._mark_optimizer(optimizer, _BEGUN)
+
+        def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if (found := own()) is not None:
+                found._mark_optimizer(optimizer, _ENDED)
+
+        self._hooks = (
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
+        )
+        self._finalizer = weakref.finalize(self, _remove, self._hooks)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def begin_forward(self) -> None:
+        """Marks the begin of a forward pass. Passes without gradients are not recorded."""
+        if not torch.is_grad_enabled():
+            return
+        self._in_backward = False  # a backward pass that raised has no end
+        boundary = OPTIMIZER if self._has_optimizer else BACKWARD
+        if self._last in (boundary, ""):
+            self._step += 1
+        self._last = FORWARD
+        self._record(_BEGUN, FORWARD, self._step)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def end_forward(self, output: Any) -> None:
+        """Marks the end of the forward pass that returned `output`."""
+        if self._last != FORWARD or not torch.is_grad_enabled():
+            return
+        self._record(_ENDED, FORWARD, self._step)
+        tensor = _with_gradient(output)
+        if tensor is not None:
+            register: Any = tensor.register_hook
+            register(self._begin_backward)
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        self._finalizer()
+
+    def _begin_backward(self, _grad: torch.Tensor) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            self._last = BACKWARD
+            self._record(_BEGUN, BACKWARD, self._step)
+            run_after_backward(self._end_backward)
+
+    def _end_backward(self) -> None:
+        self._in_backward = False
+        self._record(_ENDED, BACKWARD, self._step)
+
+    def _mark_optimizer(self, optimizer: torch.optim.Optimizer, kind: int) -> None:
+        if any(id(each) in self._parameters for each in _first_parameters(optimizer)):
+            self._has_optimizer = True
+            self._last = OPTIMIZER
+            self._in_backward = False
+            self._record(kind, OPTIMIZER, self._step)
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _first_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [group["params"][0] for group in optimizer.param_groups if group["params"]]
+
+
+def _with_gradient(output: Any) -> torch.Tensor | None:
+    """Returns the first tensor of a model's output that has a gradient."""
+    if isinstance(output, torch.Tensor):
+        return output if output.requires_grad else None
+    parts: Iterable[Any] = ()
+    if isinstance(output, Mapping):
+        parts = output.values()
+    elif isinstance(output, (list, tuple)):
+        parts = output
+    return next((found for part in parts if (found := _with_gradient(part)) is not None), None)

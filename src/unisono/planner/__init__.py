@@ -1,0 +1,148 @@
+"""The planner: which layout to train a model with, how long a step takes, and what fills memory.
+
+>>> from unisono import planner
+>>> model = planner.load_model("gpt3-175b")
+>>> cluster = planner.Cluster(device="A100-SXM4-80GB", devices=1024, per_host=8)
+>>> layout = planner.Layout(dp=16, tp=8, pp=8, sequence_parallel=True, zero=1)
+>>> job = planner.Workload(seq=2048, global_batch=1536, micro_batch=1, recompute="full")
+>>> 20 < planner.predict(model, cluster, layout, job).step_s < 35
+True
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unisono.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from unisono.planner.activation_bytes import layer_activation_bytes, output_activation_bytes
+    from unisono.planner.calibrated_constants import (
+        CalibratedConstants,
+        constants_document,
+        constants_from,
+        default_constants,
+    )
+    from unisono.planner.device_cluster import Cluster
+    from unisono.planner.devices import Device, catalogue, device_named
+    from unisono.planner.ground_truth import MeasuredRun, measured_runs, run_of_row
+    from unisono.planner.layer_division import stage_layers
+    from unisono.planner.layout import SCHEDULES, Layout
+    from unisono.planner.layout_candidates import Candidate, Candidates, SearchCounts
+    from unisono.planner.layout_check import check_layout
+    from unisono.planner.layout_search import search
+    from unisono.planner.memory_changes import MemoryChange, smallest_change
+    from unisono.planner.model_presets import (
+        PRESETS,
+        from_hugging_face,
+        load_model,
+        model_named,
+    )
+    from unisono.planner.pipeline_run import PipelineRun, run_schedule, stage_tasks
+    from unisono.planner.prediction import Prediction, predict
+    from unisono.planner.time_tree import TimeNode
+    from unisono.planner.training_flops import forward_flops, step_flops, training_days
+    from unisono.planner.transformer import Transformer
+    from unisono.planner.validation import (
+        ErrorRow,
+        MemoryComparison,
+        errors_markdown,
+        predict_run,
+        ranking,
+        validate,
+        validate_memory,
+    )
+    from unisono.planner.workload import PRECISIONS, RECOMPUTE, SOFTWARE, Workload
+    from unisono.planner.zero_states import StateBytes, state_bytes
+
+_NAMES = {
+    "activation_bytes": ("layer_activation_bytes", "output_activation_bytes"),
+    "calibrated_constants": (
+        "CalibratedConstants",
+        "constants_document",
+        "constants_from",
+        "default_constants",
+    ),
+    "device_cluster": ("Cluster",),
+    "devices": ("Device", "catalogue", "device_named"),
+    "ground_truth": ("MeasuredRun", "measured_runs", "run_of_row"),
+    "layout": ("SCHEDULES", "Layout"),
+    "layout_check": ("check_layout",),
+    "layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
+    "layout_search": ("search",),
+    "memory_changes": ("MemoryChange", "smallest_change"),
+    "model_presets": ("PRESETS", "from_hugging_face", "load_model", "model_named"),
+    "pipeline_run": ("PipelineRun", "run_schedule", "stage_tasks"),
+    "prediction": ("Prediction", "predict"),
+    "layer_division": ("stage_layers",),
+    "zero_states": ("StateBytes", "state_bytes"),
+    "time_tree": ("TimeNode",),
+    "training_flops": ("forward_flops", "step_flops", "training_days"),
+    "transformer": ("Transformer",),
+    "validation": (
+        "ErrorRow",
+        "MemoryComparison",
+        "errors_markdown",
+        "predict_run",
+        "ranking",
+        "validate",
+        "validate_memory",
+    ),
+    "workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
+}
+__getattr__ = lazy_names(
+    __name__, {f"{__name__}.{module}": names for module, names in _NAMES.items()}
+)
+
+__all__ = [
+    "PRECISIONS",
+    "PRESETS",
+    "RECOMPUTE",
+    "SCHEDULES",
+    "SOFTWARE",
+    "CalibratedConstants",
+    "Candidate",
+    "Candidates",
+    "Cluster",
+    "Device",
+    "ErrorRow",
+    "Layout",
+    "MeasuredRun",
+    "MemoryChange",
+    "MemoryComparison",
+    "PipelineRun",
+    "Prediction",
+    "SearchCounts",
+    "StateBytes",
+    "TimeNode",
+    "Transformer",
+    "Workload",
+    "catalogue",
+    "check_layout",
+    "constants_document",
+    "constants_from",
+    "default_constants",
+    "device_named",
+    "errors_markdown",
+    "forward_flops",
+    "from_hugging_face",
+    "layer_activation_bytes",
+    "load_model",
+    "measured_runs",
+    "model_named",
+    "output_activation_bytes",
+    "predict",
+    "predict_run",
+    "ranking",
+    "run_of_row",
+    "run_schedule",
+    "search",
+    "smallest_change",
+    "stage_layers",
+    "stage_tasks",
+    "state_bytes",
+    "step_flops",
+    "training_days",
+    "validate",
+    "validate_memory",
+]

@@ -1,0 +1,62 @@
+"""The layers of each pipeline stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class StageKind(NamedTuple):
+    """What determines the load of a stage: its layers, how many are dense, if it is the last."""
+
+    layers: int
+    dense: int
+    last: bool
+
+
+@lru_cache(maxsize=4096)
+def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
+    """Returns the number of layers of each stage, which sums to `layers`.
+
+    Divides evenly if it can. If only `layers + 2` divides evenly among all chunks, the embedding
+    and the output count as a layer each, so the first and the last stage have one layer less (the
+    placement of the published 405B runs). Else the middle stages take the rest. Raises ValueError
+    if there are fewer layers than chunks.
+
+    >>> stage_layers(96, 8)
+    (12, 12, 12, 12, 12, 12, 12, 12)
+    >>> stage_layers(126, 8, 4)
+    (15, 16, 16, 16, 16, 16, 16, 15)
+    >>> stage_layers(7, 3)
+    (2, 3, 2)
+    """
+    parts = stages * chunks
+    if layers < parts and layers + 2 != parts:
+        raise ValueError(
+            f"{layers} layers cannot fill pp x vpp = {stages} x {chunks} = {parts} groups; "
+            f"pp = {max(layers // chunks, 1)}, vpp = {chunks if layers >= chunks else 1} can"
+        )
+    if layers % parts == 0 or stages == 1:
+        return (layers // stages,) * stages
+    if (layers + 2) % parts == 0:
+        whole = (layers + 2) // stages
+        return (whole - 1, *(whole,) * (stages - 2), whole - 1)
+    base, rest = divmod(layers, stages)
+    first = (stages - rest) // 2
+    return tuple(base + (first <= stage < first + rest) for stage in range(stages))
+
+
+@lru_cache(maxsize=4096)
+def stage_kinds(stages: tuple[int, ...], dense_layers: int) -> tuple[tuple[StageKind, int], ...]:
+    """Returns the kinds of stages and how many there are. The first layers are dense.
+
+    >>> [(kind.layers, kind.dense, count) for kind, count in stage_kinds((4, 4, 4), 1)]
+    [(4, 1, 1), (4, 0, 1), (4, 0, 1)]
+    """
+    kinds, before = [], 0
+    for stage, layers in enumerate(stages):
+        dense = min(max(dense_layers - before, 0), layers)
+        kinds.append(StageKind(layers, dense, stage == len(stages) - 1))
+        before += layers
+    return tuple(Counter(kinds).items())

@@ -1,0 +1,172 @@
+"""A prediction: time, memory and their parts for one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from math import exp, sqrt
+
+from unisono.planner.calibrated_constants import CalibratedConstants, default_constants
+from unisono.planner.device_cluster import Cluster
+from unisono.planner.layout import Layout
+from unisono.planner.layout_check import check_layout
+from unisono.planner.run_choices import RunModel
+from unisono.planner.stage_memory import MEMORY_KINDS
+from unisono.planner.time_tree import TimeNode, time_tree
+from unisono.planner.training_flops import step_flops
+from unisono.planner.transformer import Transformer
+from unisono.planner.workload import Workload
+
+QUANTILE_90 = 1.2816
+"""The normal distribution's 90 % quantile: the interval between -q and q holds 80 %."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a step of a layout takes, and what fills the memory."""
+
+    layout: Layout
+    """The layout with every choice made."""
+    job: Workload
+    """The workload with every choice made."""
+    step_s: float
+    """Seconds of one optimizer step."""
+    low_s: float
+    """Lower end of the interval that holds 80 % of measured steps."""
+    high_s: float
+    """Upper end of that interval."""
+    time: Mapping[str, float]
+    """Seconds by kind; their sum is `step_s`."""
+    memory_bytes: int
+    """Bytes of the fullest device."""
+    capacity_bytes: int
+    """Bytes that training may use on a device."""
+    mfu: float
+    """Model FLOPs (without recomputation) over the peak of all devices, in 16 bits or less."""
+    tokens_per_s: float
+    """Tokens of all devices a second."""
+    _run: RunModel = field(repr=False, compare=False)
+
+    @property
+    def fits(self) -> bool:
+        """True if the fullest device has the memory."""
+        return self.memory_bytes <= self.capacity_bytes
+
+    @cached_property
+    def memory(self) -> Mapping[str, tuple[float, ...]]:
+        """Bytes of a device by kind, then by stage."""
+        stages = self._run.memory.stages(self.layout, self._micro_batch, self._recompute)
+        return {kind: tuple(stage[kind] for stage in stages) for kind in MEMORY_KINDS}
+
+    def explain(self) -> TimeNode:
+        """Returns the step time as a tree, whose leaves are formulas with numbers.
+
+        `str` of it draws the tree.
+        """
+        return time_tree(
+            self._run.times, self.layout, self._micro_batch, self._recompute, self.time
+        )
+
+    @property
+    def _micro_batch(self) -> int:
+        assert self.job.micro_batch is not None
+        return self.job.micro_batch
+
+    @property
+    def _recompute(self) -> str:
+        assert self.job.recompute is not None
+        return self.job.recompute
+
+
+def predict(
+    model: Transformer,
+    cluster: Cluster,
+    layout: Layout,
+    job: Workload,
+    *,
+    constants: CalibratedConstants | None = None,
+) -> Prediction:
+    """Predicts the time and memory of a training step.
+
+    Where `job` or `layout` leaves a value open (None), takes the fastest that fits in memory; if
+    none fits, the one with the least memory. Raises ValueError for a layout that cannot train the
+    model, with the nearest one that can. `constants` replace the shipped ones.
+
+    >>> from unisono import planner
+    >>> found = planner.predict(
+    ...     planner.load_model("gpt3-175b"),
+    ...     planner.Cluster.parse("a100:1024"),
+    ...     planner.Layout(dp=16, tp=8, pp=8, sequence_parallel=True, zero=1),
+    ...     planner.Workload(seq=2048, global_batch=1536, micro_batch=1, recompute="full"),
+    ... )
+    >>> found.low_s < found.step_s < found.high_s and found.fits
+    True
+    """
+    check_layout(model, cluster, layout, job)
+    run = _run_model(model, cluster, job, constants or default_constants())
+    return prediction_of(run, *run.fastest(layout))
+
+
+@lru_cache(maxsize=32)
+def _run_model(
+    model: Transformer, cluster: Cluster, job: Workload, constants: CalibratedConstants
+) -> RunModel:
+    return RunModel(model, cluster, job, constants)
+
+
+def prediction_of(
+    run: RunModel, layout: Layout, micro_batch: int, recompute: str, kinds: dict[str, float]
+) -> Prediction:
+    """Returns the prediction of a layout whose times by kind are known."""
+    job = run.workload
+    if job.micro_batch != micro_batch or job.recompute != recompute:
+        job = replace(job, micro_batch=micro_batch, recompute=recompute)
+    step_s = sum(kinds.values())
+    spread = exp(QUANTILE_90 * error_deviation(run, kinds, step_s))
+    flops = step_flops(run.model, seq=job.seq, batch=job.global_batch)
+    return Prediction(
+        layout=layout,
+        job=job,
+        step_s=step_s,
+        low_s=step_s / spread,
+        high_s=step_s * spread,
+        time=kinds,
+        memory_bytes=round(run.memory.fullest_bytes(layout, micro_batch, recompute)),
+        capacity_bytes=int(run.capacity_bytes),
+        mfu=flops / (step_s * run.times.kernels.wide_peak * run.cluster.devices),
+        tokens_per_s=job.tokens / step_s,
+        _run=run,
+    )
+
+
+def error_deviation(run: RunModel, kinds: Mapping[str, float], step_s: float) -> float:
+    """Returns the standard deviation of the logarithm of measured over predicted time.
+
+    Causes are independent: their deviations add in squares.
+    """
+    sigma = run.constants.sigma
+    shares = deviation_shares(run.model, run.cluster, run.workload, kinds, step_s)
+    return sqrt(sum((sigma[name] * share) ** 2 for name, share in shares.items()))
+
+
+def deviation_shares(
+    model: Transformer,
+    cluster: Cluster,
+    job: Workload,
+    kinds: Mapping[str, float],
+    step_s: float,
+) -> dict[str, float]:
+    """Returns how much of each cause of errors is in a prediction.
+
+    Causes: all predictions, waiting for the host, experts, choices that are not stated, and devices
+    that no constant was fitted to.
+    """
+    fitted = cluster.kind.architecture in ("ampere", "hopper", "blackwell")
+    return {
+        "base": 1.0,
+        "host": kinds["host"] / step_s,
+        "experts": float(model.experts > 0),
+        "not stated": float(job.micro_batch is None or job.recompute is None),
+        "other device": float(not fitted),
+    }

@@ -1,0 +1,114 @@
+"""The values that a workload and layout leave open: micro batch, recomputation, interleaving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from unisono.planner.calibrated_constants import CalibratedConstants
+from unisono.planner.device_cluster import Cluster
+from unisono.planner.layer_division import stage_layers
+from unisono.planner.layout import Layout
+from unisono.planner.stage_memory import MemoryModel
+from unisono.planner.step_time import StepModel
+from unisono.planner.transformer import Transformer
+from unisono.planner.workload import RECOMPUTE, Workload
+
+_LARGEST_MICRO_BATCH = 64
+_USABLE = 0.95
+"""Share of the memory that training may use; the rest is the driver's and the libraries'."""
+
+
+class RunModel:
+    """Times and memory of layouts of one model on one cluster; pieces are computed once."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        cluster: Cluster,
+        workload: Workload,
+        constants: CalibratedConstants,
+    ) -> None:
+        self.model, self.cluster, self.workload = model, cluster, workload
+        self.constants = constants
+        self.times = StepModel(model, cluster, workload, constants)
+        self.memory = MemoryModel(model, workload, fragmentation=constants.fragmentation)
+        self.capacity_bytes = cluster.kind.memory_bytes * _USABLE
+
+    def fastest(self, layout: Layout) -> tuple[Layout, int, str, dict[str, float]]:
+        """Returns the fastest choice that fits, else the smallest: layout, micro batch,
+        recomputation, times by kind.
+        """
+        best: tuple[Layout, int, str, dict[str, float]] | None = None
+        best_s = 0.0
+        smallest: tuple[float, Layout, int, str] | None = None
+        single = None not in (self.workload.micro_batch, self.workload.recompute, layout.vpp)
+        for full, micro_batch in self.open_choices(layout):
+            for recompute in self.recomputations():
+                if not single:
+                    nbytes = self.memory.fullest_bytes(full, micro_batch, recompute)
+                    if smallest is None or nbytes < smallest[0]:
+                        smallest = nbytes, full, micro_batch, recompute
+                    if nbytes > self.capacity_bytes:
+                        continue
+                kinds = self.times.step(full, micro_batch, recompute)
+                step_s = sum(kinds.values())
+                if best is None or step_s < best_s:
+                    best, best_s = (full, micro_batch, recompute, kinds), step_s
+                break  # recomputing more is slower
+        if best is None:
+            if smallest is None:
+                raise ValueError(
+                    f"the schedule {layout.schedule} needs two groups of layers on each of "
+                    f"{layout.pp} stages, and 2 x pp microbatches for dualpipev; the model has "
+                    f"{self.model.layers} layers; pp = {max(self.model.layers // 2, 1)} or less, "
+                    "or the schedule 1f1b, works"
+                )
+            _, full, micro_batch, recompute = smallest
+            best = full, micro_batch, recompute, self.times.step(full, micro_batch, recompute)
+        return best
+
+    def recomputations(self) -> tuple[str, ...]:
+        """Returns the recomputations to try, fastest first."""
+        given = self.workload.recompute
+        return RECOMPUTE if given is None else (given,)
+
+    def open_choices(self, layout: Layout) -> Iterator[tuple[Layout, int]]:
+        """Yields complete layouts with their micro batches."""
+        per_replica = max(self.workload.global_batch // layout.dp, 1)
+        for micro_batch in self.micro_batches(per_replica):
+            microbatches = max(per_replica // micro_batch, 1)
+            for chunks in self.chunk_counts(layout, microbatches):
+                full = layout if layout.vpp is not None else replace(layout, vpp=chunks)
+                yield full, micro_batch
+
+    def micro_batches(self, per_replica: int) -> list[int]:
+        """Returns the micro batches to try for a replica's batch."""
+        given = self.workload.micro_batch
+        if given is not None:
+            return [given]
+        largest = min(per_replica, _LARGEST_MICRO_BATCH)
+        return [size for size in range(1, largest + 1) if per_replica % size == 0]
+
+    def chunk_counts(self, layout: Layout, microbatches: int) -> list[int]:
+        """Returns the interleavings to try."""
+        if layout.vpp is not None:
+            return [layout.vpp]
+        if layout.schedule in ("zbv", "dualpipev"):
+            return self._two_chunks(layout, microbatches)
+        if layout.pp == 1 or layout.schedule in ("gpipe", "zb1p") or microbatches % layout.pp:
+            return [1]
+        layers, pp = self.model.layers, layout.pp
+        return [
+            chunks
+            for chunks in range(1, (layers + 2) // pp + 1)
+            if chunks == 1 or layers % (pp * chunks) == 0 or (layers + 2) % (pp * chunks) == 0
+            if stage_layers(layers, pp, chunks)
+        ]
+
+    def _two_chunks(self, layout: Layout, microbatches: int) -> list[int]:
+        layers, parts = self.model.layers, 2 * layout.pp
+        enough = layers >= parts or layers + 2 == parts
+        if layout.pp == 1 or not enough:
+            return []
+        return [] if layout.schedule == "dualpipev" and microbatches < parts else [2]

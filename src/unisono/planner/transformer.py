@@ -1,0 +1,196 @@
+"""The shape of a transformer model, and its exact parameter counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """The shape of a decoder: GPT, Llama, grouped-query or latent attention, mixture of experts.
+
+    A model without gates (`gated=False`) is a GPT: its linear layers have biases, its norms have
+    two vectors, and it drops values at random in training. A gated model is a Llama: no biases,
+    norms of one vector.
+
+    Raises ValueError for sizes that do not fit together.
+
+    >>> gpt = Transformer(layers=96, hidden=12288, heads=96, kv_heads=96, head_dim=128, ffn=49152,
+    ...                   vocab=51200)
+    >>> round(gpt.parameters / 1e9, 1)
+    174.6
+    """
+
+    layers: int
+    """Number of transformer layers."""
+    hidden: int
+    """Width of the residual stream."""
+    heads: int
+    """Number of attention heads."""
+    kv_heads: int = 0
+    """Number of key and value heads. 0: as many as `heads`."""
+    head_dim: int = 0
+    """Width of one head. 0: `hidden / heads`."""
+    ffn: int = 0
+    """Inner width of the dense feed-forward network. 0: 4 x `hidden`."""
+    gated: bool = False
+    """True: the feed-forward network has a gate (SwiGLU), so three matrices instead of two."""
+    vocab: int
+    """Number of rows of the embedding."""
+    experts: int = 0
+    """Number of routed experts in a layer. 0: dense layers."""
+    top_k: int = 0
+    """Number of experts for each token."""
+    expert_ffn: int = 0
+    """Inner width of one expert."""
+    tied: bool = True
+    """True: the output projection is the embedding's matrix."""
+    shared_experts: int = 0
+    """Number of experts of width `expert_ffn` that see every token."""
+    dense_layers: int = 0
+    """Number of first layers without experts, in a mixture of experts."""
+    positions: int = 0
+    """Number of learned positions. 0: none, or rotary positions."""
+    query_rank: int = 0
+    """Latent attention (MLA): width of the compressed query. 0: not compressed."""
+    kv_rank: int = 0
+    """Latent attention (MLA): width of the compressed key and value. 0: no latent attention."""
+    rope_dim: int = 0
+    """Latent attention (MLA): width of a head's rotary part, beside `head_dim`."""
+
+    def __post_init__(self) -> None:
+        derived = {
+            "kv_heads": self.kv_heads or self.heads,
+            "head_dim": self.head_dim or self.hidden // max(self.heads, 1),
+            "ffn": self.ffn or 4 * self.hidden,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for field in fields(self):
+            if getattr(self, field.name) < 0:
+                raise ValueError(f"{field.name} must not be negative: {getattr(self, field.name)}")
+        if self.heads % self.kv_heads:
+            near = max(k for k in range(1, self.kv_heads + 1) if self.heads % k == 0)
+            raise ValueError(
+                f"kv_heads must divide heads: {self.kv_heads} does not divide {self.heads}; "
+                f"{near} does"
+            )
+        if not self.experts:
+            return
+        if not 1 <= self.top_k <= self.experts:
+            raise ValueError(
+                f"top_k must be between 1 and the {self.experts} experts, not {self.top_k}"
+            )
+        if self.expert_ffn < 1:
+            raise ValueError(
+                f"a model with {self.experts} experts needs expert_ffn, the inner width of an "
+                "expert"
+            )
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * (self.head_dim + self.rope_dim)
+
+    @property
+    def key_value_width(self) -> int:
+        """Width of all keys and values that attention reads."""
+        if self.kv_rank:
+            return self.heads * (2 * self.head_dim + self.rope_dim)
+        return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def moe_layers(self) -> int:
+        """Number of layers with experts."""
+        return max(self.layers - self.dense_layers, 0) if self.experts else 0
+
+    @property
+    def matrices(self) -> int:
+        """Number of matrices of a feed-forward network: 3 with a gate, else 2."""
+        return 3 if self.gated else 2
+
+    @cached_property
+    def attention_weights(self) -> int:
+        """Elements of the weight matrices of one attention block, without biases."""
+        h, out = self.hidden, self.heads * self.head_dim * self.hidden
+        if not self.kv_rank:
+            return h * (self.query_width + self.key_value_width) + out
+        query = (
+            h * self.query_rank + self.query_rank * self.query_width
+            if self.query_rank
+            else h * self.query_width
+        )
+        keys = h * (self.kv_rank + self.rope_dim) + self.kv_rank * 2 * self.heads * self.head_dim
+        return query + keys + out
+
+    @cached_property
+    def ffn_weights(self) -> int:
+        """Elements of the weight matrices of one dense feed-forward network."""
+        return self.matrices * self.hidden * self.ffn
+
+    @cached_property
+    def expert_weights(self) -> int:
+        """Elements of the weight matrices of one expert."""
+        return self.matrices * self.hidden * self.expert_ffn
+
+    @cached_property
+    def vector_parameters(self) -> int:
+        """Elements of the biases and norms of one layer."""
+        h = self.hidden
+        if self.gated:
+            return 2 * h
+        ffn_biases = 0 if self.experts else self.ffn + h
+        return 4 * h + self.query_width + self.key_value_width + h + ffn_biases
+
+    @cached_property
+    def shared_layer_parameters(self) -> int:
+        """Parameters of one layer with experts, without its routed experts."""
+        return (
+            self.attention_weights
+            + self.vector_parameters
+            + self.shared_experts * self.expert_weights
+            + self.hidden * self.experts
+        )
+
+    @cached_property
+    def dense_layer_parameters(self) -> int:
+        """Parameters of one dense layer."""
+        return self.attention_weights + self.vector_parameters + self.ffn_weights
+
+    @cached_property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding and of learned positions."""
+        return (self.vocab + self.positions) * self.hidden
+
+    @property
+    def output_parameters(self) -> int:
+        """Parameters of the output projection that are its own: 0 if it is tied."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters, with biases, norms, positions and embedding."""
+        norm = self.hidden * (1 if self.gated else 2)
+        return self._layers_parameters(self.experts) + self._outer_parameters + norm
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: of the routed experts only `top_k`."""
+        norm = self.hidden * (1 if self.gated else 2)
+        return self._layers_parameters(self.top_k) + self._outer_parameters + norm
+
+    @property
+    def _outer_parameters(self) -> int:
+        return self.embedding_parameters + self.output_parameters
+
+    def _layers_parameters(self, experts: int) -> int:
+        moe = self.shared_layer_parameters + experts * self.expert_weights
+        dense = self.layers - self.moe_layers
+        return self.moe_layers * moe + dense * self.dense_layer_parameters

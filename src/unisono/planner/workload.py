@@ -1,0 +1,70 @@
+"""A workload: what one training step computes, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
+RECOMPUTE = ("none", "selective", "full")
+SOFTWARE = ("megatron-2021", "transformer-engine", "torch-fsdp")
+"""Software that a time depends on: Megatron-LM of 2021 and 2022 (fp16, attention not fused, no
+overlap), Megatron-Core with Transformer Engine, and PyTorch's fully sharded data parallelism."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One optimizer step: sequences, their length, precision and recomputation.
+
+    A value of None is not stated: the planner takes the fastest that fits in memory. Raises
+    ValueError for values that cannot exist.
+
+    >>> Workload(seq=2048, global_batch=1536, micro_batch=1, recompute="full").tokens
+    3145728
+    """
+
+    seq: int
+    """Tokens of a sequence."""
+    global_batch: int
+    """Sequences of a step, over all devices."""
+    micro_batch: int | None = None
+    """Sequences that a pipeline works on at once, for each data-parallel rank."""
+    precision: str = "bf16"
+    """Type of the matrix products: fp32, tf32, fp16, bf16, fp8 or fp4."""
+    recompute: str | None = None
+    """Activations that backward computes again: none, selective (attention), full (layers)."""
+    software: str | None = None
+    """One of `SOFTWARE`. None: megatron-2021 for fp16, torch-fsdp for ZeRO-2 and 3, else
+    transformer-engine."""
+
+    def __post_init__(self) -> None:
+        for name in ("seq", "global_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.micro_batch is not None and not 1 <= self.micro_batch <= self.global_batch:
+            raise ValueError(
+                f"micro_batch must be between 1 and global_batch = {self.global_batch}, not "
+                f"{self.micro_batch}"
+            )
+        for name, known in (
+            ("precision", PRECISIONS),
+            ("recompute", (*RECOMPUTE, None)),
+            ("software", (*SOFTWARE, None)),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(str, known))}, not "
+                    f"{getattr(self, name)!r}"
+                )
+
+    def software_of(self, zero: int) -> str:
+        """Returns the software of a layout with this ZeRO stage."""
+        if self.software is not None:
+            return self.software
+        if self.precision == "fp16":
+            return "megatron-2021"
+        return "torch-fsdp" if zero >= 2 else "transformer-engine"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.seq * self.global_batch

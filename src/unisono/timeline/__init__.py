@@ -1,0 +1,65 @@
+"""The timeline of all ranks: a record of each rank's last events, merged and summarized.
+
+`TimelineWriter` records events in a fixed amount of memory (`timeline_writer.py`), in a file that
+any process can read, also after a kill (`timeline_file.py`, `timeline_folder.py`). A `RankDump` is
+what a file contained. The rest is pure: `spans_of` finds intervals, `align_ranks` puts ranks on one
+clock (`clock_offset.py`), `merge_dumps` writes a trace for Perfetto, `summarize_steps` finds what
+the steps of a training spent their time on.
+"""
+
+from unisono.timeline.aligned_ranks import AlignedRank, align_ranks, missing_ranks
+from unisono.timeline.clock_offset import (
+    ClockAlignment,
+    ClockReading,
+    clock_identity,
+    compare_clocks,
+)
+from unisono.timeline.event_kinds import (
+    BACKWARD,
+    CONTROLLER_THREAD,
+    FORWARD,
+    OPTIMIZER,
+    EventKind,
+)
+from unisono.timeline.merged_trace import merge_dumps
+from unisono.timeline.rank_dump import RankDump, load_contents, load_dumps, save_dumps
+from unisono.timeline.rank_spans import RankSpans, spans_of
+from unisono.timeline.shared_timeline import SharedTimeline
+from unisono.timeline.step_summary import JobSummary, RankStep, StepSummary, summarize_steps
+from unisono.timeline.timeline_folder import TimelineFile, files_of, files_of_jobs, find_files
+from unisono.timeline.timeline_writer import Record, TimelineWriter
+from unisono.timeline.torch_ranges import TorchTrace
+
+__all__ = [
+    "BACKWARD",
+    "CONTROLLER_THREAD",
+    "FORWARD",
+    "OPTIMIZER",
+    "AlignedRank",
+    "ClockAlignment",
+    "ClockReading",
+    "EventKind",
+    "JobSummary",
+    "RankDump",
+    "RankSpans",
+    "RankStep",
+    "Record",
+    "SharedTimeline",
+    "StepSummary",
+    "TimelineFile",
+    "TimelineWriter",
+    "TorchTrace",
+    "align_ranks",
+    "clock_identity",
+    "compare_clocks",
+    "files_of",
+    "files_of_jobs",
+    "find_files",
+    "load_contents",
+    "load_dumps",
+    "merge_dumps",
+    "missing_ranks",
+    "save_dumps",
+    "spans_of",
+    "summarize_steps",
+]

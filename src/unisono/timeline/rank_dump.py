@@ -1,0 +1,115 @@
+"""Dumps: what the timelines of ranks contained at one moment, and files of them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.timeline.clock_offset import ClockReading
+from unisono.timeline.timeline_file import FileContents
+
+_SUFFIX = ".timeline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankDump:
+    """The last events of one rank, oldest first."""
+
+    rank: int
+    size: int
+    job: str
+    pid: int
+    host: str
+    clock: str
+    """The name of the rank's clock; equal for ranks that share it."""
+    wall_ns: int
+    now_ns: int
+    """The moment of `wall_ns` (Unix time) by the rank's clock."""
+    readings: tuple[ClockReading, ...]
+    failure: str
+    """The error that ended the rank's controller; empty if none did."""
+    names: tuple[str, ...]
+    events: NDArray[np.void]
+    lost: int
+    """Number of older events, which the ring no longer has."""
+    torn: int
+    """Number of events that were being written."""
+
+    @staticmethod
+    def parse(content: bytes) -> RankDump:
+        """Returns the dump in the bytes of a timeline's file. Raises `ValueError` for others."""
+        found = FileContents(content)
+        facts: dict[str, Any] = dict(found.facts)
+        readings = tuple(ClockReading(**each) for each in facts.pop("readings", ()))
+        kept = found.entries
+        first = int(kept["sequence"][0]) if len(kept) else 1
+        return RankDump(
+            **{"failure": "", **facts},
+            readings=readings,
+            names=found.names,
+            events=kept,
+            lost=first - 1,
+            torn=found.torn,
+        )
+
+    def name_of(self, event: Any) -> str:
+        """Returns the name of an event."""
+        return self.names[event["name"]] or "(name table full)"
+
+
+def save_dumps(path: Path, contents: Sequence[bytes]) -> None:
+    """Writes the contents of timelines' files into one file. Raises `ValueError` if one is none.
+
+    >>> save_dumps(Path("/dev/null"), [b"something else"])
+    Traceback (most recent call last):
+    ValueError: expected a timeline or a dump of timelines; this is another file
+    """
+    dumps = [RankDump.parse(content) for content in contents]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for index, (dump, content) in enumerate(zip(dumps, contents, strict=True)):
+            name = f"{index:05d}-rank-{dump.rank}-process-{dump.pid}{_SUFFIX}"
+            archive.writestr(name, content)
+
+
+def load_contents(path: Path) -> list[bytes]:
+    """Returns the contents of timelines' files in a dump; a timeline's own file has one.
+
+    Raises `ValueError` with the path for files that cannot be read.
+
+    >>> from unisono.timeline import TimelineWriter
+    >>> timeline = TimelineWriter(rank=0, size=1, events=64)
+    >>> len(load_contents(timeline.path))
+    1
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            return [path.read_bytes()]
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(_SUFFIX)]
+            return [archive.read(name) for name in names]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+
+
+def load_dumps(paths: Sequence[Path]) -> list[RankDump]:
+    """Returns all ranks' dumps of these files. Raises `ValueError` with the path of a bad one.
+
+    >>> from unisono.timeline import TimelineWriter
+    >>> timeline = TimelineWriter(rank=3, size=4, events=64)
+    >>> [dump.rank for dump in load_dumps([timeline.path])]
+    [3]
+    """
+    found: list[RankDump] = []
+    for path in paths:
+        try:
+            found += [RankDump.parse(content) for content in load_contents(path)]
+        except ValueError as error:
+            named = str(error).startswith(str(path))
+            raise ValueError(str(error) if named else f"{path}: {error}") from error
+    return found

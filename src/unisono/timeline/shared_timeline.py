@@ -1,0 +1,31 @@
+"""The one timeline of a rank, which all its communicators share."""
+
+from __future__ import annotations
+
+import threading
+
+from unisono.timeline.timeline_writer import TimelineWriter
+
+
+class SharedTimeline:
+    """Makes a rank's timeline when something first records. The file disappears with this object.
+
+    >>> shared = SharedTimeline(rank=0, size=1, job="example")
+    >>> timeline = shared.open()
+    >>> shared.open() is timeline
+    True
+    """
+
+    def __init__(self, *, rank: int, size: int, job: str) -> None:
+        self._rank = rank
+        self._size = size
+        self._job = job
+        self._lock = threading.Lock()
+        self._found: TimelineWriter | None = None
+
+    def open(self) -> TimelineWriter:
+        """Returns the timeline."""
+        with self._lock:
+            if self._found is None:
+                self._found = TimelineWriter(rank=self._rank, size=self._size, job=self._job)
+            return self._found

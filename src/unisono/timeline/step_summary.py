@@ -1,0 +1,242 @@
+"""What each step of a training spent its time on, by rank; and the rank that others waited for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from unisono.timeline.aligned_ranks import missing_ranks
+from unisono.timeline.event_kinds import CONTROLLER_THREAD, FORWARD, PHASES
+from unisono.timeline.interval_sets import difference, intersection, seconds, union
+from unisono.timeline.rank_dump import RankDump
+from unisono.timeline.rank_spans import (
+    Interval,
+    PhaseSpan,
+    RankSpans,
+    WaitSpan,
+    spans_of,
+)
+
+OTHER = "outside of forward, backward and optimizer"
+_NOTABLE = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """One step on one rank, in seconds. A step lasts until the next one begins."""
+
+    rank: int
+    step: int
+    step_s: float
+    compute_s: float
+    """Forward, backward and optimizer, without the waits in them."""
+    communication_s: float
+    """Time in which at least one collective ran."""
+    hidden_s: float
+    """The part of `communication_s` in which the rank computed."""
+    waited_s: float
+    """Time in which the program waited for a tensor."""
+    phases_s: Mapping[str, float]
+    """The parts of `own_s`."""
+
+    @property
+    def exposed_s(self) -> float:
+        """The part of `communication_s` that computation does not hide."""
+        return self.communication_s - self.hidden_s
+
+    @property
+    def own_s(self) -> float:
+        """Time that the step takes the rank itself, waits not included."""
+        return self.step_s - self.waited_s
+
+    @property
+    def overlap(self) -> float:
+        """Fraction of the communication that is hidden; 1 without communication."""
+        return self.hidden_s / self.communication_s if self.communication_s else 1.0
+
+    @property
+    def scale_factor(self) -> float:
+        """Throughput of n ranks over n times that of one rank that never waits."""
+        return self.own_s / self.step_s if self.step_s else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowestRank:
+    """The rank with the longest own time in a step, and the part of it that is longest."""
+
+    rank: int
+    part: str
+    part_s: float
+    median_s: float
+    """Median of the part over all ranks."""
+
+    @property
+    def text(self) -> str:
+        """The same in words."""
+        return (
+            f"rank {self.rank}: {1e3 * self.part_s:.2f} ms {self.part}, "
+            f"median {1e3 * self.median_s:.2f} ms"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One step on all ranks that have it. `slowest`: None if the ranks differ by less than 1 %."""
+
+    step: int
+    ranks: tuple[RankStep, ...]
+    slowest: SlowestRank | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """The whole steps of one job."""
+
+    job: str
+    size: int
+    missing_ranks: tuple[int, ...]
+    lost_events: int
+    steps: tuple[StepSummary, ...]
+
+    def medians(self) -> list[tuple[int, RankStep]]:
+        """Returns the number of steps and the median of each time over them, by rank."""
+        by_rank: dict[int, list[RankStep]] = {}
+        for step in self.steps:
+            for each in step.ranks:
+                by_rank.setdefault(each.rank, []).append(each)
+        return [(len(found), _median_step(found)) for _, found in sorted(by_rank.items())]
+
+    def slowest_line(self) -> str:
+        """Returns the rank that was slowest most often, and why, as text."""
+        found = [step.slowest for step in self.steps if step.slowest is not None]
+        if not found:
+            return "No rank is slower than the others by 1 % of a step."
+        often = Counter((each.rank, each.part) for each in found)
+        (rank, part), count = often.most_common(1)[0]
+        same = [each for each in found if (each.rank, each.part) == (rank, part)]
+        excess_s = median(each.part_s - each.median_s for each in same)
+        return (
+            f"Slowest: rank {rank} in {count} of {len(self.steps)} steps, by {1e3 * excess_s:.2f} "
+            f"ms {part} above the median of the ranks."
+        )
+
+
+def summarize_steps(dumps: Sequence[RankDump]) -> list[JobSummary]:
+    """Returns the whole steps of each job. Pure; times of different ranks are never compared, so
+    the clocks' errors do not matter.
+
+    A step is whole if the ring has all its events. Its number counts the steps that the program
+    took since it made the model.
+
+    >>> from unisono.timeline import TimelineWriter
+    >>> summarize_steps([TimelineWriter(rank=0, size=1, events=64).dump()])[0].steps
+    ()
+    """
+    missing = missing_ranks(dumps)
+    jobs: dict[str, list[RankDump]] = {}
+    for dump in sorted(dumps, key=lambda each: (each.rank, each.pid)):
+        jobs.setdefault(dump.job, []).append(dump)
+    return [
+        JobSummary(
+            job=job,
+            size=max(dump.size for dump in found),
+            missing_ranks=missing.get(job, ()),
+            lost_events=sum(dump.lost for dump in found),
+            steps=_steps(found),
+        )
+        for job, found in jobs.items()
+    ]
+
+
+def _steps(dumps: Sequence[RankDump]) -> tuple[StepSummary, ...]:
+    by_step: dict[int, list[RankStep]] = {}
+    for dump in dumps:
+        for each in rank_steps(dump.rank, spans_of(dump)):
+            by_step.setdefault(each.step, []).append(each)
+    return tuple(
+        StepSummary(step=step, ranks=tuple(ranks), slowest=_slowest(ranks))
+        for step, ranks in sorted(by_step.items())
+    )
+
+
+def rank_steps(rank: int, spans: RankSpans) -> list[RankStep]:
+    """Returns the whole steps of one rank.
+
+    >>> rank_steps(0, RankSpans(extent=Interval(0, 0)))
+    []
+    """
+    by_step: dict[int, list[PhaseSpan]] = {}
+    for phase in spans.phases:
+        by_step.setdefault(phase.step, []).append(phase)
+    found: list[RankStep] = []
+    for step, phases in sorted(by_step.items()):
+        if not all(phase.whole for phase in phases) or phases[0].name != FORWARD:
+            continue
+        after = by_step.get(step + 1)
+        ended_ns = after[0].when.begun_ns if after else _end(spans, phases)
+        whole = Interval(phases[0].when.begun_ns, ended_ns)
+        found.append(_rank_step(rank, step, whole, phases, spans))
+    return found
+
+
+def _end(spans: RankSpans, phases: Sequence[PhaseSpan]) -> int:
+    """Returns the end of the last step: of its last phase, and of the waits after that."""
+    ended = max(phase.when.ended_ns for phase in phases)
+    return max([ended, *(wait.when.ended_ns for wait in _program_waits(spans))])
+
+
+def _program_waits(spans: RankSpans) -> list[WaitSpan]:
+    return [wait for wait in spans.waits if wait.thread != CONTROLLER_THREAD]
+
+
+def _rank_step(
+    rank: int, step: int, whole: Interval, phases: Sequence[PhaseSpan], spans: RankSpans
+) -> RankStep:
+    waits = intersection([whole], union(each.when for each in _program_waits(spans)))
+    moved = union(each.moved for each in spans.collectives if each.moved and each.ran)
+    moved = intersection([whole], moved)
+    by_name = {
+        name: difference(union(each.when for each in phases if each.name == name), waits)
+        for name in PHASES
+    }
+    compute = union(each for times in by_name.values() for each in times)
+    outside = difference(difference([whole], compute), waits)
+    return RankStep(
+        rank=rank,
+        step=step,
+        step_s=seconds([whole]),
+        compute_s=seconds(compute),
+        communication_s=seconds(moved),
+        hidden_s=seconds(intersection(moved, compute)),
+        waited_s=seconds(waits),
+        phases_s={
+            **{name: seconds(times) for name, times in by_name.items()},
+            OTHER: seconds(outside),
+        },
+    )
+
+
+def _slowest(ranks: Sequence[RankStep]) -> SlowestRank | None:
+    if len(ranks) < 2:
+        return None
+    slowest = max(ranks, key=lambda each: each.own_s)
+    if slowest.own_s - min(each.own_s for each in ranks) < _NOTABLE * slowest.step_s:
+        return None
+    medians = {part: median(each.phases_s[part] for each in ranks) for part in slowest.phases_s}
+    part = max(medians, key=lambda each: slowest.phases_s[each] - medians[each])
+    return SlowestRank(
+        rank=slowest.rank, part=part, part_s=slowest.phases_s[part], median_s=medians[part]
+    )
+
+
+def _median_step(steps: Sequence[RankStep]) -> RankStep:
+    names = ("step_s", "compute_s", "communication_s", "hidden_s", "waited_s")
+    parts = steps[0].phases_s
+    return RankStep(
+        rank=steps[-1].rank,
+        step=steps[-1].step,
+        **{name: median(getattr(each, name) for each in steps) for name in names},
+        phases_s={part: median(each.phases_s[part] for each in steps) for part in parts},
+    )

@@ -1,0 +1,178 @@
+"""Records the last events of one rank in a fixed amount of memory."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mmap
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from unisono import config, native
+from unisono.timeline.clock_offset import ClockReading, clock_identity
+from unisono.timeline.event_kinds import EventKind
+from unisono.timeline.rank_dump import RankDump
+from unisono.timeline.timeline_file import ENTRIES_AT, FactsWriter, NameTable, file_bytes
+from unisono.timeline.timeline_folder import make_file
+
+_log = logging.getLogger("unisono.timeline")
+
+_LONGEST_FAILURE: Final = 300
+
+
+class Record(Protocol):
+    """The function that records an event. It takes the time itself."""
+
+    def __call__(
+        self,
+        kind: int,
+        name: str,
+        number: int = 0,
+        value: int = 0,
+        begun_ns: int = 0,
+        ended_ns: int = 0,
+    ) -> None:
+        """Records an event. Any thread may call it. Never waits, never raises."""
+
+
+class TimelineWriter:
+    """A rank's timeline: a ring of its last events, in a file in memory that others can read.
+
+    The file disappears with this object, or when the process ends well. It stays if the process is
+    killed, or after `keep`. Without room for the file, nothing is recorded and `path` is None.
+
+    >>> timeline = TimelineWriter(rank=0, size=1, events=64)
+    >>> timeline.record(EventKind.SUBMITTED, "layer1.weight", value=4096)
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        job: str = "",
+        events: int | None = None,
+        folder: Path | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        clock: str | None = None,
+    ) -> None:
+        """`job`: a text that the ranks of a job share. `events`: length of the ring; 0: record
+        nothing; None: `UNISONO_TIMELINE_EVENTS`. `now_ns` and `clock`: another clock and its name.
+        """
+        self.rank = rank
+        self.size = size
+        self.path: Path | None = None
+        self.now_ns = now_ns
+        self.record: Record = _ignore
+        self.next_number = itertools.count(1).__next__
+        """Returns a number that no other collective or bucket of this rank has."""
+        self._facts: dict[str, Any] = {}
+        self._writer: FactsWriter | None = None
+        events = config.timeline_settings().events if events is None else events
+        if events == 0:
+            return
+        try:
+            self.path, descriptor = make_file(
+                file_bytes(events), None if folder is None else (folder,)
+            )
+        except OSError as error:
+            _log.warning("no timeline is recorded: %s", error)
+            return
+        try:
+            memory = mmap.mmap(descriptor, file_bytes(events))
+        finally:
+            os.close(descriptor)  # the map has a copy of it, which holds the lock
+        self._facts = _facts(rank, size, job, now_ns, clock)
+        self._writer = FactsWriter(memory, events)
+        self._writer.write(self._facts)
+        ring = _ring(memory, events, None if now_ns is time.monotonic_ns else now_ns)
+        _disown_in_children(ring)
+        self.record = ring.record
+        self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def note_clock(self, reading: ClockReading) -> None:
+        """Stores a comparison of this rank's clock with another; of several, first and last."""
+        readings = [*self._facts.get("readings", ())[:1], reading.to_json()]
+        self._update(readings=readings)
+
+    def dump(self) -> RankDump:
+        """Returns the events so far. Raises `ValueError` if nothing is recorded."""
+        if self.path is None:
+            raise ValueError("expected a timeline that records events; this one records none")
+        return RankDump.parse(self.path.read_bytes())
+
+    def keep(self, error: BaseException) -> None:
+        """Keeps the file after the end of this process, which an error ends. Logs its path."""
+        if self._writer is None or not self._finalizer.alive:
+            return
+        text = f"{type(error).__name__}: {error}"[:_LONGEST_FAILURE]
+        self.record(EventKind.FAILED, type(error).__name__)
+        self._update(failure=text)
+        self._finalizer.detach()
+        _log.warning("rank %d keeps its timeline: unisono trace %s", self.rank, self.path)
+
+    def _update(self, **facts: Any) -> None:
+        if self._writer is not None:
+            self._facts.update(facts)
+            self._writer.write(self._facts)
+
+
+def _ignore(
+    kind: int, name: str, number: int = 0, value: int = 0, begun_ns: int = 0, ended_ns: int = 0
+) -> None:
+    """Records nothing."""
+
+
+def _ring(memory: mmap.mmap, events: int, clock: Callable[[], int] | None) -> native.TimelineRing:
+    """Returns the ring in the file's memory."""
+    table = NameTable(memory)
+    content = np.frombuffer(memory, np.uint8)
+
+    def name_thread() -> int:
+        return table.add(threading.current_thread().name)
+
+    return native.TimelineRing(
+        content.ctypes.data + ENTRIES_AT, events, content, table.ids, table.add, name_thread, clock
+    )
+
+
+def _facts(
+    rank: int, size: int, job: str, now_ns: Callable[[], int], clock: str | None
+) -> dict[str, Any]:
+    # The calendar and the clock at one moment: the reading that nothing interrupted.
+    readings = [(now_ns(), time.time_ns(), now_ns()) for _ in range(5)]
+    before_ns, wall_ns, after_ns = min(readings, key=lambda each: each[2] - each[0])
+    return {
+        "rank": rank,
+        "size": size,
+        "job": job[:64],
+        "pid": os.getpid(),
+        "host": socket.gethostname()[:64],
+        "clock": clock_identity() if clock is None else clock,
+        "wall_ns": wall_ns,
+        "now_ns": (before_ns + after_ns) // 2,
+    }
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked child
+        path.unlink(missing_ok=True)
+
+
+def _disown_in_children(ring: native.TimelineRing) -> None:
+    """A forked child has its parent's memory, but it must not write into its parent's ring."""
+    reference = weakref.ref(ring)
+
+    def disown() -> None:
+        if (found := reference()) is not None:
+            found.disown()
+
+    os.register_at_fork(after_in_child=disown)

@@ -1,0 +1,124 @@
+"""A pretended program of several ranks whose passes take the times of a known link."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from unisono.controller.fusion import Bucket
+from unisono.controller.fusion_choice import predicted_s
+from unisono.controller.fusion_report import FusionReport
+from unisono.controller.fusion_times import LinkCost
+from unisono.controller.fusion_trial import PassTimes, Trial, sampled
+from unisono.controller.fusion_tuner import FusionTuner
+from unisono.controller.request import Request
+from unisono.types import DType
+
+Noise = Callable[[random.Random, int], float]
+"""Returns the factor of the time of a step, by its number."""
+
+
+def gradient(name: str, count: int = 1, **options: object) -> Request:
+    """Returns the request of a tensor of `count` float32."""
+    given = {"operation": "all_reduce", "dtype": DType.FLOAT32, "shape": (count,)}
+    return Request(name=name, **(given | options))
+
+
+def cut(requests: Sequence[Request], ends: Sequence[int]) -> tuple[Bucket, ...]:
+    """Returns buckets of consecutive tensors."""
+    begins = [0, *ends[:-1]]
+    return tuple(Bucket(tuple(requests[i:j])) for i, j in zip(begins, ends, strict=True))
+
+
+def all_cuts(requests: Sequence[Request]) -> Iterator[tuple[Bucket, ...]]:
+    """Yields every way to put consecutive tensors into buckets."""
+    count = len(requests)
+    for chosen in range(count):
+        for inner in combinations(range(1, count), chosen):
+            yield cut(requests, (*inner, count))
+
+
+@dataclass(frozen=True)
+class MeasuredProgram:
+    """Tensors that are ready at `ready_s`, over a link of `cost`; a step ends `tail_s` later."""
+
+    requests: tuple[Request, ...]
+    ready_s: tuple[float, ...]
+    cost: LinkCost
+    tail_s: float = 0.0
+    ranks: int = 2
+    jitter: float = 0.0
+    """Largest relative error of a single time of a bucket or a tensor."""
+
+    def step_s(self, buckets: Sequence[Bucket]) -> float:
+        """Returns the true time of a step."""
+        names = [request.name for request in self.requests]
+        ready_s = dict(zip(names, self.ready_s, strict=True))
+        return predicted_s(buckets, ready_s, self.cost) + self.tail_s
+
+    def best_s(self) -> float:
+        """Returns the time of a step with the best of all buckets of consecutive tensors."""
+        return min(map(self.step_s, all_cuts(self.requests)))
+
+    def measure(
+        self, own: Sequence[Bucket], trial: Trial, chance: random.Random, noise: Noise
+    ) -> list[PassTimes]:
+        """Returns what each rank measures in the passes of a trial.
+
+        In each pass another rank is the last one, so that the others also wait for it.
+        """
+        both = (tuple(own), trial.other)
+        steps_s = [
+            self.step_s(both[which]) * noise(chance, number)
+            for number, which in enumerate(trial.order[:-1])
+        ]
+        found = []
+        for rank in range(self.ranks):
+            buckets = [
+                self._buckets_s(both[which], chance, rank == number % self.ranks)
+                for number, which in enumerate(trial.order[:-1])
+            ]
+            ready = [at * self._jitter(chance) for at in self.ready_s]
+            found.append(
+                PassTimes(
+                    tuple(round(1e9 * s * chance.uniform(0.99, 1.0)) for s in steps_s),
+                    tuple(round(1e9 * at) for at in ready) if trial.details else (),
+                    tuple(tuple(round(1e9 * s) for s in each) for each in buckets)
+                    if trial.details
+                    else (),
+                )
+            )
+        return found
+
+    def _buckets_s(
+        self, buckets: Sequence[Bucket], chance: random.Random, is_last: bool
+    ) -> list[float]:
+        waited_s = 0.0 if is_last else chance.uniform(0.0, 2 * self.cost.time_s(0) + 1e-6)
+        return [
+            self.cost.time_s(buckets[i].nbytes) * self._jitter(chance) + waited_s
+            for i in sampled(len(buckets))
+        ]
+
+    def _jitter(self, chance: random.Random) -> float:
+        return 1.0 + chance.uniform(-self.jitter, self.jitter)
+
+
+def tune(
+    program: MeasuredProgram,
+    buckets: tuple[Bucket, ...],
+    *,
+    seed: int = 0,
+    noise: Noise = lambda chance, number: 1.0,
+    tuner: FusionTuner | None = None,
+) -> FusionReport:
+    """Runs a tuner to its decision; returns its report."""
+    chance = random.Random(seed)
+    tuner, plan = (tuner or FusionTuner(seed=seed)).freeze(buckets)
+    while plan.report is None:
+        assert plan.trial is not None
+        times = program.measure(plan.buckets, plan.trial, chance, noise)
+        tuner, plan = tuner.finish(times)
+    assert plan.trial is None
+    return plan.report

@@ -1,0 +1,57 @@
+"""The fit finds constants that it is not told, and the interval holds what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from unisono import planner
+from unisono.planner.constant_fit import fit_constants, informing_families
+from unisono.planner.interval_fit import interval_widths
+
+pytest.importorskip("scipy")
+
+RUNS = [run for run in planner.measured_runs() if run.family == "vTrain single"][::25]
+FREE = ("eager_launch_s", "efficiency/ampere 16")
+
+
+def document() -> dict[str, dict[str, dict[str, object]]]:
+    """Returns the file of constants with priors as shipped, of which few are free."""
+    found = {}
+    for name, entry in planner.constants_document()["constants"].items():
+        found[name] = {"prior": entry["value"], "width": 1.0 if name in FREE else None}
+    return {"constants": found}
+
+
+def test_hidden_constants_are_found() -> None:
+    default = planner.default_constants()
+    hidden = default.changed(
+        eager_launch_s=1.6 * default.eager_launch_s,
+        efficiency={**default.efficiency, "ampere 16": 0.7 * default.efficiency["ampere 16"]},
+    )
+    runs = [replace(run, measured_s=planner.predict_run(run, hidden).step_s) for run in RUNS]
+    found = fit_constants(runs, document())
+    assert found["eager_launch_s"] == pytest.approx(hidden.eager_launch_s, rel=0.05)
+    assert found["efficiency/ampere 16"] == pytest.approx(hidden.efficiency["ampere 16"], rel=0.05)
+    assert found["traffic"] == default.traffic  # it was not free
+
+
+def test_which_runs_inform_a_constant() -> None:
+    values = {n: e["value"] for n, e in planner.constants_document()["constants"].items()}
+    runs = [*RUNS, *(run for run in planner.measured_runs() if run.family == "MLPerf")]
+    assert informing_families(runs, values, "eager_launch_s") == ["vTrain single"]
+    assert informing_families(runs, values, "efficiency/hopper 8") == ["MLPerf"]
+
+
+def test_interval_of_known_errors() -> None:
+    """Errors of a known width give an interval of that width."""
+    default = planner.default_constants()
+    normal = np.random.default_rng(0).normal(size=300)
+    base = [run for run in planner.measured_runs() if run.family == "llm-foundry MPT"][0:1]
+    predicted = planner.predict_run(base[0], default).step_s
+    runs = [replace(base[0], measured_s=predicted * float(np.exp(0.2 * x))) for x in normal]
+    widths = interval_widths(runs, default, {})
+    assert widths["base"] == pytest.approx(0.2, rel=0.15)
+    assert widths["experts"] == default.sigma["experts"]  # no run has experts

@@ -1,0 +1,161 @@
+"""The search: exact against trying everything, honest counts, any executor."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from unisono import planner
+
+MODEL = planner.load_model("gpt3-7.5b")
+CLUSTER = planner.Cluster.parse("a100:32")
+JOB = planner.Workload(seq=2048, global_batch=64)
+
+
+def everything(job: planner.Workload) -> list[planner.Prediction]:
+    """Returns the predictions of every layout that fits, by trying each one."""
+    found = []
+    axes = product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2), (False, True), range(4))
+    for tp, pp, cp, split, zero in axes:
+        if tp * pp * cp > 32 or (split and tp == 1) or (zero > 1 and pp > 1):
+            continue
+        dp = 32 // (tp * pp * cp)
+        if zero and dp * cp == 1:
+            continue
+        for vpp, micro, recompute in product(
+            range(1, 37), (1, 2, 4, 8, 16, 32, 64), ("none", "selective", "full")
+        ):
+            if (64 // dp) % micro or (vpp > 1 and (pp == 1 or (64 // dp // micro) % pp)):
+                continue
+            if vpp > 1 and 36 % (pp * vpp) and 38 % (pp * vpp):
+                continue
+            try:
+                layout = planner.Layout(
+                    dp=dp, tp=tp, pp=pp, cp=cp, vpp=vpp, sequence_parallel=split, zero=zero
+                )
+                each = planner.predict(
+                    MODEL, CLUSTER, layout, replace(job, micro_batch=micro, recompute=recompute)
+                )
+            except ValueError:
+                continue
+            if each.fits:
+                found.append(each)
+    return sorted(found, key=lambda each: each.step_s)
+
+
+def test_nothing_better_is_skipped() -> None:
+    expected = everything(JOB)
+    found = planner.search(MODEL, CLUSTER, JOB, keep=20)
+    assert [each.prediction.step_s for each in found] == pytest.approx(
+        [each.step_s for each in expected[:20]]
+    )
+    counts = found.counts
+    assert counts.considered == counts.too_large + counts.bounded + counts.predicted
+    assert counts.predicted < len(expected)
+
+
+def test_candidates_are_complete() -> None:
+    found = planner.search(MODEL, CLUSTER, JOB, keep=3)
+    assert len(found) == 3 and len(found[:2]) == 2
+    first = found[0]
+    again = planner.predict(MODEL, CLUSTER, first.layout, first.job)
+    assert again.step_s == pytest.approx(first.prediction.step_s)
+    assert first.prediction.fits and first.next_lost.startswith("+")
+    assert found[2].next_lost == ""
+
+
+def test_any_executor() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        parts = planner.search(MODEL, CLUSTER, JOB, executor=pool)
+    whole = planner.search(MODEL, CLUSTER, JOB)
+    assert [each.layout for each in parts] == [each.layout for each in whole]
+
+
+def test_stated_values_are_kept() -> None:
+    job = replace(JOB, micro_batch=2, recompute="full")
+    for each in planner.search(MODEL, CLUSTER, job):
+        assert (each.job.micro_batch, each.job.recompute) == (2, "full")
+
+
+def test_schedules() -> None:
+    found = planner.search(MODEL, CLUSTER, JOB, schedules=("zb1p", "gpipe"), keep=50)
+    assert {each.layout.schedule for each in found} <= {"zb1p", "gpipe"}
+
+
+def test_every_schedule_on_layers_that_divide_badly() -> None:
+    model = replace(MODEL, layers=13)
+    found = planner.search(model, CLUSTER, JOB, schedules=planner.SCHEDULES, keep=400)
+    for each in found:
+        again = planner.predict(model, CLUSTER, each.layout, each.job)
+        assert again.step_s == pytest.approx(each.prediction.step_s)
+    layout = planner.Layout(pp=8, dp=4, vpp=None, schedule="zbv")
+    with pytest.raises(ValueError, match=r"zbv needs two groups of layers on each of 8 stages"):
+        planner.predict(model, CLUSTER, layout, JOB)
+
+
+def test_nothing_fits() -> None:
+    job = planner.Workload(seq=2048, global_batch=8)
+    with pytest.raises(ValueError, match=r"nothing fits: .* needs least, .* GB"):
+        planner.search(planner.load_model("gpt3-1t"), planner.Cluster.parse("a100:8"), job)
+
+
+def test_experts_are_divided() -> None:
+    found = planner.search(
+        planner.load_model("qwen3-30b-a3b"),
+        planner.Cluster.parse("h100:16"),
+        planner.Workload(seq=4096, global_batch=64),
+        keep=5,
+    )
+    assert any(each.layout.ep > 1 for each in found)
+
+
+class PicklingExecutor(ThreadPoolExecutor):
+    """Passes arguments and results through pickle, as processes and clusters do."""
+
+    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+        call = pickle.dumps((fn, args, kwargs))
+
+        def run() -> bytes:
+            function, given, named = pickle.loads(call)
+            return pickle.dumps(function(*given, **named))
+
+        done = super().submit(run)
+        result: Future[object] = Future()
+        done.add_done_callback(lambda each: result.set_result(pickle.loads(each.result())))
+        return result
+
+
+def test_executors_of_other_processes() -> None:
+    with PicklingExecutor(2) as pool:
+        found = planner.search(MODEL, CLUSTER, JOB, executor=pool, keep=3)
+    assert len(found) == 3
+    again = pickle.loads(pickle.dumps(found[0].prediction))
+    assert again == found[0].prediction and again.memory == found[0].prediction.memory
+
+
+def test_dualpipe_overlaps_exchanges_of_experts() -> None:
+    model = planner.load_model("deepseek-v3")
+    cluster = planner.Cluster.parse("h800:2048")
+    job = planner.Workload(seq=4096, global_batch=15360, micro_batch=1, precision="fp8")
+    steps = {
+        schedule: planner.predict(
+            model,
+            cluster,
+            planner.Layout(dp=128, pp=16, ep=64, zero=1, vpp=2, schedule=schedule),
+            job,
+        )
+        for schedule in ("zbv", "dualpipev")
+    }
+    assert steps["dualpipev"].time["expert"] < steps["zbv"].time["expert"]
+    assert steps["dualpipev"].step_s < steps["zbv"].step_s
+    with pytest.raises(ValueError, match=r"dualpipev needs 2 x pp = 32 microbatches, not 1"):
+        planner.predict(
+            model,
+            cluster,
+            planner.Layout(dp=128, pp=16, ep=64, vpp=2, schedule="dualpipev"),
+            planner.Workload(seq=4096, global_batch=128, micro_batch=1, precision="fp8"),
+        )

@@ -1,0 +1,120 @@
+"""Pipeline schedules: closed forms of bubbles and memory against running the schedules."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono import planner
+from unisono.planner.stage_memory import kept_chunks
+
+sizes = {"stages": st.integers(1, 6), "rounds": st.integers(1, 4)}
+times = st.floats(0.1, 10)
+
+
+@given(**sizes, forward_s=times, backward_s=times, schedule=st.sampled_from(["1f1b", "gpipe"]))
+def test_bubble_of_equal_stages(
+    stages: int, rounds: int, forward_s: float, backward_s: float, schedule: str
+) -> None:
+    """`pipeline_bubbles.csv`: (p - 1)(F + B)."""
+    microbatches = stages * rounds
+    run = planner.run_schedule(
+        schedule,
+        forward_s=[forward_s] * stages,
+        backward_s=[backward_s] * stages,
+        microbatches=microbatches,
+    )
+    bubble = (stages - 1) * (forward_s + backward_s)
+    assert run.makespan_s == pytest.approx(microbatches * (forward_s + backward_s) + bubble)
+    layout = planner.Layout(pp=stages, schedule=schedule)
+    for stage, kept in enumerate(run.kept):
+        assert kept == kept_chunks(layout, stage, microbatches)
+
+
+@given(**sizes, chunks=st.integers(2, 4), forward_s=times, ratio=st.floats(1, 3))
+def test_bubble_of_interleaved_stages(
+    stages: int, rounds: int, chunks: int, forward_s: float, ratio: float
+) -> None:
+    """(p - 1)(F + B) / v, and p v + p - 1 chunks on the first stage."""
+    microbatches, backward_s = stages * rounds, forward_s * ratio
+    run = planner.run_schedule(
+        "interleaved",
+        forward_s=[forward_s] * stages,
+        backward_s=[backward_s] * stages,
+        microbatches=microbatches,
+        chunks=chunks,
+    )
+    bubble = (stages - 1) * (forward_s + backward_s) / chunks
+    assert run.makespan_s == pytest.approx(microbatches * (forward_s + backward_s) + bubble)
+    layout = planner.Layout(pp=stages, vpp=chunks)
+    for stage, kept in enumerate(run.kept):
+        assert kept == kept_chunks(layout, stage, microbatches)
+
+
+@given(stages=st.integers(2, 6), rounds=st.integers(2, 4))
+def test_bubble_of_zero_bubble_stages(stages: int, rounds: int) -> None:
+    """ZB-H1 with F = I = W: a third of the bubble of 1F1B, and its memory."""
+    microbatches = stages * rounds
+    run = planner.run_schedule(
+        "zb1p",
+        forward_s=[1.0] * stages,
+        backward_s=[2.0] * stages,
+        microbatches=microbatches,
+    )
+    assert run.makespan_s == pytest.approx(3 * microbatches + (stages - 1))
+    assert max(run.kept) <= kept_chunks(planner.Layout(pp=stages, schedule="zb1p"), 0, microbatches)
+
+
+@settings(max_examples=60)
+@given(
+    stages=st.integers(2, 6),
+    ends=st.tuples(st.floats(0.7, 1), st.floats(0.7, 1.5)),
+    ratio=st.floats(1, 3),
+    rounds=st.integers(2, 5),
+)
+def test_unequal_ends(stages: int, ends: tuple[float, float], ratio: float, rounds: int) -> None:
+    """The step's closed form: m x slowest stage + all other stages once. It is exact if the last
+    stage is slowest (the output), and else off by the difference of two stages at most."""
+    forward_s = [ends[0], *[1.0] * (stages - 2), ends[1]]
+    backward_s = [ratio * each for each in forward_s]
+    microbatches = rounds * stages
+    run = planner.run_schedule(
+        "1f1b", forward_s=forward_s, backward_s=backward_s, microbatches=microbatches
+    )
+    totals = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
+    form = microbatches * max(totals) + sum(totals) - max(totals)
+    if totals[-1] == max(totals):
+        assert run.makespan_s == pytest.approx(form)
+    else:
+        assert abs(run.makespan_s - form) <= max(totals) - min(totals) + 1e-9
+
+
+def test_messages_lengthen_the_run() -> None:
+    stages = {"forward_s": [1.0] * 4, "backward_s": [2.0] * 4, "microbatches": 8}
+    still = planner.run_schedule("1f1b", **stages).makespan_s  # type: ignore[arg-type]
+    sent = planner.run_schedule("1f1b", **stages, send_s=0.1).makespan_s  # type: ignore[arg-type]
+    assert sent >= still + 6 * 0.1
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="no order of tasks is known for the schedule 'zbv'"):
+        planner.stage_tasks("zbv", stages=2, microbatches=4)
+    with pytest.raises(ValueError, match="needs a multiple of 4 microbatches, not 6"):
+        planner.stage_tasks("interleaved", stages=4, microbatches=6, chunks=2)
+
+
+@given(
+    layers=st.integers(1, 200),
+    stages=st.integers(1, 20),
+    chunks=st.integers(1, 6),
+)
+def test_layers_are_divided(layers: int, stages: int, chunks: int) -> None:
+    if layers < stages * chunks and layers + 2 != stages * chunks:
+        with pytest.raises(ValueError, match=f"{layers} layers cannot fill"):
+            planner.stage_layers(layers, stages, chunks)
+        return
+    found = planner.stage_layers(layers, stages, chunks)
+    assert sum(found) == layers and len(found) == stages
+    if layers % stages == 0 and layers % (stages * chunks) == 0:
+        assert set(found) == {layers // stages}

@@ -1,0 +1,81 @@
+"""Exchanges on given networks, against closed forms of these networks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unisono import planner, topology
+from unisono.planner.exchange_times import ExchangeTimes
+from unisono.planner.simulated_exchanges import SimulatedExchanges
+
+CONSTANTS = planner.default_constants().changed(network_share=1.0, exchange_share=1.0)
+
+
+def simulated(network: topology.Topology) -> SimulatedExchanges:
+    cluster = planner.Cluster(device="a100", devices=network.num_ranks, topology=network)
+    return SimulatedExchanges(cluster, CONSTANTS)
+
+
+def byte_s(exchanges: ExchangeTimes, ranks: int, stride: int) -> float:
+    """Returns the seconds of an all_reduce for each byte."""
+    group = exchanges.place(ranks, stride)
+    return exchanges.all_reduce_s(1.0, group) - exchanges.all_reduce_s(0.0, group)
+
+
+def test_rings_along_a_torus_use_its_links() -> None:
+    """In a 4 x 4 torus a ring of a row or of a column has links of its own."""
+    rate = 50e9
+    exchanges = simulated(topology.torus([4, 4]))
+    for stride in (1, 4):
+        assert byte_s(exchanges, 4, stride) == pytest.approx(2 * 3 / 4 / rate, rel=1e-3)
+
+
+def test_groups_share_an_oversubscribed_network() -> None:
+    """Eight rings that cross a spine with a quarter of their rate take four times as long."""
+    full, thin = (
+        topology.leaf_spine(leaves=2, spines=1, hosts=8, oversubscription=ratio)
+        for ratio in (1.0, 4.0)
+    )
+    wide, narrow = (byte_s(simulated(network), 2, 8) for network in (full, thin))
+    assert narrow == pytest.approx(4 * wide, rel=1e-3)
+    inside = byte_s(simulated(thin), 8, 1)
+    assert inside < narrow
+
+
+def test_every_device_is_in_one_group() -> None:
+    exchanges = simulated(topology.torus([4, 4]))
+    for ranks, stride in ((4, 1), (4, 4), (2, 8), (16, 1), (2, 2)):
+        groups = list(exchanges._groups(exchanges.place(ranks, stride)))
+        assert sorted(device for group in groups for device in group) == list(range(16))
+
+
+def test_predictions_on_a_network(tmp_path: Path) -> None:
+    """A slower network makes the same layout slower; the flat one needs no simulation."""
+    model = planner.load_model("gpt3-1.7b")
+    layout = planner.Layout(dp=8, tp=2, zero=1)
+    job = planner.Workload(seq=2048, global_batch=64, micro_batch=2, recompute="full")
+    steps = []
+    for bandwidth in ("400Gbit", "40Gbit"):
+        path = tmp_path / "cluster.json"
+        spec = f"torus:4x4,bandwidth={bandwidth}"
+        path.write_text(json.dumps({"device": "a100", "devices": 16, "topology": spec}))
+        cluster = planner.Cluster.load(path)
+        steps.append(planner.predict(model, cluster, layout, job).step_s)
+    assert steps[1] > steps[0]
+    with pytest.raises(ValueError, match="the topology has 16 ranks, but the cluster has 8"):
+        replace(cluster, devices=8)
+
+
+def test_experts_on_a_network() -> None:
+    cluster = planner.Cluster(device="h100", devices=16, topology=topology.torus([4, 4]))
+    found = planner.predict(
+        planner.load_model("qwen3-30b-a3b"),
+        cluster,
+        planner.Layout(dp=8, pp=2, ep=8, zero=1),
+        planner.Workload(seq=4096, global_batch=64, micro_batch=1),
+    )
+    assert found.time["expert"] > 0 and found.time["send"] > 0

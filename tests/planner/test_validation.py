@@ -1,0 +1,114 @@
+"""The planner against published runs: the bars, and the arithmetic of the table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unisono import planner
+from unisono.planner.constant_fit import thinned
+
+# Largest mean absolute errors with the shipped constants.
+FITTED = {
+    "arXiv 2205.05198 table 5": 0.05,
+    "arXiv 2104.04473 table 1": 0.05,
+    "vTrain multi": 0.10,
+    "vTrain single": 0.10,
+    "MLPerf": 0.10,
+    "Megatron-Core H100 weak scaling": 0.10,
+    "torchtitan": 0.15,
+    "llm-foundry MPT": 0.10,
+    "Megatron-Bridge, dense": 0.15,
+    "Megatron-Bridge, experts": 0.20,
+}
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, planner.ErrorRow]:
+    return {row.family: row for row in planner.validate()}
+
+
+def test_errors_of_the_shipped_constants(rows: dict[str, planner.ErrorRow]) -> None:
+    assert set(rows) == set(FITTED)
+    for family, row in rows.items():
+        assert row.fitted <= FITTED[family], family
+    assert sum(row.runs for row in rows.values()) == len(planner.measured_runs())
+
+
+def test_documented_errors(rows: dict[str, planner.ErrorRow]) -> None:
+    """Prints what `docs/planner.md` should hold if it is out of date."""
+    page = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+    table = planner.errors_markdown(list(rows.values()))
+    assert table in page, table
+
+
+def test_layouts_are_ranked(rows: dict[str, planner.ErrorRow]) -> None:
+    for family in ("vTrain multi", "vTrain single"):
+        regret = rows[family].regret
+        assert regret is not None and regret < 0.05
+
+
+def test_intervals_hold_most_runs() -> None:
+    inside = [
+        found.low_s <= run.measured_s <= found.high_s
+        for run in planner.measured_runs()
+        for found in [planner.predict_run(run, planner.default_constants())]
+    ]
+    assert 0.75 <= np.mean(inside) <= 0.92
+
+
+def test_memory_of_published_runs() -> None:
+    errors = [
+        each.predicted_bytes / each.run.memory_bytes - 1
+        for each in planner.validate_memory()
+        if each.run.memory_bytes and each.run.job.recompute is not None
+    ]
+    assert len(errors) == 10 and np.mean(np.abs(errors)) < 0.10
+
+
+def test_ranking() -> None:
+    base = next(run for run in planner.measured_runs() if run.family == "vTrain multi")
+    runs = [replace(base, measured_s=seconds) for seconds in (1.0, 2.0, 3.0)]
+    assert planner.ranking(runs, [1.0, 2.0, 3.0]) == (1.0, 0.0)
+    assert planner.ranking(runs, [3.0, 2.0, 1.0]) == (-1.0, 2.0)
+    tau, regret = planner.ranking(runs, [2.0, 1.0, 3.0])
+    assert (tau, regret) == (pytest.approx(1 / 3), 1.0)
+    assert planner.ranking(runs[:2], [1.0, 2.0]) == (None, None)
+
+
+def test_constants_say_where_they_come_from() -> None:
+    families = {run.family for run in planner.measured_runs()}
+    document = planner.constants_document()
+    assert set(document["folds"]) == families
+    for name, entry in document["constants"].items():
+        assert {"value", "prior", "unit"} <= set(entry), name
+        assert set(entry.get("fitted_to", [])) <= families, name
+        if entry.get("width"):
+            # A constant that left its prior by four widths no longer means what it says.
+            assert abs(np.log(entry["value"] / entry["prior"])) < 4 * entry["width"], name
+
+
+def test_doubling_a_constant_is_seen(rows: dict[str, planner.ErrorRow]) -> None:
+    """A wrong constant shows in the errors of the runs that it was fitted to."""
+    right = planner.default_constants()
+    runs = [run for run in planner.measured_runs() if run.family == "vTrain single"][::20]
+
+    def error(constants: planner.CalibratedConstants) -> float:
+        steps = [planner.predict_run(run, constants).step_s / run.measured_s for run in runs]
+        return float(np.mean(np.abs(np.array(steps) - 1)))
+
+    for name in ("eager_launch_s", "tile_loss", "score_traffic", "pair_launch_s"):
+        wrong = right.changed(**{name: 2 * getattr(right, name)})
+        assert error(wrong) > error(right), name
+
+
+def test_thinned_keeps_small_families() -> None:
+    runs = planner.measured_runs()
+    few = thinned(runs, 20)
+    for family in {run.family for run in runs}:
+        count = sum(run.family == family for run in runs)
+        kept = sum(run.family == family for run in few)
+        assert kept == count if count <= 20 else 10 <= kept <= 20
