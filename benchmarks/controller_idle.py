@@ -24,6 +24,8 @@ import unisono
 from unisono.controller import Controller
 
 WARM_UP_STEPS = 8
+SILENCE_S = 2.0
+"""After this the controller's thread sleeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ def measure(seconds: float) -> list[IdleRow]:
             array = np.zeros(1000)
             for _ in range(WARM_UP_STEPS):
                 controller.all_reduce("array", array).wait()
+            time.sleep(SILENCE_S)
             rows.append(_row("controller, frozen plan", comm, seconds))
     return rows
 
