@@ -176,14 +176,17 @@ bool Dispatcher::advance(Job& job, const Interrupted& interrupted, double limit_
 
 void Dispatcher::finish(Job& job) noexcept {
     const std::lock_guard lock(mutex_);
-    if (!queue_.empty() && queue_.front().get() == &job) {
+    const bool was_queued = !queue_.empty() && queue_.front().get() == &job;
+    if (was_queued) {
         queue_.pop_front();
         queued_.fetch_sub(1);
         driven_ = nullptr;
     }
     job.ended_ns_ = steady_now_ns();
     job.done_.store(true, std::memory_order_release);
-    changed_->notify_all();
+    // No other thread knows a job that was never queued. A needless wake-up of the progress thread
+    // would take a core from a peer.
+    if (was_queued) changed_->notify_all();
 }
 
 void Dispatcher::enqueue(const std::shared_ptr<Job>& job) {
