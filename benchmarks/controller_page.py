@@ -65,7 +65,10 @@ def _idle(_: str, document: Document) -> Iterator[str]:
     yield from ("", *HEAD)
     for row in document["rows"]:
         what = f"{row['name']}, n = {row['ranks']}"
-        yield at_most(f"{what}: processor time", IDLE_BAR, row["cpu_share"], ".3%")
+        share = row["cpu_share"]
+        yield target_row(
+            f"{what}: processor time", f"<= {IDLE_BAR:.1%}", f"{share:.3%}", share <= IDLE_BAR
+        )
         wake_ups = row["wake_ups"]
         yield target_row(f"{what}: wake-ups a second", "none", f"{wake_ups:.1f}", wake_ups < 1)
 
