@@ -52,72 +52,33 @@ class RecordedTransfer:
 
 
 class _RecordedVotedJob:
-    """A bucket of a plan, and its run in progress. The next run begins after the end of the last.
+    """A bucket of a plan; its tensors are recorded once for many runs."""
 
-    Its tensors are recorded once for many runs.
-    """
-
-    __slots__ = (
-        "_begin_inner", "_begun_ns", "_bucket", "_first", "_names", "_next_number", "_number",
-        "_pending", "_record", "_recorded", "_runs"
-    )  # fmt: skip
+    __slots__ = ("_bucket", "_first", "_inner", "_names", "_runs", "_timeline")
 
     def __init__(self, inner: VotedJob, timeline: TimelineWriter, job: Job) -> None:
-        self._begin_inner = inner.begin
-        self._record = timeline.record
-        self._next_number = timeline.next_number
+        self._inner = inner
+        self._timeline = timeline
         self._bucket = timeline.next_number()
         self._names = job.names
         self._first = job.names[0] if job.names else _NO_TENSOR
         self._runs = 0
-        self._number = 0
-        self._recorded = True
-        self._begun_ns = 0
-        self._pending: PendingVote
 
-    def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
-        """Begins a run with these arrays. Returns this object, which stands for the run."""
+    def begin(self, arrays: tuple[Array, ...]) -> RecordedPending:
+        """Begins a run with these arrays."""
+        timeline = self._timeline
         if self._runs % _RUNS_BETWEEN_PLANS == 0:
             self._record_plan(arrays)
         self._runs += 1
-        self._number = self._next_number()
-        self._recorded = False
-        self._record(_LAUNCHED, self._first, self._number, self._bucket)
-        self._begun_ns = time.monotonic_ns()
-        self._pending = self._begin_inner(arrays)
-        return self
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits for the end of the run, as the run itself does, and records it once."""
-        begun_ns = time.monotonic_ns()
-        pending = self._pending
-        try:
-            result = pending.wait(timeout_s)
-        finally:
-            ended_ns = time.monotonic_ns()
-            self._record(_WAITED, self._first, self._number, 0, begun_ns, ended_ns)
-        if not self._recorded:
-            self._recorded = True
-            moved = _times_ns(pending) or (self._begun_ns, ended_ns)
-            self._record(_TRANSFERRED, self._first, self._number, int(pending.ran), *moved)
-        return result
-
-    def is_completed(self) -> bool:
-        """Returns True if the run has ended, well or not."""
-        return self._pending.is_completed()
-
-    @property
-    def ran(self) -> bool:
-        """True if all ranks were ready."""
-        return self._pending.ran
-
-    def times_ns(self) -> tuple[int, int] | None:
-        """Returns when the data moved; None: the transfer does not know."""
-        return _times_ns(self._pending)
+        number = timeline.next_number()
+        timeline.record(_LAUNCHED, self._first, number, self._bucket)
+        launched_ns = time.monotonic_ns()
+        pending = self._inner.begin(arrays)
+        return RecordedPending(pending, timeline, self._first, number, launched_ns)
 
     def _record_plan(self, arrays: Sequence[Array]) -> None:
         for name, array in zip(self._names, arrays, strict=False):
-            self._record(_PLANNED, name, self._bucket, array.nbytes)
+            self._timeline.record(_PLANNED, name, self._bucket, array.nbytes)
 
 
 class RecordedPending:
@@ -168,10 +129,6 @@ class RecordedPending:
 
     def times_ns(self) -> tuple[int, int] | None:
         """Returns when the data moved; None: the transfer does not know."""
-        return _times_ns(self._inner)
-
-
-def _times_ns(pending: Pending | PendingVote) -> tuple[int, int] | None:
-    times_ns = getattr(pending, "times_ns", None)
-    found: tuple[int, int] | None = None if times_ns is None else times_ns()
-    return found
+        times_ns = getattr(self._inner, "times_ns", None)
+        found: tuple[int, int] | None = None if times_ns is None else times_ns()
+        return found
