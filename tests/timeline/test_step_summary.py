@@ -189,3 +189,15 @@ def test_medians_are_over_steps_and_jobs_are_apart(tmp_path: Path) -> None:
     assert steps == 3 and medians.phases_s["backward"] == pytest.approx(20e-3)
     assert a.missing_ranks == (1,) and b.missing_ranks == ()
     assert len(b.steps) == 1
+
+
+def test_a_step_in_progress_is_not_counted(tmp_path: Path) -> None:
+    """The second step of a running job has only its forward pass so far."""
+    events = in_order(
+        phase("forward", 1, 0, 10),
+        phase("backward", 1, 10, 30),
+        phase("optimizer", 1, 30, 35),
+        phase("forward", 2, 35, 45),
+    )
+    [job] = summarize_steps([scripted_dump(tmp_path, events)])
+    assert [each.step for each in job.steps] == [1]

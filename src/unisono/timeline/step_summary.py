@@ -175,10 +175,17 @@ def rank_steps(rank: int, spans: RankSpans) -> list[RankStep]:
         if not all(phase.whole for phase in phases) or phases[0].name != FORWARD:
             continue
         after = by_step.get(step + 1)
+        if after is None and not _has_ended(phases, by_step.get(step - 1)):
+            continue
         ended_ns = after[0].when.begun_ns if after else _end(spans, phases)
         whole = Interval(phases[0].when.begun_ns, ended_ns)
         found.append(_rank_step(rank, step, whole, phases, spans))
     return found
+
+
+def _has_ended(phases: Sequence[PhaseSpan], before: Sequence[PhaseSpan] | None) -> bool:
+    """Returns False if the step before had phases that a running job has not reached yet."""
+    return before is None or {each.name for each in before} <= {each.name for each in phases}
 
 
 def _end(spans: RankSpans, phases: Sequence[PhaseSpan]) -> int:
