@@ -151,16 +151,10 @@ class FastPath {
             job = group_->dispatcher().submit(std::move(call), limit_s, inline_s_);
         }
         const bool done = job->done();
-        if (!done) hold(work);
+        if (!done) keep_in(held_, work);
         work.attr("job") = std::move(job);
         if (!done) prune_();
         return work;
-    }
-
-    void hold(const nb::object& work) noexcept {
-        if (PySet_Add(held_.ptr(), work.ptr()) == 0) return;
-        PyErr_Clear();  // no memory: the work is kept for ever
-        work.inc_ref();
     }
 
     static std::optional<int32_t> whole(nb::handle number) {

@@ -13,6 +13,13 @@
 
 namespace unisono::bind {
 
+// Adds a work under way to the set that keeps it and its arrays alive.
+inline void keep_in(const nanobind::set& held, const nanobind::object& work) noexcept {
+    if (PySet_Add(held.ptr(), work.ptr()) == 0) return;
+    PyErr_Clear();  // no memory: the work is kept for ever
+    work.inc_ref();
+}
+
 class Pack {
   public:
     // `keep` holds the memory.

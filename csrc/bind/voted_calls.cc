@@ -18,6 +18,7 @@
 #include "bind/arrays.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
+#include "bind/pack.h"
 #include "bind/register.h"
 #include "execution/group.h"
 #include "execution/prepared_call.h"
@@ -36,27 +37,16 @@ Pieces one_piece(std::byte* data, uint64_t bytes) {
 
 // The memory of one call. Several arrays are copied into one buffer, and back at the end.
 struct Carried {
-    std::vector<Located> memory;
-    std::vector<nb::object> arrays;
+    Pack pack;
     std::shared_ptr<std::vector<std::byte>> buffer;  // null for one array
 
+    [[nodiscard]] Address buffer_address() const noexcept {
+        return reinterpret_cast<Address>(buffer->data());
+    }
     [[nodiscard]] Pieces pieces() const {
         if (buffer) return one_piece(buffer->data(), buffer->size());
-        return one_piece(at(memory[0].address), memory[0].bytes);
-    }
-    void gather() const noexcept {
-        std::byte* to = buffer->data();
-        for (const Located& each : memory) {
-            if (each.bytes) std::memcpy(to, at(each.address), each.bytes);
-            to += each.bytes;
-        }
-    }
-    void scatter() const noexcept {
-        const std::byte* from = buffer->data();
-        for (const Located& each : memory) {
-            if (each.bytes) std::memcpy(at(each.address), from, each.bytes);
-            from += each.bytes;
-        }
+        const auto& [address, bytes] = pack.memory().front();
+        return one_piece(at(address), bytes);
     }
 };
 
@@ -73,7 +63,7 @@ class VotedWork {
         Execution next =
             dispatcher.or_fail([&] { return call.bind(carried_.pieces(), carried_.pieces()); });
         const WithoutGil release;
-        if (carried_.buffer) carried_.gather();
+        if (carried_.buffer) carried_.pack.gather(carried_.buffer_address());
         job_ = dispatcher.submit(std::move(first), timeout_s, inline_s,
                                  continuation_of_vote(&vote_, std::move(next), &agreed_ns_));
     }
@@ -109,7 +99,8 @@ class VotedWork {
     void complete() {
         if (!carried_.buffer) return;
         const std::lock_guard lock(completing_);
-        if (!std::exchange(completed_, true) && ran()) carried_.scatter();
+        if (!std::exchange(completed_, true) && ran())
+            carried_.pack.scatter(carried_.buffer_address());
     }
 
     std::shared_ptr<Group> group_;
@@ -144,35 +135,26 @@ class VotedAllReduce {
     // The work of the last begin has ended.
     nb::object begin(const nb::tuple& arrays, double timeout_s) {
         if (arrays.size() != lengths_.size()) return nb::none();
-        Carried carried{{}, {}, buffer_};
-        carried.memory.reserve(lengths_.size());
-        carried.arrays.reserve(lengths_.size());
+        Carried carried{{}, buffer_};
         for (size_t i = 0; i < lengths_.size(); ++i) {
             const auto located = arrays_.locate(arrays[i], true);
             if (!located || located->bytes != lengths_[i] ||
                 located->dtype != call_->args.caller_dtype.value_or(call_->args.dtype))
                 return nb::none();
-            carried.memory.push_back(*located);
-            carried.arrays.push_back(arrays[i]);
+            carried.pack.add(located->address, located->bytes, arrays[i]);
         }
         nb::object made = nb::cast(new VotedWork(group_, std::move(carried), held_),
                                    nb::rv_policy::take_ownership);
         auto* work = nb::inst_ptr<VotedWork>(made);
         work->submit(*vote_, *call_, timeout_s, inline_s_);
         if (!work->done()) {
-            hold(made);
+            keep_in(held_, made);
             prune_();
         }
         return made;
     }
 
   private:
-    void hold(const nb::object& work) noexcept {
-        if (PySet_Add(held_.ptr(), work.ptr()) == 0) return;
-        PyErr_Clear();  // no memory: the work is kept for ever
-        work.inc_ref();
-    }
-
     std::shared_ptr<Group> group_;
     std::shared_ptr<Prepared> vote_, call_;
     std::vector<uint64_t> lengths_;

@@ -118,11 +118,17 @@ class FusedAllReduce:
         if len(arrays) == 1:
             request = request._replace(packed=())
         self._prepared = engine.call_cache.call(request)
-        self._voted = engine.voted_all_reduce(_vote(engine), self._prepared, lengths)
+        self._lengths = lengths
+        self._voted: native.VotedAllReduce | None = None
+        """Made by the first `begin_voted`: it has a buffer of its own."""
         self._buffer = np.empty(sum(lengths) if len(arrays) > 1 else 0, np.uint8)
 
     def begin_voted(self, arrays: tuple[Array, ...]) -> VotedWork | native.VotedWork:
         """Begins to reduce these arrays, with a vote for it. The last call has ended."""
+        if self._voted is None:
+            engine = self._comm._engine
+            vote = _vote(engine)
+            self._voted = engine.voted_all_reduce(vote, self._prepared, self._lengths)
         work = self._voted.begin(arrays, self._comm.timeout_s)
         # Without a work, an array must be copied first: its elements are apart, for example.
         return begin_voted(self._comm, "all_reduce", self.call(arrays)) if work is None else work

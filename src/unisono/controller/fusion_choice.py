@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from unisono.controller.fusion import Bucket, kind_of
 from unisono.controller.fusion_times import LinkCost, best_ends, finish_s
-from unisono.controller.request import Request
 
 MOST_BUCKET_BYTES = 64 << 20
 """A bucket of several tensors is not larger: each bucket has a buffer."""
@@ -141,21 +140,10 @@ def _doubling(units: Sequence[Unit], begin: int, end: int) -> list[int]:
     return sorted({cut for cut in cuts if begin < cut < end} | {end})
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Bucket):
     """Tensors that a bucket holds all or none of: one tensor, or the bucket of a group."""
 
-    requests: tuple[Request, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tensors' names."""
-        return tuple(request.name for request in self.requests)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all tensors."""
-        return sum(request.nbytes for request in self.requests)
+    __slots__ = ()
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -71,8 +71,7 @@ class DataParallel(nn.Module):
     def _prepare(self) -> None:
         if not torch.is_grad_enabled():
             return
-        self._reducer.recover()
-        self._reducer.watch()
+        self._reducer.prepare()
         if self._broadcast_buffers and self.training and self._reducer.enabled:
             self._context.broadcast(list(self.module.buffers()))
         self._phases.begin_forward()

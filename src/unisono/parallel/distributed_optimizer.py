@@ -113,6 +113,5 @@ class DistributedOptimizer:
 
     def _prepare(self, *_: Any) -> None:
         if torch.is_grad_enabled():
-            self._reducer.recover()
-            self._reducer.watch()
+            self._reducer.prepare()
             self._phases.begin_forward()

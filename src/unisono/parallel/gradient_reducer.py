@@ -87,6 +87,11 @@ class GradientReducer:
         self._sparse = SparseExchange(controller, prefix)
         self.watch()
 
+    def prepare(self) -> None:
+        """Gets ready for a forward pass whose gradients will be averaged."""
+        self.recover()
+        self.watch()
+
     def watch(self) -> None:
         """Follows parameters that were frozen or unfrozen since the last call."""
         for gradient in self._gradients:
