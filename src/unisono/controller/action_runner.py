@@ -1,4 +1,4 @@
-"""What a rank does about the decisions of the agreement: it runs tensors, and follows plans."""
+"""Runs the tensors that the ranks have agreed on, and follows frozen plans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger("unisono.controller")
 
 @dataclass(slots=True)
 class Counters:
-    """What `Controller.stats` reports."""
+    """Counts that `Controller.stats` reports."""
 
     tensors_submitted: int = 0
     collectives_run: int = 0

@@ -19,7 +19,7 @@ from unisono.controller.member import Action, Event, Member, Mode, Received, Sen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What one rank knows; only rank 0 has a coordinator. Never changed: `step` returns a copy."""
+    """State of one rank; only rank 0 has a coordinator. Never changed: `step` returns a copy."""
 
     size: int
     member: Member
@@ -27,7 +27,7 @@ class State:
 
     @property
     def mode(self) -> Mode:
-        """How this rank agrees with the others at present."""
+        """Present mode of this rank's agreement with the others."""
         return self.member.mode
 
     @staticmethod

@@ -107,12 +107,12 @@ class PendingJob:
             raise AbortedError("the transfer was closed before this job began") from None
 
     def is_completed(self) -> bool:
-        """Whether the job has ended, well or not."""
+        """Returns True if the job has ended, well or not."""
         return self._future.done()
 
     @property
     def ran(self) -> bool:
-        """Whether all ranks were ready. Meaningful once the job has ended."""
+        """True if all ranks were ready. Meaningful once the job has ended."""
         return self._future.result()[0]
 
     def times_ns(self) -> tuple[int, int] | None:

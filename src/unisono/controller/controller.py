@@ -34,7 +34,7 @@ class ControllerStats:
     bytes: int
     """Sum of the submitted tensors' sizes."""
     plan_changes: int
-    """How often the ranks froze a plan, or left one."""
+    """Number of times that the ranks froze a plan, or left one."""
     wait_s: float
     """Seconds for which handles waited until all ranks had their tensor."""
 

@@ -31,7 +31,7 @@ _SIDE_RUNS = 3  # runs of a tensor outside of the plan before the ranks learn a 
 
 @dataclass(slots=True, kw_only=True)
 class Coordinator:
-    """What rank 0 knows of all ranks. `receive` returns the messages for all ranks, in order."""
+    """Rank 0's state of all ranks. `receive` returns the messages for all ranks, in order."""
 
     size: int
     fusion_bytes: int = DEFAULT_FUSION_BYTES
@@ -59,7 +59,7 @@ class Coordinator:
     plan_buckets: int = 0
     tuner: FusionTuner | None = None
     finished: dict[int, PassTimes] = field(default_factory=dict)
-    """What the ranks measured that have finished the present trial."""
+    """Measurements of the ranks that have finished the present trial."""
     trials: int = 0
     """Trials that all ranks have finished since the ranks talked."""
 
@@ -205,7 +205,7 @@ class Coordinator:
     # ---- the frozen plan
 
     def _ends_step(self, ready: list[str]) -> bool:
-        """Whether a tensor is ready again while no tensor of the current step still waits."""
+        """Returns True if a tensor is ready again and no tensor of the current step still waits."""
         if not any(name in self.step for name in ready):
             return False
         return all(name in self.step for name in self.table.keys() - set(ready))
@@ -299,7 +299,7 @@ def _merged(requests: dict[int, Request]) -> Request:
 
 
 def _is_uneven(request: Request) -> bool:
-    """Whether the ranks gather different lengths, which no plan can know."""
+    """Returns True if the ranks gather different lengths, which no plan can know."""
     return request.shape[:1] == (_ANY_LENGTH,)
 
 

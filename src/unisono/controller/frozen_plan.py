@@ -32,7 +32,7 @@ class PlannedTensor:
         """The element type of the last array that fitted, as the array names it."""
 
     def fits(self, array: Array, operation: str, op: str, root: int) -> bool:
-        """Whether a submission is the same as in earlier passes."""
+        """Returns True if a submission is the same as in earlier passes."""
         return bool(
             array.shape == self.shape
             and op == self.reduction
@@ -99,6 +99,13 @@ class FrozenPlan:
     def flights(self) -> list[Flight]:
         """The last flight of each bucket that was launched."""
         return [bucket.flight for bucket in self._buckets if bucket.flight is not None]
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if tensors wait: for others of their bucket, or for other ranks."""
+        return any(tensor.handle is not None for tensor in self.tensors.values()) or not all(
+            flight.has_ended() for flight in self.flights
+        )
 
     def add(self, tensor: PlannedTensor, handle: Handle) -> None:
         """Adds a tensor to its bucket, and launches the buckets that are full, in order."""

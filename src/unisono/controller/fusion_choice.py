@@ -147,7 +147,7 @@ class Unit(Bucket):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What must be equal for units that share a bucket."""
+        """The properties that units of one bucket have in common."""
         return kind_of(self.requests[0])
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionReport:
-    """What the tuning of fusion found and decided. Times are those of the slowest rank.
+    """Results and decision of the tuning of fusion. Times are those of the slowest rank.
 
     `before` is the plan with the buckets that `fusion_bytes` gives, `after` the one with the
     buckets that the closed form finds best. A value that was not found is None.
@@ -16,7 +16,7 @@ class FusionReport:
     replaced: bool
     """The plan now has other buckets than `fusion_bytes` gives."""
     reason: str
-    """Why the buckets were replaced or not."""
+    """The reason why the buckets were replaced or not."""
     buckets: tuple[tuple[str, ...], ...]
     """The names of the tensors in each bucket of the plan, in the order of the buckets."""
     bucket_bytes: tuple[int, ...]

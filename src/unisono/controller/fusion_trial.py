@@ -33,7 +33,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """What one rank measured in the passes of a trial, in nanoseconds."""
+    """Times that one rank measured in the passes of a trial, in nanoseconds."""
 
     step_ns: tuple[int, ...]
     """For each pass but the last, from its first tensor to the first tensor of the next pass."""

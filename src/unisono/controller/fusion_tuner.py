@@ -56,7 +56,7 @@ class NextPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionTuner:
-    """What rank 0 knows about the buckets of its plans. Never changed: methods return a new one."""
+    """Rank 0's state of the tuning of buckets. Never changed: methods return a new one."""
 
     settings: TuningSettings = field(default_factory=TuningSettings)
     seed: int = 0
@@ -72,7 +72,7 @@ class FusionTuner:
     tries: int = 0
     steps_used: int = 0
     draft: FusionReport | None = None
-    """What is known before the comparison."""
+    """The report before the comparison."""
     compared_s: tuple[tuple[float, float], ...] = ()
     """The mean step of each pair so far, with the old buckets and with the new."""
     decided: tuple[tuple[frozenset[Request], tuple[Bucket, ...]], ...] = ()

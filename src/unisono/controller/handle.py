@@ -12,13 +12,20 @@ from unisono.errors import UnisonoError
 
 
 class Owner(Protocol):
-    """What a handle needs of the loop that made it."""
+    """The methods that a handle needs of the loop that made it."""
 
     def wait_for_flight(self, handle: Handle, timeout_s: float | None) -> None:
         """Waits until the handle has a flight or has ended. Raises `TimeoutError`."""
 
     def count_wait(self) -> None:
         """Notes that the program waits for a tensor."""
+
+    @property
+    def stall_warning_s(self) -> float:
+        """After this time the loop wants to know of a collective that has not ended."""
+
+    def look_for_late_ranks(self, handle: Handle) -> None:
+        """Finds out which ranks have not begun the collective of this handle, and logs them."""
 
     def fail(self, error: Exception) -> None:
         """Fails all handles with an error that ends the controller."""
@@ -61,14 +68,25 @@ class Handle:
             if flight is None:
                 self._owner.wait_for_flight(self, timeout_s)
             else:
-                flight.settle(timeout_s)
+                self._settle(flight, timeout_s)
         if self._error is not None:
             raise self._error
         return self._result
 
+    def _settle(self, flight: Flight, timeout_s: float | None) -> None:
+        warn_s = self._owner.stall_warning_s
+        if timeout_s is not None and timeout_s <= warn_s:
+            flight.settle(timeout_s)
+            return
+        try:
+            flight.settle(warn_s)
+        except TimeoutError:
+            self._owner.look_for_late_ranks(self)
+            flight.settle(None if timeout_s is None else timeout_s - warn_s)
+
     @property
     def done(self) -> bool:
-        """Whether the tensor has ended, well or not. Does not wait."""
+        """True if the tensor has ended, well or not. Does not wait."""
         if not self._done and (flight := self.flight) is not None and flight.has_ended():
             flight.settle(None)
         return self._done
@@ -113,11 +131,11 @@ class Flight:
         self._settled = False
 
     def has_settled(self) -> bool:
-        """Whether the handles know of the end."""
+        """Returns True if the handles know of the end."""
         return self._settled
 
     def has_ended(self) -> bool:
-        """Whether the collective has ended, well or not."""
+        """Returns True if the collective has ended, well or not."""
         return self._settled or self.pending.is_completed()
 
     def settle(self, timeout_s: float | None) -> None:

@@ -32,7 +32,7 @@ class LinkTransfer:
         self.uses: list[LinkUse] = []
         """The jobs so far. The caller may clear it."""
         self.enabled = True
-        """Whether jobs take longer than those of the other transfer."""
+        """True if jobs take longer than those of the other transfer."""
         self._transfer = transfer
         self._free_s = 0.0
 

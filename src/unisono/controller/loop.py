@@ -45,6 +45,7 @@ from unisono.timeline import CONTROLLER_THREAD, EventKind, TimelineWriter
 _SUBMITTED, _WAITED = int(EventKind.SUBMITTED), int(EventKind.WAITED)
 _CLOSE_S = 5.0  # for the last message of a rank that closes
 _ANSWER_S = 1.0  # for rank 0 to say which tensors wait
+_ANNOUNCE_S = 0.1  # for ranks that have left a plan to announce their tensors
 
 
 class Loop:
@@ -66,7 +67,8 @@ class Loop:
         self._record = timeline.record
         self._channel = channel
         self._transfer = transfer
-        self._stall_warning_s = stall_warning_s
+        self.stall_warning_s = stall_warning_s
+        """After this time a tensor that waits is logged on all ranks."""
         self._timeout_s = timeout_s
         self._state = State.first(channel.rank, channel.size, fusion_bytes, tuner)
         self._lock = threading.RLock()
@@ -86,6 +88,8 @@ class Loop:
         self._entering = 0
         """Submitted tensors that the thread has not dealt with yet."""
         self._waits = 0
+        self._late: Handle | None = None
+        """The last one that has waited too long for ranks to begin its bucket."""
         self._joining = False
         self._error: Exception | None = None
         self._closing = False
@@ -131,7 +135,7 @@ class Loop:
 
     @property
     def fusion_report(self) -> FusionReport | None:
-        """What the tuning of fusion has decided; None until then."""
+        """The decision of the tuning of fusion; None until it is made."""
         return self._runner.fusion_report
 
     def group(self, names: Sequence[str]) -> None:
@@ -174,7 +178,7 @@ class Loop:
         """
         began_s = time.monotonic()
         limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        warn_s = self._stall_warning_s
+        warn_s = _ANNOUNCE_S if handle is self._late else self.stall_warning_s
         with self._changed:
             while handle.flight is None and not handle._done:
                 self._leave_plan_for(handle)
@@ -182,7 +186,7 @@ class Loop:
                 if waited_s >= limit_s:
                     break
                 if waited_s >= warn_s:
-                    warn_s += self._stall_warning_s
+                    warn_s += self.stall_warning_s
                     self._leave_finished_plan()
                     self._post(WantsStalls())
                 self._changed.wait(min(limit_s, warn_s) - waited_s)
@@ -196,6 +200,19 @@ class Loop:
                 f"tensor {handle.name!r} still waits after {timeout_s:g} s (timeout)"
             )
         self.fail(CollectiveTimeoutError(self._late_text(handle)))
+
+    def look_for_late_ranks(self, handle: Handle) -> None:
+        """Leaves the plan if the bucket of this handle waits for ranks, and asks which these are.
+
+        Only ranks that talk know which of them have submitted a tensor.
+        """
+        with self._lock:
+            plan, flight = self._runner.plan, handle.flight
+            if plan is None or flight is None or flight.has_ended():
+                return
+            reason = f"{handle.name!r} waits for a rank that has not begun its bucket"
+            self._late = handle
+            self._post(CannotFollow(plan.epoch, reason))
 
     def _leave_plan_for(self, handle: Handle) -> None:
         """The program waits for a bucket that this rank has not filled: it may never fill it."""
@@ -212,6 +229,14 @@ class Loop:
         if isinstance(plan, TrialPlan) and plan.finished:
             self._post(CannotFollow(plan.epoch, "a rank waits for the end of a trial"))
 
+    def _leave_plan_with_tensors(self) -> None:
+        """Leaves a plan in which tensors wait, and waits until all ranks have left it."""
+        plan = self._runner.plan
+        if plan is None or not plan.has_waiting:
+            return
+        self._post(CannotFollow(plan.epoch, "a rank asks for stalls"))
+        self._changed.wait_for(lambda: self._runner.plan is not plan or self._error, _ANSWER_S)
+
     def _late_text(self, handle: Handle) -> str:
         self.ask_stalls()
         late = next((stall for stall in self._runner.stalls if stall.name == handle.name), None)
@@ -225,11 +250,8 @@ class Loop:
         """Asks rank 0 which tensors wait; returns them. The last answer if rank 0 is silent."""
         with self._changed:
             self._require_usable()
+            self._leave_plan_with_tensors()
             before = self._runner.answers
-            self._leave_finished_plan()
-            plan = self._runner.plan
-            if plan is not None and any(tensor.handle for tensor in plan.tensors.values()):
-                self._post(CannotFollow(plan.epoch, "a rank asks for stalls"))
             self._post(WantsStalls())
             self._changed.wait_for(lambda: self._runner.answers > before or self._error, _ANSWER_S)
             return self._runner.stalls

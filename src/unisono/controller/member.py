@@ -14,7 +14,7 @@ from unisono.controller.request import Request
 
 
 class Mode(StrEnum):
-    """How a rank agrees with the others."""
+    """Mode of a rank's agreement with the others."""
 
     TALKING = "talking"
     FROZEN = "frozen"
@@ -163,7 +163,7 @@ Action: TypeAlias = (
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """What one rank knows. `take` returns the actions that follow from an event, in order."""
+    """State of one rank. `take` returns the actions that follow from an event, in order."""
 
     rank: int
     mode: Mode = Mode.TALKING
@@ -240,7 +240,7 @@ class Member:
         return [*actions, *self._break_for_changed()]
 
     def _is_held(self, name: str) -> bool:
-        """Whether a new tensor is announced later: after the end of this plan."""
+        """Returns True if a new tensor is announced later: after the end of this plan."""
         if self.mode is Mode.FINISHED:
             return name in self.planned
         return self.mode is Mode.STOPPING

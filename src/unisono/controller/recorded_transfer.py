@@ -119,12 +119,12 @@ class RecordedPending:
         return result
 
     def is_completed(self) -> bool:
-        """Whether the job has ended, well or not."""
+        """Returns True if the job has ended, well or not."""
         return self._inner.is_completed()
 
     @property
     def ran(self) -> bool:
-        """Whether all ranks were ready."""
+        """True if all ranks were ready."""
         return bool(getattr(self._inner, "ran", True))
 
     def times_ns(self) -> tuple[int, int] | None:

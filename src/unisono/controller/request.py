@@ -41,7 +41,7 @@ class Request:
 
     @property
     def fuses(self) -> bool:
-        """Whether the tensor can share a message with others."""
+        """True if the tensor can share a message with others."""
         return self.operation == "all_reduce"
 
     def encode(self, before: tuple[str, ...] = ()) -> list[Any]:
@@ -59,7 +59,7 @@ class Request:
         ]
 
     def repeats(self, earlier: Request) -> bool:
-        """Whether this rank submits the same as `earlier`, so that a plan made of that serves."""
+        """Returns True if this rank submits the same as `earlier`: a plan made of that serves."""
         return all(getattr(self, what) == getattr(earlier, what) for what in _AGREED)
 
     @staticmethod

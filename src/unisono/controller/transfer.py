@@ -36,7 +36,7 @@ class Pending(Protocol):
         """
 
     def is_completed(self) -> bool:
-        """Whether the job has ended, well or not."""
+        """Returns True if the job has ended, well or not."""
 
 
 class PendingVote(Pending, Protocol):
@@ -48,7 +48,7 @@ class PendingVote(Pending, Protocol):
 
     @property
     def ran(self) -> bool:
-        """Whether all ranks were ready. If not, no array has changed."""
+        """True if all ranks were ready. If not, no array has changed."""
 
 
 class VotedJob(Protocol):

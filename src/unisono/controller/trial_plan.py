@@ -49,6 +49,11 @@ class TrialPlan(FrozenPlan):
         every = (bucket for buckets in self._choices for bucket in buckets)
         return [bucket.flight for bucket in every if bucket.flight is not None]
 
+    @property
+    def has_waiting(self) -> bool:
+        """True also after the last pass: tensors that follow wait for the next plan."""
+        return self.finished or super().has_waiting
+
     def add(self, tensor: PlannedTensor, handle: Handle) -> None:
         """Adds a tensor to its bucket, and launches the buckets that are full, in order."""
         self._clock.note_submission(self._numbers[tensor.request.name])

@@ -1,4 +1,4 @@
-"""What the measurements of all ranks in a trial say together."""
+"""Combines the measurements of all ranks in a trial."""
 
 from __future__ import annotations
 
