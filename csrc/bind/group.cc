@@ -6,10 +6,12 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "bind/buffer.h"
@@ -36,6 +38,18 @@ Pieces pieces_of(const Memory& memory) {
     Pieces pieces;
     for (const auto& [address, bytes] : memory) pieces.push_back({at(address), bytes});
     return pieces;
+}
+
+// The row, the calls, and the bytes sent and received; see unisono.communicator.call_volume.
+using VolumeTuple = std::tuple<uint32_t, uint32_t, uint64_t, uint64_t>;
+
+CallVolume volume_of(const VolumeTuple& volume) {
+    const auto& [row, calls, bytes_sent, bytes_received] = volume;
+    if (row >= kCounterRows)
+        throw Error(Fault::invalid, "expected the number of a row of the counters, below " +
+                                        std::to_string(kCounterRows) + ", got " +
+                                        std::to_string(row));
+    return {row, calls, bytes_sent, bytes_received};
 }
 
 Execution bound(Group& group, const Prepared& call, const Memory& in, const Memory& out) {
@@ -80,7 +94,8 @@ void bind_plan(nb::module_& m) {
             [](Prepared* self, std::shared_ptr<Plan> plan, uint32_t op, uint32_t dtype,
                uint32_t reduction, int32_t root, uint64_t count, uint64_t extra,
                uint64_t block_bytes, uint64_t piece_bytes, uint64_t longest_bytes, uint32_t policy,
-               std::optional<uint32_t> caller_dtype, uint32_t lead, uint32_t lengths_from) {
+               std::optional<uint32_t> caller_dtype, uint32_t lead, uint32_t lengths_from,
+               const VolumeTuple& volume) {
                 if (op >= kOpKinds || dtype >= num_dtypes || reduction >= num_reduce_ops ||
                     policy > static_cast<uint32_t>(StorePolicy::adaptive) ||
                     caller_dtype.value_or(0) >= num_dtypes || lengths_from >= kLengthsFrom) {
@@ -113,11 +128,26 @@ void bind_plan(nb::module_& m) {
                                     piece_bytes,
                                     longest_bytes,
                                     static_cast<StorePolicy>(policy),
-                                    lead};
+                                    lead,
+                                    volume_of(volume)};
             },
             "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a,
             "block_bytes"_a, "piece_bytes"_a, "longest_bytes"_a, "policy"_a,
-            "caller_dtype"_a = nb::none(), "lead"_a = 0, "lengths_from"_a = 0);
+            "caller_dtype"_a = nb::none(), "lead"_a = 0, "lengths_from"_a = 0,
+            "volume"_a = VolumeTuple{})
+        .def_prop_ro("volume",
+                     [](const Prepared& self) {
+                         const CallVolume& v = self.volume;
+                         return VolumeTuple{v.row, v.calls, v.bytes_sent, v.bytes_received};
+                     })
+        .def(
+            "with_volume",
+            [](const Prepared& self, const VolumeTuple& volume) {
+                auto changed = std::make_shared<Prepared>(self);
+                changed->volume = volume_of(volume);
+                return changed;
+            },
+            "volume"_a);
 }
 
 void bind_under_way(nb::module_& m) {
@@ -215,6 +245,19 @@ void register_group(nb::module_& m) {
         .def_prop_ro("buffer_bytes",
                      [](Group& self) { return self.segment().shape().buffer_bytes; })
         .def_prop_ro("calls", &Group::calls)
+        .def("counters",
+             [](const Group& self) {
+                 using Row = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;
+                 std::vector<Row> rows;
+                 for (uint32_t number = 0; number < kCounterRows; ++number) {
+                     const auto& row = self.counters().row(number);
+                     rows.emplace_back(row.calls.load(std::memory_order_relaxed),
+                                       row.bytes_sent.load(std::memory_order_relaxed),
+                                       row.bytes_received.load(std::memory_order_relaxed),
+                                       row.waited_ns.load(std::memory_order_relaxed));
+                 }
+                 return rows;
+             })
         .def("can_read_peers", &Group::can_read_peers)
         .def("require_healthy", [](Group& self) { self.members().require_healthy(); })
         .def("refuse", &Group::refuse, "reason"_a, nb::call_guard<WithoutGil>())

@@ -37,9 +37,10 @@ uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) 
 }
 
 Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule stores,
-                   RemoteSlots* remote_slots)
+                   OperationCounters& counters, RemoteSlots* remote_slots)
     : view_(view),
       members_(members),
+      counters_(counters),
       remote_slots_(remote_slots),
       waiter_(waiter),
       remote_waiter_(members, kRemoteSpin),
@@ -168,7 +169,9 @@ bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& i
     }
     try {
         if (call.seq == 0) begin(call);
-        return run_steps({call, deadline, interrupted, limit_s});
+        if (!run_steps({call, deadline, interrupted, limit_s})) return false;
+        counters_.add(call.volume);
+        return true;
     } catch (const std::exception& error) {
         abandon(call, error.what());
         throw;

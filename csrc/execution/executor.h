@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/call.h"
+#include "core/operation_counters.h"
 #include "execution/call_check.h"
 #include "execution/plan.h"
 #include "execution/remote_slots.h"
@@ -97,6 +98,7 @@ struct Execution {
     std::shared_ptr<const Plan> plan;
     CallArgs args;
     uint64_t hash;  // fingerprint(args)
+    CallVolume volume{};
     uint64_t block_bytes;
     uint64_t
         longest_bytes;  // of all pieces of all ranks, because all ranks must count the same blocks
@@ -132,9 +134,10 @@ struct Execution {
 
 class Executor {
   public:
-    // `remote_slots` is set if the group has ranks on other hosts.
+    // `counters` gets each completed call. `remote_slots` is set if the group has ranks on other
+    // hosts.
     Executor(View& view, Membership& members, Waiter waiter, StoreRule stores,
-             RemoteSlots* remote_slots = nullptr);
+             OperationCounters& counters, RemoteSlots* remote_slots = nullptr);
 
     // Runs until the call is complete (returns true), or until a wait would exceed `limit_s`
     // (returns false; 0 means the deadline is the only limit). Throws Error.
@@ -158,6 +161,9 @@ class Executor {
             return call_check.late(call.seq, deadline.timeout_s());
         }
     };
+    [[nodiscard]] std::atomic<uint64_t>& waited_ns(const Wait& wait) noexcept {
+        return counters_.waited_ns(wait.call.volume.row);
+    }
 
     void begin(Execution& call);
     void prepare(Execution& call);
@@ -204,6 +210,7 @@ class Executor {
 
     View& view_;
     Membership& members_;
+    OperationCounters& counters_;
     RemoteSlots* remote_slots_;
     Waiter waiter_, remote_waiter_,
         small_remote_waiter_;  // for ranks of this host, and of other hosts

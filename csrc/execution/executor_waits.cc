@@ -113,7 +113,8 @@ bool Executor::wait_local(Wait& wait, uint32_t peer, Ready ready) {
     };
     return waiter_.wait(
         rest, ready, [&] { call_check_.inspect(peer, wait.call.seq, view_.has_left(peer)); },
-        [&] { return wait.late(call_check_); }, wait.deadline, wait.interrupted, wait.limit_s);
+        [&] { return wait.late(call_check_); }, waited_ns(wait), wait.deadline, wait.interrupted,
+        wait.limit_s);
 }
 
 template <class Ready>
@@ -135,7 +136,7 @@ bool Executor::wait_remote(Wait& wait, uint32_t peer, Ready ready) {
     };
     Waiter& waiter = is_large(wait.call) ? remote_waiter_ : small_remote_waiter_;
     return waiter.wait(
-        rest, brought, look, [&] { return wait.late(call_check_); }, wait.deadline,
+        rest, brought, look, [&] { return wait.late(call_check_); }, waited_ns(wait), wait.deadline,
         wait.interrupted, wait.limit_s);
 }
 
@@ -162,7 +163,7 @@ bool Executor::flush_sends(Wait& wait) {
     return remote_waiter_.wait(
         rest, gone, [&] { check_remote_readers(wait.call); },
         [&] { return wait.late(call_check_) + "; some do not receive what this rank sends"; },
-        wait.deadline, wait.interrupted, wait.limit_s);
+        waited_ns(wait), wait.deadline, wait.interrupted, wait.limit_s);
 }
 
 }  // namespace unisono

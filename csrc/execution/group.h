@@ -53,6 +53,8 @@ class Group {
     [[nodiscard]] bool outlives_calls() const noexcept { return make_ != nullptr; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
     [[nodiscard]] bool can_read_peers() const noexcept { return executor_.can_read_peers(); }
+    // Returns what this rank has counted, also after the end of the group.
+    [[nodiscard]] const OperationCounters& counters() const noexcept { return counters_; }
 
     // Takes the number of a collective call that this rank refuses. Ranks that make the call raise
     // the reason. Does not wait.
@@ -141,10 +143,10 @@ class Group {
                 host_ranks ? std::move(*host_ranks) : HostRanks::one_host(segment_->shape().ranks)),
           members_(view_, nonce),
           waiter_(members_, SpinPolicy::for_group(on_host(), cores)),
-          executor_(view_, members_, waiter_, StoreRule(on_host()), make_remote_slots()),
+          executor_(view_, members_, waiter_, StoreRule(on_host()), counters_, make_remote_slots()),
           dispatcher_(executor_, members_, grace_for(on_host(), cores)),
           p2p_(view_, members_, Waiter(members_, SpinPolicy::for_messages(on_host(), cores)),
-               executor_.cross_memory(), make_p2p_transport()) {}
+               executor_.cross_memory(), counters_, make_p2p_transport()) {}
 
     static constexpr double kLinger_s = 2;
 
@@ -181,6 +183,7 @@ class Group {
     std::unique_ptr<Segment> segment_;
     View view_;
     Membership members_;
+    OperationCounters counters_;
     Waiter waiter_;
     std::optional<RemoteSlots> remote_slots_;
     std::unique_ptr<Transport> transport_;

@@ -16,6 +16,7 @@ struct Prepared {
     uint64_t longest_bytes;  // of the pieces of all ranks
     StorePolicy policy;
     uint32_t lead = 0;  // see Execution::lead
+    CallVolume volume{};
 
     // Makes a call on contiguous pieces, from `in` and `out`.
     [[nodiscard]] Execution bind(std::byte* in, std::byte* out) const {
@@ -45,6 +46,7 @@ struct Prepared {
         execution.longest_bytes = longest_bytes;
         execution.policy = policy;
         execution.lead = lead;
+        execution.volume = volume;
         return execution;
     }
 };

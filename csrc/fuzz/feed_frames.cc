@@ -98,11 +98,12 @@ class Script : private OneOfTwo {
 
     TcpTransport transport_{2, remote_slots_};
     TcpTransport* p2p_transport_ = nullptr;
-    p2p::Engine p2p_{view_, members_, waiter_, cross_memory_, [this](Receiver& receiver) {
-                         auto transport = std::make_unique<TcpTransport>(2, receiver);
-                         p2p_transport_ = transport.get();
-                         return transport;
-                     }};
+    p2p::Engine p2p_{
+        view_, members_, waiter_, cross_memory_, counters_, [this](Receiver& receiver) {
+            auto transport = std::make_unique<TcpTransport>(2, receiver);
+            p2p_transport_ = transport.get();
+            return transport;
+        }};
     uint32_t streams_ = 1;
     Connections calls_, messages_;
 };

@@ -181,10 +181,10 @@ class Script : private OneOfTwo {
 
     Library *calls_ = nullptr, *messages_ = nullptr;
     MessageTransport transport_{view_, remote_slots_, library(calls_)};
-    p2p::Engine p2p_{view_, members_, waiter_, cross_memory_, [this](Receiver& receiver) {
-                         return std::make_unique<MessageTransport>(view_, receiver,
-                                                                   library(messages_));
-                     }};
+    p2p::Engine p2p_{
+        view_, members_, waiter_, cross_memory_, counters_, [this](Receiver& receiver) {
+            return std::make_unique<MessageTransport>(view_, receiver, library(messages_));
+        }};
 };
 
 }  // namespace

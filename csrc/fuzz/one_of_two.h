@@ -124,6 +124,7 @@ class OneOfTwo {
     Waiter waiter_{members_, SpinPolicy{0, 0}};
     RemoteSlots remote_slots_{view_, members_};
     CrossMemory cross_memory_{view_, members_};
+    OperationCounters counters_;
 };
 
 }  // namespace unisono::fuzz

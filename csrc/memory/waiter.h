@@ -5,12 +5,14 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <string>
 #include <utility>
 
 #include "core/futex.h"
+#include "core/operation_counters.h"
 #include "memory/membership.h"
 
 namespace unisono {
@@ -103,24 +105,30 @@ class Waiter {
     // Waits until `ready()`. Between polls it calls `inspect()`, which throws if the wait is in
     // vain. After `limit_s` seconds (if positive) it returns false, and the caller continues
     // elsewhere. `rest(awake, seconds)` sleeps unless `awake()`; `late()` returns the text of the
-    // timeout. The slow checks are made about every `check_s` seconds.
+    // timeout. The slow checks are made about every `check_s` seconds. `waited_ns` gets the time
+    // after the pauses: a wait that ends during the pauses reads no clock.
     template <class Rest, class Ready, class Inspect, class Late>
-    bool wait(Rest&& rest, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
-              const Interrupted& interrupted, double limit_s = 0, double check_s = kCheck_s) {
+    bool wait(Rest&& rest, Ready&& ready, Inspect&& inspect, Late&& late,
+              std::atomic<uint64_t>& waited_ns, Deadline& deadline, const Interrupted& interrupted,
+              double limit_s = 0, double check_s = kCheck_s) {
         for (int i = 0; i < spin_policy_.pauses; ++i) {
             if (ready()) return true;
             relax();
         }
         inspect();
         // If other programs occupy the cores, each yield takes milliseconds.
-        auto now = std::chrono::steady_clock::now();
-        const auto enough = now + kYielding;
-        for (int i = 0, crowded = 0; i < spin_policy_.yields && now < enough; ++i) {
-            if (ready()) return true;
+        const auto begun = std::chrono::steady_clock::now();
+        auto now = begun;
+        for (int i = 0, crowded = 0; i < spin_policy_.yields && now - begun < kYielding; ++i) {
+            if (ready()) {
+                WaitTime::add(waited_ns, now - begun);  // needs no further look at the clock
+                return true;
+            }
             ::sched_yield();
             const auto before = std::exchange(now, std::chrono::steady_clock::now());
             if (now - before > kCrowded && ++crowded > spin_policy_.crowded) break;
         }
+        const WaitTime wait_time(waited_ns, begun);
         double checked_s = 0;
         while (!ready()) {
             inspect();
@@ -148,12 +156,13 @@ class Waiter {
     }
 
     template <class Ready, class Inspect, class Late>
-    bool wait(Doorbell& doorbell, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
-              const Interrupted& interrupted, double limit_s = 0) {
+    bool wait(Doorbell& doorbell, Ready&& ready, Inspect&& inspect, Late&& late,
+              std::atomic<uint64_t>& waited_ns, Deadline& deadline, const Interrupted& interrupted,
+              double limit_s = 0) {
         const auto rest = [&doorbell](auto&& awake, double seconds) {
             return sleep_on(doorbell, awake, seconds);
         };
-        return wait(rest, ready, inspect, late, deadline, interrupted, limit_s);
+        return wait(rest, ready, inspect, late, waited_ns, deadline, interrupted, limit_s);
     }
 
     // Makes the slow checks: signals, and the liveness of the peers that are due.

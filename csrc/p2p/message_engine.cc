@@ -11,10 +11,11 @@
 namespace unisono::p2p {
 
 Engine::Engine(View& view, Membership& members, Waiter waiter, CrossMemory& cross_memory,
-               const MakeTransport& make_transport)
+               OperationCounters& counters, const MakeTransport& make_transport)
     : view_(view),
       members_(members),
       waiter_(waiter),
+      counters_(counters),
       transport_(make_transport ? make_transport(*this) : nullptr),
       peers_(members.ranks()),
       remotes_(members.ranks()),
@@ -282,6 +283,7 @@ bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
 
 void Engine::complete(Request& request) noexcept {
     --under_way_;
+    if (!request.error()) count(request);
     request.set_done();
     // A thread of this rank may sleep until this request is done.
     ring(view_.own().p2p, transport_ ? Fence::full : view_.fence());
@@ -293,6 +295,15 @@ bool Engine::cancel(Request& request) {
     const std::lock_guard lock(mutex_);
     if (request.done()) return false;
     return take_back(request, Error(Fault::invalid, text_of(request) + " was cancelled"));
+}
+
+// Counts a message that has ended well. A message of a rank to itself moves no bytes. Requires the
+// lock.
+void Engine::count(const Request& request) noexcept {
+    const bool moves = request.source() != static_cast<int32_t>(members_.rank());
+    const uint64_t bytes = moves ? request.message().bytes : 0;
+    counters_.add(request.sends() ? CallVolume{kSendRow, 1, bytes, 0}
+                                  : CallVolume{kReceiveRow, 1, 0, bytes});
 }
 
 // Ends a request that has not begun to move; false if it is too late. Requires the lock.

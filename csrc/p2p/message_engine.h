@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/operation_counters.h"
 #include "core/owned_mutex.h"
 #include "memory/group_memory.h"
 #include "memory/single_copy.h"
@@ -35,11 +36,11 @@ using Requests = std::span<Request* const>;
 
 class Engine final : private Receiver, private Completion {
   public:
-    // `make_transport(receiver)` makes the transport to ranks of other hosts. Empty: there are no
-    // other hosts.
+    // `counters` gets each completed message. `make_transport(receiver)` makes the transport to
+    // ranks of other hosts. Empty: there are no other hosts.
     using MakeTransport = std::function<std::unique_ptr<Transport>(Receiver&)>;
     Engine(View& view, Membership& members, Waiter waiter, CrossMemory& cross_memory,
-           const MakeTransport& make_transport = {});
+           OperationCounters& counters, const MakeTransport& make_transport = {});
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
     ~Engine() override;
@@ -121,6 +122,7 @@ class Engine final : private Receiver, private Completion {
     bool answer(Peer& peer);
     bool ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed = {});
     void complete(Request& request) noexcept override;
+    void count(const Request& request) noexcept;
     void end_transport(const std::optional<Error>& failure) noexcept;
     void forget_messages() noexcept;
     bool take_back(Request& request, const Error& error);
@@ -155,6 +157,7 @@ class Engine final : private Receiver, private Completion {
     View& view_;
     Membership& members_;
     Waiter waiter_;
+    OperationCounters& counters_;
     bool single_copy_ = true;
     std::unique_ptr<Transport> transport_;
     std::atomic<uint32_t> away_sleepers_{0};

@@ -178,7 +178,9 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
         const Message& first = requests.front()->message();
         const int32_t peer = requests.size() == 1 ? first.peer : kAnySource;
         const Waiting waiting(view_.own(), awaited_message_of(requests.front()->sends(), peer));
-        return waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s, check_s);
+        auto& waited_ns = counters_.waited_ns(requests.front()->sends() ? kSendRow : kReceiveRow);
+        return waiter_.wait(sleep, ready, inspect, tell, waited_ns, deadline, interrupted, most_s,
+                            check_s);
     } catch (...) {
         if (!members_.in_child()) end_all();
         throw;

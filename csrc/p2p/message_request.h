@@ -42,7 +42,8 @@ class Request {
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
     // Only for a request that is done:
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
-    // The source and the tag of the matched message; before the match, the requested ones.
+    // The source and the tag of the matched message; before the match, the requested ones. The
+    // source of a send is its destination.
     [[nodiscard]] int32_t source() const noexcept {
         return source_.load(std::memory_order_relaxed);
     }

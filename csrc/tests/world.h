@@ -60,14 +60,15 @@ struct Rank {
     Membership* members;
     Dispatcher* dispatcher;
     p2p::Engine* p2p;
+    const OperationCounters* counters;
     std::function<void()> close;
     std::shared_ptr<void> keep;
 };
 
 inline Rank rank_of(std::shared_ptr<Group> group, uint32_t rank) {
     Group& g = *group;
-    return {rank,     &g.segment(),        &g.members(),    &g.dispatcher(),
-            &g.p2p(), [&g] { g.close(); }, std::move(group)};
+    return {rank,     &g.segment(),  &g.members(),        &g.dispatcher(),
+            &g.p2p(), &g.counters(), [&g] { g.close(); }, std::move(group)};
 }
 
 class World {
@@ -103,12 +104,13 @@ class World {
             : view(segment, rank, HostRanks::one_host(segment.shape().ranks)),
               members(view, nonce),
               waiter(members, SpinPolicy::for_group(segment.shape().ranks, cores)),
-              executor(view, members, waiter, StoreRule(segment.shape().ranks)),
+              executor(view, members, waiter, StoreRule(segment.shape().ranks), counters),
               dispatcher(executor, members),
-              p2p(view, members, waiter, executor.cross_memory()) {}
+              p2p(view, members, waiter, executor.cross_memory(), counters) {}
         View view;
         Membership members;
         Waiter waiter;
+        OperationCounters counters;
         Executor executor;
         Dispatcher dispatcher;
         p2p::Engine p2p;
@@ -122,7 +124,8 @@ class World {
             p.dispatcher.stop();
             p.p2p.stop();
         };
-        return {rank, segment_.get(), &p.members, &p.dispatcher, &p.p2p, close, std::move(parts)};
+        return {rank,   segment_.get(), &p.members, &p.dispatcher,
+                &p.p2p, &p.counters,    close,      std::move(parts)};
     }
 
     Descriptor fd_;

@@ -4,6 +4,8 @@ from typing import Any, Protocol, overload
 from unisono.communicator.work import Work
 
 Memory = Sequence[tuple[int, int]]
+Volume = tuple[int, int, int, int]
+"""A row of the counters, and what a call adds to it: calls, bytes sent, bytes received."""
 
 class MessageLibrary(Protocol):
     """A message library for `Group.of_hosts`; see `csrc/transport/message_library.h`."""
@@ -50,7 +52,11 @@ class Prepared:
         caller_dtype: int | None = None,
         lead: int = 0,
         lengths_from: int = 0,
+        volume: Volume = (0, 0, 0, 0),
     ) -> None: ...
+    @property
+    def volume(self) -> Volume: ...
+    def with_volume(self, volume: Volume) -> Prepared: ...
 
 class Job:
     def done(self) -> bool: ...
@@ -176,6 +182,8 @@ class Group:
     def buffer_bytes(self) -> int: ...
     @property
     def calls(self) -> int: ...
+    def counters(self) -> list[tuple[int, int, int, int]]:
+        """For each row: calls, bytes sent, bytes received, nanoseconds of waits."""
     def can_read_peers(self) -> bool: ...
     def require_healthy(self) -> None: ...
     def abort(self, reason: str) -> None: ...

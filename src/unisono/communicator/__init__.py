@@ -43,6 +43,7 @@ False
 from unisono.communicator.arrays import dtype_of
 from unisono.communicator.arrays import empty_like as empty_like
 from unisono.communicator.communicator import Communicator
+from unisono.communicator.communicator_stats import CommunicatorStats, OperationStats
 from unisono.communicator.engine import Call as Call
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation
@@ -60,11 +61,13 @@ from unisono.selection import IntRange, Measured, Rule, Selection
 
 __all__ = [
     "Communicator",
+    "CommunicatorStats",
     "Estimate",
     "Explanation",
     "FusedAllReduce",
     "IntRange",
     "Measured",
+    "OperationStats",
     "Rule",
     "Selection",
     "VotedWork",

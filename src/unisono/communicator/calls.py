@@ -9,6 +9,7 @@ from typing import NamedTuple
 from unisono import native
 from unisono.algorithms import Hosts
 from unisono.communicator.arguments import check_rank
+from unisono.communicator.call_volume import CallVolume, internal_volume, made_internal, volume_of
 from unisono.communicator.premul import PremulSum
 from unisono.communicator.reproducible import fallback, is_reproducible, refusal
 from unisono.errors import UnsupportedError
@@ -19,6 +20,7 @@ from unisono.types import DType, LengthsFrom, Op, ReduceOp
 
 _MOST_REMEMBERED = 4096  # unit: calls; an uneven call counts once for each of its pieces
 _FLOAT32_BYTES = 4
+_VOTE_BYTES = 8
 _ALSO = {"product": "prod", "average": "avg"}
 _SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
 
@@ -215,6 +217,7 @@ class CallCache:
             found = self._executor.prepare(
                 self.choose(Op.ALL_REDUCE, 0).plan,
                 Arguments(op=Op.BARRIER, dtype=DType.UINT8, count=0),
+                volume=self.volume(CallRequest(Op.BARRIER, (), DType.UINT8)),
             )
             self._remember(key, found, 1)
         return found
@@ -236,6 +239,7 @@ class CallCache:
                     caller_dtype=dtype,
                 ),
                 piece_bytes=nbytes,
+                volume=internal_volume(nbytes, ranks=self._ranks),
             )
             self._remember(key, found, 1)
         return found
@@ -244,7 +248,22 @@ class CallCache:
         """Returns the call in which each rank sends `nbytes` to all ranks, to split the group."""
         plan = self.choose(Op.ALL_GATHER, nbytes * self._ranks).plan
         args = Arguments(op=Op.ALL_GATHER, dtype=DType.UINT8, count=nbytes, splits=True)
-        return self._executor.prepare(plan, args, piece_bytes=nbytes)
+        volume = internal_volume(nbytes, ranks=self._ranks)
+        return self._executor.prepare(plan, args, piece_bytes=nbytes, volume=volume)
+
+    def vote(self) -> native.Prepared:
+        """Returns the reduction of one int64 of each rank to their minimum."""
+        key = "vote"
+        found = self._remembered.get(key)
+        if found is None:
+            request = CallRequest(Op.ALL_REDUCE, (_VOTE_BYTES,), DType.INT64, ReduceOp.MIN)
+            found = made_internal(self.call(request))
+            self._remember(key, found, 1)
+        return found
+
+    def volume(self, request: CallRequest) -> CallVolume:
+        """Returns the amounts that the call adds to the counters of this rank."""
+        return volume_of(request, rank=self._executor.rank, ranks=self._ranks)
 
     def check_uneven(self, op: Op, root: int, algorithm: str | Schedule | None) -> None:
         """Raises `UnsupportedError` if the algorithm cannot serve pieces of different lengths."""
@@ -301,4 +320,5 @@ class CallCache:
                 lengths_from=request.lengths_from,
             ),
             piece_bytes=piece if request.even else 0,
+            volume=self.volume(request),
         )

@@ -13,6 +13,7 @@ from unisono import config
 from unisono.bootstrap import GroupConfig, JoinedGroup, join_group
 from unisono.communicator import (
     collectives,
+    communicator_stats,
     custom,
     explain,
     groups,
@@ -339,3 +340,4 @@ class Communicator:
         self.close()
 
     explain = explain.explain
+    stats = communicator_stats.stats

@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.communicator import collectives
-from unisono.communicator.arrays import Array, assign, empty_like, stage, stage_pieces
+from unisono.communicator.arrays import (
+    Array,
+    assign,
+    dtype_of,
+    empty_like,
+    stage,
+    stage_pieces,
+)
+from unisono.communicator.call_volume import made_internal
+from unisono.communicator.calls import CallRequest
 from unisono.communicator.collective_memory import share_of
 from unisono.communicator.collectives import Reduction
 from unisono.communicator.count_exchange import followed_by
@@ -53,7 +62,11 @@ def in_place(
             assign(x, _fold(engine, reduction, _each(rows)[:folded]))
 
     gathering = collectives.gathering(engine, gather, x, rows, root, None)
-    return _after(engine, exchange, texts, gathering._replace(result=x, complete=complete))
+    dtype = dtype_of(x)
+    nbytes = math.prod(x.shape) * dtype.size_bytes
+    counted_as = CallRequest(op, (nbytes,), dtype, root=root)
+    gathering = gathering._replace(result=x, complete=complete)
+    return _after(engine, exchange, texts, gathering, counted_as)
 
 
 def reduce_scatter(
@@ -85,12 +98,16 @@ def reduce_scatter(
     def complete() -> None:
         assign(share, _fold(engine, reduction, _each(rows)))
 
+    dtype = dtype_of(mine)
     if several:
-        lengths = tuple(piece.located[1] for piece in pieces) * engine.size
-        exchanging = collectives.all_to_all(engine, x, _each(rows), None, lengths)
+        lengths = tuple(piece.located[1] for piece in pieces)
+        exchanging = collectives.all_to_all(engine, x, _each(rows), None, lengths * engine.size)
     else:
+        lengths = (expected * dtype.size_bytes,) * engine.size
         exchanging = collectives.all_to_all(engine, x, rows, None)
-    return _after(engine, exchange, texts, exchanging._replace(result=share, complete=complete))
+    counted_as = CallRequest(Op.REDUCE_SCATTER, lengths, dtype)
+    exchanging = exchanging._replace(result=share, complete=complete)
+    return _after(engine, exchange, texts, exchanging, counted_as)
 
 
 def _each(rows: Array) -> list[Array]:
@@ -147,11 +164,16 @@ def _exchange(
     return collectives.gathering(engine, Op.ALL_GATHER, mine, texts, -1, None), texts
 
 
-def _after(engine: Engine, exchange: Call, texts: NDArray[np.uint8], call: Call) -> Call:
-    """Returns a call that exchanges the texts, then runs `call`.
+def _after(
+    engine: Engine, exchange: Call, texts: NDArray[np.uint8], call: Call, counted_as: CallRequest
+) -> Call:
+    """Returns a call that exchanges the texts, then runs `call`, which counts as `counted_as`.
 
     Raises `MismatchError` if the texts differ. Functions are compared by name only.
     """
+    exchange = exchange._replace(prepared=made_internal(exchange.prepared))
+    volume = engine.call_cache.volume(counted_as)
+    call = call._replace(prepared=call.prepared.with_volume(volume))
 
     def proceed() -> Call:
         calls = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in texts]

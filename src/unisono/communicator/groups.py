@@ -13,6 +13,7 @@ import numpy as np
 from unisono import config
 from unisono.bootstrap import WATCH_S, GroupConfig
 from unisono.communicator.arguments import as_int64, as_integer
+from unisono.communicator.call_volume import made_internal
 from unisono.communicator.calls import CallRequest
 from unisono.communicator.engine import Call, Engine
 from unisono.errors import CommunicationError, RendezvousError
@@ -188,4 +189,5 @@ def _begin_copy_of_rank_0(engine: Engine, x: np.ndarray) -> Work:
     """
     request = CallRequest(Op.ALL_REDUCE, (x.nbytes,), DType.UINT8, ReduceOp.MAX)
     where = [(x.ctypes.data, x.nbytes)]
-    return engine.begin("split", Call(engine.call_cache.call(request), where, where, x, x))
+    call = made_internal(engine.call_cache.call(request))
+    return engine.begin("split", Call(call, where, where, x, x))

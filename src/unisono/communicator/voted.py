@@ -19,12 +19,10 @@ from unisono.communicator.array_rows import RowBuffer
 from unisono.communicator.arrays import Array, Staged, locate, stage
 from unisono.communicator.calls import CallRequest, parse_reduction
 from unisono.communicator.communicator import Communicator
-from unisono.communicator.engine import Call, Engine
+from unisono.communicator.engine import Call
 from unisono.communicator.work import CollectiveWork
 from unisono.errors import UnsupportedError
-from unisono.types import DType, Op, ReduceOp
-
-_VOTE_BYTES = 8
+from unisono.types import Op
 
 
 class VotedWork:
@@ -41,12 +39,12 @@ class VotedWork:
         return self._work.wait(timeout_s)
 
     def is_completed(self) -> bool:
-        """Whether the call has ended, well or not."""
+        """Returns True if the call has ended, well or not."""
         return self._work.is_completed()
 
     @property
     def ran(self) -> bool:
-        """Whether all ranks were ready. Meaningful once the call has ended."""
+        """True if all ranks were ready. Meaningful once the call has ended."""
         return bool(self._votes[0])
 
 
@@ -86,7 +84,8 @@ def begin_voted(comm: Communicator, name: str, call: Call | None) -> VotedWork:
     engine = comm._engine
     votes = np.array([call is not None], np.int64)
     finish = None if call is None else _finish_if_ran(call, votes)
-    return VotedWork(engine.begin_voted(name, _vote(engine), votes, call, finish), votes)
+    vote = engine.call_cache.vote()
+    return VotedWork(engine.begin_voted(name, vote, votes, call, finish), votes)
 
 
 def begin_unvoted(comm: Communicator, name: str, call: Call) -> CollectiveWork:
@@ -127,7 +126,7 @@ class FusedAllReduce:
         """Begins to reduce these arrays, with a vote for it. The last call has ended."""
         if self._voted is None:
             engine = self._comm._engine
-            vote = _vote(engine)
+            vote = engine.call_cache.vote()
             self._voted = engine.voted_all_reduce(vote, self._prepared, self._lengths)
         work = self._voted.begin(arrays, self._comm.timeout_s)
         # Without a work, an array must be copied first: its elements are apart, for example.
@@ -163,8 +162,3 @@ class FusedAllReduce:
 
 def _finish_if_ran(call: Call, votes: np.ndarray) -> Callable[[], Any]:
     return lambda: call.finish() if votes[0] else None
-
-
-def _vote(engine: Engine) -> native.Prepared:
-    request = CallRequest(Op.ALL_REDUCE, (_VOTE_BYTES,), DType.INT64, ReduceOp.MIN)
-    return engine.call_cache.call(request)

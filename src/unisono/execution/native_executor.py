@@ -21,6 +21,7 @@ _LEAST_SPANNING_BYTES, _MOST_SPANNING_BYTES = 64 << 10, 512 << 10
 _MOST_ADOPTED = 256
 UNKNOWN_COUNT = (1 << 64) - 1
 """The count of a call in which the ranks tell each other how much they have."""
+_UNCOUNTED = (0, 0, 0, 0)
 _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
 
 
@@ -115,7 +116,7 @@ class LoadedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What the ranks of a call must agree on. `count` is the caller's number of elements."""
+    """Arguments that must be equal on all ranks. `count` is the caller's number of elements."""
 
     op: Op
     dtype: DType
@@ -126,10 +127,10 @@ class Arguments:
     caller_dtype: DType | None = None
     """The type of the caller's elements, where `dtype` is that of a wider copy."""
     others: tuple[int, ...] = ()
-    """Whatever else must be equal."""
+    """Other numbers that must be equal."""
     reproducible: bool = False
     lengths_from: LengthsFrom = LengthsFrom.NONE
-    """What errors name as the source of `lengths`: the one thing that need not agree."""
+    """The source of `lengths`, which errors name. It may differ between ranks."""
     splits: bool = False
     """True if this is how a group is split: the program knows of no other call."""
 
@@ -152,7 +153,7 @@ class NativeExecutor:
         self._group = group
         self._hosts = hosts
         self._reach = reach
-        self._rank = rank
+        self.rank = rank
         self._stores = stores
         self.single_copy_rules = single_copy_rules
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
@@ -223,11 +224,11 @@ class NativeExecutor:
         shares_memory: bool = False,
     ) -> LoadedPlan:
         ranks = self._group.ranks
-        lowered = lower_rank(schedule, self._rank, shares_memory=shares_memory)
+        lowered = lower_rank(schedule, self.rank, shares_memory=shares_memory)
         if self._reach is not None:
             self._reach(partners(lowered.plan))
         slots = list(lowered.slots)
-        pieces_in, pieces_out = piece_counts(op, ranks, self._rank, root)
+        pieces_in, pieces_out = piece_counts(op, ranks, self.rank, root)
         spans = self._hosts is not None
         if lowered.plan.addresses_only and shares_memory:
             most_bytes = block_bytes or self.single_copy_rules.block_bytes
@@ -259,9 +260,17 @@ class NativeExecutor:
         return plan.single_copy_plan
 
     def prepare(
-        self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
+        self,
+        plan: LoadedPlan,
+        args: Arguments,
+        *,
+        piece_bytes: int = 0,
+        volume: tuple[int, int, int, int] = _UNCOUNTED,
     ) -> native.Prepared:
-        """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
+        """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces.
+
+        `volume` is what the call adds to the counters: row, calls, bytes sent, bytes received.
+        """
         longest_bytes = max(piece_bytes, *args.lengths, 0)
         plan = self.serving(plan, args.op, longest_bytes)
         rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.shares_memory}"
@@ -282,6 +291,7 @@ class NativeExecutor:
             caller_dtype=args.caller_dtype,
             lead=plan.lead,
             lengths_from=args.lengths_from,
+            volume=volume,
         )
 
 

@@ -1,0 +1,76 @@
+// Counts of one rank's calls in a group, by operation: calls, bytes and waits. Always on.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "core/call.h"
+
+namespace unisono {
+
+// The rows of the counters: one for each OpKind, then messages. The row of `split` has all calls
+// that the library makes for itself.
+inline constexpr uint32_t kSendRow = kOpKinds, kReceiveRow = kOpKinds + 1,
+                          kCounterRows = kOpKinds + 2;
+
+// The amounts that a call adds to its row. They depend on the operation and the lengths only, so
+// they are known before the first run; see unisono.communicator.call_volume.
+struct CallVolume {
+    uint32_t row = 0;
+    uint32_t calls = 0;  // of the program; several if the library has packed them into one
+    uint64_t bytes_sent = 0, bytes_received = 0;
+};
+
+class OperationCounters {
+  public:
+    struct alignas(64) Row {
+        std::atomic<uint64_t> calls{0}, bytes_sent{0}, bytes_received{0};
+        std::atomic<uint64_t> waited_ns{0};
+    };
+
+    // Adds a call that has ended well. Only one thread at a time may add to a row, so this needs no
+    // read-modify-write. Any thread may read.
+    void add(const CallVolume& volume) noexcept {
+        Row& row = rows_[volume.row];
+        raise(row.calls, volume.calls);
+        raise(row.bytes_sent, volume.bytes_sent);
+        raise(row.bytes_received, volume.bytes_received);
+    }
+    // The nanoseconds of a row's waits. Any thread may add to them.
+    [[nodiscard]] std::atomic<uint64_t>& waited_ns(uint32_t row) noexcept {
+        return rows_[row].waited_ns;
+    }
+    [[nodiscard]] const Row& row(uint32_t number) const noexcept { return rows_[number]; }
+
+  private:
+    static void raise(std::atomic<uint64_t>& counter, uint64_t by) noexcept {
+        counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+    }
+
+    std::array<Row, kCounterRows> rows_;
+};
+
+// Adds the time since `begun` to a counter at the end of a wait, also if the wait ends by an
+// exception.
+class WaitTime {
+  public:
+    using Clock = std::chrono::steady_clock;
+    WaitTime(std::atomic<uint64_t>& waited_ns, Clock::time_point begun) noexcept
+        : waited_ns_(waited_ns), begun_(begun) {}
+    WaitTime(const WaitTime&) = delete;
+    WaitTime& operator=(const WaitTime&) = delete;
+    ~WaitTime() { add(waited_ns_, Clock::now() - begun_); }
+
+    static void add(std::atomic<uint64_t>& waited_ns, Clock::duration waited) noexcept {
+        const auto ns = std::chrono::nanoseconds(waited).count();
+        if (ns > 0) waited_ns.fetch_add(static_cast<uint64_t>(ns), std::memory_order_relaxed);
+    }
+
+  private:
+    std::atomic<uint64_t>& waited_ns_;
+    Clock::time_point begun_;
+};
+
+}  // namespace unisono
