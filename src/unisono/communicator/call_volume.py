@@ -89,7 +89,8 @@ def volume_of(request: CallRequest, *, rank: int, ranks: int) -> CallVolume:
     each.
     """
     size_bytes = request.dtype.size_bytes
-    pieces = [(length,) for length in request.packed] or [request.lengths]
+    pieces: list[tuple[int, ...]] = [(length,) for length in request.packed]
+    pieces = pieces or [request.lengths]
     moved = [
         elements_moved(
             request.op,
