@@ -4,6 +4,9 @@
 the same behind an optimizer. Both compress gradients: `Fp16`, `Bf16`, `PowerSGD`, `Int8`, `TopK`.
 `LocalSGD` and `DiLoCo` let ranks train alone for several steps. `ParameterServer` keeps the
 parameters and the optimizer on servers, synchronous or not.
+
+A `Layout` says how the ranks divide a model and its batch. `RankGrid` computes the ranks of each
+axis; `TrainingMesh` makes their process groups, and counts the bytes on each.
 """
 
 from unisono.parallel.compression import Compression
@@ -15,7 +18,10 @@ from unisono.parallel.local_sgd import LocalSGD
 from unisono.parallel.narrow_float_exchange import Bf16, Fp16
 from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
 from unisono.parallel.power_sgd import PowerSGD
+from unisono.parallel.rank_grid import RankGrid
 from unisono.parallel.top_k_codec import TopK
+from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import Layout
 
 __all__ = [
     "Bf16",
@@ -25,12 +31,15 @@ __all__ = [
     "DistributedOptimizer",
     "Fp16",
     "Int8",
+    "Layout",
     "LocalSGD",
     "LostUpdates",
     "ParameterServer",
     "ParameterServerStats",
     "PowerSGD",
+    "RankGrid",
     "TopK",
+    "TrainingMesh",
     "data_parallel",
     "nesterov_sgd",
 ]

@@ -1,0 +1,123 @@
+"""Which ranks work together on each axis of a layout, as pure numbers.
+
+The axes and their order are those of torchtitan (`parallel_dims.py`): the fastest axis comes last,
+so the ranks that exchange most are neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.planner import Layout
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""The axes of the ranks, the slowest first."""
+EXPERT_AXES = ("pp", "dp_replicate", "edp", "ep")
+"""The axes of the same ranks for experts: `ep` ranks hold different experts; `edp` ranks hold the
+same ones, and see different tokens."""
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "pp": ("pp",),
+        "tp": ("tp",),
+        "cp": ("cp",),
+        "dp": ("dp_replicate", "dp_shard"),
+        "ep": ("ep",),
+        "dp_replicate": ("dp_replicate",),
+        "dp_shard": ("dp_shard",),
+        "shard": ("dp_shard", "cp"),
+        "tokens": ("dp_replicate", "dp_shard", "cp"),
+        "world": AXES,
+        "expert_tokens": ("dp_replicate", "edp"),
+    }
+)
+"""The groups of ranks that strategies use, and the axes along which the ranks of one differ.
+
+`shard`: the ranks over which ZeRO divides. `tokens`: the ranks that see different tokens, so that
+sum gradients of dense parameters. `expert_tokens`: those that sum gradients of an expert."""
+
+
+class RankGrid:
+    """The places of all ranks of a layout.
+
+    >>> grid = RankGrid(Layout(dp=2, tp=2, pp=2))
+    >>> grid.group(5, "tp"), grid.group(5, "dp"), grid.group(5, "pp")
+    ((4, 5), (5, 7), (1, 5))
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        """Raises `ValueError` if `ep` does not divide the ranks of one replica of a stage."""
+        replica = layout.dp // layout.dp_replicate * layout.cp * layout.tp
+        if replica % layout.ep:
+            near = math.gcd(replica, layout.ep)
+            raise ValueError(
+                f"ep must divide dp / dp_replicate x cp x tp: {layout.ep} does not divide "
+                f"{layout.dp // layout.dp_replicate} x {layout.cp} x {layout.tp} = {replica}; "
+                f"{near} does"
+            )
+        self.layout = layout
+        self.sizes: Mapping[str, int] = MappingProxyType(
+            {
+                "pp": layout.pp,
+                "dp_replicate": layout.dp_replicate,
+                "dp_shard": layout.dp // layout.dp_replicate,
+                "cp": layout.cp,
+                "tp": layout.tp,
+                "edp": replica // layout.ep,
+                "ep": layout.ep,
+            }
+        )
+        """Number of ranks along each axis."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.layout.devices
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Returns the place of a rank along each axis. Raises `ValueError` for no such rank.
+
+        >>> RankGrid(Layout(dp=2, tp=2)).coordinates(3)["dp_shard"]
+        1
+        """
+        if not 0 <= rank < self.size:
+            raise ValueError(f"expected a rank from 0 to {self.size - 1}, got {rank}")
+        found: dict[str, int] = {}
+        for axes in (AXES, EXPERT_AXES):
+            places = np.unravel_index(rank, self._shape(axes))
+            found |= {axis: int(place) for axis, place in zip(axes, places, strict=True)}
+        return found
+
+    def group(self, rank: int, name: str) -> tuple[int, ...]:
+        """Returns the ranks of the group `name` of `GROUPS` that holds `rank`, in order."""
+        return next(group for group in self.groups(name) if rank in group)
+
+    def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """Returns all groups of this name: each rank is in exactly one.
+
+        >>> RankGrid(Layout(dp=2, tp=2)).groups("dp")
+        ((0, 2), (1, 3))
+        """
+        if name not in GROUPS:
+            raise ValueError(f"no group {name!r}: expected one of {', '.join(GROUPS)}")
+        axes = GROUPS[name]
+        view = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else AXES
+        members = _last(np.arange(self.size).reshape(self._shape(view)), view, axes)
+        return tuple(tuple(int(rank) for rank in group) for group in members)
+
+    def _shape(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self.sizes[axis] for axis in axes)
+
+
+def _last(
+    ranks: NDArray[np.intp], view: tuple[str, ...], axes: tuple[str, ...]
+) -> NDArray[np.intp]:
+    """Returns a row for each combination of the axes other than `axes`."""
+    kept = [place for place, axis in enumerate(view) if axis not in axes]
+    moved = [view.index(axis) for axis in axes]
+    width = math.prod(ranks.shape[place] for place in moved)
+    return ranks.transpose(*kept, *moved).reshape(-1, width)

@@ -1,0 +1,110 @@
+"""The process groups of a layout's axes, and what was sent on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from unisono.parallel.rank_grid import GROUPS, RankGrid
+from unisono.planner import Layout
+
+if TYPE_CHECKING:
+    from unisono.communicator import Communicator, CommunicatorStats
+
+
+class TrainingMesh:
+    """A process group for each group of `GROUPS` that has several ranks.
+
+    Groups of the same ranks share one process group, under the first of their names. Call on all
+    ranks of torch's default group, which must run on the backend "unisono".
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        """Makes all groups. Collective.
+
+        Raises `ValueError` if the ranks of the layout are not those of the default group.
+        """
+        world = dist.get_world_size()
+        if layout.devices != world:
+            raise ValueError(
+                f"layout: expected {world} ranks, as the default group has, got dp x tp x pp x cp "
+                f"= {layout.dp} x {layout.tp} x {layout.pp} x {layout.cp} = {layout.devices}"
+            )
+        self.layout = layout
+        self.grid = RankGrid(layout)
+        self.rank = dist.get_rank()
+        self.coordinates: Mapping[str, int] = MappingProxyType(self.grid.coordinates(self.rank))
+        """The place of this rank along each axis."""
+        self._made: dict[tuple[tuple[int, ...], ...], str] = {}
+        self._groups: dict[str, dist.ProcessGroup] = {}
+        for name in GROUPS:
+            self._make(name)
+
+    def _make(self, name: str) -> None:
+        partition = self.grid.groups(name)
+        if len(partition[0]) == 1:
+            return
+        before = self._made.setdefault(partition, name)
+        if before != name:
+            self._groups[name] = self._groups[before]
+            return
+        for ranks in partition:  # every rank makes every group, as torch requires
+            group = dist.new_group(list(ranks))
+            if self.rank in ranks:
+                self._groups[name] = cast(dist.ProcessGroup, group)
+
+    def ranks(self, name: str) -> tuple[int, ...]:
+        """Returns the ranks of this rank's group of this name, in order."""
+        return self.grid.group(self.rank, name)
+
+    def group(self, name: str) -> dist.ProcessGroup | None:
+        """Returns this rank's process group; None if the rank is alone in it."""
+        self.ranks(name)  # raises ValueError for an unknown name
+        return self._groups.get(name)
+
+    def device_mesh(self, *names: str) -> DeviceMesh:
+        """Returns torch's mesh of these groups, for `fully_shard` and tensor parallelism.
+
+        The groups must have several ranks, and differ along axes of their own; the fastest last.
+        """
+        groups = [self.group(name) for name in names]
+        alone = [name for name, group in zip(names, groups, strict=True) if group is None]
+        if alone:
+            raise ValueError(f"the group {alone[0]!r} has one rank in {self.layout.text()}")
+        held = cast("list[dist.ProcessGroup]", groups)
+        return DeviceMesh.from_group(held, "cpu", mesh=self._plane(names), mesh_dim_names=names)
+
+    def _plane(self, names: Sequence[str]) -> torch.Tensor:
+        """Returns the ranks that differ from this one along these groups, one dimension each."""
+        ranks = torch.tensor([self.rank])
+        for name in names:
+            rows = [self.grid.group(int(rank), name) for rank in ranks.flatten()]
+            ranks = torch.tensor(rows).reshape(*ranks.shape, -1)
+        return ranks.squeeze(0)
+
+    def stats(self) -> dict[str, CommunicatorStats]:
+        """Returns what this rank has counted on each group, under the first of its names."""
+        return {name: _communicator(self._groups[name]).stats() for name in self._made.values()}
+
+    def bytes_sent(self) -> dict[str, int]:
+        """Returns the bytes that this rank has sent on each group."""
+        return {name: stats.bytes_sent for name, stats in self.stats().items()}
+
+    def close(self) -> None:
+        """Destroys the groups. Call on all ranks."""
+        for name in self._made.values():
+            dist.destroy_process_group(self._groups[name])
+        self._groups.clear()
+        self._made.clear()
+
+
+def _communicator(group: dist.ProcessGroup) -> Communicator:
+    found = getattr(group, "communicator", None)
+    if found is None:
+        raise ValueError("counts need groups of the backend unisono: init_process_group('unisono')")
+    return cast("Communicator", found)
