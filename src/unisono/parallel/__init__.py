@@ -6,10 +6,12 @@ the same behind an optimizer. Both compress gradients: `Fp16`, `Bf16`, `PowerSGD
 parameters and the optimizer on servers, synchronous or not.
 
 A `Layout` says how the ranks divide a model and its batch. `RankGrid` computes the ranks of each
-axis; `TrainingMesh` makes their process groups, and counts the bytes on each.
+axis; `TrainingMesh` makes their process groups, and counts the bytes on each. `CounterRandom` draws
+the same weights and masks whatever the layout.
 """
 
 from unisono.parallel.compression import Compression
+from unisono.parallel.counter_random import CounterRandom
 from unisono.parallel.data_parallel import DataParallel, data_parallel
 from unisono.parallel.diloco import DiLoCo, nesterov_sgd
 from unisono.parallel.distributed_optimizer import DistributedOptimizer
@@ -26,6 +28,7 @@ from unisono.planner import Layout
 __all__ = [
     "Bf16",
     "Compression",
+    "CounterRandom",
     "DataParallel",
     "DiLoCo",
     "DistributedOptimizer",

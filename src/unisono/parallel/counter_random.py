@@ -1,0 +1,132 @@
+"""Random numbers that do not depend on the layout: each element's value follows from its place.
+
+A rank that holds a shard of a tensor draws the same values for it as a rank that holds the whole
+tensor. So initial weights and dropout masks are those of one process. The generator is Philox
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): element i of a stream is a
+function of the key and i alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_WORDS = 4  # numbers that Philox makes for each value of its counter
+
+
+class CounterRandom:
+    """Random tensors for a seed. `site` names the place of use, for example a parameter.
+
+    The arguments `shape`, `start` and `sizes` name a block: `sizes` elements from `start` on, of a
+    tensor of the given global `shape`. By default the block is the whole tensor.
+
+    >>> random = CounterRandom(seed=7)
+    >>> whole = random.normal("embedding", (6, 4))
+    >>> half = random.normal("embedding", (6, 4), start=(0, 2), sizes=(6, 2))
+    >>> torch.equal(half, whole[:, 2:])
+    True
+    """
+
+    def __init__(self, seed: int) -> None:
+        """`seed`: any integer."""
+        self.seed = seed
+
+    def uniform(
+        self,
+        site: str,
+        shape: Sequence[int],
+        *,
+        step: int = 0,
+        start: Sequence[int] | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Returns float64 values between 0 and 1, both excluded, of shape `sizes`.
+
+        Raises `ValueError` if the block reaches beyond the shape.
+        """
+        start, sizes = _block(shape, start, sizes)
+        drawn = np.empty(math.prod(sizes))
+        filled = 0
+        for first, count in _runs(shape, start, sizes):
+            drawn[filled : filled + count] = self._draw(site, step, first, count)
+            filled += count
+        return torch.from_numpy(drawn).reshape(tuple(sizes))
+
+    def normal(
+        self,
+        site: str,
+        shape: Sequence[int],
+        *,
+        step: int = 0,
+        start: Sequence[int] | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Returns float64 values of the standard normal distribution, of shape `sizes`."""
+        drawn = self.uniform(site, shape, step=step, start=start, sizes=sizes)
+        values: torch.Tensor = torch.special.ndtri(drawn)
+        return values
+
+    def keep_mask(
+        self,
+        site: str,
+        shape: Sequence[int],
+        *,
+        drop: float,
+        step: int = 0,
+        start: Sequence[int] | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Returns the mask of a dropout: each element is True with a probability of `1 - drop`."""
+        if not 0 <= drop < 1:
+            raise ValueError(f"drop: expected a probability from 0 to below 1, got {drop}")
+        return self.uniform(site, shape, step=step, start=start, sizes=sizes) >= drop
+
+    def _draw(self, site: str, step: int, first: int, count: int) -> NDArray[np.float64]:
+        """Returns the elements from `first` on of the stream of this site and step."""
+        key = blake2b(f"{self.seed}/{step}/{site}".encode(), digest_size=16).digest()
+        stream = np.random.Philox(key=int.from_bytes(key, "little"))
+        stream.advance(first // _WORDS)
+        words = stream.random_raw(first % _WORDS + count)[first % _WORDS :]
+        # 52 bits and a half are exact, so no value rounds to 1.
+        values: NDArray[np.float64] = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+        return values
+
+
+def _block(
+    shape: Sequence[int], start: Sequence[int] | None, sizes: Sequence[int] | None
+) -> tuple[Sequence[int], Sequence[int]]:
+    start = [0] * len(shape) if start is None else start
+    sizes = shape if sizes is None else sizes
+    fits = len(start) == len(sizes) == len(shape) and all(
+        first >= 0 and size >= 0 and first + size <= length
+        for first, size, length in zip(start, sizes, shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"expected a block inside the shape {tuple(shape)}, got {tuple(sizes)} elements from "
+            f"{tuple(start)} on"
+        )
+    return start, sizes
+
+
+def _runs(
+    shape: Sequence[int], start: Sequence[int], sizes: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Returns the block's runs of neighbours in row-major order: first element and count."""
+    whole = len(shape)  # the dimensions from here on are whole, so their elements are neighbours
+    while whole > 0 and sizes[whole - 1] == shape[whole - 1]:
+        whole -= 1
+    inner = max(0, whole - 1)
+    strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    count = math.prod(sizes[inner:])
+    if count == 0:
+        return
+    base = sum(first * stride for first, stride in zip(start, strides, strict=True))
+    for place in itertools.product(*(range(size) for size in sizes[:inner])):
+        yield base + sum(map(math.prod, zip(place, strides, strict=False))), count
