@@ -35,7 +35,7 @@ def test_a_block_is_that_part_of_the_whole(
 
 
 def test_the_whole_is_one_stream_of_philox() -> None:
-    """The first elements do not depend on the shape, and a longer stream begins like a shorter one."""
+    """The first elements depend neither on the shape nor on the length."""
     flat = RANDOM.uniform("w", (1000,))
     assert torch.equal(RANDOM.uniform("w", (10, 100)).flatten(), flat)
     assert torch.equal(RANDOM.uniform("w", (37,)), flat[:37])

@@ -5,9 +5,9 @@ the same behind an optimizer. Both compress gradients: `Fp16`, `Bf16`, `PowerSGD
 `LocalSGD` and `DiLoCo` let ranks train alone for several steps. `ParameterServer` keeps the
 parameters and the optimizer on servers, synchronous or not.
 
-A `Layout` says how the ranks divide a model and its batch. `RankGrid` computes the ranks of each
-axis; `TrainingMesh` makes their process groups, and counts the bytes on each. `CounterRandom` draws
-the same weights and masks whatever the layout.
+`ShardedOptimizer` is ZeRO-1. A `Layout` says how the ranks divide a model and its batch; `RankGrid`
+computes the ranks of each axis; `TrainingMesh` makes their process groups, and counts the bytes on
+each. `CounterRandom` draws the same weights and masks whatever the layout.
 """
 
 from unisono.parallel.compression import Compression
@@ -21,6 +21,7 @@ from unisono.parallel.narrow_float_exchange import Bf16, Fp16
 from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
 from unisono.parallel.power_sgd import PowerSGD
 from unisono.parallel.rank_grid import RankGrid
+from unisono.parallel.sharded_optimizer import ShardedOptimizer
 from unisono.parallel.top_k_codec import TopK
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
@@ -41,6 +42,7 @@ __all__ = [
     "ParameterServerStats",
     "PowerSGD",
     "RankGrid",
+    "ShardedOptimizer",
     "TopK",
     "TrainingMesh",
     "data_parallel",

@@ -1,0 +1,120 @@
+"""ZeRO-1: each rank keeps the optimizer's states of an equal part of all parameters.
+
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020.
+The parts are cut from one flat array of all parameters, so they are equal whatever the shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+
+class ShardedOptimizer:
+    """Sums gradients over a group, steps on this rank's part, and gathers the parameters.
+
+    A step sends (n-1)/n of the parameters' bytes twice: one reduce_scatter, one all_gather. With P
+    float32 parameters and Adam, a rank holds 4 P bytes of weights, 4 P of gradients, and 8 P / n of
+    states. The parameters become views of one flat array, and so do their gradients; both are
+    padded to a multiple of n.
+
+    The optimizer sees one flat parameter. So it must work element by element, as SGD and Adam do;
+    LAMB and Muon do not. A parameter without a gradient counts as one whose gradient is zero.
+
+        def adam(params):
+            return torch.optim.AdamW(params, 1e-3)
+
+        optimizer = ShardedOptimizer(model.parameters(), adam, group=mesh.group("dp"))
+        (loss_sum / tokens_of_all_ranks).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`optimizer` makes the optimizer of a list of parameters.
+
+        `group` sums the gradients and shares the states; None: torch's default group.
+        All ranks must hold the same values. Raises `ValueError` for parameters of several types or
+        devices, and for none.
+        """
+        self._parameters = _distinct(parameters)
+        self._group = group
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        total = sum(each.numel() for each in self._parameters)
+        length = -(-total // ranks)
+        first = self._parameters[0]
+        self._flat = torch.zeros(length * ranks, dtype=first.dtype, device=first.device)
+        self._flat_gradient = torch.zeros_like(self._flat)
+        self._views = self._move()
+        part = slice(rank * length, (rank + 1) * length)
+        self._part = nn.Parameter(self._flat[part])
+        self._part.grad = torch.zeros_like(self._flat[part])
+        self.inner = optimizer([self._part])
+        """The optimizer of this rank's part; for example for schedules of the learning rate."""
+
+    def _move(self) -> list[torch.Tensor]:
+        """Moves the parameters into the flat array; returns the places of their gradients."""
+        views, place = [], 0
+        for parameter in self._parameters:
+            end = place + parameter.numel()
+            room = self._flat[place:end].view(parameter.shape)
+            room.copy_(parameter.detach())
+            parameter.data = room
+            view = self._flat_gradient[place:end].view(parameter.shape)
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+            views.append(view)
+            place = end
+        return views
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Sums the gradients of all ranks, and updates the parameters on all ranks. Collective.
+
+        Gradients are not averaged: divide the loss by what all ranks sum it over.
+        """
+        self._collect()
+        gradient = self._part.grad
+        assert gradient is not None  # made with the part
+        dist.reduce_scatter_tensor(gradient, self._flat_gradient, group=self._group)
+        self.inner.step()
+        dist.all_gather_into_tensor(self._flat, self._part.detach(), group=self._group)
+
+    def zero_grad(self) -> None:
+        """Sets all gradients to zero. They stay where they are."""
+        self._flat_gradient.zero_()
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+
+    def _collect(self) -> None:
+        """Copies gradients that the program has replaced, for example by `model.zero_grad()`."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is view:
+                continue
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+
+
+def _distinct(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Returns the parameters that need gradients, each once. Raises `ValueError`."""
+    found = list(dict.fromkeys(each for each in parameters if each.requires_grad))
+    if not found:
+        raise ValueError("parameters: expected at least one that requires a gradient, got none")
+    kinds = {(each.dtype, each.device) for each in found}
+    if len(kinds) > 1:
+        names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(f"parameters: expected one element type and device, got {names}")
+    return found
