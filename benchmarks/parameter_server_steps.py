@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -171,54 +171,72 @@ def link_s(comm: Communicator, nbytes: int) -> float:
     return time_s(comm, call, 2)
 
 
+class RankSteps:
+    """The contestants of this rank: a step for each as a worker, a thread for each that it serves.
+
+    Each of a worker's steps is verified first: its bits, and the bytes that it sends and receives.
+    """
+
+    def __init__(self, world: Communicator, nbytes: int, range_bytes: int | None) -> None:
+        self.workers = world.group(range(WORKERS))
+        self.steps: dict[Contestant, Step] = {}
+        self._servers: list[ParameterServer] = []
+        self._threads: list[threading.Thread] = []
+        for contestant in CONTESTANTS:
+            part = world.group(range(contestant.ranks))
+            if part is None:
+                continue
+            if contestant.servers:
+                self._add_servers(part, contestant, nbytes, range_bytes)
+            else:
+                ring = AllReduceTraining(part, nbytes, "ring")
+                set_gradients(ring.model, part.rank, 0)
+                self.steps[contestant] = ring.step
+
+    def _add_servers(
+        self, comm: Communicator, contestant: Contestant, nbytes: int, range_bytes: int | None
+    ) -> None:
+        model = make_model(nbytes)
+        ps = ParameterServer(
+            model,
+            sgd,
+            comm=comm,
+            servers=contestant.servers,
+            dedicated=contestant.dedicated,
+            range_bytes=range_bytes,
+        )
+        self._servers.append(ps)
+        if not ps.is_worker:
+            self._threads.append(threading.Thread(target=ps.serve))
+            self._threads[-1].start()
+            return
+        assert self.workers is not None
+        verify(self.workers, nbytes, ps, model)
+        counted, closed_form = ps.stats(), ps.plan.traffic(comm.rank)
+        assert counted.sent_bytes == CHECKED_STEPS * closed_form.sent_bytes
+        assert counted.received_bytes == CHECKED_STEPS * closed_form.received_bytes
+        self.steps[contestant] = ps.step
+
+    def close(self) -> None:
+        """Ends the parameter servers; waits for the workers on a dedicated server's rank."""
+        for thread in self._threads:
+            thread.join()
+        for ps in reversed(self._servers):
+            ps.close()
+
+
 def measure(nbytes: int, rounds: int, range_bytes: int | None) -> list[Row]:
     """Measures all contestants. Runs on every rank; dedicated servers return nothing."""
     torch.set_num_threads(1)
     rank = int(os.environ["PARAMETER_SERVER_RANK"])
     place = os.environ["PARAMETER_SERVER_RENDEZVOUS"]
-    with ExitStack() as stack:
-        world = unisono.init(rank=rank, size=RANKS, rendezvous=place, timeout_s=120)
-        stack.enter_context(world)
-        workers = world.group(range(WORKERS))
-        steps: dict[Contestant, Step] = {}
-        serving: list[tuple[threading.Thread, ParameterServer]] = []
-        for contestant in CONTESTANTS:
-            part = world.group(range(contestant.ranks))
-            if part is None:
-                continue
-            model = make_model(nbytes)
-            if not contestant.servers:
-                ring = AllReduceTraining(part, nbytes, "ring")
-                set_gradients(ring.model, rank, 0)
-                steps[contestant] = ring.step
-                continue
-            ps = ParameterServer(
-                model,
-                sgd,
-                comm=part,
-                servers=contestant.servers,
-                dedicated=contestant.dedicated,
-                range_bytes=range_bytes,
-            )
-            if not ps.is_worker:
-                thread = threading.Thread(target=ps.serve)
-                thread.start()
-                serving.append((thread, ps))
-                continue
-            assert workers is not None
-            verify(workers, nbytes, ps, model)
-            before, closed_form = ps.stats(), ps.plan.traffic(rank)
-            assert before.sent_bytes == CHECKED_STEPS * closed_form.sent_bytes
-            assert before.received_bytes == CHECKED_STEPS * closed_form.received_bytes
-            stack.callback(ps.close)
-            steps[contestant] = ps.step
-        if workers is None:
-            for thread, ps in serving:
-                thread.join()
-                ps.close()
+    with (
+        unisono.init(rank=rank, size=RANKS, rendezvous=place, timeout_s=120) as world,
+        closing(RankSteps(world, nbytes, range_bytes)) as contestants,
+    ):
+        if contestants.workers is None:
             return []
-        rows = list(_rows(workers, steps, nbytes, rounds))
-    return rows
+        return list(_rows(contestants.workers, contestants.steps, nbytes, rounds))
 
 
 def _rows(

@@ -12,7 +12,7 @@ Place = tuple[int, int]
 
 @dataclass(eq=False, kw_only=True)
 class Value:
-    """What one location holds between two writes."""
+    """The content of one location between two writes."""
 
     rank: int
     location: int

@@ -124,7 +124,7 @@ def _lane_for(open_ends: list[list[float]], begun: float, ended: float, nest: bo
 
 
 def nesting_faults(events: Iterable[TraceEvent]) -> list[str]:
-    """Returns what Perfetto would complain about; an empty list for a good trace.
+    """Returns the faults that Perfetto would report; an empty list if there are none.
 
     Slices of a thread must nest (google/perfetto#4280), and each `b` needs an `e` after it with the
     same category, identifier and name, innermost first.

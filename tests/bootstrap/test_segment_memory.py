@@ -1,4 +1,4 @@
-"""Where a sandbox denies memfd_create, groups use other memory, or report the reason."""
+"""Tests of groups in a sandbox that denies memfd_create: they use other memory or report why."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Batches: any order without deadlock, packed small reductions, and clean ends after failures."""
+"""Batches: any order without deadlock, and packed small reductions."""
 
 from __future__ import annotations
 
-import re
-import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ranks import Me, Processes, Threads
+from ranks import Threads
 from unisono import (
-    AbortedError,
     Communicator,
-    MismatchError,
     UnisonoError,
     UnsupportedError,
     algorithms,
@@ -209,25 +204,6 @@ def test_a_cancelled_batch_does_not_scale_its_arrays(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_an_error_of_a_function_in_a_batch_reaches_all_ranks() -> None:
-    def check(comm: Communicator) -> None:
-        def careful(a: Any, b: Any) -> Any:
-            if comm.rank == 1:
-                raise ArithmeticError("no good")
-            return a + b
-
-        with comm.batch():
-            comm.all_reduce(np.ones(3), careful)
-        comm.barrier()
-
-    with Threads(3) as world:
-        first, second, third = world.outcomes(check)
-    assert isinstance(second, ArithmeticError)
-    for outcome in (first, third):
-        assert isinstance(outcome, AbortedError)
-        assert "careful raised ArithmeticError: no good" in str(outcome)
-
-
 def test_tensors_work_in_a_batch(threads: World) -> None:
     torch = pytest.importorskip("torch")
 
@@ -282,88 +258,6 @@ def test_neighbor_exchange_works_in_a_batch(threads: World) -> None:
     threads(4).run(check)
 
 
-def test_what_is_refused(threads: World) -> None:
-    def check(comm: Communicator) -> None:
-        x = np.ones(3)
-        with comm.batch() as batch:
-            with pytest.raises(UnsupportedError, match="already open"), comm.batch():
-                pass
-            with pytest.raises(UnsupportedError, match="split is not possible inside a batch"):
-                comm.split(0)
-            with pytest.raises(
-                UnsupportedError, match="needs these counts as an argument, or async_op=True"
-            ):
-                comm.all_gather_v(x)
-            with pytest.raises(UnsupportedError, match=r"op: expected .* not 'mean'"):
-                comm.all_reduce(x, "mean")
-            with pytest.raises(UnisonoError, match="wait after the block"):
-                batch.wait()
-            assert not batch.is_completed()
-            comm.all_reduce(x)
-        with pytest.raises(UnsupportedError, match="used before"), batch:
-            pass
-        assert x.tolist() == [2] * 3
-
-    threads(2).run(check)
-
-
-def own(comm: Communicator, x: Any) -> Any:
-    return np.split(x, comm.size)[comm.rank]
-
-
-@pytest.mark.parametrize(
-    "calls",
-    [
-        lambda c, x: (c.all_reduce(x), c.all_reduce(x)),
-        lambda c, x: (c.all_reduce(x[:60]), c.send(x[50:], 0)),
-        lambda c, x: (c.all_gather(x[:2], x[10:14]), c.recv(x[13:], 0)),
-        lambda c, x: (c.recv(x, 0), c.all_to_all(x.copy(), x)),
-        lambda c, x: (c.reduce_scatter(x, own(c, x)), c.send(own(c, x), 0)),  # both calls read it
-    ],
-)
-def test_calls_that_depend_on_each_other_are_refused(
-    calls: Callable[[Communicator, Any], Any], threads: World
-) -> None:
-    def check(comm: Communicator) -> None:
-        x = np.ones(100)
-        batch = comm.batch()
-        with pytest.raises(ValueError, match="share memory that one of them writes"), batch:
-            calls(comm, x)
-        with pytest.raises(AbortedError, match="cancelled on this rank by ValueError"):
-            batch.wait()
-        with comm.batch():  # two reads are allowed
-            for dst in range(2):
-                comm.send(x, dst)
-            comm.recv(np.zeros(100), 0)
-            comm.recv(np.zeros(100), 1)
-            y = comm.all_gather(x)
-        assert y.size == 200
-
-    threads(2).run(check)
-
-
-def test_a_block_that_raises_begins_nothing(threads: World) -> None:
-    def check(comm: Communicator) -> None:
-        x = np.ones(3)
-        before = comm._group.calls
-        batch = comm.batch()
-        with pytest.raises(ZeroDivisionError), batch:
-            comm.send(x, 1 - comm.rank)
-            works = [comm.all_reduce(x, async_op=True), comm.barrier(async_op=True)]
-            works.append(comm.recv(x, 1 - comm.rank, async_op=True))
-            _ = 1 // 0
-        assert comm._group.calls == before + 1  # the refusal, for ranks that begin the batch
-        for work in [*works, batch]:
-            assert work.is_completed()
-            assert isinstance(work.exception(), AbortedError)
-            with pytest.raises(AbortedError, match="by ZeroDivisionError: integer division"):
-                work.wait()
-        assert x.tolist() == [1] * 3
-        assert comm.all_reduce(x).tolist() == [2] * 3  # the communicator works as before
-
-    threads(2).run(check)
-
-
 def test_other_threads_are_not_recorded(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x, y = np.ones(4), np.ones(4)
@@ -401,78 +295,3 @@ def test_a_batch_goes_on_after_a_wait_with_a_timeout(threads: World) -> None:
         assert (x.tolist(), out.tolist()) == ([2] * 3, [1] * 2)
 
     threads(2).run(check)
-
-
-# ---- failures
-
-
-@pytest.mark.parametrize(
-    ("calls", "text"),
-    [
-        (
-            lambda c: [c.all_reduce(np.ones(k)) for k in ((3, 5) if c.rank else (5, 3))],
-            r"lengths of the pieces",
-        ),
-        (
-            lambda c: [c.all_reduce(np.ones(3)) for _ in range(1 + c.rank)],
-            r"rank 0 called all_reduce\(sum, float64\[3\]\), rank 1 called .*float64\[6\]",
-        ),
-        (
-            lambda c: (c.send(np.ones(3), 1 - c.rank), c.recv(np.ones(3 + c.rank), 1 - c.rank)),
-            r"rank 0 sent 24 bytes.*rank 1 receives 32",
-        ),
-    ],
-)
-def test_ranks_whose_batches_differ_get_an_error(
-    calls: Callable[[Communicator], Any], text: str
-) -> None:
-    def check(comm: Communicator) -> float:
-        started = time.monotonic()
-        with pytest.raises(MismatchError) as caught:
-            with comm.batch():
-                calls(comm)
-            comm.barrier()
-        assert re.search(text, str(caught.value)), str(caught.value)
-        return time.monotonic() - started
-
-    with Threads(2) as world:
-        took = world.outcomes(check)
-    assert all(isinstance(seconds, float) for seconds in took), took
-    assert max(took) < 3
-
-
-def killed_in_a_batch(me: Me) -> None:
-    comm = me.join()
-    comm.barrier()
-    me.say("ready")
-    if me.rank == 1:
-        time.sleep(60)
-    x, out = np.ones(500_000), np.zeros(500_000)
-
-    def batch() -> None:
-        with comm.batch():
-            for peer in range(3):
-                if peer != me.rank:
-                    comm.send(x, peer)
-                    comm.recv(out if peer == 1 else out.copy(), peer)
-            if me.rank == 2:
-                comm.all_reduce(np.ones(3))
-
-    me.attempt("raised", batch)
-    me.attempt("again", comm.barrier)
-
-
-def test_a_peer_that_is_killed_in_a_batch_is_named() -> None:
-    with Processes(killed_in_a_batch, 3) as ranks:
-        ranks.wait_for("ready", range(3))
-        time.sleep(0.3)
-        pid = ranks.processes[1].pid
-        killed = ranks.signal(1, signal.SIGKILL)
-        raised = ranks.wait_for("raised", [0, 2])
-        again = ranks.wait_for("again", [0, 2])
-        for entry in raised + again:
-            assert entry["error"] == "PeerLostError"
-            assert entry["text"] == f"rank 1 (pid {pid}) is gone"
-        print(f"raised after {[round(entry['at'] - killed, 3) for entry in raised]} s")
-        assert max(entry["at"] - killed for entry in raised) < 3
-        assert ranks.exit_codes() == [0, -signal.SIGKILL, 0]

@@ -6,65 +6,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from ranks import Me, Processes
-from unisono import AbortedError, Communicator, PeerLostError
+from communicator.shrinking_hosts import RANKS, joined, over_hosts, says, slow, until_lost
+from ranks import Me
+from unisono import AbortedError
 
 LAYOUTS: dict[str, Sequence[int]] = {
     "1+1+1+1": (0, 1, 2, 3),
     "2+2": (0, 0, 1, 1),
     "3+1": (0, 0, 0, 1),
 }
-RANKS = 4
-
-
-def slow(*values: object) -> Any:
-    """Marks the same test with another layout as slow."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
-    """Starts ranks; `layout` is the host of each rank."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-
-    def environment(rank: int) -> dict[str, str]:
-        return {"UNISONO_HOST_ID": f"host{layout[rank]}", "UNISONO_INTERFACE": "=lo"}
-
-    name = f"tcp://127.0.0.1:{port}"
-    return Processes(body, len(layout), name=name, environment=environment)
-
-
-def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
-    """Sends the members of the group to the test, as the ranks find them by an exchange."""
-    former = comm.all_gather(np.array([me.rank])).tolist()
-    for count in (3, 200_000):
-        total = comm.all_reduce(np.full(count, 10.0**me.rank))
-        assert (total == sum(10.0**rank for rank in former)).all()
-    me.say(event, former=former, rank=comm.rank, ranks=comm.former_ranks, hosts=comm.hosts)
-
-
-def until_lost(comm: Communicator) -> None:
-    with pytest.raises(PeerLostError):
-        while True:
-            comm.all_reduce(np.ones(1000))
-
-
-def joined(me: Me) -> Communicator:
-    comm = me.join()
-    comm.all_reduce(np.ones(10))
-    assert len(comm.hosts) > 1
-    me.say("ready")
-    return comm
 
 
 # ---- no failure
@@ -342,64 +300,3 @@ def test_an_interrupted_rank_has_left(layout: Sequence[int]) -> None:
         left = list(range(1, len(layout)))
         for said in ranks.wait_for("shrunk", left):
             assert said["ranks"] == left
-
-
-# ---- kills at random points
-
-MANY = 5
-
-
-def survives(me: Me) -> None:
-    """Works, and shrinks when others die, until no rank has died for some time."""
-    comm = joined(me)
-    x, done = np.ones(3000), 0
-    while done < 300:
-        try:
-            comm.all_reduce(x, "max")
-            done += 1
-            time.sleep(0.002)
-        except PeerLostError:
-            comm, done = comm.shrink(timeout_s=30), 0
-        except AbortedError as error:
-            assert "was shrunk" not in str(error), "a living rank was left out"
-            raise
-    says(me, comm, "end")
-
-
-def survives_or_is_too_few(me: Me) -> None:
-    """Survives like `survives`, but too few ranks may be left."""
-    try:
-        survives(me)
-    except AbortedError as error:
-        assert "cannot shrink" in str(error)
-        me.say("end", former=None, rank=None)
-
-
-def kill_at_random(seed: int) -> None:
-    chance = random.Random(seed)
-    layout = chance.choice([(0, 1, 2, 3, 4), (0, 0, 1, 1, 1), (0, 1, 0, 1, 2)])
-    victims = chance.sample(range(MANY), chance.randrange(1, MANY))
-    with over_hosts(survives_or_is_too_few, layout) as ranks:
-        ranks.wait_for("ready", range(MANY))
-        for victim in victims:
-            time.sleep(chance.choice([0, 0.0005, 0.005, 0.02, 0.1, 0.4]) * chance.random())
-            ranks.signal(victim, signal.SIGKILL)
-        left = sorted(set(range(MANY)) - set(victims))
-        said = ranks.wait_for("end", left)
-        former, numbers = [entry["former"] for entry in said], [entry["rank"] for entry in said]
-        # either outcome is possible, depending on the order of the deaths
-        if 2 * len(left) <= MANY and None in former:
-            assert former == [None] * len(left), seed
-        else:
-            assert (former, numbers) == ([left] * len(left), list(range(len(left)))), seed
-
-
-@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
-def test_kills_at_random_points(seed: int) -> None:
-    kill_at_random(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 150))
-def test_kills_at_random_points_fifty_times(seed: int) -> None:
-    kill_at_random(seed)

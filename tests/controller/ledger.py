@@ -21,7 +21,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank gives to a job. `held`: its own submissions; none from a rank that joined."""
+    """One rank's part of a job. `held`: its own submissions; none from a rank that joined."""
 
     names: tuple[str, ...]
     operation: str
@@ -49,12 +49,12 @@ class Entry:
 
     @property
     def completed(self) -> bool:
-        """Whether all ranks have begun the job."""
+        """True if all ranks have begun the job."""
         return len(self.parts) == self.size
 
     @property
     def ran(self) -> bool:
-        """Whether all ranks gave a job."""
+        """True if all ranks gave a job."""
         return all(part is not None for part in self.parts.values())
 
 
@@ -68,7 +68,7 @@ class Ledger:
     decided: list[Entry] = field(default_factory=list)
     voted: list[Entry] = field(default_factory=list)
     runs: Counter[tuple[int, Submission]] = field(default_factory=Counter)
-    """How often each submission of each rank has run."""
+    """Number of times that each submission of each rank has run."""
     finished: list[Part] = field(default_factory=list)
     """Rank 0's parts of the jobs that ran, in the order of their ends."""
 
@@ -108,12 +108,12 @@ class SimulatedPending:
         assert self.entry.completed, "waits for a job that other ranks have not begun"
 
     def is_completed(self) -> bool:
-        """Whether all ranks have begun the job."""
+        """True if all ranks have begun the job."""
         return self.entry.completed
 
     @property
     def ran(self) -> bool:
-        """Whether all ranks gave a job."""
+        """True if all ranks gave a job."""
         return self.entry.ran
 
     def times_ns(self) -> tuple[int, int]:
@@ -127,7 +127,7 @@ class SimulatedTransfer:
     def __init__(self, rank: int, ledger: Ledger, now_ns: Callable[[], int] = lambda: 0) -> None:
         self.now_ns = now_ns
         self.free_ns = 0
-        """When the pretended link is free."""
+        """Time at which the simulated link is free."""
         self.rank = rank
         self.ledger = ledger
         self.submissions: dict[int, tuple[Submission, Any]] = {}

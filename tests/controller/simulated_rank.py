@@ -85,7 +85,7 @@ class SimulatedRank:
         self.program = tuple(program)
         self.position = 0
         self.begun = False
-        """Whether the command at `position` has begun, and waits."""
+        """True if the command at `position` has begun, and waits."""
         self.transfer = SimulatedTransfer(self.rank, ledger, now_ns)
         self.now_ns = now_ns
         self.plan: FrozenPlan | None = None
@@ -95,7 +95,7 @@ class SimulatedRank:
         self.stalls: list[tuple[m.Stalled, ...]] = []
         self.reports: list[FusionReport] = []
         self.reasons: list[str] = []
-        """Why this rank left frozen plans."""
+        """Reasons why this rank left frozen plans."""
         self.decisions: list[mb.Action] = []
         self.last_joined: int | None = None
         self.error: Exception | None = None
@@ -115,11 +115,11 @@ class SimulatedRank:
 
     @property
     def finished(self) -> bool:
-        """Whether the program has ended."""
+        """True if the program has ended."""
         return self.position == len(self.program)
 
     def program_moves(self) -> bool:
-        """Whether the program can go on now."""
+        """Returns True if the program can go on now."""
         if self.finished:
             return False
         if not self.begun or self.error is not None:
@@ -213,7 +213,7 @@ class SimulatedRank:
         return True
 
     def _departs(self, handle: Handle) -> bool:
-        """Whether the program waits for a bucket that this rank has not filled, and must say so."""
+        """Returns True if the program must report that it waits for a bucket that is not full."""
         plan = self.plan
         if handle.flight is not None or plan is None or plan.stopped or plan.epoch == self._broke:
             return False
@@ -239,11 +239,11 @@ class SimulatedRank:
 
     @property
     def between_turns(self) -> bool:
-        """Whether the loop could take a message now."""
+        """True if the loop could take a message now."""
         return not (self.awaited or self.draining or self.actions or self.follow)
 
     def loop_moves(self) -> bool:
-        """Whether the loop can go on without a message."""
+        """Returns True if the loop can go on without a message."""
         if self.awaited:
             return all(flight.has_ended() for flight in self.awaited)
         return bool(self.draining or self.actions or self.follow or self.events)

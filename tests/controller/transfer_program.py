@@ -1,4 +1,4 @@
-"""What every transfer must do, as a program of all ranks.
+"""Checks the requirements of every transfer, as a program of all ranks.
 
 `torchrun ... transfer_program.py ProcessGroupTransfer`, `mpiexec ... MpiTransfer`.
 """

@@ -30,7 +30,7 @@ from unisono.controller.trial_plan import TrialPlan
 _MOST_MOVES = 100_000
 
 Move = tuple[str, int, int]
-"""What moves ("program", "loop" or "queue"), a source, a destination."""
+"""The part that moves ("program", "loop" or "queue"), a source, a destination."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class World:
 
     @property
     def frozen(self) -> bool:
-        """Whether all ranks follow a frozen plan."""
+        """True if all ranks follow a frozen plan."""
         return all(rank.state.mode is Mode.FROZEN for rank in self.ranks)
 
     def messages(self, kind: type[Any]) -> list[Any]:

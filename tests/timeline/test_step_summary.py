@@ -1,4 +1,4 @@
-"""What steps spent their time on, against cases computed by hand."""
+"""Compares the summary of steps with cases computed by hand."""
 
 from __future__ import annotations
 

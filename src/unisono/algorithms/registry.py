@@ -7,6 +7,10 @@ A new algorithm is one decorated function in a file of this package:
 
 `cost` is a function of the same arguments, without the root. Keyword-only arguments are the
 parameters in the algorithm's string (see `parameters`).
+
+Every algorithm accepts two further parameters. `channels=k` cuts the vector into k shares that
+travel at the same time, each in its own channel. `block_bytes=b` is for the executor and does not
+change the schedule.
 """
 
 from __future__ import annotations
@@ -141,17 +145,13 @@ def build(
 ) -> Schedule:
     """Builds the schedule of an algorithm, from a string as in `parameters`.
 
-    - `root` has no effect on operations without a root.
+    - `root` is for operations that have a root.
     - `levels` are the sizes of the levels or the dims of a grid, innermost first (ranks of a host,
-      then hosts). They apply to names that need sizes but omit them. By default, the sizes are as
-      equal as the number of ranks allows.
+      then hosts). They apply to names that need sizes but omit them.
     - `hosts` are the ranks of each host, any partition, for algorithms that minimise the traffic
-      between hosts. By default, hosts have consecutive ranks, and sizes as equal as the number of
-      ranks allows.
+      between hosts. By default, hosts have consecutive ranks.
 
-    Every algorithm accepts `channels=k`: the vector is cut into k shares that travel at the same
-    time, each in its own channel. Every algorithm also accepts `block_bytes=b`, which the executor
-    reads and which does not change the schedule.
+    By default, levels and hosts have sizes as equal as the number of ranks allows.
 
     Raises `UnsupportedError` for an unknown operation or algorithm, invalid parameters, or an
     unsupported number of ranks.
@@ -169,9 +169,7 @@ def build(
     channels = arguments.pop(_CHANNELS, 1)
     arguments.pop(_BLOCK_BYTES, None)
     if op.rooted:
-        if not 0 <= root < ranks:
-            raise UnsupportedError(f"{op}: expected a root in 0..{ranks - 1}, got {root}")
-        arguments["root"] = root
+        arguments["root"] = _root(op, root, ranks)
     schedule = found.function(ranks=ranks, **arguments)
     if channels > 1:
         schedule = schedule_composition.in_channels([schedule] * channels)
@@ -238,6 +236,12 @@ def _resolve(
     if hosts is not None and found.knows_hosts:
         arguments[_HOSTS] = hosts
     return found, arguments
+
+
+def _root(op: Op, root: int, ranks: int) -> int:
+    if not 0 <= root < ranks:
+        raise UnsupportedError(f"{op}: expected a root in 0..{ranks - 1}, got {root}")
+    return root
 
 
 def _find(op: Op, name: str) -> Algorithm:

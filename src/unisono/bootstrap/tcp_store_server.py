@@ -280,7 +280,7 @@ class TcpStoreServer:
         return None
 
     def _refuse_client(self, client: Client, refusal: bytes) -> None:
-        client.is_answered = True  # with an answer: it may disconnect
+        client.is_answered = True  # from now on it may disconnect
         self._refused.append(client)
         client.send(refusal)
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         Prediction,
         SearchCounts,
         Transformer,
-        Workload,
     )
 
 ModelOption = Annotated[
@@ -90,31 +89,32 @@ def plan(
 
     The times have an interval that holds 80 % of measured steps.
 
-    With --layout, predict one layout instead.
-
-    With --validate, print the errors of the planner on published runs.
+    With --layout, predict one layout. With --validate, print the errors on published runs.
     """
     if validate:
         _validate(json_path)
         return
     if model is None or cluster is None or batch is None:
         raise typer.BadParameter("--model, --cluster and --batch are needed (or --validate)")
-    from unisono.planner import Workload
-
     sizes: dict[str, Any] = {"seq": seq, "global_batch": batch, "micro_batch": micro_batch}
+    choices = {**sizes, "precision": precision, "recompute": recompute}
     try:
-        job = Workload(**sizes, precision=precision, recompute=recompute)
         where = _cluster(cluster, topology)
-        predictions, notes, counts = _predictions(model, where, job, layout, keep)
+        predictions, notes, counts = _predictions(model, where, choices, layout, keep)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     console = result_console(json_path)
-    console.print(_table(predictions, notes, f"{model} on {cluster}, batch {batch} x {seq}"))
-    console.print(counts, style="dim", highlight=False, soft_wrap=True)
-    if explain:
-        console.print(str(predictions[0].explain()), highlight=False, soft_wrap=True)
+    table = _table(predictions, notes, f"{model} on {cluster}, batch {batch} x {seq}")
+    _print(console, table, counts, predictions[0] if explain else None)
     _save(predictions[0].layout, save_path, console)
     write_json({"layouts": [_document(each) for each in predictions]}, json_path)
+
+
+def _print(console: Console, table: Table, counts: str, explained: Prediction | None) -> None:
+    console.print(table)
+    console.print(counts, style="dim", highlight=False, soft_wrap=True)
+    if explained is not None:
+        console.print(str(explained.explain()), highlight=False, soft_wrap=True)
 
 
 def _save(layout: Layout, path: Path | None, console: Console) -> None:
@@ -124,11 +124,12 @@ def _save(layout: Layout, path: Path | None, console: Console) -> None:
 
 
 def _predictions(
-    model: str, cluster: Cluster, job: Workload, layout: str | None, keep: int
+    model: str, cluster: Cluster, choices: dict[str, Any], layout: str | None, keep: int
 ) -> tuple[list[Prediction], list[str], str]:
     """Returns the predictions, a note on each, and a line on the search."""
     from unisono import planner
 
+    job = planner.Workload(**choices)
     shape = planner.load_model(model)
     if layout is not None:
         found = planner.predict(shape, cluster, _layout(layout), job)

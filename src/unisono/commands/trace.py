@@ -66,10 +66,10 @@ def read(
     output: _Output = Path("trace.json"),
     torch_paths: _Torch = None,
 ) -> None:
-    """Read the last events of processes of this machine, without their help.
+    """Read the last events of running or ended processes of this machine.
 
-    The processes may run or have been killed. Each rank keeps its last 16,384 events
-    (UNISONO_TIMELINE_EVENTS).
+    Each rank keeps its last 16,384 events (UNISONO_TIMELINE_EVENTS). A killed process keeps them
+    too.
     """
     _write(_contents(sources or [], every), output, torch_paths or [])
 
@@ -94,10 +94,10 @@ def summary(
     every: _All = False,
     json_path: JsonOption = None,
 ) -> None:
-    """Print what the steps of a training spent their time on, by rank, and which rank is slow.
+    """Print how each rank spent the time of a training's steps, and which rank is slow.
 
-    Hidden communication is that during forward, backward or optimizer; the rest is exposed. The
-    scale factor is the throughput over that of ranks that never wait.
+    Communication during forward, backward or optimizer is hidden; the rest is exposed. The scale
+    factor is the throughput, divided by the throughput of ranks that never wait.
     """
     from unisono.timeline import summarize_steps
 

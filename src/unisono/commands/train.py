@@ -32,7 +32,7 @@ from unisono.train import (
 )
 
 app = typer.Typer(
-    help="Train small real models on local ranks and compare; and the example of overlap.",
+    help="Train small models on local ranks and compare backends, or run an example of overlap.",
     no_args_is_help=True,
 )
 
@@ -124,9 +124,9 @@ def overlap(
     *,
     ranks: Ranks = 2,
     ratios: Annotated[
-        str, typer.Option(help="Times of an exchange over those of a computation, by commas.")
+        str, typer.Option(help="Ratios of exchange time to computation time, separated by commas.")
     ] = "500,1",
-    seconds: Annotated[float, typer.Option(min=0.01, help="Length of the serial step.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds of the serial step.")] = 4.0,
     latency_share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Part of an exchange that is latency.")
     ] = 0.5,
@@ -141,8 +141,8 @@ def overlap(
     """Overlap and fusion by example: 96 x 12 gradients over one link.
 
     Every case runs through the controller: serial, overlapped, fused, and both, with layers as
-    buckets and with the best buckets. Computation and link are waits of the given lengths. Prints
-    the predicted and the measured time of a step.
+    buckets and with the best buckets. Waits stand for computation and link. Prints the predicted
+    and the measured time of a step.
     """
     console, results = result_console(json_path), []
     for ratio in _ratios(ratios):

@@ -85,7 +85,7 @@ class LastCallQueries:
             known.next_round = None
         known.asked_at = now
         for rank in known.members:
-            # else its own query said it
+            # a rank that asked recently has sent its last call with the query
             if now - known.askers.get(rank, float("-inf")) > QUERY_INTERVAL_S / 2:
                 self._send(
                     rank,

@@ -1,4 +1,4 @@
-"""The compressions of gradients by their configuration, and their part of a checkpoint."""
+"""Compression of gradients: the exchange for a configuration, and its state in checkpoints."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CompressionState:
         return {**self._owner, "parameters": self._exchange.state()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Replaces the state by what `save` returned on this rank, at any order of parameters.
+        """Restores the state that `save` returned on this rank, for any order of parameters.
 
         Raises `ValueError` if it is of another rank, number of ranks, compression or model.
         """

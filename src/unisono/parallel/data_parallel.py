@@ -26,6 +26,10 @@ from unisono.parallel.training_phases import TrainingPhases
 class DataParallel(nn.Module):
     """A model whose gradients are averaged over all ranks when `backward()` returns.
 
+    The model submits each gradient to a controller as soon as backward yields it. So the exchange
+    overlaps the rest of the backward pass. Clipping, GradScaler and gradient inspection need no
+    change. A parameter that no rank used keeps its `.grad`.
+
     `module` is the model itself. Forward calls pass through. Parameters and buffers start with the
     values of rank 0; with `broadcast_buffers`, training forwards copy rank 0's buffers to all ranks
     first.
@@ -78,7 +82,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only accumulate; the next one outside averages the sum."""
+        """Only accumulates gradients in backward passes inside; the next pass averages the sum."""
         with self._reducer.no_sync():
             yield
 
@@ -88,7 +92,7 @@ class DataParallel(nn.Module):
         return self._context.controller
 
     def close(self) -> None:
-        """Removes the hooks, and closes what `data_parallel` made."""
+        """Removes the hooks, and closes the controller and communicator made for this model."""
         self._phases.close()
         self._reducer.close()
         self._context.close()
@@ -108,21 +112,15 @@ def data_parallel(
 ) -> DataParallel:
     """Returns `model` as a module whose gradients are averaged over all ranks.
 
-    Gradients are submitted to a controller as backward yields them, so their exchange overlaps the
-    rest of the backward pass. All are averaged when `backward()` returns: clipping, GradScaler and
-    gradient inspection need no change. A parameter that no rank used keeps its `.grad`.
+    Collective over all ranks. Raises `ValueError` and `TypeError` for wrong arguments.
 
     `comm`: the ranks. None: those of torch.distributed's default group if it runs on `unisono`,
     else `unisono.init()`. `controller`: an own one instead, which `close` leaves open.
-    `fusion_bytes`, `tune_fusion`: see `Controller`. `name` begins the names of the tensors; models
-    that share a controller need different ones.
-
-    `compression`: `Fp16()`, `Bf16()`, `PowerSGD()`, `Int8()` or `TopK()` sends fewer bytes. Sparse
-    gradients are never compressed. `reproducible` makes the bits of all averages independent of
-    `fusion_bytes`: each is a sum in rank order, divided by the number of ranks. It is not for a
-    `controller` of your own.
-
-    Collective over all ranks. Raises `ValueError` and `TypeError` for wrong arguments.
+    `fusion_bytes`, `tune_fusion`: see `Controller`. `name`: the begin of the tensors' names; models
+    that share a controller need different ones. `compression`: `Fp16()`, `Bf16()`, `PowerSGD()`,
+    `Int8()` or `TopK()` sends fewer bytes, except of sparse gradients. `reproducible`: the bits of
+    all averages do not depend on `fusion_bytes`, since each is a sum in rank order, divided by the
+    number of ranks. Not with `controller`.
 
     >>> import torch, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of data_parallel") as comm:

@@ -96,7 +96,7 @@ class DiLoCo(PeriodicOptimizer):
         self._average_buffers()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of both optimizers, the period's start by name, and the steps.
+        """Returns the optimizers' states, the parameters before the inner steps, the step count.
 
         Between two outer steps, parameters and state differ by rank: each rank saves its own.
         """
@@ -110,7 +110,7 @@ class DiLoCo(PeriodicOptimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned on this rank. Raises `ValueError` if it does not fit."""
+        """Loads a result of `state_dict` on this rank. Raises `ValueError` if it does not fit."""
         if state_dict["start"].keys() != self._start.keys():
             differ = sorted(state_dict["start"].keys() ^ self._start.keys())
             raise ValueError(

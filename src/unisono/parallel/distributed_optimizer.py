@@ -24,11 +24,11 @@ from unisono.parallel.training_phases import TrainingPhases
 
 
 class DistributedOptimizer:
-    """Wraps a torch optimizer; everything that is not listed here is the optimizer's own.
+    """Wraps a torch optimizer; all other attributes are those of the wrapped optimizer.
 
-    The gradients of `model` are averaged when `backward()` returns, so `step` is the optimizer's
-    own, and clipping before it works. The model is used as it is. Parameters and buffers start with
-    the values of rank 0. Collective over all ranks.
+    The gradients of `model` are averaged when `backward()` returns, so `step` only calls the
+    optimizer, and clipping before it works. The model is not wrapped. Parameters and buffers start
+    with the values of rank 0. Collective over all ranks.
 
     >>> import torch, unisono
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -87,9 +87,9 @@ class DistributedOptimizer:
         return {**state, STATE_KEY: self._compression.save()} if self._compression.exists else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned on this rank. Raises `ValueError` if it does not fit.
+        """Loads a result of `state_dict` on this rank. Raises `ValueError` if it does not fit.
 
-        A state without errors, such as the optimizer's own, leaves the errors as they are.
+        A state without errors, such as the optimizer's own, does not change the errors.
         """
         state_dict = dict(state_dict)
         saved = state_dict.pop(STATE_KEY, None)
@@ -99,12 +99,12 @@ class DistributedOptimizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only accumulate; the next one outside averages the sum."""
+        """Only accumulates gradients in backward passes inside; the next pass averages the sum."""
         with self._reducer.no_sync():
             yield
 
     def close(self) -> None:
-        """Removes the hooks, and closes what this object made."""
+        """Removes the hooks, and closes the controller and communicator made for this object."""
         for hook in self._hooks:
             hook.remove()
         self._phases.close()

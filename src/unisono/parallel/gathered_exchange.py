@@ -37,8 +37,9 @@ def working_dtype(grad: torch.Tensor) -> torch.dtype:
 
 
 def all_finite(values: torch.Tensor) -> bool:
-    """Returns True if no value is infinite or NaN. At least one value."""
-    return bool(torch.isfinite(values.abs().amax()))  # one pass less than isfinite of each
+    """Returns True if no value is infinite or NaN. Needs at least one value."""
+    # `isfinite` of each value would take one more pass over memory.
+    return bool(torch.isfinite(values.abs().amax()))
 
 
 class GatheredExchange(GradientExchange):
@@ -111,7 +112,7 @@ class GatheredExchange(GradientExchange):
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What this rank has submitted: the message for `values`, the gradient with the error."""
+    """A submission of this rank: the message for `values`, the gradient with the error."""
 
     name: str
     grad: torch.Tensor

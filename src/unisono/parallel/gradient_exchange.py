@@ -1,4 +1,4 @@
-"""The interface to what averages gradients over all ranks, and the exchange without compression."""
+"""The interface of the exchanges that average gradients, and the exchange without compression."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from unisono.controller import Controller, Handle
 
 TensorState = dict[str, dict[str, torch.Tensor]]
-"""What an exchange keeps from one pass to the next: named tensors for each parameter name."""
+"""State of an exchange from one pass to the next: named tensors for each parameter name."""
 
 
 class PendingAverage(ABC):
-    """The average of one gradient, under way. It may use the gradient's memory until `finish`."""
+    """A pending average of one gradient. It may use the gradient's memory until `finish`."""
 
     def wait_first_round(self) -> None:  # noqa: B027
         """Waits for the first of two rounds. Exchanges with one round do nothing."""
@@ -52,7 +52,7 @@ class GradientExchange(ABC):
 
 
 class DenseExchange(GradientExchange):
-    """Averages each gradient as it is, in place."""
+    """Averages each gradient uncompressed, in place."""
 
     def __init__(self, controller: Controller, prefix: str = "") -> None:
         """`prefix` begins the names of the tensors that the controller gets."""
@@ -85,7 +85,7 @@ def average_all(
 
 
 def finish_first_rounds(pending: list[PendingAverage]) -> None:
-    """Waits for all first rounds, then begins all second rounds, which so can share messages."""
+    """Waits for all first rounds, then begins all second rounds, so that these share messages."""
     for each in pending:
         each.wait_first_round()
     for each in pending:

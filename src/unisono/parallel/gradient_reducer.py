@@ -37,19 +37,19 @@ _DENSE, _SPARSE, _FAILED = 1.0, 2.0, 1.0
 
 @dataclass(slots=True)
 class _Gradient:
-    """One parameter, and what happened to its gradient in the current backward pass."""
+    """One parameter, and the progress of its gradient in the current backward pass."""
 
     name: str
     parameter: nn.Parameter
     index: int
     expected: int = 0
-    """How often autograd accumulated it in the first pass that used it."""
+    """Number of times that autograd accumulated it in the first pass that used it."""
     accumulated: int = 0
     pending: PendingAverage | None = None
     sparse: bool = False
-    """Some rank has had a sparse gradient for it."""
+    """True if some rank has had a sparse gradient for it."""
     local: bool = False
-    """Passes inside `no_sync` have accumulated into it since the last average."""
+    """True if passes inside `no_sync` have accumulated into it since the last average."""
 
 
 class GradientReducer:
@@ -72,7 +72,7 @@ class GradientReducer:
         """
         self.controller = controller
         self.enabled = True
-        """Whether backward passes average their gradients. False inside `no_sync`."""
+        """True if backward passes average their gradients. False inside `no_sync`."""
         self._prefix = prefix
         self._gradients = [
             _Gradient(name, parameter, index)
@@ -88,12 +88,12 @@ class GradientReducer:
         self.watch()
 
     def prepare(self) -> None:
-        """Gets ready for a forward pass whose gradients will be averaged."""
+        """Prepares for a forward pass whose gradients will be averaged."""
         self.recover()
         self.watch()
 
     def watch(self) -> None:
-        """Follows parameters that were frozen or unfrozen since the last call."""
+        """Adds or removes hooks of parameters that were unfrozen or frozen since the last call."""
         for gradient in self._gradients:
             hooked = gradient.index in self._hooks
             if gradient.parameter.requires_grad and not hooked:
@@ -104,7 +104,7 @@ class GradientReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only accumulate; the next one outside averages the sum."""
+        """Only accumulates gradients in backward passes inside; the next pass averages the sum."""
         before, self.enabled = self.enabled, False
         try:
             yield
@@ -198,7 +198,7 @@ class GradientReducer:
 
     @contextmanager
     def _ending(self, *, more: bool = False) -> Iterator[None]:
-        """Ends the pass after an error, and at its last part: when no `more` follows."""
+        """Runs a part of the end of a pass. An error ends the pass, and so does the last part."""
         try:
             yield
         except BaseException:
@@ -235,7 +235,7 @@ class GradientReducer:
         self._submit_late()
 
     def _submit_late(self) -> None:
-        """Submits the gradients that the hooks have not."""
+        """Submits the gradients that no hook has submitted."""
         for gradient in self._active():
             if gradient.pending is not None:
                 continue
@@ -245,7 +245,7 @@ class GradientReducer:
                 self._submit_substitute(gradient)
 
     def _submit_substitute(self, gradient: _Gradient) -> None:
-        # What earlier passes left, which the other ranks have in their gradients too.
+        # The gradient of earlier passes, since the other ranks' gradients contain theirs too.
         parameter, grad = gradient.parameter, gradient.parameter.grad
         if grad is not None:
             mine = grad.detach().clone()
@@ -273,7 +273,7 @@ class GradientReducer:
         assert pending is not None
         average = pending.finish(used=used)
         if not used or average is parameter.grad:
-            return  # untouched, or averaged in place
+            return  # unused on all ranks, or averaged in place
         if parameter.grad is None or gradient.sparse:
             parameter.grad = average
         else:

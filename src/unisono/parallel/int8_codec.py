@@ -25,7 +25,7 @@ class Int8:
     values_per_scale: int = 256
     """Number of neighbouring values with one scale (float32)."""
     error_feedback: bool = True
-    """Adds what rounding left out to the next gradient."""
+    """True: adds the rounding error to the next gradient."""
 
     def __post_init__(self) -> None:
         if self.values_per_scale < 1:

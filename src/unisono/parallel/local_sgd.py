@@ -70,7 +70,7 @@ class LocalSGD(PeriodicOptimizer):
         return {"optimizer": self.optimizer.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned on this rank."""
+        """Loads a result of `state_dict` on this rank."""
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.steps = state_dict["steps"]
 

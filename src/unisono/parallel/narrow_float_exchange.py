@@ -32,7 +32,7 @@ class Bf16:
 
 
 class NarrowFloatExchange(GradientExchange):
-    """Averages float32 and float64 gradients as a narrower type; others as they are."""
+    """Averages float32 and float64 gradients in a narrower type, other gradients uncompressed."""
 
     def __init__(self, controller: Controller, prefix: str, dtype: torch.dtype) -> None:
         self._controller = controller

@@ -1,4 +1,4 @@
-"""The base of optimizers whose ranks train alone, and meet every few steps."""
+"""The base of optimizers whose ranks train alone and synchronize every few steps."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class PeriodicOptimizer(ABC):
         return self._context.controller
 
     def close(self) -> None:
-        """Closes what this object made. Does not synchronize."""
+        """Closes the controller and communicator made for this object. Does not synchronize."""
         self._context.close()
 
     def _is_due(self) -> bool:

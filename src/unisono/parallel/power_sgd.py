@@ -38,13 +38,13 @@ class PowerSGD:
     rank: int = 4
     """Number of columns of P and Q; the sides of a smaller matrix limit it."""
     min_compression: float = 2.0
-    """Gradients for which (n + m) rank min_compression < n m does not hold travel uncompressed."""
+    """Gradients with (n + m) rank min_compression >= n m are sent uncompressed."""
     dense_passes: int = 0
-    """Number of first backward passes whose gradients travel uncompressed."""
+    """Number of first backward passes whose gradients are sent uncompressed."""
     error_feedback: bool = True
-    """Adds what the product left out to the next gradient."""
+    """True: adds the difference between gradient and product to the next gradient."""
     warm_start: bool = True
-    """Begins with the last pass's Q, instead of random numbers."""
+    """True: starts with the last pass's Q, instead of random numbers."""
     seed: int = 0
     """Seed of the random numbers; equal on all ranks."""
 
@@ -58,7 +58,7 @@ class PowerSGD:
 
 
 class PowerSGDExchange(GradientExchange):
-    """Averages matrices by one power iteration a pass; other gradients as they are."""
+    """Averages matrices by one power iteration a pass; other gradients uncompressed."""
 
     def __init__(self, controller: Controller, prefix: str, settings: PowerSGD) -> None:
         self.settings = settings
@@ -82,7 +82,7 @@ class PowerSGDExchange(GradientExchange):
         return _LowRankAverage(self, name, grad, matrix, self._first_q(name, matrix, columns))
 
     def columns(self, grad: torch.Tensor) -> int:
-        """Returns the number of columns of P and Q; 0 if the gradient travels uncompressed."""
+        """Returns the number of columns of P and Q; 0 if the gradient is sent uncompressed."""
         if grad.dim() < 2 or grad.numel() == 0 or not grad.is_floating_point():
             return 0
         n, m = grad.shape[0], grad.numel() // grad.shape[0]

@@ -23,7 +23,7 @@ class ContextOptions(TypedDict, total=False):
 
 
 class RankContext:
-    """A communicator and a controller, given or made. `close` closes what was made."""
+    """A communicator and a controller, given or made here. `close` closes those made here."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class RankContext:
         reproducible: bool = False,
         tune_fusion: bool = False,
     ) -> None:
-        """Finds the ranks: `comm`, else torch's default group, else those of `unisono.init`.
+        """Uses the ranks of `comm`, or else of torch's default group, or else of `unisono.init`.
 
         With `reproducible`, the controller's sums are folds in rank order. Raises `ValueError` if
-        the controller is given: its sums are what they are.
+        `controller` is given too, because its sums cannot be changed.
         """
         if controller is not None and reproducible:
             raise ValueError(

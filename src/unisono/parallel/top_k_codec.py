@@ -26,7 +26,7 @@ class TopK:
     fraction: float = 0.01
     """Part of each gradient's values that is sent, rounded up."""
     error_feedback: bool = True
-    """Adds the values that were not sent to the next gradient."""
+    """True: adds the values that were not sent to the next gradient."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:

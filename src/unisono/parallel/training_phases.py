@@ -38,7 +38,7 @@ class TrainingPhases:
         self._in_backward = False
         own = weakref.ref(self)
 
-        # The hooks are torch's, for all optimizers: they must not keep this object alive.
+        # Torch calls these hooks for all optimizers and never drops them, so use a weak reference.
         def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (found := own()) is not None:
                 found._mark_optimizer(optimizer, _BEGUN)
@@ -58,7 +58,7 @@ class TrainingPhases:
         """Marks the begin of a forward pass. Passes without gradients are not recorded."""
         if not torch.is_grad_enabled():
             return
-        self._in_backward = False  # a backward pass that raised has no end
+        self._in_backward = False  # the last backward pass may have raised before its end
         boundary = OPTIMIZER if self._has_optimizer else BACKWARD
         if self._last in (boundary, ""):
             self._step += 1

@@ -1,4 +1,4 @@
-"""The planner: which layout to train a model with, how long a step takes, and what fills memory.
+"""The planner: finds the fastest layout for a model, and predicts step time and memory.
 
 >>> from unisono import planner
 >>> model = planner.load_model("gpt3-175b")

@@ -27,11 +27,11 @@ class CalibratedConstants:
     """Share of the 16-bit peak that fused attention reaches in forward, by architecture and
     software."""
     tile_loss: float
-    """Loss by incomplete waves: tiles of 128 x 128 outputs of a multiprocessor that are lost."""
+    """Loss by incomplete waves, in tiles of 128 x 128 outputs for each multiprocessor."""
     inner_loss: float
     """Inner dimension at which a matrix product reaches half of its rate."""
     kernel_start_s: float
-    """Device time of a kernel beside its FLOPs and bytes: ramp up, and gap to the next one."""
+    """Device time of a kernel besides its FLOPs and bytes: start, and gap to the next kernel."""
     memory_share: float
     """Share of the memory rate that kernels reach."""
     traffic: float

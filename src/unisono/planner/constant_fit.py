@@ -26,12 +26,12 @@ from unisono.planner.interval_fit import interval_widths
 from unisono.planner.run_choices import RunModel
 
 _DEVIATION = 0.08
-"""Standard deviation of an error that counts as much as a constant one prior width off."""
+"""Error of a step time that counts as much as a constant one width away from its prior."""
 _STEP = 1e-2
 _ROUNDS = 2
-"""Fits in a row: open choices, such as the micro batch, are fixed within each."""
+"""Number of successive fits. Each fit keeps open choices, such as the micro batch, fixed."""
 _SENSITIVE = 0.02
-"""Relative change of time by relative change of a constant from which a run informs it."""
+"""Least relative change of a time, per relative change of a constant, that informs the constant."""
 
 _Floats = NDArray[np.float64]
 

@@ -28,7 +28,7 @@ class Cluster:
     """
 
     device: str | Device
-    """Name in the catalogue, or a device of one's own."""
+    """Name in the catalogue, or your own device."""
     devices: int
     """Number of devices."""
     per_host: int | None = None

@@ -43,7 +43,7 @@ class ExchangeTimes:
         return self._ring_s(2 * nbytes, group)
 
     def gather_s(self, nbytes: float, group: GroupPlace) -> float:
-        """Returns the time of an all_gather or reduce_scatter of `nbytes` on each rank together."""
+        """Returns the time of an all_gather or reduce_scatter; `nbytes`: all pieces together."""
         return self._ring_s(nbytes, group)
 
     def _ring_s(self, nbytes: float, group: GroupPlace) -> float:

@@ -18,6 +18,17 @@ _NETWORK_BPS = {"vTrain multi": 12.5e9}
 """Rates between hosts that differ from the device's usual ones. vTrain: 800 Gbit/s for 8 devices
 (github VIA-Research/vTrain, `inter_node_bandwidth` of its configurations)."""
 
+_MODEL_NUMBERS = (
+    *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
+    *("experts", "top_k", "expert_ffn"),
+)
+_AXES = ("dp", "tp", "pp", "cp", "ep")
+_NUMBERS = (
+    *_MODEL_NUMBERS,
+    *_AXES,
+    *("gpus", "per_host", "seq", "micro_batch", "global_batch", "vpp", "zero"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
@@ -60,38 +71,19 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
 
 def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
     """Returns the run of a row of the table. Empty cells are not stated."""
-    numbers = {
-        name: int(float(row[name])) if row.get(name) else None
-        for name in (
-            *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts"),
-            *("top_k", "expert_ffn", "gpus", "per_host", "seq", "micro_batch", "global_batch"),
-            *("tp", "pp", "cp", "ep", "dp", "vpp", "zero"),
-        )
-    }
-    shape = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
-    routed = ("experts", "top_k", "expert_ffn")
-    axes: dict[str, Any] = {name: numbers[name] or 1 for name in ("dp", "tp", "pp", "cp", "ep")}
+    numbers = {name: int(float(row[name])) if row.get(name) else None for name in _NUMBERS}
     memory = row.get("memory_GiB")
     return MeasuredRun(
         source=row["source"],
         name=row["model"],
-        model=Transformer(
-            **{name: numbers[name] or 0 for name in (*shape, *routed)},
-            gated=row["gated"] == "1",
-            tied=row["tied"] == "1",
-        ),
+        model=_model_of_row(row, numbers),
         cluster=Cluster(
             device=row["device"],
             devices=numbers["gpus"] or 1,
             per_host=numbers["per_host"],
             network_Bps=_NETWORK_BPS.get(row["source"]),
         ),
-        layout=Layout(
-            **axes,
-            vpp=1 if numbers["pp"] == 1 else numbers["vpp"],
-            sequence_parallel=row["sequence_parallel"] == "1",
-            zero=numbers["zero"] or 0,
-        ),
+        layout=_layout_of_row(row, numbers),
         job=Workload(
             seq=numbers["seq"] or 0,
             global_batch=numbers["global_batch"] or 0,
@@ -102,4 +94,22 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
         measured_s=float(row["measured_s"]),
         memory_bytes=float(memory) * 2**30 if memory else None,
         note=row.get("note", ""),
+    )
+
+
+def _model_of_row(row: Mapping[str, str], numbers: Mapping[str, int | None]) -> Transformer:
+    return Transformer(
+        **{name: numbers[name] or 0 for name in _MODEL_NUMBERS},
+        gated=row["gated"] == "1",
+        tied=row["tied"] == "1",
+    )
+
+
+def _layout_of_row(row: Mapping[str, str], numbers: Mapping[str, int | None]) -> Layout:
+    axes: dict[str, Any] = {name: numbers[name] or 1 for name in _AXES}
+    return Layout(
+        **axes,
+        vpp=1 if numbers["pp"] == 1 else numbers["vpp"],
+        sequence_parallel=row["sequence_parallel"] == "1",
+        zero=numbers["zero"] or 0,
     )

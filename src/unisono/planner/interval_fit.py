@@ -17,7 +17,7 @@ from unisono.planner.validation import predict_run
 _COVERED = 0.82
 """Share of runs to cover, a mean over families: a little over 80 %."""
 _LARGEST = 0.5
-"""Errors count at most as this; a few runs are far off for reasons outside the model."""
+"""Limit of an error in the fit: a few runs have large errors for reasons outside the model."""
 
 _Floats = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class StageKind(NamedTuple):
-    """What determines the load of a stage: its layers, how many are dense, if it is the last."""
+    """Determines the load of a stage: its layers, its dense layers, True for the last stage."""
 
     layers: int
     dense: int

@@ -20,7 +20,7 @@ _RESIDUAL, _RESIDUAL_WITH_DROPOUT = 12, 14
 
 
 class Shape(NamedTuple):
-    """What determines the times of a layer on one device."""
+    """Sizes that determine the times of a layer on one device."""
 
     tokens: float
     """Tokens of a microbatch on one device, before division by tensor parallelism."""

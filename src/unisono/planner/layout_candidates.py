@@ -1,4 +1,4 @@
-"""The result of a search: candidates, fastest first, and what became of the other layouts."""
+"""The result of a search: candidates, fastest first, and counts of the other layouts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Candidate:
     job: Workload
     prediction: Prediction
     next_lost: str
-    """Why the next candidate is slower: the kinds of time in which it loses."""
+    """Reason why the next candidate is slower: the kinds of time in which it loses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchCounts:
-    """What became of the combinations of a search."""
+    """Numbers of combinations in a search, by result."""
 
     considered: int
     """Combinations of layout, micro batch and recomputation that can train the model."""
     too_large: int
-    """Combinations that were due and do not fit in memory."""
+    """Combinations that the search reached but that do not fit in memory."""
     bounded: int
     """Combinations whose lower bound is over the time of the last candidate kept."""
     predicted: int

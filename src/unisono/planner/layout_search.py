@@ -1,4 +1,4 @@
-"""The search for the fastest layouts, exact: what it skips cannot be among the best."""
+"""The exact search for the fastest layouts: no layout that it skips can be among the best."""
 
 from __future__ import annotations
 
@@ -74,10 +74,7 @@ def search(
     constants = constants or default_constants()
     parts = list(_parts(model, cluster))
     one = partial(_search_part, model, cluster, job, constants, keep, tuple(schedules))
-    if executor is None:
-        found = [one(parts)]
-    else:
-        found = list(executor.map(one, [[part] for part in parts]))
+    found = [one(parts)] if executor is None else list(executor.map(one, [[p] for p in parts]))
     best = sorted((each for part in found for each in part.best), key=lambda each: each[0])[:keep]
     run = RunModel(model, cluster, job, constants)
     if not best:
@@ -190,14 +187,14 @@ def _open_options(run: RunModel, layout: Layout, micro_batches: Sequence[int]) -
 
 
 def _zero_stages(pp: int, shards: int) -> tuple[int, ...]:
-    """ZeRO-2 and 3 exchange weights or gradients for each microbatch, so pipelines stop at 1."""
+    """Returns the stages to try. Pipelines stop at 1, as 2 and 3 exchange in each microbatch."""
     if shards == 1:
         return (0,)
     return (0, 1, 2, 3) if pp == 1 else (0, 1)
 
 
 def _context_sizes(seq: int, replicas: int, tp: int) -> list[int]:
-    """Context-parallel sizes: powers of two that leave each device at least 1,024 positions."""
+    """Returns the powers of two that leave each device at least 1,024 positions."""
     sizes, size = [], 1
     while replicas % size == 0 and (size == 1 or seq // size >= 1024) and seq % size == 0:
         sizes.append(size)
@@ -225,7 +222,7 @@ def _candidates(
 def _difference(
     step_s: float, kinds: dict[str, float], next_s: float, next_kinds: dict[str, float]
 ) -> str:
-    """Returns where the next candidate loses, largest first.
+    """Returns the kinds of time that differ most in the next candidate, largest difference first.
 
     >>> _difference(1.0, {"bubble": 0.1, "matmul": 0.9}, 1.5, {"bubble": 0.8, "matmul": 0.7})
     '+0.5 s: bubble +0.7 s, matmul -0.2 s'

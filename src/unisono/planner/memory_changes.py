@@ -79,7 +79,7 @@ def _prediction(
 
 
 _Change = tuple[str, str, dict[str, object]]
-"""What changes, its text, and the new values of the layout and the workload."""
+"""The kind of change, its text, and the new values of the layout and the workload."""
 
 
 def _applied(now: Prediction, chosen: tuple[_Change, ...]) -> tuple[Layout, Workload]:

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data, and their execution: who works when, and what stays in memory.
+"""Pipeline schedules as data, and their execution: the times of tasks, the chunks in memory.
 
 The planner's step times use closed forms of the bubble. This file runs the schedules themselves;
 the tests compare both.
@@ -6,6 +6,7 @@ the tests compare both.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -124,30 +125,26 @@ def run_schedule(
     (33.0, 9.0, (4, 3, 2, 1))
     """
     stages = len(forward_s)
+    times = list(zip(forward_s, backward_s, strict=True))
+    durations = [_durations(f, b, weight_share, chunks) for f, b in times]
     orders = stage_tasks(schedule, stages=stages, microbatches=microbatches, chunks=chunks)
-    durations = [
-        _durations(f, b, weight_share, chunks) for f, b in zip(forward_s, backward_s, strict=True)
-    ]
     ends: dict[tuple[int, PipelineTask], float] = {}
-    clock, position = [0.0] * stages, [0] * stages
-    remaining = sum(map(len, orders))
-    while remaining:
-        before = remaining
-        for stage, order in enumerate(orders):
-            while position[stage] < len(order):
-                task = order[position[stage]]
-                ready_s = _ready_s(task, stage, stages, chunks, ends, send_s)
+    clock = [0.0] * stages
+    waiting = [deque(order) for order in orders]
+    while any(waiting):
+        before = len(ends)
+        for stage, tasks in enumerate(waiting):
+            while tasks:
+                ready_s = _ready_s(tasks[0], stage, stages, chunks, ends, send_s)
                 if ready_s is None:
                     break
+                task = tasks.popleft()
                 clock[stage] = max(clock[stage], ready_s) + durations[stage][task.kind]
                 ends[stage, task] = clock[stage]
-                position[stage] += 1
-                remaining -= 1
-        if remaining == before:
+        if len(ends) == before:
             raise ValueError(f"the schedule {schedule} waits for itself")
-    busy = tuple(microbatches * (f + b) for f, b in zip(forward_s, backward_s, strict=True))
-    kept = tuple(map(_most_kept, orders))
-    return PipelineRun(makespan_s=max(clock), busy_s=busy, kept=kept)
+    busy = tuple(microbatches * (f + b) for f, b in times)
+    return PipelineRun(makespan_s=max(clock), busy_s=busy, kept=tuple(map(_most_kept, orders)))
 
 
 def _durations(

@@ -24,7 +24,7 @@ QUANTILE_90 = 1.2816
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a step of a layout takes, and what fills the memory."""
+    """Time of a step with a layout, and the memory that it needs."""
 
     layout: Layout
     """The layout with every choice made."""
@@ -157,7 +157,7 @@ def deviation_shares(
     kinds: Mapping[str, float],
     step_s: float,
 ) -> dict[str, float]:
-    """Returns how much of each cause of errors is in a prediction.
+    """Returns the share of each cause of errors in a prediction.
 
     Causes: all predictions, waiting for the host, experts, choices that are not stated, and devices
     that no constant was fitted to.

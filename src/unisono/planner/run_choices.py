@@ -55,7 +55,7 @@ class RunModel:
                 step_s = sum(kinds.values())
                 if best is None or step_s < best_s:
                     best, best_s = (full, micro_batch, recompute, kinds), step_s
-                break  # recomputing more is slower
+                break  # the next recomputations are slower
         if best is None:
             if smallest is None:
                 raise ValueError(

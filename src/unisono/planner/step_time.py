@@ -65,7 +65,7 @@ class StepModel:
         self._outputs: dict[tuple[int, float], float] = {}
 
     def shape(self, layout: Layout, micro_batch: int, *, experts: bool) -> Shape:
-        """Returns what determines the times of a layer."""
+        """Returns the sizes that determine the times of a layer."""
         return Shape(
             micro_batch * self.workload.seq / layout.cp,
             micro_batch,
@@ -239,11 +239,12 @@ class StepModel:
         if layout.pp == 1:
             return 0.0
         values = micro_batch * self.workload.seq / layout.cp * self.model.hidden
-        nbytes = 2 * values / layout.tp  # Megatron-LM sends parts and gathers them in the domain
+        # Megatron-LM sends 1 / tp of each message between stages, and gathers it in the domain.
+        nbytes = 2 * values / layout.tp
         stride = layout.tp * layout.cp * layout.dp
         one_s = self.exchanges.send_s(nbytes, stride)
         if layout.chunks > 1 and not self._eager(layout):
-            return 0.0  # interleaved schedules send beside compute
+            return 0.0  # interleaved schedules send during computation
         return 2 * layout.chunks * one_s
 
     def _gradients_s(self, layout: Layout, stages: tuple[int, ...], window_s: float) -> float:

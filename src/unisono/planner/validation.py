@@ -37,7 +37,7 @@ class ErrorRow:
     tau: float | None
     """Kendall's rank correlation in groups of runs that differ in layout only, held out."""
     regret: float | None
-    """Time of the layout predicted fastest over the fastest measured, less 1, held out."""
+    """Measured time of the predicted best layout over the best measured time, minus 1, held out."""
 
 
 @dataclass(frozen=True, kw_only=True)

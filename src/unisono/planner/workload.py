@@ -1,4 +1,4 @@
-"""A workload: what one training step computes, and how."""
+"""A workload: the sequences, precision and recomputation of one training step."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def _replay(
         dst, number = moves.dst[where], numbers[where]
         source = held[moves.src[where]]
         own[where] = held[dst]
-        held[dst[::-1]] = number[::-1]  # of several moves into one place, the first stays
+        held[dst[::-1]] = number[::-1]  # if several moves write one place, the first one remains
         made[where] = held[dst]
         read[where] = source
         chunk[number] = chunk[source]

@@ -80,7 +80,7 @@ class _Chunks:
         if moved.min() < 0:
             self._refuse(src[np.argmin(moved)], number, "is read while empty")
         index = np.arange(len(dst))
-        writer[dst] = index  # of several writers, the last stays
+        writer[dst] = index  # if several moves write one place, the last one remains
         self._check_local(number, src[moves.local[where]], dst)
         repeated = np.flatnonzero(writer[dst] != index)
         if len(repeated):

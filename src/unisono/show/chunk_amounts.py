@@ -19,7 +19,7 @@ class Scale:
 
     @classmethod
     def of(cls, collective: Collective, nbytes: int | None = None) -> Scale:
-        """Returns the scale of a collective, with the size `nbytes` of its message if known."""
+        """Returns a collective's scale; `nbytes` is the size of the larger buffer, if known."""
         pieces = max(
             max(collective.input_pieces(rank), collective.output_pieces(rank))
             for rank in range(collective.ranks)

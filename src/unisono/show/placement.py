@@ -13,7 +13,7 @@ Link = tuple[int, int]
 
 
 class Arrangement(StrEnum):
-    """How to place the ranks. `auto` is a grid if the links form one, else a circle."""
+    """Positions of the ranks. `auto` is a grid if the links form one, else a circle."""
 
     AUTO = "auto"
     CIRCLE = "circle"

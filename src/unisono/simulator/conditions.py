@@ -11,7 +11,7 @@ from unisono.simulator.link_model import LinkModel
 
 
 class Order(IntEnum):
-    """When a rank may send a message whose values it has."""
+    """Order in which a rank sends the messages whose values it has."""
 
     NONE = 0
     """At once."""
@@ -19,7 +19,7 @@ class Order(IntEnum):
     """In each channel in the order of the schedule: a message starts when the previous one has
     left."""
     ROUNDS = 2
-    """When everything that the rank sends and receives in earlier rounds has arrived."""
+    """After everything that the rank sends and receives in earlier rounds has arrived."""
     STREAMS = 3
     """Between each two ranks in the order of rounds, as on one connection: a message starts when
     the previous one has left. A job adds its `first_round` to its rounds."""

@@ -40,7 +40,7 @@ class ClockReading:
 
 
 class ClockCommunicator(Protocol):
-    """What a comparison needs of a communicator."""
+    """The parts of a communicator that a comparison of clocks needs."""
 
     @property
     def rank(self) -> int:
@@ -131,7 +131,7 @@ def _ask(comm: ClockCommunicator, now_ns: Callable[[], int]) -> ClockReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockAlignment:
-    """How to translate a rank's times to the common clock. `measured`: by round trips, or known to
+    """Translation of a rank's times to the common clock. `measured`: by round trips, or known to
     be the same clock; else by the computers' calendar clocks, whose error nobody knows.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class EventKind(IntEnum):
-    """What happened. `name`, `number` and `value` are fields of the event."""
+    """Kind of an event. `name`, `number` and `value` are fields of the event."""
 
     SUBMITTED = 1
     """The program submitted the tensor `name`, of `value` bytes."""

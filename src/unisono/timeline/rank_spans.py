@@ -38,9 +38,9 @@ class CollectiveSpan:
     launched_ns: int
     tensors: list[str] = field(default_factory=list)
     moved: Interval | None = None
-    """When the collective itself ran."""
+    """Time in which the collective itself ran."""
     done_ns: int | None = None
-    """When the program heard of its end."""
+    """Time at which the program heard of its end."""
     ran: bool = True
     """False: a rank was not ready, and no data moved."""
     nbytes: int = 0

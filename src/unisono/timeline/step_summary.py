@@ -1,4 +1,4 @@
-"""What each step of a training spent its time on, by rank; and the rank that others waited for."""
+"""Splits each rank's time in a step by cause, and names the rank that the others waited for."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _shortened(name: str) -> bytes:
 
 
 class FileContents:
-    """What a timeline's file contains. Raises `ValueError` for bytes that are no such file."""
+    """Contents of a timeline's file. Raises `ValueError` for bytes that are not such a file."""
 
     def __init__(self, content: bytes) -> None:
         if len(content) < NAMES_AT or content[: len(MAGIC)] != MAGIC:

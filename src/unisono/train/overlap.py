@@ -44,7 +44,7 @@ class Example:
     compute_s: float
     exchange_s: float
     latency_share: float = 0.5
-    """The part of `exchange_s` that a message takes whatever its size."""
+    """The part of `exchange_s` that does not depend on the size of the message."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "per_layer"):
@@ -94,7 +94,7 @@ class Case:
 
     name: str
     overlaps: bool
-    """Whether a gradient is submitted as soon as it is computed, or all are at the end."""
+    """True: a gradient is submitted as soon as it is computed. False: all are at the end."""
     ends: tuple[int, ...]
     """The buckets: the index after the last gradient of each."""
 
@@ -111,7 +111,7 @@ class Step:
     seconds: float
     computed_s: tuple[float, ...]
     link: tuple[LinkUse, ...]
-    """What the link carried, from the step's begin."""
+    """Transfers of the link since the step's begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ def overlap_table(result: OverlapResult) -> Table:
 
 
 def hidden_line(result: OverlapResult) -> str:
-    """Returns what overlap hid of what it can hide, as text."""
+    """Returns the hidden fraction of the time that overlap can hide, as text."""
     return (
         f"Overlap hid {1e3 * result.hidden_s:.1f} ms of the {1e3 * result.hideable_s:.1f} ms "
         f"that can be hidden: {result.hidden_s / result.hideable_s:.1%}."

@@ -33,7 +33,7 @@ class Replica(Protocol):
         """The module to call in training."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside average nothing."""
+        """Returns a `with` block in which backward passes average nothing."""
 
     def exchange(self, buckets: Sequence[torch.Tensor]) -> None:
         """Sums the tensors over all ranks, in place, all at once."""

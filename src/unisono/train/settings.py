@@ -9,8 +9,8 @@ from typing import Literal
 TaskName = Literal["digits", "text"]
 
 CONTROLLER = "controller"
-"""Name beside those of backends: `unisono.parallel.data_parallel` on a `unisono` group. The other
-names are backends under torch's DistributedDataParallel."""
+"""Name of `unisono.parallel.data_parallel` on a `unisono` group. The other names are backends, used
+by torch's DistributedDataParallel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ import time
 from unisono.transport.sockets import read_info
 
 CHECK_INTERVAL_S = 0.1
-_PAUSE_S = 1.0  # after this time without a check, unacknowledged data may just have been sent
+_PAUSE_S = 1.0
+"""After this time without a check, unacknowledged data may be too new to count as silence."""
 
 _UNACKED, _RECEIVED_MS = 24, 56  # their offsets in struct tcp_info
 

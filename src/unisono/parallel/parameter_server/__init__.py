@@ -1,4 +1,4 @@
-"""The parameter server: servers have the parameters and the optimizer, workers push gradients.
+"""The parameter server: servers hold the parameters and the optimizer, workers push gradients.
 
 `ParameterServer` is the public class. Two files are pure: `byte_ranges.py` cuts the parameters into
 shards and ranges, and `range_state.py` decides when a range's gradients are applied and read.

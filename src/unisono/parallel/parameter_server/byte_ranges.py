@@ -82,7 +82,7 @@ class ByteLayout:
         self.starts = tuple(starts)
         """The first byte of each tensor, in the given order of tensors."""
         self.nbytes = end
-        # Tensors without elements have no place of their own, which a search could find.
+        # A search must not find a tensor without elements, which begins where another one begins.
         self._order = [index for index in self._order if tensors[index].count]
         self._sorted_starts = [starts[index] for index in self._order]
 

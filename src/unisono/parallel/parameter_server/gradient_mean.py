@@ -11,8 +11,8 @@ def mean_in_order(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns (((g0 + g1) + g2) + ...) / n. May overwrite the first gradient.
 
     16- and 8-bit floats are added in float32 and rounded once. The result has the type of the
-    gradients. A NaN becomes the quiet NaN without sign and payload. One gradient is returned as it
-    is.
+    gradients. A NaN becomes the quiet NaN without sign and payload. A single gradient is returned
+    unchanged.
 
     >>> mean_in_order([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])]).tolist()
     [2.0, 3.5]
@@ -22,10 +22,10 @@ def mean_in_order(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         return first
     total = first.float() if first.is_floating_point() and first.itemsize < 4 else first
     for gradient in gradients[1:]:
-        # Explicit, since torch adds 8-bit floats to nothing.
+        # Converted first, because torch cannot add 8-bit floats to other types.
         total.add_(gradient.to(total.dtype))
     parts = torch.view_as_real(total) if total.is_complex() else total
     parts.div_(len(gradients))
-    if parts.sum().isnan():  # also for infinities of both signs
+    if parts.sum().isnan():  # the sum of infinities of both signs is a NaN too
         parts.masked_fill_(parts.isnan(), torch.nan)
     return total.to(first.dtype)

@@ -1,4 +1,4 @@
-"""What the ranks tell each other when a group forms, and the record of what a loss cost."""
+"""Messages of the ranks when a group forms, and the updates that a lost rank cost."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class MemberStanding:
     number: int
     """Its rank in the group that the parameter server began with."""
     step: int
-    """How many steps it has completed as a worker."""
+    """Number of steps that it has completed as a worker."""
     finished: bool
     has_state: bool
-    """Whether it comes from a parameter server that has trained."""
+    """True if it comes from a parameter server that has trained."""
     shards: tuple[int, ...]
     """The shards whose state it holds."""
     snapshots: tuple[int, ...]
     """For each shard, the steps of the newest snapshot that it can read; -1 without one."""
     run: str
-    """Names the run in the names of snapshots."""
+    """Identifies the run in the names of snapshots."""
     settings: Mapping[str, object]
-    """What must be equal on all ranks."""
+    """Settings that must be equal on all ranks."""
 
 
 def exchange_standings(comm: Communicator, mine: MemberStanding) -> list[MemberStanding]:
@@ -62,7 +62,7 @@ def require_equal_settings(standings: Sequence[MemberStanding]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostUpdates:
-    """A shard whose server was lost, and the updates that its last snapshot did not have."""
+    """A shard whose server was lost, and the updates that its last snapshot lacked."""
 
     shard: int
     place: str
@@ -70,10 +70,10 @@ class LostUpdates:
     lost_server: int
     new_server: int
     snapshot_step: int
-    """The steps that the snapshot had."""
+    """Number of steps in the snapshot."""
     until_step: int
-    """The most steps that a worker had completed. Updates of steps from `snapshot_step` up to this,
-    without it, are lost.
+    """Largest number of steps that a worker had completed. Updates of the steps `snapshot_step` to
+    `until_step` - 1 are lost.
     """
 
     def __str__(self) -> str:

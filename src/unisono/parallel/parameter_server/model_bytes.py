@@ -31,7 +31,7 @@ class ModelBytes:
         self.rest = [
             each for each in (*model.parameters(), *model.buffers()) if id(each) not in served
         ]
-        """What is not served: frozen parameters, and buffers such as running means."""
+        """Tensors without a server: frozen parameters, and buffers such as running means."""
         self.layout = ByteLayout(
             [
                 TensorSpec(

@@ -1,4 +1,4 @@
-"""Training with a parameter server: servers have the parameters and the optimizer."""
+"""Training with a parameter server, which holds the parameters and the optimizer."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ _LEAST_RANGE_BYTES, _MOST_RANGE_BYTES = 1 << 16, 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServerStats:
-    """What this rank has done so far. Bytes are of gradients and parameters, to other ranks."""
+    """Counts of this rank so far. Bytes are gradients and parameters to and from other ranks."""
 
     steps: int
     """Steps that this rank has completed as a worker."""
     sent_bytes: int
     received_bytes: int
     pushes: int
-    """Gradients of ranges that the server of this rank received, with the repeated ones."""
+    """Gradients of ranges that the server of this rank received, including repeated ones."""
     repeats: int
-    """Pushes that were known already, and changed nothing."""
+    """Repeated pushes, which changed nothing."""
     updates: int
     """Steps of an optimizer on a range."""
     mean_delay: float
-    """Updates of other workers between the read of the parameters and the update with the gradient
-    computed from them, on average: 0 if synchronous.
+    """Mean number of other workers' updates between a worker's read and its own update; 0 if
+    synchronous.
     """
     most_missed: int
-    """Most gradients of its own step or earlier that a worker has missed in a read."""
+    """Largest number of gradients of the same step or earlier that a read lacked."""
     most_early: int
-    """Most gradients of later steps that a read has had."""
+    """Largest number of gradients of later steps that a read contained."""
     lost_ranks: tuple[int, ...]
     lost_updates: tuple[LostUpdates, ...]
-    """Shards whose server was lost, and the steps that their snapshots did not have."""
+    """Shards whose server was lost, and the steps that their snapshots lacked."""
 
 
 class ParameterServer:
-    """Servers that have the parameters and the optimizer; workers push gradients and pull values.
+    """Servers that hold the parameters and the optimizer; workers push gradients and pull values.
 
-    Each of the S servers has an equal share of the parameters' bytes. A worker's `step` pushes its
-    gradients to all servers, which take a step of the optimizer, and receives the new parameters
+    Each of the S servers holds an equal share of the parameters' bytes. A worker's `step` pushes
+    its gradients to all servers, which take a step of the optimizer. It receives the new parameters
     (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014). One
     server on a worker's rank is the scheme in which a first GPU gathers all gradients and sends the
     parameters back.
@@ -68,7 +68,8 @@ class ParameterServer:
     added in rank order: the bits of `all_reduce(op="avg")` of a communicator with
     `reproducible=True`. The mean divides by the number of gradients that it sums, so a worker that
     was lost or has finished no longer counts. **Asynchronous** training applies each gradient when
-    it comes, undivided. With `staleness=s` a worker waits when it is s steps ahead of the slowest.
+    it arrives, undivided. With `staleness=s`, a worker that is more than s steps ahead of the
+    slowest worker waits.
 
     **Optimizer.** Each range of `range_bytes` has an optimizer of its own, so it must compute each
     element by itself, as SGD, Adam and AdamW do. Norms over all parameters are not possible on the
@@ -76,6 +77,19 @@ class ParameterServer:
 
     **Loss of a rank.** The others go on. A lost server's shard comes from its last snapshot; see
     `ParameterServerStats.lost_updates`, and the log `unisono.parallel`.
+
+    **Arguments.** `model`: the same on all ranks, also on dedicated servers. It starts with the
+    values of rank 0. `optimizer`: makes an optimizer for a list of (name, piece of a parameter).
+    `comm`: as in `data_parallel`; the parameter server makes a communicator of its own from it.
+    `servers`: the number of servers, or their ranks. `dedicated`: the servers do not work. Without
+    it they serve in a second thread, which shares the interpreter with the worker. `range_bytes`:
+    the size of a message; None: a 64th of a shard, from 64 KiB to 1 MiB. `staleness`: 0 is
+    synchronous, None sets no bound. `snapshot_every`: steps between two snapshots of a shard; 0
+    makes none. `snapshot_folder`: all servers must be able to read it.
+
+    `previous`: a parameter server over other ranks that has ended, on each rank that has one.
+    Parameters, optimizers and the number of steps come from there. So ranks can be replaced: the
+    new rank gives None. Its number of servers must be the same.
 
     >>> import torch, unisono
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -89,6 +103,8 @@ class ParameterServer:
     >>> model.weight.tolist()
     [[0.5, 0.0]]
     """
+
+    _group: ServerGroup
 
     def __init__(
         self,
@@ -104,41 +120,23 @@ class ParameterServer:
         snapshot_folder: Path | str | None = None,
         previous: ParameterServer | None = None,
     ) -> None:
-        """Collective over all ranks, which give equal arguments.
-
-        `model`: the same on all ranks, also on dedicated servers. It starts with the values of rank
-        0. `optimizer`: makes an optimizer for a list of (name, piece of a parameter). `comm`: as in
-        `data_parallel`; the parameter server makes a communicator of its own from it. `servers`:
-        how many ranks serve, or which. `dedicated`: the servers do not work. Without it they serve
-        in a second thread, which shares the interpreter with the worker. `range_bytes`: the size of
-        a message; None: a 64th of a shard, from 64 KiB to 1 MiB. `staleness`: 0 is
-        synchronous, None sets no bound. `snapshot_every`: steps between two snapshots of a shard; 0
-        makes none. `snapshot_folder`: all servers must be able to read it.
-
-        `previous`: a parameter server over other ranks that has ended, on each rank that has one.
-        Parameters, optimizers and the number of steps come from there. So ranks can be replaced:
-        the new rank gives None. Its number of servers must be the same.
+        """Forms the group; collective over all ranks, which give equal arguments (see the class).
 
         Raises `ValueError` for wrong arguments, or arguments that differ between ranks.
         """
-        self._group: ServerGroup
         _require_arguments(staleness, range_bytes, snapshot_every, snapshot_folder)
         self._model = ModelBytes(model)
         self._own_comm: Communicator | None = None
         found = comm or default_communicator()
         if found is None:
             found = self._own_comm = init()
-        owners = choose_servers(found.size, servers, dedicated=dedicated)
+        plan = _make_plan(self._model, found.size, servers, dedicated=dedicated)
         self._settings = ServerSettings(
             staleness=staleness,
-            range_bytes=range_bytes or _range_bytes(self._model.layout.nbytes // len(owners)),
+            range_bytes=range_bytes or _range_bytes(self._model.layout.nbytes // len(plan.owners)),
             snapshot_every=snapshot_every,
             snapshot_folder=None if snapshot_folder is None else Path(snapshot_folder),
             timeout_s=found.timeout_s,
-        )
-        workers = tuple(rank for rank in range(found.size) if not dedicated or rank not in owners)
-        plan = ServerPlan(
-            workers=workers, owners=owners, shards=cut_shards(self._model, len(owners))
         )
         self._closed = False
         own = found.split(0, found.rank)
@@ -216,9 +214,9 @@ class ParameterServer:
     def step(self) -> None:
         """Pushes the gradients of the model and waits, as `staleness` says, for new parameters.
 
-        The gradients stay as they are. A parameter without a gradient counts as zeros, but one that
-        no worker has a gradient for keeps its value and its optimizer state. If a rank is lost, the
-        step is repeated with those that are left. That waits for every other rank to call `step`.
+        The gradients do not change. If a worker has no gradient for a parameter, zeros count. If no
+        worker has one, the parameter keeps its value and its optimizer state. If a rank is lost,
+        the remaining ranks repeat the step, as soon as each of them has called `step`.
 
         Raises `CollectiveTimeoutError`, with the workers that are late, after the communicator's
         timeout; `PeerLostError` if a server without a snapshot was lost; `AbortedError` if another
@@ -240,7 +238,7 @@ class ParameterServer:
         self._model.clear_gradients()
 
     def serve(self) -> None:
-        """Serves on a dedicated server's rank, until all workers have finished. Goes on after the
+        """Serves on a dedicated server's rank, until all workers have finished. Continues after the
         loss of a rank, as `step` does.
 
         Raises `ValueError` on a worker's rank, whose server runs already.
@@ -347,6 +345,14 @@ def _require_arguments(
             "snapshot_every and snapshot_folder: expected both or none, found "
             f"{snapshot_every} and {folder}"
         )
+
+
+def _make_plan(
+    model: ModelBytes, ranks: int, servers: int | Sequence[int], *, dedicated: bool
+) -> ServerPlan:
+    owners = choose_servers(ranks, servers, dedicated=dedicated)
+    workers = tuple(rank for rank in range(ranks) if not dedicated or rank not in owners)
+    return ServerPlan(workers=workers, owners=owners, shards=cut_shards(model, len(owners)))
 
 
 def _range_bytes(shard_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""The state machine of one range on its server: which pushes have come, and what follows.
+"""The state machine of one range on its server: the pushes so far, and the actions that follow.
 
 It is pure: gradients are opaque, and what is to be done is returned as a list of actions. The
 bounded mode is stale synchronous parallel (Ho et al., "More Effective Distributed ML via a Stale
@@ -70,7 +70,7 @@ class RangeState(Generic[T]):
         """`steps`: the next step of each worker."""
         self.staleness = staleness
         self.updates = 0
-        """How many updates were applied: steps if synchronous, else gradients."""
+        """Number of updates applied: steps if synchronous, else gradients."""
         self._pushed = dict(steps)
         self._applied = dict(steps)
         self._pending: dict[int, dict[int, T]] = {}
@@ -85,16 +85,16 @@ class RangeState(Generic[T]):
 
     @property
     def steps(self) -> dict[int, int]:
-        """How many steps of each worker are applied."""
+        """Number of applied steps of each worker."""
         return dict(self._applied)
 
     @property
     def least_applied(self) -> int:
-        """How many steps of every worker that trains are applied; at the end, of the last ones."""
+        """Applied steps of the slowest worker that trains; at the end, of the last ones."""
         return self._least_applied
 
     def missing(self) -> tuple[int, ...]:
-        """Returns the workers for which replies wait."""
+        """Returns the slowest workers if a reply waits for them, else no workers."""
         if not self._waiting:
             return ()
         least = min(self._pushed.values())
@@ -117,7 +117,7 @@ class RangeState(Generic[T]):
         return step < self._pushed[worker]
 
     def push(self, worker: int, step: int, gradient: T) -> list[Action[T]]:
-        """Takes a gradient. Returns what is to be done. Raises as `is_repeat` does."""
+        """Takes a gradient and returns the actions that follow. Raises as `is_repeat` does."""
         if not self.is_repeat(worker, step):
             self._pushed[worker] = step + 1
             self._pending.setdefault(step, {})[worker] = gradient
@@ -125,8 +125,8 @@ class RangeState(Generic[T]):
         return self._proceed()
 
     def remove(self, worker: int) -> list[Action[T]]:
-        """Goes on without a worker that has finished or was lost. Its pending gradients are
-        dropped.
+        """Continues without a worker that has finished or was lost, and drops its pending
+        gradients.
         """
         self._pushed.pop(worker, None)
         self._applied.pop(worker, None)
@@ -136,9 +136,9 @@ class RangeState(Generic[T]):
         return self._proceed()
 
     def restart(self, workers: Iterable[int]) -> list[Action[T]]:
-        """Goes on with these workers after a failure of the links: no reply has arrived for sure.
+        """Continues with these workers after a failure that may have lost any reply.
 
-        Every worker repeats its last push unless it has had the reply.
+        Every worker that did not receive the reply repeats its last push.
         """
         self._waiting.clear()
         actions: list[Action[T]] = []

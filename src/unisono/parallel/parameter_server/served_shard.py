@@ -131,7 +131,7 @@ class ServedShard:
 
     @property
     def steps(self) -> int:
-        """How many steps of all workers every range has applied."""
+        """Number of steps of all workers that every range has applied."""
         return min(each.state.least_applied for each in self.ranges.values())
 
     def save(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class ServedShard:
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Takes what `save` returned of the same shard. Raises `ValueError` for another shard."""
+        """Restores the state that `save` returned. Raises `ValueError` for another shard."""
         found = (saved["start"], saved["values"].numel(), len(saved["optimizers"]))
         expected = (self.start, self.values.numel(), len(self.ranges))
         if found != expected:

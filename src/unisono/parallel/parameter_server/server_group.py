@@ -33,12 +33,12 @@ from unisono.parallel.parameter_server.shard_snapshots import (
 from unisono.parallel.parameter_server.worker_exchange import WorkerExchange
 
 _log = logging.getLogger("unisono.parallel")
-_IDLE_S = 1e9  # a server waits without end for the next push; its own clock finds late workers
+_IDLE_S = 1e9  # no timeout for the next push: the server's loop itself detects late workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What the ranks of a parameter server agree on."""
+    """Settings that all ranks of a parameter server agree on."""
 
     staleness: int | None
     range_bytes: int
@@ -73,7 +73,7 @@ class ServerGroup:
         self.run = run
         self.shards: dict[int, ServedShard] = {}
         self.counts = ServerCounts()
-        self.worker_bytes = ByteCounts()  # apart, since the server's thread counts too
+        self.worker_bytes = ByteCounts()  # separate from the counts of the server's thread
         self.lost_ranks: list[int] = []
         self.lost_updates: list[LostUpdates] = []
         self.exchange: WorkerExchange
@@ -202,7 +202,7 @@ class ServerGroup:
     # ---- after a loss
 
     def going_on(self, act: Callable[[], None], *, in_thread: bool) -> None:
-        """Calls `act`, again after each loss of a rank, until it succeeds."""
+        """Calls `act`; after each loss of a rank, forms a new group and calls `act` again."""
         while True:
             try:
                 act()

@@ -45,7 +45,7 @@ class ByteCounts:
 
 @dataclass(slots=True)
 class ServerCounts:
-    """What the server of this rank has done; see `ParameterServerStats`."""
+    """Counts of the server of this rank; see `ParameterServerStats`."""
 
     pushes: int = 0
     repeats: int = 0
@@ -58,7 +58,7 @@ class ServerCounts:
 
 @dataclass(slots=True)
 class _Answer:
-    """The replies of a shard to one push of a worker that are still to come."""
+    """The pending replies of a shard to one push of a worker."""
 
     step: int
     left: int
@@ -180,7 +180,7 @@ class ServerLoop:
     def _announce(
         self, shard: ServedShard, served: ServedRange, worker: int, push: _AnnouncedPush
     ) -> None:
-        """Takes a push, or the end of a worker, after all that came before it."""
+        """Queues a worker's push or end behind its earlier pushes."""
         announced = self._announced[served.number, worker]
         announced.append(push)
         if len(announced) == 1:
@@ -196,7 +196,7 @@ class ServerLoop:
             return
         data = shard.incoming(worker, served.within)
         repeat = served.state.is_repeat(worker, step)
-        if repeat:  # the first one may still be needed
+        if repeat:  # the range may still need the first gradient
             data = torch.empty_like(data)
         rank = self._ranks[worker]
         work = self._comm.recv(data, rank, tag_of(Kind.GRADIENT, served.number), async_op=True)
@@ -260,7 +260,7 @@ class ServerLoop:
         self._begin(self._comm.send(trailer.encode(), rank, tag, async_op=True))
 
     def _write_first_snapshot(self, shard: ServedShard) -> None:
-        """Writes what a new or moved shard begins with, so that it can be restored from now on."""
+        """Writes a snapshot of a new or moved shard, unless one of its step can be read."""
         if self._snapshots is not None and shard.steps not in self._snapshots.steps(shard.number):
             self._snapshots.write(shard.number, shard.steps, shard.save())
 

@@ -17,11 +17,11 @@ Bytes = NDArray[np.uint8]
 _KIND_BITS = 32
 _HEAD_BYTES = 16
 FINISHED = -1
-"""The step in the head of a worker that pushes no more."""
+"""The step number with which a worker announces its end."""
 
 
 class Kind(IntEnum):
-    """What a message is; its tag says also of which shard or range."""
+    """Kind of a message. Its tag also contains the shard or range."""
 
     HEAD = 1
     GRADIENT = 2
@@ -65,13 +65,13 @@ def read_head(head: Bytes) -> tuple[int, Bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trailer:
-    """What a server says of the values that it has sent for a step of one worker and shard."""
+    """Facts about the values that a server has sent for a step of one worker and shard."""
 
     step: int
     missed: int
-    """Most gradients of the step or earlier that a range missed."""
+    """Largest number of gradients of the same step or earlier that a range lacked."""
     early: int
-    """Most gradients of later steps that a range had already."""
+    """Largest number of gradients of later steps that a range contained."""
     updates: int
     """Updates of the shard's first range so far."""
 

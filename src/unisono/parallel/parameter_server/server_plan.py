@@ -1,4 +1,4 @@
-"""The plan of a parameter server: who works, who serves which shard, and the bytes that follow."""
+"""The plan of a parameter server: its workers, the server of each shard, the bytes of a step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ServerPlan:
         return tuple(shard for shard, owner in enumerate(self.owners) if owner == rank)
 
     def traffic(self, rank: int) -> RankTraffic:
-        """Returns what a rank sends and receives in a step of all workers.
+        """Returns the bytes that a rank sends and receives in a step of all workers.
 
         With N workers, S servers and B bytes: B each way for a worker beside dedicated servers, and
         N B / S for a server. If S of the N workers serve, (N + S - 2) B / S for these, and B for

@@ -1,4 +1,4 @@
-"""Snapshots of shards: files from which another rank can go on after the loss of a server."""
+"""Snapshots of shards: files from which another rank continues after the loss of a server."""
 
 from __future__ import annotations
 

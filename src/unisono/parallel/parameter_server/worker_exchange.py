@@ -91,7 +91,7 @@ class WorkerExchange:
         return [Trailer.decode(trailer) for trailer in self._trailers]
 
     def finish(self, timeout_s: float, *, known: bool) -> None:
-        """Waits until no worker pushes. Says first that this one does not, unless that is `known`.
+        """Announces the end of this worker, unless it is `known`, and waits for all workers' ends.
 
         Raises as `exchange` does.
         """
@@ -129,7 +129,7 @@ class WorkerExchange:
 
 @contextmanager
 def _timeouts_by_name() -> Iterator[None]:
-    """Turns the failure of a group whose server has timed out into that timeout."""
+    """Raises the timeout of a server instead of the failure of its group."""
     try:
         yield
     except AbortedError as error:

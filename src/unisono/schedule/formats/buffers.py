@@ -1,4 +1,4 @@
-"""The buffers of an exchanged program: input, output and scratch of each GPU.
+"""The buffers of an MSCCL or MSCCL++ program: input, output and scratch of each GPU.
 
 Both formats number the chunks of three buffers on each GPU. `Buffers` maps each input cell to the
 chunk that the cell holds before the program, and each output cell to the chunk that it must hold

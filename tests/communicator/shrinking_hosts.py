@@ -1,0 +1,55 @@
+"""Ranks of one machine that believe to be on several hosts, for tests of recovery."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks import Me, Processes
+from unisono import Communicator, PeerLostError
+
+RANKS = 4
+
+
+def slow(*values: object) -> Any:
+    """Marks the same test with another layout as slow."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
+    """Starts ranks; `layout` is the host of each rank."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    def environment(rank: int) -> dict[str, str]:
+        return {"UNISONO_HOST_ID": f"host{layout[rank]}", "UNISONO_INTERFACE": "=lo"}
+
+    name = f"tcp://127.0.0.1:{port}"
+    return Processes(body, len(layout), name=name, environment=environment)
+
+
+def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
+    """Sends the members of the group to the test, as the ranks find them by an exchange."""
+    former = comm.all_gather(np.array([me.rank])).tolist()
+    for count in (3, 200_000):
+        total = comm.all_reduce(np.full(count, 10.0**me.rank))
+        assert (total == sum(10.0**rank for rank in former)).all()
+    me.say(event, former=former, rank=comm.rank, ranks=comm.former_ranks, hosts=comm.hosts)
+
+
+def until_lost(comm: Communicator) -> None:
+    with pytest.raises(PeerLostError):
+        while True:
+            comm.all_reduce(np.ones(1000))
+
+
+def joined(me: Me) -> Communicator:
+    comm = me.join()
+    comm.all_reduce(np.ones(10))
+    assert len(comm.hosts) > 1
+    me.say("ready")
+    return comm

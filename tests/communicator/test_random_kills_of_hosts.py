@@ -1,0 +1,74 @@
+"""Recovery over several hosts while ranks are killed at random points."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from communicator.shrinking_hosts import joined, over_hosts, says, slow
+from ranks import Me
+from unisono import AbortedError, PeerLostError
+
+# ---- kills at random points
+
+MANY = 5
+
+
+def survives(me: Me) -> None:
+    """Works, and shrinks when others die, until no rank has died for some time."""
+    comm = joined(me)
+    x, done = np.ones(3000), 0
+    while done < 300:
+        try:
+            comm.all_reduce(x, "max")
+            done += 1
+            time.sleep(0.002)
+        except PeerLostError:
+            comm, done = comm.shrink(timeout_s=30), 0
+        except AbortedError as error:
+            assert "was shrunk" not in str(error), "a living rank was left out"
+            raise
+    says(me, comm, "end")
+
+
+def survives_or_is_too_few(me: Me) -> None:
+    """Survives like `survives`, but too few ranks may be left."""
+    try:
+        survives(me)
+    except AbortedError as error:
+        assert "cannot shrink" in str(error)
+        me.say("end", former=None, rank=None)
+
+
+def kill_at_random(seed: int) -> None:
+    chance = random.Random(seed)
+    layout = chance.choice([(0, 1, 2, 3, 4), (0, 0, 1, 1, 1), (0, 1, 0, 1, 2)])
+    victims = chance.sample(range(MANY), chance.randrange(1, MANY))
+    with over_hosts(survives_or_is_too_few, layout) as ranks:
+        ranks.wait_for("ready", range(MANY))
+        for victim in victims:
+            time.sleep(chance.choice([0, 0.0005, 0.005, 0.02, 0.1, 0.4]) * chance.random())
+            ranks.signal(victim, signal.SIGKILL)
+        left = sorted(set(range(MANY)) - set(victims))
+        said = ranks.wait_for("end", left)
+        former, numbers = [entry["former"] for entry in said], [entry["rank"] for entry in said]
+        # either outcome is possible, depending on the order of the deaths
+        if 2 * len(left) <= MANY and None in former:
+            assert former == [None] * len(left), seed
+        else:
+            assert (former, numbers) == ([left] * len(left), list(range(len(left)))), seed
+
+
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
+def test_kills_at_random_points(seed: int) -> None:
+    kill_at_random(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_kills_at_random_points_fifty_times(seed: int) -> None:
+    kill_at_random(seed)
