@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,6 @@ import numpy as np
 import pytest
 
 from ranks import Threads
-from time_limits import limit_s
 from unisono import AbortedError, Communicator, MismatchError, PeerLostError
 from unisono.controller import Controller
 
@@ -269,58 +266,6 @@ def test_averages_may_count_the_ranks_that_joined(threads: World) -> None:
             return float(mean[0])
 
     assert threads(2).run(check) == [0.0, 3.0]
-
-
-@pytest.mark.parametrize("planned", [NAMES[:3], NAMES[:1]], ids=["waits", "has begun"])
-def test_a_late_rank_is_named(
-    threads: World, caplog: pytest.LogCaptureFixture, planned: list[str]
-) -> None:
-    """The bucket waits for tensors of this rank, or has begun without the late rank."""
-
-    def check(comm: Communicator) -> None:
-        with Controller(comm, stall_warning_s=0.3) as controller:
-            for step in range(6):
-                _step(controller, step, planned)
-            if comm.rank == 1:
-                assert asked.wait(20)
-            handle = controller.all_reduce(NAMES[0], np.full(1, comm.rank))
-            if comm.rank == 0:
-                with pytest.raises(TimeoutError, match="timeout"):
-                    handle.wait(0.8)
-                until_s = time.monotonic() + limit_s(5)
-                stalls: tuple[Any, ...] = ()
-                while [each.present for each in stalls] != [(0, 2)] and time.monotonic() < until_s:
-                    stalls = controller.stalls()
-                assert [(each.name, each.missing) for each in stalls] == [(NAMES[0], (1,))]
-                asked.set()
-            assert handle.wait().tolist() == [3]
-            for step in range(6):
-                _step(controller, step, planned)
-
-    asked = threading.Event()
-    with caplog.at_level(logging.WARNING, logger="unisono.controller"):
-        threads(3).run(check)
-    assert "has waited for rank 1" in caplog.text
-
-
-def test_a_rank_that_only_waits_hears_of_a_late_rank(
-    threads: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All ranks but one wait for a bucket that has begun; nobody asks for stalls."""
-
-    def check(comm: Communicator) -> None:
-        with Controller(comm, stall_warning_s=0.3) as controller:
-            for step in range(6):
-                _step(controller, step, NAMES[:1])
-            if comm.rank == 1:
-                until_s = time.monotonic() + limit_s(10)
-                while "has waited for rank 1" not in caplog.text and time.monotonic() < until_s:
-                    time.sleep(0.02)
-            assert controller.all_reduce(NAMES[0], np.full(1, comm.rank)).wait().tolist() == [3]
-
-    with caplog.at_level(logging.WARNING, logger="unisono.controller"):
-        threads(3).run(check)
-    assert f"tensor {NAMES[0]!r} has waited for rank 1" in caplog.text
 
 
 def test_a_controller_that_closes_early_fails_the_others_tensors(threads: World) -> None:

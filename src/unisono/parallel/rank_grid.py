@@ -1,4 +1,4 @@
-"""Which ranks work together on each axis of a layout, as pure numbers.
+"""The ranks that work together on each axis of a layout, as pure numbers.
 
 The axes and their order are those of torchtitan (`parallel_dims.py`): the fastest axis comes last,
 so the ranks that exchange most are neighbours.
