@@ -86,9 +86,9 @@ class ShardedOptimizer:
         self._collect()
         gradient = self._part.grad
         assert gradient is not None  # made with the part
-        dist.reduce_scatter_tensor(gradient, self._flat_gradient, group=self._group)
+        dist.reduce_scatter_single(gradient, self._flat_gradient, group=self._group)
         self.inner.step()
-        dist.all_gather_into_tensor(self._flat, self._part.detach(), group=self._group)
+        dist.all_gather_single(self._flat, self._part.detach(), group=self._group)
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero. They stay where they are."""
