@@ -14,8 +14,11 @@ from unisono.errors import UnisonoError
 class Owner(Protocol):
     """The methods that a handle needs of the loop that made it."""
 
-    def wait_for_flight(self, handle: Handle, timeout_s: float | None) -> None:
-        """Waits until the handle has a flight or has ended. Raises `TimeoutError`."""
+    def wait_for_flight(self, handle: Handle, timeout_s: float | None, is_late: bool) -> None:
+        """Waits until the handle has a flight or has ended. Raises `TimeoutError`.
+
+        `is_late`: `look_for_late_ranks` was called for this handle.
+        """
 
     def count_wait(self) -> None:
         """Notes that the program waits for a tensor."""
@@ -63,26 +66,30 @@ class Handle:
         """
         if not self._done:
             self._owner.count_wait()
+        is_late = False
         while not self._done:
             flight = self.flight
             if flight is None:
-                self._owner.wait_for_flight(self, timeout_s)
+                self._owner.wait_for_flight(self, timeout_s, is_late)
             else:
-                self._settle(flight, timeout_s)
+                is_late = self._settle(flight, timeout_s)
         if self._error is not None:
             raise self._error
         return self._result
 
-    def _settle(self, flight: Flight, timeout_s: float | None) -> None:
+    def _settle(self, flight: Flight, timeout_s: float | None) -> bool:
+        """Waits for the end of the flight. Returns True if it has looked for late ranks."""
         warn_s = self._owner.stall_warning_s
         if timeout_s is not None and timeout_s <= warn_s:
             flight.settle(timeout_s)
-            return
+            return False
         try:
             flight.settle(warn_s)
+            return False
         except TimeoutError:
             self._owner.look_for_late_ranks(self)
             flight.settle(None if timeout_s is None else timeout_s - warn_s)
+            return True
 
     @property
     def done(self) -> bool:

@@ -88,8 +88,6 @@ class Loop:
         self._entering = 0
         """Submitted tensors that the thread has not dealt with yet."""
         self._waits = 0
-        self._late: Handle | None = None
-        """The last one that has waited too long for ranks to begin its bucket."""
         self._joining = False
         self._error: Exception | None = None
         self._closing = False
@@ -170,15 +168,17 @@ class Loop:
         flight.settle(None)
         return handle._done
 
-    def wait_for_flight(self, handle: Handle, timeout_s: float | None) -> None:
+    def wait_for_flight(self, handle: Handle, timeout_s: float | None, is_late: bool) -> None:
         """Waits until the handle has a flight or has ended; warns of stalls.
+
+        `is_late`: it has waited for ranks to begin its bucket, so this warns of them at once.
 
         Raises `TimeoutError` after `timeout_s` seconds. After the communicator's timeout, the
         controller fails with `CollectiveTimeoutError`, which names the ranks that are missing.
         """
         began_s = time.monotonic()
         limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        warn_s = _ANNOUNCE_S if handle is self._late else self.stall_warning_s
+        warn_s = _ANNOUNCE_S if is_late else self.stall_warning_s
         with self._changed:
             while handle.flight is None and not handle._done:
                 self._leave_plan_for(handle)
@@ -211,7 +211,6 @@ class Loop:
             if plan is None or flight is None or flight.has_ended():
                 return
             reason = f"{handle.name!r} waits for a rank that has not begun its bucket"
-            self._late = handle
             self._post(CannotFollow(plan.epoch, reason))
 
     def _leave_plan_for(self, handle: Handle) -> None:

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -20,11 +21,17 @@ from numpy.typing import NDArray
 _WORDS = 4  # numbers that Philox makes for each value of its counter
 
 
+class Block(TypedDict, total=False):
+    """A part of a tensor: `sizes` elements from `start` on. By default the whole tensor."""
+
+    start: Sequence[int]
+    sizes: Sequence[int]
+
+
 class CounterRandom:
     """Random tensors for a seed. `site` names the place of use, for example a parameter.
 
-    The arguments `shape`, `start` and `sizes` name a block: `sizes` elements from `start` on, of a
-    tensor of the given global `shape`. By default the block is the whole tensor.
+    `shape` is that of the whole tensor. The arguments of `Block` name the part to draw.
 
     >>> random = CounterRandom(seed=7)
     >>> whole = random.normal("embedding", (6, 4))
@@ -38,19 +45,13 @@ class CounterRandom:
         self.seed = seed
 
     def uniform(
-        self,
-        site: str,
-        shape: Sequence[int],
-        *,
-        step: int = 0,
-        start: Sequence[int] | None = None,
-        sizes: Sequence[int] | None = None,
+        self, site: str, shape: Sequence[int], *, step: int = 0, **block: Unpack[Block]
     ) -> torch.Tensor:
         """Returns float64 values between 0 and 1, both excluded, of shape `sizes`.
 
         Raises `ValueError` if the block reaches beyond the shape.
         """
-        start, sizes = _block(shape, start, sizes)
+        start, sizes = _checked(shape, block)
         drawn = np.empty(math.prod(sizes))
         filled = 0
         for first, count in _runs(shape, start, sizes):
@@ -59,17 +60,10 @@ class CounterRandom:
         return torch.from_numpy(drawn).reshape(tuple(sizes))
 
     def normal(
-        self,
-        site: str,
-        shape: Sequence[int],
-        *,
-        step: int = 0,
-        start: Sequence[int] | None = None,
-        sizes: Sequence[int] | None = None,
+        self, site: str, shape: Sequence[int], *, step: int = 0, **block: Unpack[Block]
     ) -> torch.Tensor:
         """Returns float64 values of the standard normal distribution, of shape `sizes`."""
-        drawn = self.uniform(site, shape, step=step, start=start, sizes=sizes)
-        values: torch.Tensor = torch.special.ndtri(drawn)
+        values: torch.Tensor = torch.special.ndtri(self.uniform(site, shape, step=step, **block))
         return values
 
     def keep_mask(
@@ -79,13 +73,12 @@ class CounterRandom:
         *,
         drop: float,
         step: int = 0,
-        start: Sequence[int] | None = None,
-        sizes: Sequence[int] | None = None,
+        **block: Unpack[Block],
     ) -> torch.Tensor:
         """Returns the mask of a dropout: each element is True with a probability of `1 - drop`."""
         if not 0 <= drop < 1:
             raise ValueError(f"drop: expected a probability from 0 to below 1, got {drop}")
-        return self.uniform(site, shape, step=step, start=start, sizes=sizes) >= drop
+        return self.uniform(site, shape, step=step, **block) >= drop
 
     def _draw(self, site: str, step: int, first: int, count: int) -> NDArray[np.float64]:
         """Returns the elements from `first` on of the stream of this site and step."""
@@ -98,11 +91,10 @@ class CounterRandom:
         return values
 
 
-def _block(
-    shape: Sequence[int], start: Sequence[int] | None, sizes: Sequence[int] | None
-) -> tuple[Sequence[int], Sequence[int]]:
-    start = [0] * len(shape) if start is None else start
-    sizes = shape if sizes is None else sizes
+def _checked(shape: Sequence[int], block: Block) -> tuple[Sequence[int], Sequence[int]]:
+    """Returns the start and the sizes of a block. Raises `ValueError` for one outside the shape."""
+    start = block.get("start", [0] * len(shape))
+    sizes = block.get("sizes", shape)
     fits = len(start) == len(sizes) == len(shape) and all(
         first >= 0 and size >= 0 and first + size <= length
         for first, size, length in zip(start, sizes, shape, strict=True)

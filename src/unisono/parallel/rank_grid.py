@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.planner import Layout
+from unisono.planner import Layout, nearest_divisor
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes of the ranks, the slowest first."""
@@ -51,12 +51,13 @@ class RankGrid:
 
     def __init__(self, layout: Layout) -> None:
         """Raises `ValueError` if `ep` does not divide the ranks of one replica of a stage."""
-        replica = layout.dp // layout.dp_replicate * layout.cp * layout.tp
+        shards = layout.dp // layout.dp_replicate
+        replica = shards * layout.cp * layout.tp
         if replica % layout.ep:
-            near = math.gcd(replica, layout.ep)
+            near = nearest_divisor(replica, layout.ep)
             raise ValueError(
                 f"ep must divide dp / dp_replicate x cp x tp: {layout.ep} does not divide "
-                f"{layout.dp // layout.dp_replicate} x {layout.cp} x {layout.tp} = {replica}; "
+                f"{shards} x {layout.cp} x {layout.tp} = {replica}; "
                 f"{near} does"
             )
         self.layout = layout
@@ -64,7 +65,7 @@ class RankGrid:
             {
                 "pp": layout.pp,
                 "dp_replicate": layout.dp_replicate,
-                "dp_shard": layout.dp // layout.dp_replicate,
+                "dp_shard": shards,
                 "cp": layout.cp,
                 "tp": layout.tp,
                 "edp": replica // layout.ep,
@@ -72,6 +73,7 @@ class RankGrid:
             }
         )
         """Number of ranks along each axis."""
+        self._groups = {name: self._divided(axes) for name, axes in GROUPS.items()}
 
     @property
     def size(self) -> int:
@@ -104,7 +106,10 @@ class RankGrid:
         """
         if name not in GROUPS:
             raise ValueError(f"no group {name!r}: expected one of {', '.join(GROUPS)}")
-        axes = GROUPS[name]
+        return self._groups[name]
+
+    def _divided(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Returns the groups of ranks that differ along these axes only."""
         view = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else AXES
         members = _last(np.arange(self.size).reshape(self._shape(view)), view, axes)
         return tuple(tuple(int(rank) for rank in group) for group in members)

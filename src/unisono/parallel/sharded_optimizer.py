@@ -49,33 +49,22 @@ class ShardedOptimizer:
         self._parameters = _distinct(parameters)
         self._group = group
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        total = sum(each.numel() for each in self._parameters)
+        sizes = [each.numel() for each in self._parameters]
+        total = sum(sizes)
         length = -(-total // ranks)
         first = self._parameters[0]
         self._flat = torch.zeros(length * ranks, dtype=first.dtype, device=first.device)
         self._flat_gradient = torch.zeros_like(self._flat)
-        self._views = self._move()
+        self._flat[:total] = nn.utils.parameters_to_vector(self._parameters).detach()
+        nn.utils.vector_to_parameters(self._flat, self._parameters)  # they become views
+        places = zip(self._parameters, torch.split(self._flat_gradient[:total], sizes), strict=True)
+        self._views = [place.view_as(parameter) for parameter, place in places]
+        self._collect()
         part = slice(rank * length, (rank + 1) * length)
         self._part = nn.Parameter(self._flat[part])
         self._part.grad = torch.zeros_like(self._flat[part])
         self.inner = optimizer([self._part])
         """The optimizer of this rank's part; for example for schedules of the learning rate."""
-
-    def _move(self) -> list[torch.Tensor]:
-        """Moves the parameters into the flat array; returns the places of their gradients."""
-        views, place = [], 0
-        for parameter in self._parameters:
-            end = place + parameter.numel()
-            room = self._flat[place:end].view(parameter.shape)
-            room.copy_(parameter.detach())
-            parameter.data = room
-            view = self._flat_gradient[place:end].view(parameter.shape)
-            if parameter.grad is not None:
-                view.copy_(parameter.grad)
-            parameter.grad = view
-            views.append(view)
-            place = end
-        return views
 
     @torch.no_grad()
     def step(self) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from unisono.parallel.rank_grid import GROUPS, RankGrid
 from unisono.planner import Layout
+from unisono.torch_backend import communicator_of
 
 if TYPE_CHECKING:
     from unisono.communicator import Communicator, CommunicatorStats
@@ -104,7 +105,7 @@ class TrainingMesh:
 
 
 def _communicator(group: dist.ProcessGroup) -> Communicator:
-    found = getattr(group, "communicator", None)
+    found = communicator_of(group)
     if found is None:
         raise ValueError("counts need groups of the backend unisono: init_process_group('unisono')")
     return cast("Communicator", found)

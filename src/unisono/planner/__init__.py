@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from unisono.planner.devices import Device, catalogue, device_named
     from unisono.planner.ground_truth import MeasuredRun, measured_runs, run_of_row
     from unisono.planner.layer_division import stage_layers
-    from unisono.planner.layout import SCHEDULES, Layout
+    from unisono.planner.layout import SCHEDULES, Layout, nearest_divisor
     from unisono.planner.layout_candidates import Candidate, Candidates, SearchCounts
     from unisono.planner.layout_check import check_layout
     from unisono.planner.layout_search import search
@@ -66,7 +66,7 @@ _NAMES = {
     "device_cluster": ("Cluster",),
     "devices": ("Device", "catalogue", "device_named"),
     "ground_truth": ("MeasuredRun", "measured_runs", "run_of_row"),
-    "layout": ("SCHEDULES", "Layout"),
+    "layout": ("SCHEDULES", "Layout", "nearest_divisor"),
     "layout_check": ("check_layout",),
     "layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
     "layout_search": ("search",),
@@ -130,6 +130,7 @@ __all__ = [
     "load_model",
     "measured_runs",
     "model_named",
+    "nearest_divisor",
     "output_activation_bytes",
     "predict",
     "predict_run",

@@ -64,13 +64,13 @@ class Layout:
             )
         group = self.dp * self.cp * self.tp
         if group % self.ep:
-            near = _nearest_divisor(group, self.ep)
+            near = nearest_divisor(group, self.ep)
             raise ValueError(
                 f"ep must divide dp x cp x tp: {self.ep} does not divide {self.dp} x {self.cp} x "
                 f"{self.tp} = {group}; {near} does"
             )
         if self.dp % self.dp_replicate:
-            near = _nearest_divisor(self.dp, self.dp_replicate)
+            near = nearest_divisor(self.dp, self.dp_replicate)
             raise ValueError(
                 f"dp_replicate must divide dp: {self.dp_replicate} does not divide {self.dp}; "
                 f"{near} does"
@@ -144,10 +144,10 @@ class Layout:
         return " ".join(parts) or "one device"
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
+def nearest_divisor(number: int, wanted: int) -> int:
     """Returns the divisor of a number that is nearest to the wanted one.
 
-    >>> _nearest_divisor(12, 5)
+    >>> nearest_divisor(12, 5)
     4
     """
     divisors = [d for d in range(1, number + 1) if number % d == 0]

@@ -50,13 +50,16 @@ def register() -> None:
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
 
 
+def communicator_of(group: Any) -> Any:
+    """Returns the communicator of a process group; None if that runs on another backend."""
+    return getattr(group, "communicator", None)
+
+
 def default_communicator() -> Any:
     """Returns the communicator of torch's default group; None if that runs on another backend."""
     from torch import distributed as dist
 
-    if not dist.is_initialized():
-        return None
-    return getattr(dist.group.WORLD, "communicator", None)
+    return communicator_of(dist.group.WORLD) if dist.is_initialized() else None
 
 
 def run_after_backward(callback: Callable[[], None]) -> None:
