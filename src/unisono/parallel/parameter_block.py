@@ -1,0 +1,91 @@
+"""The block of a whole parameter that a rank holds, and the ranks that sum its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+_ATTRIBUTE = "unisono_block"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterBlock:
+    """A block of a parameter of the whole model."""
+
+    shape: tuple[int, ...]
+    """The shape of the whole parameter."""
+    start: tuple[int, ...]
+    """The place of the block's first element in the whole parameter."""
+    summed_over: str = "tokens"
+    """The group of `GROUPS` that sums the gradient: the ranks that hold this block and see other
+    tokens."""
+    held_by: str = "stage"
+    """The group of `GROUPS` whose ranks hold this block."""
+
+
+def block_of(parameter: nn.Parameter) -> ParameterBlock:
+    """Returns the block that `cut` or `mark` has noted; else the whole parameter."""
+    noted = getattr(parameter, _ATTRIBUTE, None)
+    if isinstance(noted, ParameterBlock):
+        return noted
+    return ParameterBlock(shape=tuple(parameter.shape), start=(0,) * parameter.dim())
+
+
+def mark(parameter: nn.Parameter, *, summed_over: str, held_by: str = "stage") -> None:
+    """Notes the groups of a parameter whose ranks hold the same block as before."""
+    known = block_of(parameter)
+    block = ParameterBlock(
+        shape=known.shape, start=known.start, summed_over=summed_over, held_by=held_by
+    )
+    setattr(parameter, _ATTRIBUTE, block)
+
+
+def cut(
+    module: nn.Module,
+    name: str,
+    *,
+    dim: int,
+    part: int,
+    parts: int,
+    summed_over: str = "tokens",
+    held_by: str = "tokens",
+) -> None:
+    """Replaces a module's parameter by part `part` of `parts` along `dim`.
+
+    Parts have ceil(length / parts) elements, the last ones fewer, as torch cuts them. A parameter
+    that is None stays None.
+
+    >>> linear = nn.Linear(3, 5)
+    >>> cut(linear, "weight", dim=0, part=1, parts=2)
+    >>> linear.weight.shape, block_of(linear.weight).start
+    (torch.Size([2, 3]), (3, 0))
+    """
+    parameter: nn.Parameter | None = getattr(module, name)
+    if parameter is None:
+        return
+    first, count = part_of(parameter.shape[dim], part, parts)
+    known = block_of(parameter)
+    start = list(known.start)
+    start[dim] += first
+    kept = nn.Parameter(
+        parameter.detach().narrow(dim, first, count).clone(memory_format=torch.contiguous_format),
+        requires_grad=parameter.requires_grad,
+    )
+    block = ParameterBlock(
+        shape=known.shape, start=tuple(start), summed_over=summed_over, held_by=held_by
+    )
+    setattr(kept, _ATTRIBUTE, block)
+    setattr(module, name, kept)
+
+
+def part_of(length: int, part: int, parts: int) -> tuple[int, int]:
+    """Returns the first element and the count of a part; late parts are short or empty.
+
+    >>> [part_of(5, part, 4) for part in range(4)]
+    [(0, 2), (2, 2), (4, 1), (5, 0)]
+    """
+    longest = -(-length // parts)
+    first = min(part * longest, length)
+    return first, min(longest, length - first)
