@@ -6,14 +6,17 @@ import importlib.util
 import math
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from unisono.commands.outputs import JsonOption, result_console, write_json
-from unisono.config import MOST_RANKS
+from unisono.commands.command_options import with_options
+from unisono.commands.layout_options import LAYOUT_ONLY, LayoutOptions, Ranks
+from unisono.commands.outputs import JsonOption, given, result_console, write_json
+from unisono.commands.train_layout import long, moe, train_one_layout
 from unisono.errors import UnisonoError
 from unisono.train import (
     FULL_SCALE,
@@ -40,83 +43,100 @@ _DIGITS_EPOCHS = 25
 _TEXT_STEPS = 600
 _TEXT_STEPS_PER_PERIOD = 50
 
-Ranks = Annotated[
-    int,
-    typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help=("Number of ranks on this machine.")),
-]
 Backends = Annotated[str, typer.Option(help="Backends of torch.distributed, separated by commas.")]
 With = Annotated[
     Literal["controller"] | None,
     typer.Option("--with", help="Also train through the controller, in the first column."),
 ]
-Seed = Annotated[
-    int, typer.Option(min=0, help=("Seed of the model, the order and the augmentation."))
-]
-Batch = Annotated[int, typer.Option(min=1, help="Samples per rank and step.")]
+Batch = Annotated[int, typer.Option(min=1, help="Samples per rank and step; without --layout.")]
 LearningRate = Annotated[
-    float, typer.Option(min=0.0, help=("The highest learning rate of the schedule."))
+    float, typer.Option(min=0.0, help="The highest learning rate of the schedule.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DigitsOptions(LayoutOptions):
+    """The options of `unisono train digits`."""
+
+    backends: Backends = "unisono,gloo"
+    with_: With = None
+    epochs: Annotated[int, typer.Option(min=1, help="Without --layout.")] = _DIGITS_EPOCHS
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps; with --layout.")] = 20
+    batch: Batch = 16
+    learning_rate: LearningRate = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextOptions(LayoutOptions):
+    """The options of `unisono train text`."""
+
+    backends: Backends = "unisono,gloo"
+    with_: With = None
+    steps: Annotated[
+        int,
+        typer.Option(min=1, help="Without --layout, above 50: rounded up to a multiple of 50."),
+    ] = _TEXT_STEPS
+    batch: Batch = 2
+    learning_rate: LearningRate = 2e-3
 
 
 @app.command(epilog="Example: unisono train digits -n 4 --backends unisono,gloo --json out.json")
-def digits(
-    *,
-    ranks: Ranks = 4,
-    backends: Backends = "unisono,gloo",
-    with_: With = None,
-    epochs: Annotated[int, typer.Option(min=1)] = _DIGITS_EPOCHS,
-    batch: Batch = 16,
-    learning_rate: LearningRate = 0.1,
-    seed: Seed = 0,
-    json_path: JsonOption = None,
-) -> None:
-    """A convolutional network on scikit-learn's digits, with DistributedDataParallel.
+@with_options(DigitsOptions)
+def digits(context: typer.Context, options: DigitsOptions) -> None:
+    """A convolutional network on scikit-learn's digits.
 
-    Fails if the backends' loss curves differ by more than rounding, or if the ranks end with
-    different parameters. A run of the default length also fails below 97 % on unseen images.
+    Trains with DistributedDataParallel on each backend. Fails if the backends' loss curves differ
+    by more than rounding, or if the ranks end with different parameters. A run of the default
+    length also fails below 97 % on unseen images. With --layout, trains with that layout instead,
+    and shows its losses, bytes, memory and bubble.
     """
+    if _asks_for_layout(context):
+        rate = options.learning_rate
+        return train_one_layout("digits", options, steps=options.steps, learning_rate=rate)
     run = TrainingRun(
         task="digits",
-        backends=_names(backends, with_),
-        ranks=ranks,
-        seed=seed,
-        batch=batch,
-        periods=epochs,
-        learning_rate=learning_rate,
+        backends=_names(options.backends, options.with_),
+        ranks=options.ranks,
+        seed=options.seed,
+        batch=options.batch,
+        periods=options.epochs,
+        learning_rate=options.learning_rate,
     )
-    _compare(run, json_path, is_default_length=epochs >= _DIGITS_EPOCHS)
+    return _compare(run, options.json_path, is_default_length=options.epochs >= _DIGITS_EPOCHS)
 
 
-@app.command(epilog="Example: unisono train text -n 4 --with controller --backends unisono,gloo")
-def text(
-    *,
-    ranks: Ranks = 4,
-    backends: Backends = "unisono,gloo",
-    with_: With = None,
-    steps: Annotated[
-        int, typer.Option(min=1, help="Above 50: rounded up to a multiple of 50.")
-    ] = _TEXT_STEPS,
-    batch: Batch = 2,
-    learning_rate: LearningRate = 2e-3,
-    seed: Seed = 0,
-    json_path: JsonOption = None,
-) -> None:
-    """A byte-level transformer on the source of Python's own library, with the same loop.
+@app.command(epilog="Example: unisono train text -n 8 --layout dp=2,tp=2,pp=2 --steps 20")
+@with_options(TextOptions)
+def text(context: typer.Context, options: TextOptions) -> None:
+    """A byte-level transformer on the source of Python's own library.
 
-    The loss is in bits per byte. At the end the model writes a piece of Python code.
+    Trains with the same loop as digits. The loss is in bits per byte. At the end the model writes a
+    piece of Python code. With --layout, trains a transformer that every axis can divide, with that
+    layout; the loss is in nats per byte.
     """
-    steps_per_period = min(steps, _TEXT_STEPS_PER_PERIOD)
+    if _asks_for_layout(context):
+        rate, steps = options.learning_rate, options.steps
+        return train_one_layout("text", options, steps=steps, learning_rate=rate)
+    steps_per_period = min(options.steps, _TEXT_STEPS_PER_PERIOD)
     run = TrainingRun(
         task="text",
-        backends=_names(backends, with_),
-        ranks=ranks,
-        seed=seed,
-        batch=batch,
-        periods=math.ceil(steps / steps_per_period),
+        backends=_names(options.backends, options.with_),
+        ranks=options.ranks,
+        seed=options.seed,
+        batch=options.batch,
+        periods=math.ceil(options.steps / steps_per_period),
         steps_per_period=steps_per_period,
-        learning_rate=learning_rate,
+        learning_rate=options.learning_rate,
     )
-    _compare(run, json_path, is_default_length=steps >= _TEXT_STEPS)
+    return _compare(run, options.json_path, is_default_length=options.steps >= _TEXT_STEPS)
+
+
+app.command(epilog="Example: unisono train moe -n 4 --layout dp=4,ep=4")(moe)
+app.command(epilog="Example: unisono train long -n 4 --layout cp=4 --context ring")(long)
+
+
+def _asks_for_layout(context: typer.Context) -> bool:
+    return any(given(context, name) for name in LAYOUT_ONLY)
 
 
 @app.command(epilog="Example: unisono train overlap -n 2 --seconds 2 --trace overlap.json")

@@ -8,6 +8,9 @@ parameters and the optimizer on servers, synchronous or not.
 `ShardedOptimizer` is ZeRO-1. A `Layout` says how the ranks divide a model and its batch; `RankGrid`
 computes the ranks of each axis; `TrainingMesh` makes their process groups, and counts the bytes on
 each. `CounterRandom` draws the same weights and masks whatever the layout.
+
+`parallelize` divides a model by a layout and returns its `ParallelRun`. `TransformerModel` with
+`CrossEntropy` is a model that every strategy can divide.
 """
 
 from unisono.parallel.compression import Compression
@@ -16,11 +19,14 @@ from unisono.parallel.data_parallel import DataParallel, data_parallel
 from unisono.parallel.diloco import DiLoCo, nesterov_sgd
 from unisono.parallel.distributed_optimizer import DistributedOptimizer
 from unisono.parallel.int8_codec import Int8
+from unisono.parallel.layers import CrossEntropy, TransformerModel, draw_weights
 from unisono.parallel.local_sgd import LocalSGD
+from unisono.parallel.module_shape import model_shape
 from unisono.parallel.narrow_float_exchange import Bf16, Fp16
 from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
 from unisono.parallel.power_sgd import PowerSGD
 from unisono.parallel.rank_grid import RankGrid
+from unisono.parallel.run import ParallelRun, RunReport, parallelize
 from unisono.parallel.sharded_optimizer import ShardedOptimizer
 from unisono.parallel.top_k_codec import TopK
 from unisono.parallel.training_mesh import TrainingMesh
@@ -30,6 +36,7 @@ __all__ = [
     "Bf16",
     "Compression",
     "CounterRandom",
+    "CrossEntropy",
     "DataParallel",
     "DiLoCo",
     "DistributedOptimizer",
@@ -38,13 +45,19 @@ __all__ = [
     "Layout",
     "LocalSGD",
     "LostUpdates",
+    "ParallelRun",
     "ParameterServer",
     "ParameterServerStats",
     "PowerSGD",
     "RankGrid",
+    "RunReport",
     "ShardedOptimizer",
     "TopK",
     "TrainingMesh",
+    "TransformerModel",
     "data_parallel",
+    "draw_weights",
+    "model_shape",
     "nesterov_sgd",
+    "parallelize",
 ]

@@ -33,14 +33,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tokens": ("dp_replicate", "dp_shard", "cp"),
         "world": AXES,
         "expert_tokens": ("dp_replicate", "edp"),
+        "expert_shard": ("edp",),
         "stage": ("dp_replicate", "dp_shard", "cp", "tp"),
     }
 )
 """The groups of ranks that strategies use, and the axes along which the ranks of one differ.
 
-`shard`: the ranks over which ZeRO divides. `tokens`: the ranks that see different tokens, so that
-sum gradients of dense parameters. `expert_tokens`: the ranks that sum gradients of an expert.
-`stage`: the ranks of a pipeline stage."""
+`shard`, `expert_shard`: the ranks over which ZeRO divides. `tokens`: the ranks that see different
+tokens, so that sum gradients of dense parameters. `expert_tokens`: the ranks that sum gradients of
+an expert. `stage`: the ranks of a pipeline stage."""
 
 
 class RankGrid:

@@ -12,6 +12,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from unisono.parallel.flat_parameters import FlatParameters
+
 
 class ShardedOptimizer:
     """Sums gradients over a group, steps on this rank's part, and gathers the parameters.
@@ -46,23 +48,9 @@ class ShardedOptimizer:
         All ranks must hold the same values. Raises `ValueError` for parameters of several types or
         devices, and for none.
         """
-        self._parameters = _distinct(parameters)
         self._group = group
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        sizes = [each.numel() for each in self._parameters]
-        total = sum(sizes)
-        length = -(-total // ranks)
-        first = self._parameters[0]
-        self._flat = torch.zeros(length * ranks, dtype=first.dtype, device=first.device)
-        self._flat_gradient = torch.zeros_like(self._flat)
-        self._flat[:total] = nn.utils.parameters_to_vector(self._parameters).detach()
-        nn.utils.vector_to_parameters(self._flat, self._parameters)  # they become views
-        places = zip(self._parameters, torch.split(self._flat_gradient[:total], sizes), strict=True)
-        self._views = [place.view_as(parameter) for parameter, place in places]
-        self._collect()
-        part = slice(rank * length, (rank + 1) * length)
-        self._part = nn.Parameter(self._flat[part])
-        self._part.grad = torch.zeros_like(self._flat[part])
+        self._flat = FlatParameters(_distinct(parameters), parts=dist.get_world_size(group))
+        self._part = self._flat.part(dist.get_rank(group))
         self.inner = optimizer([self._part])
         """The optimizer of this rank's part; for example for schedules of the learning rate."""
 
@@ -72,29 +60,16 @@ class ShardedOptimizer:
 
         Gradients are not averaged: divide the loss by what all ranks sum it over.
         """
-        self._collect()
-        gradient = self._part.grad
-        assert gradient is not None  # made with the part
-        dist.reduce_scatter_single(gradient, self._flat_gradient, group=self._group)
+        self._flat.collect()
+        gradient = self._part.grad = torch.empty_like(self._part)
+        dist.reduce_scatter_single(gradient, self._flat.gradient, group=self._group)
         self.inner.step()
-        dist.all_gather_single(self._flat, self._part.detach(), group=self._group)
+        self._part.grad = None  # so that the sum takes memory during a step only
+        dist.all_gather_single(self._flat.weights, self._part.detach(), group=self._group)
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero. They stay where they are."""
-        self._flat_gradient.zero_()
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view
-
-    def _collect(self) -> None:
-        """Copies gradients that the program has replaced, for example by `model.zero_grad()`."""
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            if parameter.grad is view:
-                continue
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad)
-            parameter.grad = view
+        self._flat.zero_gradients()
 
 
 def _distinct(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -41,6 +41,9 @@ class TrainingMesh:
         self.rank = dist.get_rank()
         self.coordinates: Mapping[str, int] = MappingProxyType(self.grid.coordinates(self.rank))
         """The place of this rank along each axis."""
+        self.sequence = 0
+        """Positions of a sequence on this rank, before sequence parallelism divides them. Each
+        step sets it."""
         self._made: dict[tuple[tuple[int, ...], ...], str] = {}
         self._groups: dict[str, dist.ProcessGroup] = {}
         for name in GROUPS:
@@ -67,6 +70,10 @@ class TrainingMesh:
         """Returns this rank's process group; None if the rank is alone in it."""
         self.ranks(name)  # raises ValueError for an unknown name
         return self._groups.get(name)
+
+    def counted_as(self, name: str) -> str:
+        """Returns the first name of the group of the same ranks: `bytes_sent` has it."""
+        return self._made.get(self.grid.groups(name), name)
 
     def device_mesh(self, *names: str) -> DeviceMesh:
         """Returns torch's mesh of these groups, for `fully_shard` and tensor parallelism.

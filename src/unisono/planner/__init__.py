@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         load_model,
         model_named,
     )
+    from unisono.planner.pipeline_bubble import bubble_share
     from unisono.planner.pipeline_run import PipelineRun, run_schedule, stage_tasks
     from unisono.planner.prediction import Prediction, predict
     from unisono.planner.time_tree import TimeNode
@@ -72,6 +73,7 @@ _NAMES = {
     "layout_search": ("search",),
     "memory_changes": ("MemoryChange", "smallest_change"),
     "model_presets": ("PRESETS", "from_hugging_face", "load_model", "model_named"),
+    "pipeline_bubble": ("bubble_share",),
     "pipeline_run": ("PipelineRun", "run_schedule", "stage_tasks"),
     "prediction": ("Prediction", "predict"),
     "layer_division": ("stage_layers",),
@@ -118,6 +120,7 @@ __all__ = [
     "Transformer",
     "Workload",
     "catalogue",
+    "bubble_share",
     "check_layout",
     "constants_document",
     "constants_from",

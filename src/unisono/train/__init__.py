@@ -2,9 +2,13 @@
 
 `settings`, `events`, `torchrun`, `progress` and `report` run in the parent process and never import
 torch. `worker`, `loop`, `communication`, `replicas`, `digits` and `text` run on every rank.
+`layout_*` train one task with one layout of `unisono.parallel`.
 `overlap` is an example of overlap and fusion, without torch; `overlap_report` shows it.
 """
 
+from unisono.train.events import Event, Stepped
+from unisono.train.layout_report import figures_table, loss_line, time_line, title
+from unisono.train.layout_settings import LayoutRun, LayoutTask
 from unisono.train.overlap import Example, OverlapResult, run_overlap
 from unisono.train.overlap_report import (
     FULL_SCALE,
@@ -15,22 +19,31 @@ from unisono.train.overlap_report import (
 )
 from unisono.train.progress import shown
 from unisono.train.settings import TaskName, TrainingRun
-from unisono.train.torchrun import launch
+from unisono.train.torchrun import launch, launch_layout
 from unisono.train.training_report import Outcome, Report
 
 __all__ = [
     "FULL_SCALE",
+    "Event",
     "Example",
+    "LayoutRun",
+    "LayoutTask",
     "Outcome",
     "OverlapResult",
     "Report",
+    "Stepped",
     "TaskName",
     "TrainingRun",
+    "figures_table",
     "hidden_line",
     "launch",
+    "launch_layout",
+    "loss_line",
     "overlap_json",
     "overlap_table",
     "overlap_trace",
     "run_overlap",
     "shown",
+    "time_line",
+    "title",
 ]

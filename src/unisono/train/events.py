@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,25 @@ class BackendFinished:
     """Text that the model generates; empty for a task without text."""
 
 
-Event = Started | Stepped | Scored | Measuring | BackendFinished
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutFinished:
+    """The outcome of a run of one layout: the document of `--json`."""
+
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The layout cannot divide the task: the reason, in one line."""
+
+    reason: str
+
+
+Event = Started | Stepped | Scored | Measuring | BackendFinished | LayoutFinished | Refused
 
 _TYPES: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Started, Stepped, Scored, Measuring, BackendFinished)
+    kind.__name__: kind
+    for kind in (Started, Stepped, Scored, Measuring, BackendFinished, LayoutFinished, Refused)
 }
 
 

@@ -118,13 +118,12 @@ class TextTask:
     @staticmethod
     def of(source: bytes) -> TextTask:
         """Makes the task from any text of at least 20 windows."""
-        count = (len(source) - 1) // CONTEXT
+        windows = _windows(source, CONTEXT)
+        count = len(windows)
         if count < _HELD_OUT_EVERY:
             raise ValueError(
                 f"expected at least {_HELD_OUT_EVERY * CONTEXT + 1} bytes, not {len(source)}"
             )
-        everything = torch.frombuffer(bytearray(source), dtype=torch.uint8)
-        windows = everything[: count * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT).long()
         is_held_out = torch.arange(count) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
         scored = windows[is_held_out]
         scored = scored[:: max(1, len(scored) // _SCORED_WINDOWS)]
@@ -166,6 +165,20 @@ def _bits_per_byte(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
     logits = model(windows[:, :-1])
     nats = functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
     return nats / math.log(2)
+
+
+def library_windows(length: int) -> torch.Tensor:
+    """Returns the standard library's source in windows of `length + 1` bytes, as numbers.
+
+    Each window begins with the last byte of the one before.
+    """
+    return _windows(_library_source(Path(sysconfig.get_path("stdlib"))), length)
+
+
+def _windows(source: bytes, length: int) -> torch.Tensor:
+    everything = torch.frombuffer(bytearray(source), dtype=torch.uint8)
+    count = (len(source) - 1) // length
+    return everything[: count * length + 1].unfold(0, length + 1, length).long()
 
 
 def _library_source(folder: Path) -> bytes:

@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from unisono.errors import UnisonoError
 from unisono.temporary_folders import TemporaryFolder
 from unisono.train import events
+from unisono.train.layout_settings import LayoutRun
 from unisono.train.settings import TrainingRun
 
 _POLL_S = 0.1
@@ -31,36 +32,94 @@ def launch(
 
     Raises UnisonoError, with the last lines of the ranks' output, if a rank fails.
     """
-    with TemporaryFolder("unisono-train-") as folder:
-        event_path, log_path = folder / "events", folder / "log"
-        event_path.touch()
-        with log_path.open("w") as log, _started(command(run, event_path), log) as process:
-            finished = []
-            for event in _follow(event_path, process):
-                listen(event)
-                if isinstance(event, events.BackendFinished):
-                    finished.append(event)
-        if process.returncode != 0 or len(finished) != len(run.backends):
-            names = " and ".join(run.backends)
-            raise UnisonoError(
-                f"training on {names} failed (exit status {process.returncode}); "
-                f"the last lines of the ranks' output:\n{_tail(log_path)}"
-            )
+    finished: list[events.BackendFinished] = []
+
+    def hear(event: events.Event) -> None:
+        listen(event)
+        if isinstance(event, events.BackendFinished):
+            finished.append(event)
+
+    names = " and ".join(run.backends)
+    run_ranks(
+        "unisono.train.worker",
+        run.encode(),
+        ranks=run.ranks,
+        listen=hear,
+        name=f"training on {names}",
+        is_complete=lambda: len(finished) == len(run.backends),
+    )
     return finished
 
 
-def command(run: TrainingRun, event_path: Path) -> list[str]:
-    """Returns the command line of a run; a user can run it too."""
+def launch_layout(run: LayoutRun, listen: Callable[[events.Event], None]) -> dict[str, Any]:
+    """Runs a training of one layout to its end and returns its result: the document of `--json`.
+
+    Raises ValueError, with the reason in one line, if the layout cannot divide the task, and
+    UnisonoError if a rank fails.
+    """
+    results: list[dict[str, Any]] = []
+    refusals: list[str] = []
+
+    def hear(event: events.Event) -> None:
+        listen(event)
+        if isinstance(event, events.LayoutFinished):
+            results.append(event.result)
+        elif isinstance(event, events.Refused):
+            refusals.append(event.reason)
+
+    run_ranks(
+        "unisono.train.layout_worker",
+        run.encode(),
+        ranks=run.ranks,
+        listen=hear,
+        name=f"training with {run.layout.text()}",
+        is_complete=lambda: bool(results or refusals),
+    )
+    if refusals:
+        raise ValueError(refusals[0])
+    return results[0]
+
+
+def run_ranks(
+    worker: str,
+    settings: str,
+    *,
+    ranks: int,
+    listen: Callable[[events.Event], None],
+    name: str,
+    is_complete: Callable[[], bool],
+) -> None:
+    """Runs a worker module on all ranks to its end. `listen` gets every event of rank 0 at once.
+
+    Raises UnisonoError, with the last lines of the ranks' output, if a rank fails, or if
+    `is_complete` is False at the end.
+    """
+    with TemporaryFolder("unisono-train-") as folder:
+        event_path, log_path = folder / "events", folder / "log"
+        event_path.touch()
+        arguments = command(worker, settings, event_path, ranks=ranks)
+        with log_path.open("w") as log, _started(arguments, log) as process:
+            for event in _follow(event_path, process):
+                listen(event)
+        if process.returncode != 0 or not is_complete():
+            raise UnisonoError(
+                f"{name} failed (exit status {process.returncode}); "
+                f"the last lines of the ranks' output:\n{_tail(log_path)}"
+            )
+
+
+def command(worker: str, settings: str, event_path: Path, *, ranks: int) -> list[str]:
+    """Returns the command line of a worker's ranks; a user can run it too."""
     return [
         # `env` passes the caller's environment on, which this code does not read. Every backend has
         # one thread per rank. Gloo needs the interface, since a host name may resolve to no
         # address.
         *("env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"),
         *(sys.executable, "-m", "torch.distributed.run"),
-        *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(run.ranks)),
+        *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)),
         # Without this option, torchrun makes its own folder and does not remove it.
         *("--log-dir", str(event_path.parent)),
-        *("-m", "unisono.train.worker", run.encode(), str(event_path)),
+        *("-m", worker, settings, str(event_path)),
     ]
 
 

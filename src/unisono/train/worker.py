@@ -31,7 +31,7 @@ def main() -> None:
         groups = {first: world}
         for other in others:
             groups[other] = dist.new_group(backend=_backend(other), timeout=timeout)
-        with _emitter(Path(sys.argv[2])) as emit:
+        with emitter(Path(sys.argv[2])) as emit:
             train(run, task.build(run.task), groups, emit)
         dist.barrier()
     finally:
@@ -43,7 +43,7 @@ def _backend(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _emitter(path: Path) -> Iterator[Emit]:
+def emitter(path: Path) -> Iterator[Emit]:
     """Yields a function that writes events to the file on rank 0 and drops them on other ranks."""
     if dist.get_rank() != 0:
         yield lambda event: None

@@ -1,0 +1,97 @@
+"""The options of `unisono train TASK --layout ...`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from unisono.commands.outputs import JsonOption
+from unisono.config import MOST_RANKS
+from unisono.planner import Layout
+
+_SCHEDULE_NAMES = {"zero-bubble": "zb1p"}
+
+Ranks = Annotated[
+    int,
+    typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help="Number of ranks on this machine."),
+]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Seed of the model, the order and the augmentation.")
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutOptions:
+    """The options of a task that a layout can divide."""
+
+    ranks: Ranks = 4
+    seed: Seed = 0
+    json_path: JsonOption = None
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXES|FILE",
+            help="Train with one layout: axes such as dp=2,tp=2,pp=2, or a file of `unisono plan "
+            "--save`. Default: dp = the number of ranks.",
+        ),
+    ] = None
+    zero: Annotated[int | None, typer.Option(min=0, max=3, help="ZeRO stage.")] = None
+    schedule: Annotated[
+        Literal["1f1b", "gpipe", "interleaved", "zero-bubble", "zb1p", "zbv", "dualpipev"] | None,
+        typer.Option(help="Pipeline schedule."),
+    ] = None
+    microbatches: Annotated[int, typer.Option(min=1, help="Microbatches of a step.")] = 1
+    global_batch: Annotated[
+        int, typer.Option(min=1, help="Samples of a step, of all ranks together.")
+    ] = 16
+    dtype: Annotated[Literal["float32", "float64"], typer.Option(help="Element type.")] = "float32"
+    tensor: Annotated[
+        Literal["1d", "2d", "2.5d", "3d"], typer.Option(help="Kind of tensor parallelism.")
+    ] = "1d"
+    exchange: Annotated[
+        Literal["ring", "ulysses", "allgather"],
+        typer.Option("--context", help="How ranks of cp exchange keys and values."),
+    ] = "ring"
+    clip: Annotated[
+        float | None, typer.Option(min=0.0, help="Largest norm of all gradients together.")
+    ] = None
+    save: Annotated[
+        Path | None, typer.Option(help="Write a checkpoint to this folder at the end.")
+    ] = None
+    load: Annotated[
+        Path | None, typer.Option(help="Begin with this checkpoint, of any layout.")
+    ] = None
+
+    def read_layout(self) -> Layout:
+        """Returns the layout that the options name. Raises a usage error for others."""
+        try:
+            if self.layout is None:
+                layout = Layout(dp=self.ranks)
+            elif "=" in self.layout:
+                layout = Layout.parse(self.layout)
+            else:
+                layout = Layout.load(self.layout)
+            zero = layout.zero if self.zero is None else self.zero
+            schedule = self.schedule or layout.schedule
+            return replace(layout, zero=zero, schedule=_SCHEDULE_NAMES.get(schedule, schedule))
+        except (ValueError, OSError) as error:
+            raise typer.BadParameter(f"--layout: {error}") from error
+
+
+LAYOUT_ONLY = (
+    "layout",
+    "zero",
+    "schedule",
+    "microbatches",
+    "global_batch",
+    "dtype",
+    "tensor",
+    "exchange",
+    "clip",
+    "save",
+    "load",
+)
+"""The options that ask for a run of one layout, where a task has both kinds of runs."""

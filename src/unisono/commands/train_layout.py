@@ -1,0 +1,90 @@
+"""Training runs of one layout: the tasks of `unisono train` that `--layout` divides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from unisono.commands.command_options import with_options
+from unisono.commands.layout_options import LayoutOptions
+from unisono.commands.outputs import progress, result_console, write_json
+from unisono.errors import UnisonoError
+from unisono.train import (
+    Event,
+    LayoutRun,
+    LayoutTask,
+    Stepped,
+    figures_table,
+    launch_layout,
+    loss_line,
+    time_line,
+    title,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutTaskOptions(LayoutOptions):
+    """The options of a task that always trains with one layout."""
+
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 20
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="The learning rate.")] = 2e-3
+
+
+def train_one_layout(
+    task: LayoutTask, options: LayoutOptions, *, steps: int, learning_rate: float
+) -> None:
+    """Trains a task with one layout and prints its figures. Ends with status 1 if it fails."""
+    console, errors = result_console(options.json_path), Console(stderr=True)
+    try:
+        run = LayoutRun(
+            task=task,
+            ranks=options.ranks,
+            layout=options.read_layout(),
+            steps=steps,
+            batch=options.global_batch,
+            microbatches=options.microbatches,
+            learning_rate=learning_rate,
+            clip=options.clip,
+            seed=options.seed,
+            dtype=options.dtype,
+            tensor=options.tensor,
+            context=options.exchange,
+            save=str(options.save.resolve()) if options.save else None,
+            load=str(options.load.resolve()) if options.load else None,
+        )
+        result = _followed(run)
+    except (UnisonoError, ValueError) as error:
+        errors.print(str(error), markup=False, highlight=False, style="red", soft_wrap=True)
+        raise typer.Exit(1) from None
+    console.print(title(run.task, run.layout.text(), result), style="bold", highlight=False)
+    console.print(loss_line(result), highlight=False, soft_wrap=True)
+    console.print(figures_table(result))
+    console.print(time_line(result), highlight=False)
+    write_json(result, options.json_path)
+
+
+def _followed(run: LayoutRun) -> dict[str, object]:
+    """Returns the result of a run, and shows its progress."""
+    with progress() as show:
+
+        def listen(event: Event) -> None:
+            if isinstance(event, Stepped):
+                show(f"loss {event.loss:.4f}", event.step / run.steps)
+
+        show(f"starting {run.ranks} ranks", 0.0)
+        return launch_layout(run, listen)
+
+
+@with_options(LayoutTaskOptions)
+def moe(context: typer.Context, options: LayoutTaskOptions) -> None:
+    """A transformer with eight experts in each layer, on the source of Python's library."""
+    train_one_layout("moe", options, steps=options.steps, learning_rate=options.learning_rate)
+
+
+@with_options(LayoutTaskOptions)
+def long(context: typer.Context, options: LayoutTaskOptions) -> None:
+    """A transformer on long windows of the source of Python's library: 1024 bytes."""
+    train_one_layout("long", options, steps=options.steps, learning_rate=options.learning_rate)

@@ -1,0 +1,171 @@
+"""Attention computed block by block: which queries attend to which keys, and the merge of results.
+
+Each block's attention returns its log-sum-exp, the logarithm of the sum of the exponentials of its
+scores. Two blocks with the same queries and different keys merge exactly with it. The backward of a
+block needs the **merged** output and log-sum-exp, since the softmax is that of all keys.
+
+Sources: T. Dao et al., "FlashAttention", 2022; H. Liu et al., "Ring attention with blockwise
+transformers", 2023; the merge and the zigzag blocks are those of zhuzilin/ring-flash-attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionBlock:
+    """The queries of `queries` attend to the keys of `keys`; both are parts of a sequence."""
+
+    queries: slice = field(default_factory=lambda: slice(None))
+    keys: slice = field(default_factory=lambda: slice(None))
+    is_causal: bool = False
+    """Query i of the block attends to the keys 0 to i of the block only."""
+
+
+def block_of_ring(rank: int, source: int, length: int, *, is_causal: bool) -> AttentionBlock:
+    """Returns the block of a rank's queries and another rank's keys, both zigzag parts.
+
+    `length`: the positions of a part, an even number. With a causal mask, all blocks except a
+    rank's own are half of the scores and need no mask.
+
+    >>> block_of_ring(1, 0, 8, is_causal=True).keys, block_of_ring(1, 2, 8, is_causal=True).queries
+    (slice(0, 4, None), slice(4, 8, None))
+    """
+    half = length // 2
+    if not is_causal or source == rank:
+        return AttentionBlock(is_causal=is_causal)
+    if source < rank:  # its early keys are before all queries, its late keys are after them
+        return AttentionBlock(keys=slice(0, half))
+    return AttentionBlock(queries=slice(half, length))
+
+
+def blocks_of_whole(
+    rank: int, ranks: int, length: int, *, is_causal: bool
+) -> tuple[AttentionBlock, ...]:
+    """Returns the blocks of a rank's queries, a zigzag part, and all keys in natural order.
+
+    `length`: the positions of a part. With a causal mask, each of the two chunks of queries attends
+    to all keys before it, and to its own.
+    """
+    if not is_causal:
+        return (AttentionBlock(),)
+    half = length // 2
+    blocks = []
+    for place, chunk in enumerate((rank, 2 * ranks - 1 - rank)):
+        queries = slice(place * half, (place + 1) * half)
+        start = chunk * half
+        if start:
+            blocks.append(AttentionBlock(queries=queries, keys=slice(0, start)))
+        own = slice(start, start + half)
+        blocks.append(AttentionBlock(queries=queries, keys=own, is_causal=True))
+    return tuple(blocks)
+
+
+class MergedAttention:
+    """The attention of some queries, merged from blocks of keys.
+
+    All arrays have the shape (batch, heads, sequence, head_dim), except `logsumexp`: (batch, heads,
+    sequence).
+    """
+
+    def __init__(self, query: torch.Tensor) -> None:
+        """`query`: its rows must be dense."""
+        self._query = query
+        self.out = torch.zeros_like(query)
+        self.logsumexp = query.new_full(query.shape[:-1], -torch.inf)
+
+    def add(self, keys: tuple[torch.Tensor, ...], block: AttentionBlock) -> None:
+        """Attends to the block's part of `keys`, a key and a value, and merges the result."""
+        query, out = self._query[:, :, block.queries], self.out[:, :, block.queries]
+        logsumexp = self.logsumexp[:, :, block.queries]
+        key, value = (each[:, :, block.keys] for each in keys)
+        added, its_logsumexp = _forward(query, key, value, 0.0, block.is_causal)
+        share = torch.sigmoid(its_logsumexp - logsumexp)
+        out.lerp_(added, share.unsqueeze(-1))
+        logsumexp.copy_(torch.logaddexp(logsumexp, its_logsumexp))
+
+
+class AttentionGradient:
+    """The gradients of an attention that was merged from blocks."""
+
+    def __init__(
+        self,
+        gradient: torch.Tensor,
+        query: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+    ) -> None:
+        """`gradient` is that of `out`; `out` and `logsumexp` are those of all blocks together."""
+        self._of_queries = (with_dense_rows(gradient), query, out, logsumexp)
+        self.query = torch.zeros_like(query)
+        """The gradient of the queries, summed over the blocks so far."""
+
+    def add(
+        self, keys: tuple[torch.Tensor, ...], block: AttentionBlock
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds a block's gradient of the queries; returns those of its part of keys and values."""
+        gradient, query, out, logsumexp = (each[:, :, block.queries] for each in self._of_queries)
+        key, value = (each[:, :, block.keys] for each in keys)
+        of_query, of_key, of_value = _backward(
+            gradient, query, key, value, out, logsumexp, 0.0, block.is_causal
+        )
+        self.query[:, :, block.queries] += of_query
+        return of_key, of_value
+
+
+def attend_in_blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    blocks: Sequence[AttentionBlock],
+) -> torch.Tensor:
+    """Returns the attention of these blocks together. Each query must be in at least one."""
+    rows = (with_dense_rows(each) for each in (query, key, value))
+    found: torch.Tensor = _BlockwiseAttention.apply(*rows, tuple(blocks))  # type: ignore[no-untyped-call]
+    return found
+
+
+def with_dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """Returns x with the elements of its last dimension side by side.
+
+    The kernel gives wrong results for other arrays, without an error.
+    """
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class _BlockwiseAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        blocks: tuple[AttentionBlock, ...],
+    ) -> torch.Tensor:
+        merged = MergedAttention(query)
+        for block in blocks:
+            merged.add((key, value), block)
+        ctx.save_for_backward(query, key, value, merged.out, merged.logsumexp)
+        ctx.blocks = blocks
+        return merged.out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, out, logsumexp = ctx.saved_tensors
+        gradient = AttentionGradient(gradients[0], query, out, logsumexp)
+        of_key, of_value = torch.zeros_like(key), torch.zeros_like(value)
+        for block in ctx.blocks:
+            found = gradient.add((key, value), block)
+            of_key[:, :, block.keys] += found[0]
+            of_value[:, :, block.keys] += found[1]
+        return gradient.query, of_key, of_value, None

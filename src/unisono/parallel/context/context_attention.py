@@ -1,0 +1,104 @@
+"""Attention over a sequence that the ranks of a group divide, by one of three exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import distributed as dist
+
+from unisono.parallel.context.gathered_attention import (
+    allgather_attention,
+    ulysses_attention,
+    whole_attention,
+)
+from unisono.parallel.context.ring_attention import ring_attention
+from unisono.planner import nearest_divisor
+
+CONTEXT_KINDS = ("ring", "ulysses", "allgather")
+"""The exchanges. `ring` passes keys and values around, and holds two blocks at a time. `ulysses`
+gives each rank all positions of some heads. `allgather` gathers all keys and values."""
+
+_ATTENTIONS: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
+    {"ring": ring_attention, "ulysses": ulysses_attention, "allgather": allgather_attention}
+)
+_TYPES = (torch.float32, torch.float64)
+
+
+class ContextAttention:
+    """Scaled dot-product attention of this rank's positions to the positions of all ranks.
+
+    Each rank of the group holds its `zigzag_part` of the sequence, in this order.
+
+    >>> attention = ContextAttention("ring", None)
+    >>> query, key = torch.ones(1, 4, 8, 2), torch.ones(1, 2, 8, 2)
+    >>> attention(query, key, key).shape
+    torch.Size([1, 4, 8, 2])
+    """
+
+    def __init__(self, kind: str, group: dist.ProcessGroup | None) -> None:
+        """`kind`: one of `CONTEXT_KINDS`. `group`: None for one rank, which communicates nothing.
+
+        Raises `ValueError` for another kind.
+        """
+        if kind not in CONTEXT_KINDS:
+            raise ValueError(f"kind: expected one of {', '.join(CONTEXT_KINDS)}, got {kind!r}")
+        self.kind = kind
+        self.group = group
+        self.ranks = 1 if group is None else dist.get_world_size(group)
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        is_causal: bool = True,
+    ) -> torch.Tensor:
+        """Returns the attention, in the shape of `query`. Collective, and so is its backward.
+
+        `query`: (batch, heads, positions of this rank, head_dim). `key` and `value` may have fewer
+        heads, which divide those of `query`. float32 or float64 with several ranks, on the CPU.
+        Raises `ValueError` for other shapes and types.
+        """
+        self._check_shapes(query, key, value)
+        if self.group is None or self.ranks == 1:
+            return whole_attention(query, key, value, is_causal=is_causal)
+        self._check_division(query, key, value)
+        return _ATTENTIONS[self.kind](query, key, value, self.group, is_causal=is_causal)
+
+    def _check_shapes(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.dim() != 4 or 0 in query.shape[1:]:
+            raise ValueError(
+                "query: expected (batch, heads, positions, head_dim), all but the batch at least "
+                f"1, got {tuple(query.shape)}"
+            )
+        batch, heads, length, head_dim = query.shape
+        kv_heads = key.shape[1] if key.dim() == 4 else 0
+        for name, each in (("key", key), ("value", value)):
+            wanted = (batch, kv_heads, length, head_dim)
+            if each.shape != wanted or kv_heads == 0 or heads % kv_heads:
+                raise ValueError(
+                    f"{name}: expected ({batch}, a divisor of {heads}, {length}, {head_dim}), as "
+                    f"query and key have, got {tuple(each.shape)}"
+                )
+
+    def _check_division(self, query: torch.Tensor, *keys: torch.Tensor) -> None:
+        found = {(each.dtype, each.device.type) for each in (query, *keys)}
+        if found not in [{(dtype, "cpu")} for dtype in _TYPES]:
+            names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in found))
+            raise ValueError(
+                f"{self.kind} attention: expected float32 or float64 arrays on the CPU, "
+                f"all of one type, got {names}"
+            )
+        _, heads, length, _ = query.shape
+        if length % 2:
+            raise ValueError(
+                "positions of this rank: expected an even number, two chunks of a zigzag, "
+                f"got {length}"
+            )
+        if self.kind == "ulysses" and heads % self.ranks:
+            raise ValueError(
+                f"ulysses attention: {self.ranks} ranks do not divide {heads} heads; "
+                f"{nearest_divisor(heads, self.ranks)} do, and so do the other kinds"
+            )

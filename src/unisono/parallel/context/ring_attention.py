@@ -1,0 +1,119 @@
+"""Ring attention: blocks of keys and values go round, while each rank attends to the present one.
+
+With c ranks, T positions of all ranks and key-value width h_kv, a rank sends (c-1)/c 2 T h_kv
+elements forward. Backward it sends them again, and c/c 2 T h_kv elements of gradients: the
+gradients of a block travel with it, one step behind, and return to its rank in c hops.
+
+Sources: H. Liu et al., "Ring attention with blockwise transformers for near-infinite context",
+2023; the zigzag blocks are those of zhuzilin/ring-flash-attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.autograd.function import once_differentiable
+
+from unisono.parallel.context.attention_blocks import (
+    AttentionGradient,
+    MergedAttention,
+    block_of_ring,
+    with_dense_rows,
+)
+from unisono.parallel.context.ring_exchange import PendingExchange, RingExchange, Tensors
+
+
+def ring_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    is_causal: bool,
+) -> torch.Tensor:
+    """Returns the attention of this rank's zigzag part to the whole sequence. Collective.
+
+    Shapes as in `ContextAttention`. A rank holds two blocks of keys and values at a time besides
+    its own.
+    """
+    found: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _RingAttention(torch.autograd.Function):
+    """One node without parameters: schedules that split a backward pass run it once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        group: dist.ProcessGroup,
+        is_causal: bool,
+    ) -> torch.Tensor:
+        query = with_dense_rows(query)
+        own = _contiguous(_swapped((key, value)))
+        ring = RingExchange(group)
+        merged = MergedAttention(query)
+        for source, keys in ring.visit(own):
+            block = block_of_ring(ring.rank, source, query.shape[2], is_causal=is_causal)
+            merged.add(_swapped(keys), block)
+        ctx.save_for_backward(query, *own, merged.out, merged.logsumexp)
+        ctx.group, ctx.is_causal = group, is_causal
+        return merged.out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, *own, out, logsumexp = ctx.saved_tensors
+        gradient = AttentionGradient(gradients[0], query, out, logsumexp)
+        ring = RingExchange(ctx.group)
+        sums = _TravellingSums(ring)
+        for source, keys in ring.visit(tuple(own)):
+            block = block_of_ring(ring.rank, source, query.shape[2], is_causal=ctx.is_causal)
+            sums.add(_swapped(gradient.add(_swapped(keys), block)), block.keys)
+        return gradient.query, *_swapped(sums.returned()), None, None
+
+
+class _TravellingSums:
+    """The gradients of a block's keys and values. They follow it around the ring, and grow."""
+
+    def __init__(self, ring: RingExchange) -> None:
+        self._ring = ring
+        self._present: Tensors | None = None
+        self._arriving: PendingExchange | None = None
+
+    def add(self, found: Tensors, keys: slice) -> None:
+        """Adds to the sums that arrive with the present block, and passes them on.
+
+        The first block is the rank's own and whole: its sums begin here.
+        """
+        spare = self._present
+        if self._arriving is None:
+            self._present = _contiguous(found)
+        else:
+            self._present = self._arriving.wait()
+            for total, each in zip(self._present, found, strict=True):
+                total[:, keys] += each
+        self._arriving = self._ring.start(self._present, spare)
+
+    def returned(self) -> Tensors:
+        """Returns the sums of all ranks for this rank's own block."""
+        assert self._arriving is not None  # the own block came first
+        return self._arriving.wait()
+
+
+def _swapped(tensors: Tensors) -> Tensors:
+    """Returns the tensors with sequence and heads exchanged.
+
+    Messages have the layout (batch, sequence, heads, head_dim) of the kernel's results, so these
+    are sent without a copy.
+    """
+    return tuple(each.transpose(1, 2) for each in tensors)
+
+
+def _contiguous(tensors: Tensors) -> Tensors:
+    return tuple(each.contiguous() for each in tensors)

@@ -1,0 +1,67 @@
+"""The two exchanges of whole sequences, with their gradients: all-to-all and all-gather.
+
+Each is an autograd node of its own, without parameters: pipeline schedules that split a backward
+pass run the backward of a node with parameters twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.autograd.function import once_differentiable
+
+
+def all_to_all(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Sends `parts[i]` to rank i; returns the parts from all ranks, in rank order.
+
+    The gradient takes the same way back.
+    """
+    found: torch.Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
+    return found
+
+
+def all_gather(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Returns the parts of all ranks, in a new first dimension.
+
+    The gradient is this rank's part of the sum of the ranks' gradients.
+    """
+    found: torch.Tensor = _AllGather.apply(part, group)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _exchanged(parts, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _exchanged(gradients[0], ctx.group), None
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        whole = part.new_empty(dist.get_world_size(group), *part.shape)
+        dist.all_gather_single(whole, part.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole = gradients[0].contiguous()
+        part = torch.empty_like(whole[0])
+        dist.reduce_scatter_single(part, whole, group=ctx.group)
+        return part, None
+
+
+def _exchanged(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    sent = parts.contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received

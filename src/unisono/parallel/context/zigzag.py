@@ -1,0 +1,60 @@
+"""The zigzag division of a sequence: each rank has an early and a late chunk.
+
+With a causal mask, a late position attends to more keys than an early one. So equal runs of
+positions would give the last rank nearly twice the mean work. Two chunks, one from each end, give
+all ranks the same work.
+
+Source: zhuzilin/ring-flash-attention, and W. Brandon et al., "Striped attention", 2023, for the
+imbalance.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def zigzag_part(length: int, rank: int, ranks: int) -> torch.Tensor:
+    """Returns the positions that a rank holds: chunks `rank` and `2 ranks - 1 - rank` of `2 ranks`.
+
+    int64, shape (length / ranks,), in rising order. One rank holds all positions.
+    Raises `ValueError` if `2 ranks` does not divide the length, and for a rank that does not exist.
+
+    >>> [zigzag_part(8, rank, 2).tolist() for rank in range(2)]
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+    """
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank: expected 0 to {ranks - 1}, got {rank}")
+    if ranks == 1:
+        return torch.arange(length)
+    chunks = 2 * ranks
+    if length < chunks or length % chunks:
+        nearest = max(1, round(length / chunks)) * chunks
+        raise ValueError(
+            f"length: expected a multiple of 2 x {ranks} = {chunks}, got {length}; "
+            f"the nearest is {nearest}"
+        )
+    return torch.arange(length).reshape(chunks, -1)[[rank, -1 - rank]].flatten()
+
+
+def in_natural_order(parts: torch.Tensor) -> torch.Tensor:
+    """Returns the whole sequence of all ranks' zigzag parts.
+
+    Shape (ranks, batch, length / ranks, ...) in, (batch, length, ...) out.
+
+    >>> parts = torch.stack([zigzag_part(8, rank, 2) for rank in range(2)]).unsqueeze(1)
+    >>> in_natural_order(parts).tolist()
+    [[0, 1, 2, 3, 4, 5, 6, 7]]
+    """
+    early, late = parts.chunk(2, dim=2)
+    return torch.cat([*early.unbind(), *reversed(late.unbind())], dim=1)
+
+
+def in_zigzag_parts(whole: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Returns the zigzag parts of all ranks. It reverses `in_natural_order`.
+
+    >>> in_zigzag_parts(torch.arange(8).unsqueeze(0), 2).tolist()
+    [[[0, 1, 6, 7]], [[2, 3, 4, 5]]]
+    """
+    chunks = whole.chunk(2 * ranks, dim=1)
+    pairs = [torch.cat([chunks[rank], chunks[-1 - rank]], dim=1) for rank in range(ranks)]
+    return torch.stack(pairs)

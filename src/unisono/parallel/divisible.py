@@ -1,0 +1,35 @@
+"""The interface of modules that can be divided over the ranks of a mesh."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A module that computes the whole in one process, and a part of it after `divide`."""
+
+    def divide(self, mesh: TrainingMesh) -> None:
+        """Keeps this rank's block of each parameter, and communicates over the mesh's groups.
+
+        Blocks are cut with `parameter_block.cut`. Raises `ValueError` for a mesh that cannot
+        divide the module.
+        """
+
+
+@runtime_checkable
+class Balanced(Protocol):
+    """A module that adds a loss of its own, such as experts whose load is balanced."""
+
+    auxiliary_loss: torch.Tensor
+    """This rank's part of that loss, over the forward passes since `reset_auxiliary`: the sum over
+    the ranks of a stage is the whole."""
+    auxiliary_scale: float
+    """The factor of its gradient: 1 / microbatches."""
+
+    def reset_auxiliary(self) -> None:
+        """Sets `auxiliary_loss` to zero."""

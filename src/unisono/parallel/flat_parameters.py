@@ -1,0 +1,64 @@
+"""Parameters and gradients as views of flat arrays, so that one collective moves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class FlatParameters:
+    """One flat array of gradients, and one of weights, both padded to a multiple of `parts`."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], *, parts: int, holds_weights: bool = True
+    ) -> None:
+        """The parameters must be distinct and have one element type and device.
+
+        `holds_weights=False` leaves the weights where they are.
+        """
+        self._parameters = parameters
+        self.sizes = [each.numel() for each in parameters]
+        """Elements of each parameter, in the order of the flat array."""
+        total = sum(self.sizes)
+        self.part_length = -(-total // parts)
+        first = parameters[0]
+        self.gradient = torch.zeros(
+            self.part_length * parts, dtype=first.dtype, device=first.device
+        )
+        """The gradients, flat."""
+        self.weights = torch.zeros_like(self.gradient) if holds_weights else first.new_empty(0)
+        """The weights, flat; empty if they are not held."""
+        if holds_weights:
+            self.weights[:total] = nn.utils.parameters_to_vector(parameters).detach()
+            nn.utils.vector_to_parameters(self.weights, parameters)  # they become views
+        places = zip(parameters, torch.split(self.gradient[:total], self.sizes), strict=True)
+        self._views = [place.view_as(parameter) for parameter, place in places]
+        self.collect()
+
+    def first(self, part: int) -> int:
+        """Returns the place of a part's first element in the flat array."""
+        return part * self.part_length
+
+    def part(self, part: int) -> nn.Parameter:
+        """Returns a part of the weights as a parameter."""
+        first = self.first(part)
+        return nn.Parameter(self.weights[first : first + self.part_length])
+
+    def zero_gradients(self) -> None:
+        """Sets all gradients to zero. They stay where they are."""
+        self.gradient.zero_()
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+
+    def collect(self) -> None:
+        """Copies gradients that the program has replaced, for example by `model.zero_grad()`."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is view:
+                continue
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+            parameter.grad = view

@@ -1,0 +1,32 @@
+"""Modules that compute the same in one process and divided over the ranks of a mesh.
+
+`TransformerModel` is a whole decoder; `CrossEntropy` is its loss. `LinearPair` divides two linear
+layers of any sequence of modules.
+"""
+
+from unisono.parallel.layers.attention import SelfAttention
+from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
+from unisono.parallel.layers.feed_forward import FeedForward
+from unisono.parallel.layers.linear_pair import LinearPair, pair_linears
+from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part
+from unisono.parallel.layers.transformer_model import (
+    LogitHead,
+    TokenEmbedding,
+    TransformerModel,
+    draw_weights,
+)
+
+__all__ = [
+    "IGNORED",
+    "CrossEntropy",
+    "FeedForward",
+    "LinearPair",
+    "LogitHead",
+    "SelfAttention",
+    "TokenEmbedding",
+    "TransformerModel",
+    "draw_weights",
+    "gather_copies",
+    "keep_part",
+    "pair_linears",
+]

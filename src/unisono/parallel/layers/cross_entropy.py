@@ -1,0 +1,90 @@
+"""The cross entropy of logits, also of logits whose vocabulary tensor parallelism divides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from unisono.parallel.layers.tensor_exchanges import Group
+from unisono.parallel.parameter_block import part_of
+from unisono.parallel.training_mesh import TrainingMesh
+
+IGNORED = -100
+"""The target that counts for nothing, as in torch."""
+
+
+class CrossEntropy(nn.Module):
+    """The mean over the valid targets, in nats.
+
+    Logits (..., vocabulary), targets (...) of class numbers; `IGNORED` targets do not count. After
+    `divide`, the logits are this rank's part of the vocabulary, and no rank holds the whole: three
+    sums of one number a token replace them. All ranks of `tp` get the same loss.
+
+    >>> CrossEntropy()(torch.zeros(2, 4), torch.tensor([1, IGNORED]))
+    tensor(1.3863)
+    """
+
+    def __init__(self, vocab: int | None = None) -> None:
+        """`vocab`: number of classes. Needed to divide it."""
+        super().__init__()
+        self.vocab = vocab
+        self._group: Group = None
+        self._first = 0
+
+    def divide(self, mesh: TrainingMesh) -> None:
+        """Expects logits of this rank's part of the vocabulary from now on.
+
+        Raises `ValueError` if the loss does not know the number of classes.
+        """
+        if mesh.group("tp") is None:
+            return
+        if self.vocab is None:
+            raise ValueError(
+                "CrossEntropy: tp needs the number of classes; use CrossEntropy(vocab)"
+            )
+        self._group = mesh.group("tp")
+        self._first, _ = part_of(self.vocab, mesh.coordinates["tp"], mesh.layout.tp)
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        flat, wanted = logits.flatten(0, -2), targets.flatten()
+        if self._group is None:
+            return functional.cross_entropy(flat, wanted, ignore_index=IGNORED)
+        losses: torch.Tensor = _DividedCrossEntropy.apply(flat, wanted, self._first, self._group)  # type: ignore[no-untyped-call]
+        is_valid = wanted != IGNORED
+        return (losses * is_valid).sum() / is_valid.sum()
+
+
+class _DividedCrossEntropy(torch.autograd.Function):
+    """The loss of each token, of logits (tokens, part of the vocabulary)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, first: int, group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        count = logits.shape[-1]
+        highest = logits.amax(dim=-1) if count else logits.new_full(logits.shape[:-1], -torch.inf)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
+        shifted = logits - highest.unsqueeze(-1)
+        powers = shifted.exp()
+        total = powers.sum(dim=-1)
+        dist.all_reduce(total, group=group)
+        place = (targets - first).clamp(0, max(count - 1, 0)).unsqueeze(-1)
+        is_here = (targets >= first) & (targets < first + count)
+        chosen = torch.zeros_like(total)
+        if count:
+            chosen = torch.where(is_here, shifted.gather(-1, place).squeeze(-1), chosen)
+        dist.all_reduce(chosen, group=group)
+        ctx.save_for_backward(powers / total.unsqueeze(-1), place, is_here)
+        return total.log() - chosen
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        probabilities, place, is_here = ctx.saved_tensors
+        gradient = probabilities.clone()
+        if gradient.shape[-1]:
+            gradient.scatter_add_(-1, place, -is_here.unsqueeze(-1).to(gradient.dtype))
+        return gradient * gradients[0].unsqueeze(-1), None, None, None

@@ -1,0 +1,179 @@
+"""The exchanges at the borders of layers that tensor parallelism divides, with their gradients.
+
+Each function is an autograd node of its own, without parameters: pipeline schedules that split a
+backward pass run the backward of a node with parameters twice. Without a group (None) each
+function returns its argument.
+
+Shoeybi et al., "Megatron-LM", 2019 (`copy_to_all`, `sum_of_all`); Korthikanti et al., "Reducing
+activation recomputation in large transformer models", 2022 (the exchanges along the sequence).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.nn import functional
+
+from unisono.parallel.parameter_block import part_of
+
+Group = dist.ProcessGroup | None
+
+
+def copy_to_all(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Returns x. The gradient is the sum of the ranks' gradients."""
+    return x if group is None else _applied(_CopyToAll, x, group)
+
+
+def sum_of_all(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Returns the sum of the ranks' arrays. The gradient passes unchanged."""
+    return x if group is None else _applied(_SumOfAll, x, group)
+
+
+def gather_parts(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
+    """Returns the parts of all ranks along `dim`, `length` elements together.
+
+    The gradient is this rank's part of the **sum** of the ranks' gradients. Use it where the ranks
+    compute different things from the whole.
+    """
+    return x if group is None else _applied(_GatherParts, x, group, dim, length)
+
+
+def sum_to_parts(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
+    """Returns this rank's part, along `dim`, of the sum of the ranks' arrays.
+
+    The gradient is the whole of the parts' gradients.
+    """
+    return x if group is None else _applied(_SumToParts, x, group, dim)
+
+
+def gather_copies(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
+    """Returns the parts of all ranks along `dim`, `length` elements together.
+
+    The gradient is this rank's part of its own gradient. Use it where all ranks compute the same
+    from the whole.
+    """
+    return x if group is None else _applied(_GatherCopies, x, group, dim, length)
+
+
+def keep_part(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
+    """Returns this rank's part of x along `dim`, where x is the same on all ranks.
+
+    The gradient is the whole of the parts' gradients.
+    """
+    return x if group is None else _applied(_KeepPart, x, group, dim)
+
+
+class _CopyToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _summed(gradients[0], ctx.group), None
+
+
+class _SumOfAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class _GatherParts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int, length: int
+    ) -> torch.Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _gathered(x, group, dim, length)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _scattered_sum(gradients[0], ctx.group, ctx.dim), None, None, None
+
+
+class _SumToParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+        ctx.group, ctx.dim, ctx.length = group, dim, x.shape[dim]
+        return _scattered_sum(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _gathered(gradients[0], ctx.group, ctx.dim, ctx.length), None, None
+
+
+class _GatherCopies(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int, length: int
+    ) -> torch.Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _gathered(x, group, dim, length)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _own_part(gradients[0], ctx.group, ctx.dim), None, None, None
+
+
+class _KeepPart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+        ctx.group, ctx.dim, ctx.length = group, dim, x.shape[dim]
+        return _own_part(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _gathered(gradients[0], ctx.group, ctx.dim, ctx.length), None, None
+
+
+def _applied(node: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
+    found: torch.Tensor = node.apply(*arguments)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    whole = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(whole, group=group)
+    return whole
+
+
+def _own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    first, count = part_of(x.shape[dim], dist.get_rank(group), dist.get_world_size(group))
+    return x.narrow(dim, first, count).contiguous()
+
+
+def _gathered(x: torch.Tensor, group: dist.ProcessGroup, dim: int, length: int) -> torch.Tensor:
+    """Returns the whole along `dim`. Short parts travel padded, since the exchange is even."""
+    ranks = dist.get_world_size(group)
+    longest = -(-length // ranks)
+    part = _padded(x.movedim(dim, 0), longest)
+    whole = part.new_empty(ranks * longest, *part.shape[1:])
+    dist.all_gather_single(whole, part, group=group)
+    return whole[:length].movedim(0, dim)
+
+
+def _scattered_sum(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    length = x.shape[dim]
+    longest = -(-length // ranks)
+    whole = _padded(x.movedim(dim, 0), ranks * longest)
+    part = whole.new_empty(longest, *whole.shape[1:])
+    dist.reduce_scatter_single(part, whole, group=group)
+    _, count = part_of(length, rank, ranks)
+    return part[:count].movedim(0, dim).contiguous()
+
+
+def _padded(x: torch.Tensor, length: int) -> torch.Tensor:
+    """Returns x, contiguous, with rows of zeros up to `length`."""
+    missing = length - x.shape[0]
+    if missing == 0:
+        return x.contiguous()
+    return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))

@@ -1,0 +1,207 @@
+"""A decoder whose layers every strategy can divide: embedding, layers, head, as one sequence."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from unisono.parallel.context import zigzag_part
+from unisono.parallel.counter_random import CounterRandom
+from unisono.parallel.layers.attention import SelfAttention
+from unisono.parallel.layers.divided_linear import (
+    TensorRegion,
+    divide_columns,
+    mark_between_regions,
+)
+from unisono.parallel.layers.feed_forward import FeedForward
+from unisono.parallel.layers.tensor_exchanges import gather_copies
+from unisono.parallel.parameter_block import block_of, cut, part_of
+from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import Transformer
+
+_WEIGHT_SCALE = 0.02
+_RESIDUAL_SCALE = 0.5
+
+
+class TokenEmbedding(nn.Module):
+    """Maps tokens (batch, sequence) to vectors, and adds learned positions.
+
+    Tensor parallelism divides the vocabulary; its parts may be uneven.
+    """
+
+    def __init__(self, shape: Transformer) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape.vocab, shape.hidden))
+        self.position = nn.Parameter(torch.empty(max(shape.positions, 1), shape.hidden))
+        self._has_positions = shape.positions > 0
+        self._first = 0
+        self._mesh: TrainingMesh | None = None
+        self._region = TensorRegion()
+
+    def divide(self, mesh: TrainingMesh) -> None:
+        """Keeps this rank's rows of the vocabulary."""
+        self._mesh = mesh
+        if mesh.group("tp") is None:
+            return
+        cut(self, "weight", dim=0, part=mesh.coordinates["tp"], parts=mesh.layout.tp)
+        self._first = block_of(self.weight).start[0]
+        mark_between_regions(self.position, mesh)
+        self._region = TensorRegion(mesh)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self._region.leave(self._own_rows(tokens))
+        return x + self.position[self._places(tokens.shape[1])] if self._has_positions else x
+
+    def _own_rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns the vectors of this rank's part of the vocabulary, and zeros for the others."""
+        if self._region.group is None:
+            return functional.embedding(tokens, self.weight)
+        rows = self.weight.shape[0]
+        is_here = (tokens >= self._first) & (tokens < self._first + rows)
+        if rows == 0:
+            return self.weight.sum() * 0 + self.weight.new_zeros(
+                *tokens.shape, self.weight.shape[1]
+            )
+        found = functional.embedding((tokens - self._first).clamp(0, rows - 1), self.weight)
+        return found * is_here.unsqueeze(-1)
+
+    def _places(self, length: int) -> torch.Tensor:
+        """Returns the positions of this rank's tokens in the whole sequence."""
+        mesh = self._mesh
+        if mesh is None:
+            return torch.arange(length)
+        parts = mesh.layout.cp
+        places = zigzag_part(length * parts, mesh.coordinates["cp"], parts)
+        if not self._region.is_sequence_divided:
+            return places
+        first, count = part_of(length, mesh.coordinates["tp"], mesh.layout.tp)
+        return places[first : first + count]
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then a feed-forward network or experts; each after a norm, added to its input."""
+
+    def __init__(self, shape: Transformer, *, is_causal: bool, context: str):
+        super().__init__()
+        self.attention_norm = _norm(shape)
+        self.attention = SelfAttention(shape, is_causal=is_causal, context=context)
+        self.network_norm = _norm(shape)
+        self.network = FeedForward(shape)
+
+    def divide(self, mesh: TrainingMesh) -> None:
+        """Marks the norms, which see a part of the sequence under sequence parallelism."""
+        _mark_norms(self, mesh)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        y: torch.Tensor = x + self.network(self.network_norm(x))
+        return y
+
+
+class LogitHead(nn.Module):
+    """A norm, then the projection to logits.
+
+    Tensor parallelism divides the vocabulary. The logits stay divided if `keeps_parts` is True, as
+    `CrossEntropy` expects them; else each rank gets all.
+    """
+
+    def __init__(self, shape: Transformer, weight: nn.Parameter | None = None) -> None:
+        """`weight`: the embedding's matrix, if the projection is tied to it."""
+        super().__init__()
+        self.norm = _norm(shape)
+        self.vocab = shape.vocab
+        self.projection = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        if weight is not None:
+            self.projection.weight = weight
+        self.keeps_parts = False
+        self._region = TensorRegion()
+
+    def divide(self, mesh: TrainingMesh) -> None:
+        """Keeps this rank's part of the vocabulary."""
+        _mark_norms(self, mesh)
+        if mesh.group("tp") is not None:
+            divide_columns(self.projection, mesh)
+            self._region = TensorRegion(mesh)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.projection(self._region.enter(self.norm(x)))
+        if self.keeps_parts:
+            return logits
+        return gather_copies(logits, self._region.group, dim=2, length=self.vocab)
+
+
+class TransformerModel(nn.Sequential):
+    """The decoder of a `planner.Transformer`: tokens (batch, sequence) to logits (.., vocab).
+
+    Its children are "embedding", "layer0", "layer1", ..., "head". A pipeline cuts between them.
+    Latent attention (`kv_rank`) is not built.
+
+    >>> shape = Transformer(layers=2, hidden=16, heads=2, vocab=11, positions=8)
+    >>> model = TransformerModel(shape, seed=0)
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 11])
+    >>> sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    True
+    """
+
+    def __init__(
+        self, shape: Transformer, *, seed: int = 0, is_causal: bool = True, context: str = "ring"
+    ) -> None:
+        """`seed`: of the weights, which do not depend on the layout.
+
+        `context`: how ranks of `cp` exchange keys and values: "ring", "ulysses" or "allgather".
+        Raises `ValueError` for latent attention.
+        """
+        if shape.experts:
+            raise ValueError(f"experts: expected 0, got {shape.experts}")
+        if shape.kv_rank:
+            raise ValueError(
+                f"kv_rank: latent attention is not built; expected 0, got {shape.kv_rank}"
+            )
+        embedding = TokenEmbedding(shape)
+        layers: list[tuple[str, nn.Module]] = [
+            (
+                f"layer{index}",
+                DecoderLayer(
+                    shape,
+                    is_causal=is_causal,
+                    context=context,
+                ),
+            )
+            for index in range(shape.layers)
+        ]
+        head = LogitHead(shape, embedding.weight if shape.tied else None)
+        super().__init__(OrderedDict([("embedding", embedding), *layers, ("head", head)]))
+        self.shape = shape
+        draw_weights(self, seed)
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module, seed: int) -> None:
+    """Draws all parameters from their names and the seed alone.
+
+    Matrices are normal; norms are near 1 and biases near 0, but not equal to them, so that every
+    gradient is seen in a test.
+    """
+    random = CounterRandom(seed)
+    for name, parameter in model.named_parameters():
+        values = random.normal(name, parameter.shape) * _WEIGHT_SCALE
+        if parameter.dim() == 1 and name.endswith("norm.weight"):
+            values += 1
+        elif parameter.dim() > 1 and not name.startswith("embedding"):
+            values *= _RESIDUAL_SCALE / _WEIGHT_SCALE * parameter.shape[-1] ** -0.5
+        parameter.copy_(values)
+
+
+def _norm(shape: Transformer) -> nn.Module:
+    return nn.RMSNorm(shape.hidden) if shape.gated else nn.LayerNorm(shape.hidden)
+
+
+def _mark_norms(module: nn.Module, mesh: TrainingMesh) -> None:
+    for child in module.children():
+        if isinstance(child, nn.RMSNorm | nn.LayerNorm):
+            for parameter in child.parameters():
+                mark_between_regions(parameter, mesh)

@@ -1,0 +1,74 @@
+"""The part of a global batch that a rank trains on, as microbatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unisono.parallel.context import zigzag_part
+from unisono.parallel.layers import IGNORED
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchPart:
+    """The microbatches of one rank, and the global number of valid targets."""
+
+    inputs: tuple[torch.Tensor, ...]
+    targets: tuple[torch.Tensor, ...]
+    valid: int
+    """Valid targets of the whole batch: the divisor of the loss."""
+
+
+def divide_batch(
+    inputs: torch.Tensor, targets: torch.Tensor, mesh: TrainingMesh, microbatches: int
+) -> BatchPart:
+    """Returns this rank's part of a batch that all ranks hold.
+
+    The batch is cut into microbatches, each of them over `dp`, and each sequence over `cp`. So a
+    microbatch holds the same samples in every layout. Parts may be uneven, but not in a pipeline.
+
+    Raises `ValueError` for sizes that cannot be divided.
+    """
+    layout = mesh.layout
+    if len(inputs) != len(targets):
+        raise ValueError(
+            f"expected as many targets as inputs, got {len(targets)} for {len(inputs)} inputs"
+        )
+    parts = microbatches * layout.dp
+    if layout.pp > 1 and (len(inputs) % parts or len(inputs) == 0):
+        near = max(round(len(inputs) / parts), 1) * parts
+        raise ValueError(
+            f"a pipeline needs a multiple of microbatches x dp = {microbatches} x {layout.dp} = "
+            f"{parts} samples, not {len(inputs)}; {near} is"
+        )
+    place = mesh.coordinates["dp_replicate"] * mesh.grid.sizes["dp_shard"]
+    place += mesh.coordinates["dp_shard"]
+
+    def own(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        cuts = [piece.tensor_split(layout.dp)[place] for piece in x.tensor_split(microbatches)]
+        return tuple(_own_positions(piece, mesh) for piece in cuts)
+
+    return BatchPart(inputs=own(inputs), targets=own(targets), valid=count_valid(targets))
+
+
+def count_valid(targets: torch.Tensor) -> int:
+    """Returns the number of targets that count in a mean loss.
+
+    Class numbers: those that are not `IGNORED`. Others: all elements.
+    """
+    if targets.is_floating_point():
+        return targets.numel()
+    return int((targets != IGNORED).sum())
+
+
+def _own_positions(x: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
+    """Returns the positions of x (samples, sequence, ...) that this rank of `cp` holds."""
+    if mesh.layout.cp == 1:
+        return x
+    if x.dim() < 2:
+        raise ValueError(
+            f"cp divides sequences: expected (samples, sequence), got {tuple(x.shape)}"
+        )
+    return x[:, zigzag_part(x.shape[1], mesh.coordinates["cp"], mesh.layout.cp)]

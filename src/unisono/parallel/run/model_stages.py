@@ -1,0 +1,96 @@
+"""The stages of a pipeline: how a sequence of modules is cut, and which rank holds which part."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import nn
+
+from unisono.parallel.layers import TokenEmbedding
+from unisono.planner import Layout
+
+V_SCHEDULES = ("zbv", "dualpipev")
+"""Schedules in which a rank holds one stage from each end of the model."""
+
+
+def cut_stages(costs: Sequence[float], stages: int) -> list[int]:
+    """Returns the first module of each stage: contiguous parts whose largest cost is least.
+
+    >>> cut_stages([0, 4, 4, 4, 4, 2], 2)
+    [0, 3]
+    """
+    count, sums = len(costs), [0.0, *itertools.accumulate(costs)]
+    # least[end]: the least largest cost of the first `end` modules in as many stages as rows.
+    least = [0.0] + [math.inf] * count
+    choices: list[list[int]] = []
+    for _ in range(stages):
+        choice, row = [0] * (count + 1), [math.inf] * (count + 1)
+        for end in range(1, count + 1):
+            worst = [max(least[first], sums[end] - sums[first]) for first in range(end)]
+            row[end] = min(worst)
+            choice[end] = worst.index(row[end])
+        least = row
+        choices.append(choice)
+    firsts, end = [], count
+    for choice in reversed(choices):
+        end = choice[end]
+        firsts.append(end)
+    return firsts[::-1]
+
+
+def stages_of_rank(layout: Layout, rank: int) -> list[int]:
+    """Returns the stages that a rank of the pipeline holds, in order.
+
+    >>> stages_of_rank(Layout(pp=2, vpp=2), 0)
+    [0, 2]
+    >>> stages_of_rank(Layout(pp=2, vpp=2, schedule="zbv"), 0)
+    [0, 3]
+    """
+    if layout.schedule in V_SCHEDULES and layout.pp > 1:
+        return [rank, 2 * layout.pp - 1 - rank]
+    return [rank + chunk * layout.pp for chunk in range(layout.chunks)]
+
+
+def stage_count(layout: Layout) -> int:
+    """Returns the number of stages of a layout's pipeline."""
+    if layout.pp == 1:
+        return 1
+    return layout.pp * (2 if layout.schedule in V_SCHEDULES else layout.chunks)
+
+
+def stage_names(model: nn.Module, layout: Layout) -> list[list[str]]:
+    """Returns the names of the modules of each stage.
+
+    A module costs the elements of its matrices: they are its work for a token. An embedding costs
+    nothing. Raises `ValueError` if the model cannot be cut.
+    """
+    stages = stage_count(layout)
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(
+            f"a pipeline cuts an nn.Sequential between its modules; expected one, got "
+            f"{type(model).__name__}; pp = 1 works"
+        )
+    names = [name for name, _ in model.named_children()]
+    if len(names) < stages:
+        raise ValueError(
+            f"pp x vpp = {stages} stages need as many modules, but the model has {len(names)}; "
+            f"pp = {max(len(names) // (stages // layout.pp), 1)} works"
+        )
+    firsts = cut_stages([_cost(child) for child in model.children()], stages)
+    return [names[a:b] for a, b in zip(firsts, [*firsts[1:], len(names)], strict=True)]
+
+
+def _cost(module: nn.Module) -> float:
+    if isinstance(module, nn.Embedding | TokenEmbedding):
+        return 0.0
+    return float(sum(each.numel() for each in module.parameters() if each.dim() > 1))
+
+
+class ModelStage(nn.Sequential):
+    """The modules of one stage, under their names in the model."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__(OrderedDict((name, model.get_submodule(name)) for name in names))

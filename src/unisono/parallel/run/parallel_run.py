@@ -1,0 +1,177 @@
+"""A training run of a model that a layout divides: steps, gradients' norm, and counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from unisono.parallel.divisible import Balanced
+from unisono.parallel.run.batch_parts import BatchPart, count_valid, divide_batch
+from unisono.parallel.run.parameter_sets import ParameterSet
+from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
+from unisono.parallel.run.predicted_traffic import StepSize, predicted_bytes
+from unisono.parallel.run.run_report import (
+    RunReport,
+    make_report,
+    memory_by_kind,
+    predicted_memory,
+)
+from unisono.parallel.run.stage_clock import StageClock
+from unisono.parallel.training_mesh import TrainingMesh
+
+_NORM_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+class ParallelRun:
+    """Trains a divided model. `parallelize` makes it."""
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[int, nn.Module]],
+        sets: Sequence[ParameterSet],
+        mesh: TrainingMesh,
+        *,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        microbatches: int,
+        clip: float | None,
+    ) -> None:
+        self.mesh, self.sets = mesh, sets
+        self.stages = stages
+        """Number and modules of each stage of this rank."""
+        self.optimizer = optimizer
+        """The optimizer of this rank's parameters; for example for schedules of the learning rate.
+        """
+        self.microbatches, self.clip = microbatches, clip
+        self.gradient_norm = 0.0
+        """The norm of all gradients of the last step, before clipping."""
+        self.steps = 0
+        """Number of steps so far."""
+        self.step_s: list[float] = []
+        """Seconds of each step."""
+        self._loss, self._valid = loss, 1
+        self._sent_before: dict[str, int] = {}
+        self._size = StepSize(microbatches=microbatches, tokens=0, item_bytes=0)
+        self._balanced = [
+            each for _, stage in stages for each in stage.modules() if isinstance(each, Balanced)
+        ]
+        for each in self._balanced:
+            each.auxiliary_scale = 1.0 / microbatches
+        self._pipeline = (
+            PipelineRunner(
+                stages,
+                mesh,
+                microbatches=microbatches,
+                loss=self._weighted_loss,
+                after_trial=self._reset_auxiliary,
+            )
+            if mesh.layout.pp > 1
+            else None
+        )
+        self.clock = self._pipeline.clock if self._pipeline else StageClock()
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Trains on a batch; returns its loss before the step, the same on all ranks. Collective.
+
+        All ranks pass the whole batch, and each trains on its part. The loss is what
+        `loss(model(inputs), targets)` would be in one process, with the balance losses of experts.
+        Raises `ValueError` for sizes that the layout cannot divide.
+        """
+        start_s = time.perf_counter()
+        part = divide_batch(inputs, targets, self.mesh, self.microbatches)
+        self._valid = max(part.valid, 1)
+        self._note_size(part)
+        self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
+        self._reset_auxiliary()
+        for each in self.sets:
+            each.zero_gradients()
+        losses = self._passes(part)
+        for each in self.sets:
+            each.reduce()
+        total = self._finish(losses)
+        self.optimizer.step()
+        for each in self.sets:
+            each.gather()
+        self.steps += 1
+        self.step_s.append(time.perf_counter() - start_s)
+        return total
+
+    def report(self) -> RunReport:
+        """Returns the figures of the last step, predicted and measured. Collective."""
+        mesh = self.mesh
+        sent = mesh.bytes_sent()
+        figures = {
+            "pipeline": mesh.ranks("pp"),
+            "steps": self.steps,
+            "step_s": self.step_s,
+            "busy_s": self.clock.busy_s,
+            "span": self.clock.span,
+            "bytes_sent": {name: sent[name] - self._sent_before.get(name, 0) for name in sent},
+            "memory": memory_by_kind(self.sets, self.optimizer),
+            "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, self._size),
+            "predicted_memory": predicted_memory(self.sets, mesh),
+        }
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, figures)
+        return make_report(mesh.layout, found, microbatches=self.microbatches)
+
+    def _note_size(self, part: BatchPart) -> None:
+        """Notes the counters and the size of the step that begins, for the report."""
+        self._sent_before = self.mesh.bytes_sent()
+        held = self.sets[0].held[0].values
+        self._size = StepSize(
+            microbatches=self.microbatches,
+            tokens=part.targets[0].numel(),
+            item_bytes=held.element_size(),
+        )
+
+    def _passes(self, part: BatchPart) -> list[torch.Tensor]:
+        """Runs all microbatches forward and backward; returns the losses that this rank knows."""
+        if self._pipeline is not None:
+            return self._pipeline.run(part.inputs, part.targets)
+        self.clock.restart()
+        losses = []
+        ((_, model),) = self.stages
+        with self.clock.working():
+            for inputs, targets in zip(part.inputs, part.targets, strict=True):
+                loss = self._weighted_loss(model(inputs), targets)
+                loss.backward()  # type: ignore[no-untyped-call]
+                losses.append(loss)
+        return losses
+
+    def _weighted_loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Returns the share of a microbatch's part in the mean over the whole batch."""
+        valid = count_valid(targets)
+        if valid == 0:
+            return output.sum() * 0
+        return self._loss(output, targets) * (valid / self._valid)
+
+    def _finish(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Sums loss and norm over all ranks, clips the gradients, and returns the loss."""
+        squares = sum((each.squares() for each in self.sets), torch.zeros((), dtype=torch.float64))
+        shared = torch.stack([self._own_loss(losses), squares])
+        dist.all_reduce(shared)  # on the default group: it belongs to no axis
+        self.gradient_norm = float(shared[1].sqrt())
+        if self.clip is not None and self.gradient_norm > self.clip:
+            factor = torch.tensor(self.clip / (self.gradient_norm + _NORM_EPSILON))
+            for each in self.sets:
+                each.scale(factor)
+        return shared[0]
+
+    def _own_loss(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Returns this rank's part of the loss: `tp` ranks know the same, so only one counts."""
+        total = torch.zeros((), dtype=torch.float64)
+        if self.mesh.coordinates["tp"] == 0:
+            total += sum(loss.detach().double() for loss in losses)
+        for each in self._balanced:
+            total += each.auxiliary_loss.double() / self.microbatches
+        return total
+
+    def _reset_auxiliary(self) -> None:
+        for each in self._balanced:
+            each.reset_auxiliary()

@@ -1,0 +1,154 @@
+"""The division of a model by a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from unisono.parallel.divisible import Divisible
+from unisono.parallel.layers import CrossEntropy, LogitHead, pair_linears
+from unisono.parallel.parameter_block import block_of
+from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
+from unisono.parallel.run.model_stages import ModelStage, stage_names, stages_of_rank
+from unisono.parallel.run.parallel_run import ParallelRun
+from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
+from unisono.parallel.run.pipeline_runner import Loss
+from unisono.parallel.run.tied_parameters import Tie, find_ties, tie_again, tie_groups
+from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import Layout
+
+
+def parallelize(
+    model: nn.Module,
+    layout: Layout,
+    *,
+    loss: Loss,
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    microbatches: int = 1,
+    clip: float | None = None,
+) -> ParallelRun:
+    """Divides a model over the ranks of torch's default group, and returns its training run.
+
+    Call on all ranks with the same whole model; rank 0's weights are used. `loss` returns the mean
+    over the valid targets, as torch's losses do; class numbers of -100 are not valid.
+    `optimizer` makes an optimizer of this rank's parameters. `clip`: the largest norm of all
+    gradients together.
+
+    - `dp`, and ZeRO by `layout.zero`: any model.
+    - `pp`: an `nn.Sequential`, which is cut between its modules.
+    - `tp`: modules with a method `divide(mesh)`, such as those of `TransformerModel`, and pairs of
+      `nn.Linear` in sequences. Other modules are computed on every rank of `tp`.
+    - `cp`, `ep`: modules with a method `divide(mesh)`.
+
+    The model is changed: it keeps this rank's part. Raises `ValueError` in one line for a layout
+    that cannot divide the model.
+
+        layout = Layout(dp=2, tp=2, pp=2)
+        run = parallelize(model, layout, loss=loss_fn, optimizer=adam, microbatches=4, clip=1.0)
+        loss = run.step(inputs, targets)
+    """
+    if microbatches < 1:
+        raise ValueError(f"microbatches: expected at least 1, got {microbatches}")
+    _check(model, layout)
+    mesh = TrainingMesh(layout)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+    ties = find_ties(model)
+    _divide(model, loss, mesh)
+    tie_again(model, ties)
+    names = stage_names(model, layout) if layout.pp > 1 else []
+    stages = _own_stages(model, names, mesh)
+    held = _held(stages, ties, tie_groups(ties, names, mesh))
+    sets: Sequence[ParameterSet]
+    if layout.zero >= 2:
+        blocks = {each.name: each for each in held}
+        for _, stage in stages:
+            shard_modules(stage, mesh)
+        held = [
+            HeldParameter(name=name, values=values, block=blocks[name].block, tie=blocks[name].tie)
+            for name, values in _named(stages, ties)
+        ]
+        sets = make_fully_sharded_sets(held, mesh)
+    else:
+        sets = make_sets(held, mesh)
+    return ParallelRun(
+        stages,
+        sets,
+        mesh,
+        loss=loss,
+        optimizer=optimizer([each for found in sets for each in found.trained]),
+        microbatches=microbatches,
+        clip=clip,
+    )
+
+
+def _check(model: nn.Module, layout: Layout) -> None:
+    divisible = [each for each in model.modules() if isinstance(each, Divisible)]
+    for axis in ("cp", "ep"):
+        if getattr(layout, axis) > 1 and not divisible:
+            raise ValueError(
+                f"{axis} = {getattr(layout, axis)} needs modules with a method divide(mesh), such "
+                f"as TransformerModel has; {type(model).__name__} has none; {axis} = 1 works"
+            )
+    if layout.zero >= 2 and layout.ep > 1:
+        raise ValueError(
+            f"zero = {layout.zero} does not divide experts; with ep = {layout.ep}, zero = 1 works"
+        )
+
+
+def _divide(model: nn.Module, loss: Loss, mesh: TrainingMesh) -> None:
+    for module in list(model.modules()):
+        if isinstance(module, LogitHead):
+            module.keeps_parts = isinstance(loss, CrossEntropy)
+        if isinstance(module, Divisible):
+            module.divide(mesh)
+    pairs = pair_linears(model, mesh)
+    has_head = any(isinstance(each, LogitHead) for each in model.modules())
+    if has_head and isinstance(loss, CrossEntropy):
+        loss.divide(mesh)
+    if (
+        mesh.layout.tp > 1
+        and not pairs
+        and not any(isinstance(each, Divisible) for each in model.modules())
+    ):
+        raise ValueError(
+            f"tp = {mesh.layout.tp}: found nothing to divide in {type(model).__name__}; expected "
+            "modules with a method divide(mesh), or an nn.Sequential with two nn.Linear around "
+            "elementwise modules; tp = 1 works"
+        )
+
+
+def _own_stages(
+    model: nn.Module, names: Sequence[Sequence[str]], mesh: TrainingMesh
+) -> list[tuple[int, nn.Module]]:
+    if not names:
+        return [(0, model)]
+    numbers = stages_of_rank(mesh.layout, mesh.coordinates["pp"])
+    return [(number, ModelStage(model, names[number])) for number in numbers]
+
+
+def _named(
+    stages: Sequence[tuple[int, nn.Module]], ties: Sequence[Tie]
+) -> list[tuple[str, nn.Parameter]]:
+    """Returns this rank's parameters under their names in the whole model, each once."""
+    first = {name: tie[0] for tie in ties for name in tie}
+    found: dict[str, nn.Parameter] = {}
+    for _, stage in stages:
+        for name, parameter in stage.named_parameters():
+            found.setdefault(first.get(name, name), parameter)
+    return list(found.items())
+
+
+def _held(
+    stages: Sequence[tuple[int, nn.Module]],
+    ties: Sequence[Tie],
+    groups: dict[str, Group],
+) -> list[HeldParameter]:
+    return [
+        HeldParameter(name=name, values=each, block=block_of(each), tie=groups.get(name))
+        for name, each in _named(stages, ties)
+        if each.requires_grad
+    ]

@@ -1,0 +1,181 @@
+"""Parameters whose gradients the same ranks sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from unisono.parallel.flat_parameters import FlatParameters
+from unisono.parallel.parameter_block import ParameterBlock
+from unisono.parallel.rank_grid import GROUPS
+from unisono.parallel.training_mesh import TrainingMesh
+
+Group = dist.ProcessGroup | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldParameter:
+    """A parameter of this rank under its name in the whole model."""
+
+    name: str
+    values: nn.Parameter
+    block: ParameterBlock
+    tie: Group = None
+    """The ranks of other stages that hold the same parameter, and this one."""
+
+
+class ParameterSet(Protocol):
+    """Parameters that are reduced, stepped and counted together."""
+
+    @property
+    def held(self) -> Sequence[HeldParameter]:
+        """The parameters of the model."""
+
+    @property
+    def trained(self) -> Sequence[nn.Parameter]:
+        """The parameters that the optimizer steps."""
+
+    def zero_gradients(self) -> None:
+        """Sets the gradients to zero."""
+
+    def reduce(self) -> None:
+        """Sums the gradients over the ranks that see other tokens. Collective."""
+
+    def squares(self) -> torch.Tensor:
+        """Returns this rank's share of the sum of squares: over the ranks, each element once."""
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiplies the gradients."""
+
+    def gather(self) -> None:
+        """Makes the parameters whole after the optimizer's step. Collective."""
+
+    def traffic(self, microbatches: int) -> dict[str, float]:
+        """Returns the bytes that sums and gathers send in a step, by group; without ties."""
+
+
+class WholeSet:
+    """Every rank sums and steps all of its parameters: plain data parallelism.
+
+    The gradients are views of one flat array, so one all_reduce sums them.
+    """
+
+    def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
+        """The parameters must have equal groups and one element type."""
+        self.held = held
+        self.trained = [each.values for each in held]
+        self._flat = FlatParameters(self.trained, parts=1, holds_weights=False)
+        block = held[0].block
+        self._tie = held[0].tie
+        self._summed_over = block.summed_over
+        self._group = mesh.group(block.summed_over)
+        self._replicas = replicas(held[0], mesh)
+
+    def zero_gradients(self) -> None:
+        self._flat.zero_gradients()
+
+    def reduce(self) -> None:
+        self._flat.collect()
+        for group in (self._tie, self._group):
+            if group is not None:
+                dist.all_reduce(self._flat.gradient, group=group)
+
+    def squares(self) -> torch.Tensor:
+        return self._flat.gradient.double().square().sum() / self._replicas
+
+    def scale(self, factor: torch.Tensor) -> None:
+        self._flat.gradient.mul_(factor)
+
+    def gather(self) -> None:
+        """Every rank has stepped all parameters."""
+
+    def traffic(self, microbatches: int) -> dict[str, float]:
+        return sum_traffic([(self._summed_over, self._group)], _bytes(self._flat.gradient))
+
+
+class ShardedSet:
+    """Every rank sums and steps an equal part: ZeRO-1."""
+
+    def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
+        """The parameters must have equal groups and one element type."""
+        block = held[0].block
+        self.held = held
+        shard = shard_name(block)
+        self._shard, self._group = shard, mesh.group(shard)
+        ranks, rank = len(mesh.ranks(shard)), mesh.ranks(shard).index(mesh.rank)
+        self.flat = FlatParameters([each.values for each in held], parts=ranks)
+        self.part, self.first = self.flat.part(rank), self.flat.first(rank)
+        self.trained = [self.part]
+        others = [axis for axis in GROUPS[block.summed_over] if axis not in GROUPS[shard]]
+        self._others = [(name, mesh.group(name)) for name in others]
+        self._tie = held[0].tie
+        self._replicas = replicas(held[0], mesh) / ranks
+
+    def zero_gradients(self) -> None:
+        self.flat.zero_gradients()
+
+    def reduce(self) -> None:
+        self.flat.collect()
+        gradient = self.part.grad = torch.empty_like(self.part)
+        if self._tie is not None:
+            dist.all_reduce(self.flat.gradient, group=self._tie)
+        if self._group is None:
+            gradient.copy_(self.flat.gradient)
+        else:
+            dist.reduce_scatter_single(gradient, self.flat.gradient, group=self._group)
+        for _, group in self._others:
+            if group is not None:
+                dist.all_reduce(gradient, group=group)
+
+    def squares(self) -> torch.Tensor:
+        assert self.part.grad is not None  # `reduce` has made it
+        return self.part.grad.double().square().sum() / self._replicas
+
+    def scale(self, factor: torch.Tensor) -> None:
+        assert self.part.grad is not None  # `reduce` has made it
+        self.part.grad.mul_(factor)
+
+    def gather(self) -> None:
+        self.part.grad = None  # so that the sum takes memory during a step only
+        if self._group is not None:
+            dist.all_gather_single(self.flat.weights, self.part.detach(), group=self._group)
+
+    def traffic(self, microbatches: int) -> dict[str, float]:
+        moved = sum_traffic([(self._shard, self._group)], _bytes(self.flat.gradient))
+        return moved | sum_traffic(self._others, _bytes(self.part))
+
+
+def sum_traffic(groups: Sequence[tuple[str, Group]], moved: int) -> dict[str, float]:
+    """Returns the bytes that a sum of `moved` bytes sends, as one all_reduce or in its halves."""
+    ranks = {name: dist.get_world_size(group) for name, group in groups if group is not None}
+    return {name: 2 * (n - 1) / n * moved for name, n in ranks.items()}
+
+
+def _bytes(values: torch.Tensor) -> int:
+    return values.numel() * values.element_size()
+
+
+def shard_name(block: ParameterBlock) -> str:
+    """Returns the group over which ZeRO divides a parameter."""
+    return "expert_shard" if block.summed_over == "expert_tokens" else "shard"
+
+
+def replicas(held: HeldParameter, mesh: TrainingMesh) -> int:
+    """Returns the number of ranks that hold a parameter's block, with those of its tie."""
+    copies = 1 if held.tie is None else dist.get_world_size(held.tie)
+    return copies * len(mesh.ranks(held.block.held_by))
+
+
+def make_sets(held: Sequence[HeldParameter], mesh: TrainingMesh) -> list[ParameterSet]:
+    """Returns the sets of a layout with ZeRO stage 0 or 1, in the order of the parameters."""
+    kind: type[ShardedSet | WholeSet] = ShardedSet if mesh.layout.zero == 1 else WholeSet
+    found: dict[tuple[object, ...], list[HeldParameter]] = {}
+    for each in held:
+        key = (each.block.summed_over, each.block.held_by, each.tie, each.values.dtype)
+        found.setdefault(key, []).append(each)
+    return [kind(members, mesh) for members in found.values()]

@@ -1,0 +1,171 @@
+"""Pipelines on torch's schedules: each rank runs its stages on all microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+
+from unisono.parallel.run.model_stages import stage_count
+from unisono.parallel.run.stage_clock import StageClock
+from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import Layout
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class PipelineRunner:
+    """Runs forward and backward passes of a batch through the stages of this rank's pipeline.
+
+    Torch exchanges the shapes of activations when a batch has a new shape: the first step then
+    sends more bytes, and runs each stage once more.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[int, nn.Module]],
+        mesh: TrainingMesh,
+        *,
+        microbatches: int,
+        loss: Loss,
+        after_trial: Callable[[], None],
+    ) -> None:
+        """`stages`: number and modules of each stage of this rank.
+
+        `after_trial` runs after torch's additional pass. Raises `ValueError` if the schedule needs
+        another number of microbatches.
+        """
+        check_microbatches(mesh.layout, microbatches)
+        self._stages, self._mesh, self._loss = stages, mesh, loss
+        self._microbatches = microbatches
+        self._after_trial = after_trial
+        self._schedules: dict[tuple[object, ...], Any] = {}
+        self.clock = StageClock()
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Adds the gradients of a batch; returns the losses of this rank's last stage, if it has
+        it.
+
+        All microbatches must have one shape.
+        """
+        key = (tuple(inputs[0].shape), inputs[0].dtype)
+        schedule = self._schedules.get(key)
+        if schedule is None:
+            schedule = self._schedules[key] = self._schedule()
+        self.clock.restart()
+        losses: list[torch.Tensor] = []
+        numbers = [number for number, _ in self._stages]
+        arguments = [torch.cat(list(inputs))] if 0 in numbers else []
+        ends = stage_count(self._mesh.layout) - 1 in numbers
+        target = torch.cat(list(targets)) if ends else None
+        schedule.step(
+            *arguments,
+            target=target,
+            losses=losses if ends else None,
+            return_outputs=False,
+        )
+        return losses
+
+    def _schedule(self) -> Any:
+        layout = self._mesh.layout
+        stages = [
+            _TimedStage(
+                module,
+                number,
+                stage_count(layout),
+                torch.device("cpu"),
+                group=self._mesh.group("pp"),
+                clock=self.clock,
+                after_trial=self._after_trial,
+            )
+            for number, module in self._stages
+        ]
+        kind = _kind(layout)
+        is_single = kind in (ScheduleGPipe, Schedule1F1B)
+        return kind(
+            stages[0] if is_single else stages,
+            self._microbatches,
+            loss_fn=self._loss,
+            scale_grads=False,
+        )
+
+
+class _TimedStage(PipelineStage):
+    """A stage that counts the time of its passes, and tells of the pass that finds shapes."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        clock: StageClock,
+        after_trial: Callable[[], None],
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._clock, self._after_trial = clock, after_trial
+        self._is_trial = True
+
+    def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+        if self._is_trial:
+            self._is_trial = False
+            self._after_trial()
+        with self._clock.working():
+            return super().forward_one_chunk(*arguments, **options)
+
+    def backward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+        with self._clock.working():
+            return super().backward_one_chunk(*arguments, **options)
+
+    def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+        with self._clock.working():
+            return super().backward_weight_one_chunk(*arguments, **options)
+
+
+def check_microbatches(layout: Layout, microbatches: int) -> None:
+    """Raises `ValueError` if the layout's schedule cannot run this number of microbatches."""
+    pp = layout.pp
+    if pp == 1:
+        return
+    needed = {"dualpipev": 2 * pp, "zbv": pp, "1f1b": 1, "gpipe": 1}.get(layout.schedule, 1)
+    if microbatches < needed:
+        raise ValueError(
+            f"the schedule {layout.schedule} with pp = {pp} needs at least {needed} microbatches, "
+            f"not {microbatches}"
+        )
+    rounds = max(1, microbatches // pp)
+    in_rounds = layout.schedule in ("interleaved", "zb1p") or (
+        layout.schedule == "1f1b" and layout.chunks > 1
+    )
+    if in_rounds and microbatches % rounds:
+        raise ValueError(
+            f"the schedule {layout.schedule} with pp = {pp} needs a multiple of {rounds} "
+            f"microbatches, not {microbatches}; {rounds * pp} works"
+        )
+
+
+def _kind(layout: Layout) -> Any:
+    """Returns torch's class of a layout's schedule."""
+    if layout.schedule == "gpipe":
+        return ScheduleGPipe if layout.chunks == 1 else ScheduleLoopedBFS
+    if layout.schedule == "1f1b" and layout.chunks == 1:
+        return Schedule1F1B
+    return {
+        "1f1b": ScheduleInterleaved1F1B,
+        "interleaved": ScheduleInterleaved1F1B,
+        "zb1p": ScheduleInterleavedZeroBubble,
+        "zbv": ScheduleZBVZeroBubble,
+        "dualpipev": ScheduleDualPipeV,
+    }[layout.schedule]

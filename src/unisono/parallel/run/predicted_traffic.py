@@ -1,0 +1,115 @@
+"""The bytes that a rank sends in one step, from closed forms.
+
+n ranks and N bytes: a sum (all_reduce) sends 2 (n-1)/n N, a gather or a reduce_scatter of N bytes
+together (n-1)/n N. The forms of each strategy: docs/parallel.md.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from unisono.parallel.layers import FeedForward, LogitHead, SelfAttention, TokenEmbedding
+from unisono.parallel.run.model_stages import stage_count, stages_of_rank
+from unisono.parallel.run.parameter_sets import ParameterSet
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSize:
+    """The size of a step on one rank."""
+
+    microbatches: int
+    tokens: int
+    """Tokens of a microbatch on this rank, before sequence parallelism divides them."""
+    item_bytes: int
+    """Bytes of an element of an activation."""
+
+
+def predicted_bytes(
+    stages: Sequence[tuple[int, nn.Module]],
+    sets: Sequence[ParameterSet],
+    mesh: TrainingMesh,
+    size: StepSize,
+) -> dict[str, float]:
+    """Returns the bytes of this rank by group, under the names of `TrainingMesh.bytes_sent`.
+
+    Exchanges of experts are not in it: they depend on the routing.
+    """
+    found: defaultdict[str, float] = defaultdict(float)
+    for each in sets:
+        for name, sent in each.traffic(size.microbatches).items():
+            found[mesh.counted_as(name)] += sent
+    for number, stage in stages:
+        for axis, elements in (
+            ("tp", _tensor(stage, mesh, size)),
+            ("cp", _context(stage, mesh, size)),
+            ("pp", _pipeline(number, stage, mesh, size)),
+        ):
+            if mesh.group(axis) is not None:
+                sent = elements * size.microbatches * size.item_bytes
+                found[mesh.counted_as(axis)] += sent
+    return dict(found)
+
+
+def _rest(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
+    """Elements on `tp` in the passes of a microbatch: each region is entered and left twice."""
+    layout, elements, tokens = mesh.layout, 0.0, float(size.tokens)
+    if layout.sequence_parallel:  # parts of the sequence travel padded to the longest
+        tokens *= -(-mesh.sequence // layout.tp) * layout.tp / mesh.sequence
+    for module in stage.modules():
+        if isinstance(module, SelfAttention | FeedForward):
+            elements += 4 * tokens * _hidden(stage)
+        elif isinstance(module, TokenEmbedding):
+            elements += 2 * tokens * _hidden(stage)
+        elif isinstance(module, LogitHead):
+            logits = 6 if module.keeps_parts else module.vocab
+            elements += 2 * tokens * _hidden(stage) + size.tokens * logits
+    return elements * _rest(layout.tp)
+
+
+def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
+    """Elements on `cp` in the passes of a microbatch."""
+    layout, elements = mesh.layout, 0.0
+    ranks = layout.cp
+    for module in stage.modules():
+        if not isinstance(module, SelfAttention):
+            continue
+        wide = module.heads // layout.tp * module.head_dim * size.tokens
+        narrow = module.kv_heads // layout.tp * module.head_dim * size.tokens
+        if module.context == "ring":
+            elements += 2 * narrow * (2 * (ranks - 1) + ranks)
+        elif module.context == "allgather":
+            elements += 2 * 2 * narrow * (ranks - 1)
+        else:
+            copies = max(ranks // (module.kv_heads // layout.tp), 1)
+            elements += 2 * _rest(ranks) * 2 * (wide + copies * narrow)
+    return elements
+
+
+def _pipeline(number: int, stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
+    """Elements on `pp` in the passes of a microbatch: activations forward, gradients back."""
+    layout = mesh.layout
+    own = stages_of_rank(layout, mesh.coordinates["pp"])
+    neighbours = {number - 1, number + 1} - set(own) - {-1, stage_count(layout)}
+    tokens = size.tokens / (layout.tp if layout.sequence_parallel else 1)
+    return len(neighbours) * tokens * _hidden(stage)
+
+
+def _hidden(stage: nn.Module) -> int:
+    """Returns the width of the activations; 0 for models whose width is not known."""
+    for module in stage.modules():
+        if isinstance(module, SelfAttention):
+            return module.query.in_features
+        if isinstance(module, LogitHead):
+            return module.projection.in_features
+        if isinstance(module, TokenEmbedding):
+            return module.weight.shape[1]
+    return 0

@@ -1,0 +1,145 @@
+"""The figures of a training run: bytes by axis, memory, bubble and time, predicted and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from unisono.parallel.run.parameter_sets import ParameterSet, shard_name
+from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import Layout, StateBytes, bubble_share, state_bytes
+
+_FLOAT32_BYTES = 4
+
+ByRank = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedFigures:
+    """The figures that closed forms give."""
+
+    bytes_sent: Mapping[str, ByRank]
+    """Bytes of a step by axis and rank. Without the exchanges of experts."""
+    memory: Mapping[str, ByRank]
+    """Bytes by kind and rank."""
+    bubble: float
+    """Share of the pipeline's time in which a rank waits, if all stages take equally long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """The figures of the last step, the same on all ranks."""
+
+    layout: Layout
+    steps: int
+    step_s: float
+    """Median over the steps after the first, of the slowest rank."""
+    bytes_sent: Mapping[str, ByRank]
+    """Bytes of the last step by axis and rank. Ranks that share all axes of two names are counted
+    under the first."""
+    memory: Mapping[str, ByRank]
+    """Bytes of weights, gradients and optimizer states by rank."""
+    bubble: float
+    """Share of the last step's passes in which the ranks did not compute, on average."""
+    predicted: PredictedFigures
+
+
+def memory_by_kind(
+    sets: Sequence[ParameterSet], optimizer: torch.optim.Optimizer
+) -> dict[str, int]:
+    """Returns the bytes of this rank's weights, gradients and optimizer states.
+
+    Gradients: what a step leaves when it ends.
+    """
+    values = [held.values for each in sets for held in each.held]
+    states = [
+        state
+        for entry in optimizer.state.values()
+        for state in entry.values()
+        if isinstance(state, torch.Tensor) and state.dim() > 0
+    ]
+    gradients = [each.grad for each in values if each.grad is not None]
+    return {
+        "weights": _storage_bytes(values),
+        "gradients": _storage_bytes(gradients),
+        "optimizer": _storage_bytes(states),
+    }
+
+
+def predicted_memory(sets: Sequence[ParameterSet], mesh: TrainingMesh) -> dict[str, float]:
+    """Returns the bytes by kind that the ZeRO table gives for this rank's parameters, with Adam.
+
+    Rajbhandari et al., "ZeRO", 2020, table 1. The parameters are those that tensor, pipeline and
+    expert parallelism leave on this rank.
+    """
+    found = dict.fromkeys(StateBytes._fields, 0.0)
+    for held in (held for each in sets for held in each.held):
+        shards = len(mesh.ranks(shard_name(held.block)))
+        states = state_bytes(
+            held.values.numel(), zero=mesh.layout.zero, shards=shards, precision="fp32"
+        )
+        for kind, count in states._asdict().items():
+            found[kind] += count * held.values.element_size() / _FLOAT32_BYTES
+    return found
+
+
+def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Returns the bytes of the elements: views of one storage count once, each its own part."""
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+    return sum(each.numel() * each.element_size() for each in local)
+
+
+def bubble_of(layout: Layout, microbatches: int) -> float:
+    """Returns the share of a pipeline's time that is bubble, if all stages take equally long.
+
+    >>> bubble_of(Layout(pp=4), 4)
+    0.42857142857142855
+    """
+    waits = (layout.pp - 1) * bubble_share(layout, "none")
+    return waits / (microbatches + waits)
+
+
+def measured_bubble(busy: Sequence[float], spans: Sequence[tuple[float, float]]) -> float:
+    """Returns the average share of the time in which ranks do not compute.
+
+    `spans`: first begin and last end of each rank, by one clock.
+    """
+    makespan = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    return 1 - sum(busy) / len(busy) / makespan if makespan > 0 else 0.0
+
+
+def make_report(
+    layout: Layout, figures: Sequence[Mapping[str, Any]], *, microbatches: int
+) -> RunReport:
+    """Returns the report of the figures that each rank has gathered, in rank order."""
+    pipelines: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
+    for each in figures:
+        pipelines.setdefault(each["pipeline"], []).append(each)
+    bubbles = [
+        measured_bubble([each["busy_s"] for each in group], [each["span"] for each in group])
+        for group in pipelines.values()
+    ]
+    return RunReport(
+        layout=layout,
+        steps=figures[0]["steps"],
+        step_s=max(median(each["step_s"][1:] or each["step_s"]) for each in figures),
+        bytes_sent=_by_name([each["bytes_sent"] for each in figures]),
+        memory=_by_name([each["memory"] for each in figures]),
+        bubble=sum(bubbles) / len(bubbles),
+        predicted=PredictedFigures(
+            bytes_sent=_by_name([each["predicted_bytes"] for each in figures]),
+            memory=_by_name([each["predicted_memory"] for each in figures]),
+            bubble=bubble_of(layout, microbatches),
+        ),
+    )
+
+
+def _by_name(figures: Sequence[Mapping[str, float]]) -> dict[str, ByRank]:
+    names = dict.fromkeys(name for each in figures for name in each)
+    rows = {name: tuple(each.get(name, 0) for each in figures) for name in names}
+    return {name: row for name, row in rows.items() if any(row)}

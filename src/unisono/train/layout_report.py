@@ -1,0 +1,66 @@
+"""The result of a layout's run as tables: losses, and figures predicted and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+_SHOWN_RANKS = 8
+_SHOWN_LOSSES = 5
+_KIBIBYTE = 1024.0
+
+
+def title(task: str, layout_text: str, result: Mapping[str, Any]) -> str:
+    """Returns the heading: the task, the layout, and the size of the model."""
+    return f"{task} with {layout_text}: {result['parameters']:,} parameters"
+
+
+def loss_line(result: Mapping[str, Any]) -> str:
+    """Returns the first and last losses in one line."""
+    losses = result["losses"]
+    if len(losses) <= 2 * _SHOWN_LOSSES:
+        return "losses " + " ".join(f"{loss:.6f}" for loss in losses)
+    first = " ".join(f"{loss:.6f}" for loss in losses[:_SHOWN_LOSSES])
+    last = " ".join(f"{loss:.6f}" for loss in losses[-_SHOWN_LOSSES:])
+    return f"losses {first} ... {last}"
+
+
+def figures_table(result: Mapping[str, Any]) -> Table:
+    """Returns bytes by axis, memory by kind, bubble and time: measured, and predicted."""
+    ranks = len(result["peak_bytes"])
+    table = Table(caption="KiB of a step by rank; where two numbers differ: measured (predicted)")
+    table.add_column("figure")
+    for rank in range(min(ranks, _SHOWN_RANKS)):
+        table.add_column(f"rank {rank}", justify="right")
+    if ranks > _SHOWN_RANKS:
+        table.add_column("...")
+    predicted = result["predicted"]
+    for axis, measured in result["bytes_sent"].items():
+        table.add_row(f"sent on {axis}", *_cells(measured, predicted["bytes_sent"].get(axis)))
+    for kind, measured in result["memory"].items():
+        table.add_row(kind, *_cells(measured, predicted["memory"].get(kind)))
+    table.add_row("peak of the process", *_cells(result["peak_bytes"], None))
+    return table
+
+
+def time_line(result: Mapping[str, Any]) -> str:
+    """Returns the time of a step, and the bubble of a pipeline."""
+    text = f"step {result['step_s'] * 1e3:.1f} ms"
+    if result["layout"]["pp"] == 1:
+        return text
+    return (
+        f"{text}; bubble {result['bubble']:.1%} measured, {result['predicted']['bubble']:.1%} "
+        "predicted for equal stages on cores of their own"
+    )
+
+
+def _cells(measured: Sequence[float], predicted: Sequence[float] | None) -> list[str]:
+    cells = []
+    for rank, value in enumerate(measured[:_SHOWN_RANKS]):
+        text = f"{value / _KIBIBYTE:,.1f}"
+        if predicted is not None and round(predicted[rank]) != round(value):
+            text += f" ({predicted[rank] / _KIBIBYTE:,.1f})"
+        cells.append(text)
+    return cells

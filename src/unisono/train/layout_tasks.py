@@ -1,0 +1,79 @@
+"""The models and batches of tasks that a layout divides. Every rank builds equal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from unisono.parallel import CrossEntropy, TransformerModel, draw_weights
+from unisono.train.digits import Digits
+from unisono.train.layout_settings import SHAPES, LayoutRun
+from unisono.train.text import library_windows
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutTaskParts:
+    """A model, its loss, its optimizer, and the samples that batches are drawn from."""
+
+    model: nn.Module
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    def batch(self, run: LayoutRun, step: int) -> Batch:
+        """Returns the batch of a step: the same on all ranks and in all layouts."""
+        generator = torch.Generator().manual_seed(run.seed * 1_000_003 + step)
+        chosen = torch.randint(0, len(self.inputs), (run.batch,), generator=generator)
+        return self.inputs[chosen], self.targets[chosen]
+
+
+def build_task(run: LayoutRun) -> LayoutTaskParts:
+    """Returns the parts of a run's task, with its data loaded."""
+    return _digits(run) if run.task == "digits" else _language(run)
+
+
+def _digits(run: LayoutRun) -> LayoutTaskParts:
+    data = Digits.load()
+    images, labels = data.train_set.tensors
+    model = data.model()
+    draw_weights(model, run.seed)
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=run.learning_rate, momentum=0.9, nesterov=True)
+
+    return LayoutTaskParts(
+        model=model,
+        loss=functional.cross_entropy,
+        optimizer=optimizer,
+        inputs=images.to(torch.get_default_dtype()),
+        targets=labels,
+    )
+
+
+def _language(run: LayoutRun) -> LayoutTaskParts:
+    shape = run.shape or SHAPES[run.task]
+    windows = library_windows(shape.positions)
+    model = TransformerModel(shape, seed=run.seed, context=run.context)
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            parameters, lr=run.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
+        )
+
+    return LayoutTaskParts(
+        model=model,
+        loss=cast(
+            "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]", CrossEntropy(shape.vocab)
+        ),
+        optimizer=optimizer,
+        inputs=windows[:, :-1].contiguous(),
+        targets=windows[:, 1:].contiguous(),
+    )

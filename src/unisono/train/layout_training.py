@@ -1,0 +1,76 @@
+"""The training of one layout on one rank."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from unisono.parallel import ParallelRun, RunReport, parallelize
+from unisono.train import events
+from unisono.train.layout_settings import LayoutRun
+from unisono.train.layout_tasks import build_task
+from unisono.train.training_loop import Emit
+
+_KIBIBYTE = 1024
+
+
+def train_layout(run: LayoutRun, emit: Emit) -> None:
+    """Trains a task with a layout, and emits the result. Collective.
+
+    Raises `ValueError` if the layout cannot divide the task.
+    """
+    torch.set_num_threads(1)
+    torch.set_default_dtype(getattr(torch, run.dtype))
+    task = build_task(run)
+    parameters = sum(each.numel() for each in task.model.parameters())
+    trained = parallelize(
+        task.model,
+        run.layout,
+        loss=task.loss,
+        optimizer=task.optimizer,
+        microbatches=run.microbatches,
+        clip=run.clip,
+    )
+    first = 0
+    if run.load is not None:
+        trained.load(Path(run.load))
+        first = trained.steps
+    emit(events.Started(total_steps=run.steps, parameters=parameters))
+    losses, norms = [], []
+    for step in range(first, first + run.steps):
+        losses.append(float(trained.step(*task.batch(run, step))))
+        norms.append(trained.gradient_norm)
+        emit(events.Stepped(backend="unisono", step=step - first + 1, loss=losses[-1]))
+    if run.save is not None:
+        trained.save(Path(run.save))
+    result = {"parameters": parameters, "losses": losses, "grad_norms": norms}
+    emit(events.LayoutFinished(result=result | _figures(run, trained)))
+
+
+def _figures(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
+    report: RunReport = trained.report()
+    peaks: list[Any] = [None] * dist.get_world_size()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBIBYTE
+    dist.all_gather_object(peaks, peak)
+    return {
+        "bytes_sent": _lists(report.bytes_sent),
+        "memory": _lists(report.memory),
+        "bubble": report.bubble,
+        "step_s": report.step_s,
+        "peak_bytes": peaks,
+        "layout": asdict(run.layout),
+        "predicted": {
+            "bytes_sent": _lists(report.predicted.bytes_sent),
+            "memory": _lists(report.predicted.memory),
+            "bubble": report.predicted.bubble,
+        },
+    }
+
+
+def _lists(figures: Any) -> dict[str, list[float]]:
+    return {name: list(row) for name, row in figures.items()}

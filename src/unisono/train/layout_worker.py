@@ -1,0 +1,36 @@
+"""One rank of a layout's run: `torchrun ... -m unisono.train.layout_worker RUN EVENT_FILE`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from torch import distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+import unisono.torch_backend  # noqa: F401 - registers the backend where autoload is off
+from unisono.train import events
+from unisono.train.layout_settings import LayoutRun
+from unisono.train.layout_training import train_layout
+from unisono.train.worker import emitter
+
+
+@record
+def main() -> None:
+    """Joins torchrun's group and trains. A layout that cannot be is told, not raised."""
+    run = LayoutRun.decode(sys.argv[1])
+    dist.init_process_group("unisono", timeout=timedelta(seconds=run.timeout_s))
+    try:
+        with emitter(Path(sys.argv[2])) as emit:
+            try:
+                train_layout(run, emit)
+            except ValueError as refusal:  # the same on all ranks, before any exchange
+                emit(events.Refused(reason=str(refusal)))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Training with a layout, compared with training in one process.
+
+Float64 and plain gradient descent: the weights after each step show each gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from unisono.parallel import Layout
+from unisono.parallel.layers import CrossEntropy, TransformerModel
+from unisono.parallel.parameter_block import part_of
+from unisono.parallel.run import ParallelRun, parallelize
+from unisono.planner import Transformer
+
+STEPS = 3
+TOLERANCE = 1e-12
+RATE = 0.5
+CLIP = 0.4
+
+
+def small_shape(**changes: Any) -> Transformer:
+    """Returns a decoder of odd sizes: a vocabulary of 11 divides by nothing."""
+    sizes: dict[str, Any] = {
+        "layers": 4,
+        "hidden": 24,
+        "heads": 4,
+        "vocab": 11,
+        "positions": 12,
+        "tied": True,
+    }
+    return Transformer(**(sizes | changes))
+
+
+def token_batches(shape: Transformer, *, samples: int = 8) -> list[tuple[torch.Tensor, ...]]:
+    """Returns the batches of all steps. Some targets do not count, unevenly over the samples."""
+    generator = torch.Generator().manual_seed(5)
+    found = []
+    for _ in range(STEPS):
+        text = torch.randint(0, shape.vocab, (samples, shape.positions + 1), generator=generator)
+        targets = text[:, 1:].clone()
+        targets[0, 3:], targets[samples // 2, :2] = -100, -100
+        found.append((text[:, :-1], targets))
+    return found
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
+
+
+def train_alone(
+    model: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    batches: Sequence[tuple[torch.Tensor, ...]],
+    clip: float | None,
+) -> tuple[list[float], list[float]]:
+    """Trains a model in this process; returns losses and norms of the gradients."""
+    optimizer, losses, norms = sgd(list(model.parameters())), [], []
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        found = loss(model(inputs), targets)
+        found.backward()
+        limit = torch.inf if clip is None else clip
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        optimizer.step()
+        losses.append(float(found))
+    return losses, norms
+
+
+def compare_transformer(text: str, *, microbatches: int = 1, **changes: Any) -> ParallelRun:
+    """Trains a decoder with a layout, and fails if anything differs from one process.
+
+    Compares losses, norms, weights, and the bytes of the last step with their closed forms.
+    """
+    shape = small_shape(**changes)
+    batches = token_batches(shape)
+    return compare_model(
+        text,
+        lambda: TransformerModel(shape, seed=1),
+        lambda: CrossEntropy(shape.vocab),
+        batches,
+        microbatches=microbatches,
+    )
+
+
+def compare_model(
+    text: str,
+    make_model: Callable[[], nn.Module],
+    make_loss: Callable[[], Callable[..., torch.Tensor]],
+    batches: Sequence[tuple[torch.Tensor, ...]],
+    *,
+    microbatches: int = 1,
+    clip: float | None = CLIP,
+) -> ParallelRun:
+    """Trains any model with a layout, as `compare_transformer` does."""
+    torch.set_default_dtype(torch.float64)
+    whole = make_model()
+    losses, norms = train_alone(whole, make_loss(), batches, clip)
+    run = parallelize(
+        make_model(),
+        Layout.parse(text),
+        loss=make_loss(),
+        optimizer=sgd,
+        microbatches=microbatches,
+        clip=clip,
+    )
+    for step, batch in enumerate(batches):
+        loss = float(run.step(*batch))
+        assert abs(loss / losses[step] - 1) < TOLERANCE, (text, step, loss, losses[step])
+        assert abs(run.gradient_norm / norms[step] - 1) < TOLERANCE, (text, step, norms[step])
+    report = run.report()
+    predicted = report.predicted.bytes_sent
+    measured = {axis: row for axis, row in report.bytes_sent.items() if axis in predicted}
+    assert measured == predicted, (text, measured, predicted)
+    compare_weights(run, whole)
+    run.mesh.close()
+    return run
+
+
+def compare_weights(run: ParallelRun, whole: nn.Module) -> None:
+    """Fails if this rank's blocks differ from those of the whole model."""
+    for held in (held for each in run.sets for held in each.held):
+        expected = whole.get_parameter(held.name)
+        values, start = held.values, list(held.block.start)
+        if isinstance(values, DTensor):  # fully_shard divides rows
+            ranks = run.mesh.ranks("shard")
+            start[0] += part_of(values.shape[0], ranks.index(run.mesh.rank), len(ranks))[0]
+            values = values.to_local()
+        block = tuple(
+            slice(first, first + count) for first, count in zip(start, values.shape, strict=True)
+        )
+        error = (values - expected[block]).abs().max() if values.numel() else torch.zeros(())
+        assert error <= TOLERANCE * expected.abs().max(), (held.name, float(error))

@@ -1,0 +1,99 @@
+"""Layouts of two ranks: each strategy alone trains as one process does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from torch_backend.layout_training import compare_model, compare_transformer
+from unisono.parallel import Layout
+from unisono.parallel.run import parallelize
+
+pytestmark = pytest.mark.torch
+RANKS = 2
+BACKENDS = ("unisono",)
+
+
+def test_layouts_2(outcome):
+    outcome.require_success()
+
+
+def own_data(world):
+    compare_transformer("dp=2")
+    compare_transformer("dp=2", microbatches=3)  # 8 samples: microbatches of 3, 3 and 2
+
+
+def own_sharded_states(world):
+    compare_transformer("dp=2,zero=1", microbatches=2)
+
+
+def own_fully_sharded(world):
+    compare_transformer("dp=2,zero=3", microbatches=2, tied=False)
+    compare_transformer("dp=2,zero=2", microbatches=2)
+
+
+def own_tensor(world):
+    compare_transformer("tp=2", microbatches=2)
+    compare_transformer("tp=2", heads=6, kv_heads=2, head_dim=4, gated=True, tied=False, ffn=7)
+
+
+def own_sequence(world):
+    compare_transformer("tp=2,sequence_parallel=1", positions=11)  # parts of 6 and 5
+
+
+def own_pipeline(world):
+    compare_transformer("pp=2", microbatches=4)
+    compare_transformer("pp=2,schedule=gpipe", microbatches=2, tied=False)
+
+
+def own_interleaved(world):
+    compare_transformer("pp=2,vpp=2,schedule=interleaved", microbatches=4)
+
+
+def own_zero_bubble(world):
+    compare_transformer("pp=2,schedule=zb1p", microbatches=4)
+    compare_transformer("pp=2,vpp=2,schedule=zbv", microbatches=4)
+
+
+def own_dual_pipeline(world):
+    compare_transformer("pp=2,vpp=2,schedule=dualpipev", microbatches=4)
+
+
+def plain_model() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 7), nn.Linear(7, 3))
+
+
+def own_any_sequence_of_modules(world):
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(6)
+    batches = [(torch.randn(8, 6), torch.randn(8, 3)) for _ in range(3)]
+    for text in ("dp=2", "tp=2", "dp=2,zero=1", "dp=2,zero=3"):
+        compare_model(text, plain_model, lambda: nn.functional.mse_loss, batches)
+
+
+def own_what_cannot_be_is_refused_in_one_line(world):
+    def refused(model: nn.Module, text: str, pattern: str, **options: int) -> None:
+        with pytest.raises(ValueError, match=pattern) as caught:
+            parallelize(
+                model,
+                Layout.parse(text),
+                loss=nn.functional.mse_loss,
+                optimizer=torch.optim.SGD,
+                **options,
+            )
+        assert "\n" not in str(caught.value)
+
+    refused(nn.Conv1d(1, 1, 1), "tp=2", r"tp = 2: found nothing to divide in Conv1d")
+    refused(nn.Conv1d(1, 1, 1), "pp=2", r"a pipeline cuts an nn.Sequential.*got Conv1d")
+    refused(nn.Sequential(nn.Linear(1, 1)), "pp=2", r"2 stages.*the model has 1; pp = 1 works")
+    refused(plain_model(), "cp=2", r"cp = 2 needs modules with a method divide")
+    refused(plain_model(), "dp=3", r"expected 2 ranks")
+    refused(
+        plain_model(),
+        "pp=2,vpp=2,schedule=dualpipev",
+        r"at least 4 microbatches, not 2",
+        microbatches=2,
+    )
+    refused(plain_model(), "dp=2", r"microbatches: expected at least 1, got 0", microbatches=0)

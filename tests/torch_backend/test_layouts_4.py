@@ -1,0 +1,39 @@
+"""Layouts of four ranks: two strategies at once train as one process does."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_backend.layout_training import compare_transformer
+
+pytestmark = pytest.mark.torch
+RANKS = 4
+BACKENDS = ("unisono",)
+
+
+def test_layouts_4(outcome):
+    outcome.require_success()
+
+
+def own_data_and_tensor(world):
+    compare_transformer("dp=2,tp=2,zero=1,sequence_parallel=1", microbatches=2)
+    compare_transformer("dp=2,tp=2,zero=3,sequence_parallel=1")
+
+
+def own_data_and_pipeline(world):
+    compare_transformer("dp=2,pp=2,zero=1", microbatches=4)  # a tie over two stages
+
+
+def own_tensor_and_pipeline(world):
+    compare_transformer("tp=2,pp=2,schedule=zb1p,sequence_parallel=1", microbatches=2)
+
+
+def own_hybrid_shards(world):
+    compare_transformer("dp=4,zero=1,dp_replicate=2")
+    compare_transformer("dp=4,zero=3,dp_replicate=2", tied=False)
+
+
+def own_four_ways(world):
+    compare_transformer("tp=4")
+    compare_transformer("tp=4,sequence_parallel=1", positions=6)  # parts of 2, 2, 2 and 0
+    compare_transformer("pp=4", microbatches=4)
