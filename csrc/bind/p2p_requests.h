@@ -60,7 +60,7 @@ class BoundRequest {
     // Fails the group if the request is still pending and polling for it has lasted `timeout_s`.
     void end_if_late(double waited_s);
     [[nodiscard]] bool under_way() const noexcept { return keeper_ && !request.done(); }
-    // Ends the keeping of this request.
+    // Makes the keeper release this request.
     void release() noexcept;
 
   private:

@@ -132,7 +132,7 @@ class VotedAllReduce {
     }
 
     // Begins the vote, and the call that follows it. Returns None if an array must be copied first.
-    // The work of the last begin has ended.
+    // Requires that the work of the last begin has ended.
     nb::object begin(const nb::tuple& arrays, double timeout_s) {
         if (arrays.size() != lengths_.size()) return nb::none();
         Carried carried{{}, buffer_};

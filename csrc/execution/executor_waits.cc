@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kNapWhileSending_s = 300e-6;
 constexpr uint64_t kMostUnverified =
-    16;  // calls: a comparison of so many costs little more than one
+    16;  // calls: a comparison of 16 calls costs little more than one
 
 }  // namespace
 

@@ -1,8 +1,8 @@
 // Sends a rank's slots to the ranks of other hosts that read them, and receives their slots.
 //
 // A post sends its slots to exactly their readers. A reader acknowledges by its progress, which
-// every frame carries. If it has nothing to send, it sends an empty frame before the peer needs the
-// acknowledgement.
+// every frame carries. A reader with nothing else to send sends an empty frame before the peer
+// needs the acknowledgement.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ class RemoteSlots final : public Receiver {
     void acknowledge_all(size_t size_class);
     // Returns a rank that has not acknowledged the previous block of this buffer, if any.
     [[nodiscard]] std::optional<uint32_t> pending_reader(const Place& place) noexcept;
-    // Returns true if the rank has acknowledged it.
+    // Returns true if the rank has acknowledged that block.
     [[nodiscard]] bool has_read(uint32_t peer, const Place& place) const noexcept;
 
     // Returns true if the peer has left and will send nothing more. The control connections may

@@ -28,7 +28,8 @@ class Endpoint {
     virtual bool put(Request& send) = 0;
     // Sends a held-back message out of order, as the answer to `asked`. False: not possible yet.
     virtual bool put_aside(Request& send) = 0;
-    // Announces held-back messages: `number` changes with each new one; 0: none is held back.
+    // Announces held-back messages: `number` changes with each new held-back message; 0: none is
+    // held back.
     virtual void hold_back(uint64_t number) = 0;
     // Returns the tag of the peer's question, if the question is still unanswered.
     [[nodiscard]] virtual std::optional<uint64_t> asked() const noexcept = 0;

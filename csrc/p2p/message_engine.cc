@@ -243,9 +243,9 @@ bool Engine::advance_arrivals(Peer& peer) {
     return moved;
 }
 
-// Asks the peer for a held-back message when messages that no receive matches block the room. Asks
-// for the tag of each posted receive in turn, and for a probed tag, until all are denied. Returns
-// true if an answer has arrived.
+// Asks the peer for a held-back message if the room is full of messages that no receive matches.
+// Asks for the tag of each posted receive in turn, and for a probed tag, until all are denied.
+// Returns true if an answer has arrived.
 bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
     switch (peer.endpoint->answer()) {
         case Endpoint::Answer::waiting:

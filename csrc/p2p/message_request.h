@@ -49,7 +49,7 @@ class Request {
     }
     [[nodiscard]] uint64_t tag() const noexcept { return tag_.load(std::memory_order_relaxed); }
 
-    // For the engine and its endpoints, with the engine's lock:
+    // Only for the engine and its endpoints, which hold the engine's lock:
     void matched(int32_t source, uint64_t tag) noexcept {
         source_.store(source, std::memory_order_relaxed);
         tag_.store(tag, std::memory_order_relaxed);

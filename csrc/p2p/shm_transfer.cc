@@ -294,9 +294,9 @@ bool ShmEndpoint::unstage(Transfer& t, Request& receive) {
 }
 
 // Ensures that no rank writes to the receiver's memory after the return. No chunk is left to claim.
-// A claimed write that has not begun writes nothing. A write that has begun ends, because the
-// kernel does not stop a process in the middle of it. A sender has one write at a time. This
-// function does not wait for a peer that breaks the rule or never ends its write.
+// A claimed write that has not begun writes nothing. A write that has begun runs to its end,
+// because the kernel does not stop a process in the middle of a write. A sender has one write at a
+// time. This function does not wait for a peer that breaks the rule or never ends its write.
 void ShmEndpoint::revoke(Transfer& t) noexcept {
     t.phase.store(static_cast<uint64_t>(Phase::revoked), std::memory_order_seq_cst);
     t.write_bytes.store(0, std::memory_order_seq_cst);

@@ -35,7 +35,7 @@ class MessageBuilder {
         m_.chunks.reserve(transfers);
     }
 
-    // Opens a task. The calls up to `close` belong to it.
+    // Opens a task. The calls up to `close` describe this task.
     int32_t open(Kind kind, int32_t round, int32_t src, int32_t dst, int32_t channel) {
         if (m_.kind.size() >= index(std::numeric_limits<int32_t>::max()))
             throw Error(Fault::invalid,

@@ -1,8 +1,8 @@
 // The time for which the host at the other end of a connection has owed an answer.
 //
-// The kernel offers TCP_USER_TIMEOUT for this. But it counts a living peer that reads nothing,
-// because it is stopped or computes, as silent: the receive window of that peer is closed. So this
-// class only asks the kernel when the last acknowledgement arrived.
+// The kernel's TCP_USER_TIMEOUT is not suitable: under it, a living peer that reads nothing also
+// counts as silent, because its receive window is closed. Such a peer may be stopped, or may
+// compute. So this class only asks the kernel when the last acknowledgement arrived.
 #pragma once
 
 #include <netinet/in.h>

@@ -20,8 +20,8 @@ from unisono.bootstrap.group_config import GroupConfig, JoinedGroup
 from unisono.bootstrap.group_network import GroupNetwork, TransportKind
 from unisono.communicator.engine import Engine
 from unisono.selection.network_cost_model import Demands, candidates
-from unisono.selection.precedence import BUILT_IN_SOURCE, MODEL_SOURCE, SelectionTable
 from unisono.selection.rules import BUILT_IN
+from unisono.selection.selection_table import BUILT_IN_SOURCE, MODEL_SOURCE, SelectionTable
 from unisono.types import Op
 
 World = Callable[[int], Threads]

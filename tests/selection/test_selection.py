@@ -23,9 +23,9 @@ from ranks import Threads, unique_name
 from unisono import Communicator, UnsupportedError, algorithms, config
 from unisono.communicator import IntRange, Measured, Rule, Selection
 from unisono.communicator.own_selection import own_table
-from unisono.selection import precedence
-from unisono.selection.precedence import Layer, SelectionTable, parse_algorithms
+from unisono.selection import selection_table
 from unisono.selection.rules_file import from_json, load, save, to_json
+from unisono.selection.selection_table import Layer, SelectionTable, parse_algorithms
 from unisono.types import Op
 
 World = Callable[[int], Threads]
@@ -339,7 +339,7 @@ def test_an_oversized_block_is_rejected_with_its_source(threads: World) -> None:
 def test_a_child_forked_during_a_selection_can_select(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun, fastest_between = threading.Event(), precedence.fastest_between
+    begun, fastest_between = threading.Event(), selection_table.fastest_between
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
         begun.set()
@@ -347,10 +347,10 @@ def test_a_child_forked_during_a_selection_can_select(
         return fastest_between(*args, **kwargs)
 
     def choose() -> None:
-        precedence.modelled_between.cache_clear()
+        selection_table.modelled_between.cache_clear()
         SelectionTable(cores=2).choose(Op.ALL_REDUCE, 8, ranks=3, hosts=((0,), (1, 2)))
 
-    monkeypatch.setattr(precedence, "fastest_between", slowly)
+    monkeypatch.setattr(selection_table, "fastest_between", slowly)
     thread = threading.Thread(target=choose)
     thread.start()
     begun.wait()

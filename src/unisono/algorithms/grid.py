@@ -158,7 +158,8 @@ class Lines:
         return self.composer.add(part, lines, shares, start=start, channel=self.channel, run=run)
 
     def gather(self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0) -> int:
-        """Adds an all-gather along the axes in this order. Each axis extends the result before."""
+        """Adds an all-gather along the axes in this order. Each axis extends the result of the
+        previous axis."""
         for i, axis in enumerate(order):
             start = self.add(axis, parts[axis], start=start, free=order[:i])
         return start
@@ -166,7 +167,8 @@ class Lines:
     def scatter(
         self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0
     ) -> int:
-        """Adds a reduce-scatter along the axes in this order. Each axis cuts the result before."""
+        """Adds a reduce-scatter along the axes in this order. Each axis cuts the result of the
+        previous axis."""
         for i, axis in enumerate(order):
             start = self.add(axis, parts[axis], start=start, free=order[i + 1 :])
         return start

@@ -108,7 +108,7 @@ def _children(ranks: int, k: int) -> int:
 
 
 def _edges(ranks: int, k: int, weight: int) -> Iterator[tuple[int, int]]:
-    """Yields (parent, child), counted from the root, at one weight."""
+    """Yields (parent, child) at one weight, as distances from the root."""
     for parent in range(0, ranks, k * weight):
         for child in range(parent + weight, min(parent + k * weight, ranks), weight):
             yield parent, child

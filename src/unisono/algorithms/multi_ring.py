@@ -1,6 +1,6 @@
 """Several rings at a time: both directions, or two rings without a common link.
 
-Any number of equal rings is `ring:channels=k`. n is the number of ranks, N the bytes of the whole
+`ring:channels=k` makes k equal rings. n is the number of ranks, N the bytes of the whole
 vector. Bytes are the bytes that a rank sends.
 """
 

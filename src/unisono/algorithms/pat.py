@@ -58,8 +58,8 @@ def reduce_scatter(ranks: int, *, aggregation: int = 4) -> Schedule:
 
 
 def _send(b: Builder, offsets: range, distance: int) -> None:
-    """Adds a round in which every rank sends the pieces that travelled these distances, `distance`
-    up.
+    """Adds a round: every rank sends the pieces that travelled these distances to the rank
+    `distance` above.
     """
     ranks = b.collective.ranks
     for rank in range(ranks):

@@ -127,7 +127,7 @@ def exscan_chain(ranks: int) -> Schedule:
 
 
 def _shift(b: Builder) -> None:
-    """Copies each rank's vector to the next rank, where it replaces the own vector."""
+    """Copies each rank's vector to the next rank, where it replaces that rank's vector."""
     rank = np.arange(b.collective.ranks - 1)
     b.copy(rank, 0, rank + 1, count=b.collective.parts)
     b.next_round()

@@ -71,8 +71,9 @@ def network_bytes(case: Case, hosts: int) -> float:
 
 
 def _uneven_count(case: Case, hosts: int) -> int:
-    """Returns the same bytes for the v forms, in elements: everything outside a host, for the
-    root's host or for the host with the smallest share."""
+    """Returns the same amount for the v forms, in elements. A host moves all elements but those of
+    its own ranks. The busiest host is the root's host, or else the host with the fewest
+    elements."""
     per_host = case.ranks // hosts
     groups = [range(host * per_host, (host + 1) * per_host) for host in range(hosts)]
     if case.op == "all_to_all_v":

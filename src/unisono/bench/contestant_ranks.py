@@ -37,7 +37,7 @@ class ContestantRanks:
     """The ranks of one contestant, on this machine or on the hosts of a cluster. They sleep between
     commands.
 
-    Raises ContestantError if this machine cannot start so many ranks.
+    Raises ContestantError if this machine cannot start this number of ranks.
     """
 
     def __init__(

@@ -26,7 +26,8 @@ _DTYPES = ("int64", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofResult:
-    """Result of one file. `ran` is whether its results equalled NumPy's; None: not run."""
+    """Result of one file. `ran` is True if its results equalled NumPy's, False if they did not,
+    None if it was not run."""
 
     file: str
     op: str = ""

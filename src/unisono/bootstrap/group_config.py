@@ -78,7 +78,7 @@ class JoinedGroup:
     rank0_data: bytes
     network: GroupNetwork | None = None
     single_copy: SingleCopy = SingleCopy.NEVER
-    """Use of single copy. NEVER also where some rank cannot read another's memory."""
+    """Use of single copy. It is NEVER if some rank cannot read another rank's memory."""
     timeout_s: float = 0.0
     """Time limit in seconds for `close`: ranks of other hosts may need this rank's last data."""
 

@@ -83,7 +83,7 @@ class RankFacts:
     addresses: Sequence[tuple[str, int]]
     """IP literal and port at which the rank listens for other hosts, one pair for each rail."""
     staging_bytes: int
-    """For all ranks of the fullest host together; rank 0's value applies."""
+    """Staging memory of all ranks of the fullest host together; rank 0's value applies."""
     host: HostKey = field(default_factory=this_host)
     cores: int = field(default_factory=usable_cores)
     rank0_data: bytes = b""

@@ -339,7 +339,7 @@ def _join(
 
 
 def _decline(leader: socket.socket) -> None:
-    """Waits until rank 0 offers the group's memory, and does not take it."""
+    """Waits until rank 0 offers the group's memory, but does not receive the memory."""
     if _receive(leader, 1) == _REFUSAL:
         raise RendezvousError(_text(leader))
     _receive(leader, _NONCE_BYTES)

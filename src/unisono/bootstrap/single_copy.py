@@ -49,7 +49,7 @@ NO_SINGLE_COPY = SingleCopyRules()
 def single_copy_for(ranks: int, *, cores: int, wanted: SingleCopy) -> SingleCopyRules:
     """Chooses the rules for `ranks` ranks of one host that can read each other's memory.
 
-    `wanted` is ALWAYS also where cores pass lines slowly. It is AUTO only where they do not.
+    Pass ALWAYS for AUTO on a CPU whose cores pass modified cache lines slowly.
 
     >>> single_copy_for(4, cores=2, wanted=SingleCopy.AUTO) == NO_SINGLE_COPY
     True

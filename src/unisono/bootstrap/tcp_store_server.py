@@ -24,7 +24,8 @@ _log = logging.getLogger("unisono")
 _HELLO_TIMEOUT_S = 10.0
 """Seconds in which a client must identify itself."""
 _MOST_PENDING = 256
-"""Most connections that have not identified themselves; beyond that, the oldest is closed."""
+"""Maximum number of connections that have not identified themselves; at the limit, the oldest is
+closed."""
 _REFUSAL_S = 2.0
 """After a failure, seconds for which rank 0 waits for ranks that do not know of the failure yet."""
 
@@ -191,7 +192,8 @@ class TcpStoreServer:
 
     def _refuse(self, why: str) -> None:
         """Sends the reason of a failure to all admitted ranks, and for a moment to ranks that
-        arrive late. Without it, those would try to reach rank 0 until their timeout."""
+        arrive late. Without this message, late ranks would try to reach rank 0 until their
+        timeout."""
         self._refusal = tcp_store_frames.frame(tcp_store_frames.REFUSED, why.encode())
         self._send_all(self._refusal)
         self._deadline = min(self._deadline, time.monotonic() + _REFUSAL_S)

@@ -2,8 +2,8 @@
 
 Apart from `torch_backend`, only this module imports torch, and only when a rank that torchrun
 started has to find ranks of other hosts: the store's protocol is torch's own. Torch's rendezvous
-opens the store. So it is the agents' store if the agents share theirs, else a store that torch
-finds, too, when the program makes its process groups.
+opens the store. So it is the agents' store if the agents share one. Otherwise torch finds the same
+store again when the program makes its process groups.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Bytes that a call moves, by the closed form of its operation.
 
 The counters of a communicator add these bytes for each call. They depend on the operation, the
-lengths and the rank only, so every algorithm counts the same. A rank moves so much if each element
-goes straight to the rank that needs it. Without a root and with equal shares, this is the least
-that a rank can send (Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
+lengths and the rank only, so every algorithm counts the same. A rank moves these bytes if each
+element goes straight to the rank that needs it. Without a root and with equal shares, this is the
+least that a rank can send (Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
 theory, practice, and experience", 2007, section 3).
 """
 

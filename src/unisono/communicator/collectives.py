@@ -97,8 +97,8 @@ def gathering(
 ) -> Call:
     """Makes all_gather and gather: one piece in, one piece per rank out.
 
-    `lengths` are the bytes of all pieces. A rank of a gather that is not the root needs this
-    argument if they differ. Errors name `lengths_from`.
+    `lengths` are the bytes of all pieces. In a gather, a rank other than the root needs this
+    argument if the lengths differ. Errors name `lengths_from`.
     """
     source = stage(x, writable=False)
     if op is Op.GATHER and engine.rank != root:
@@ -325,8 +325,8 @@ def all_to_all_between(
 
 
 def _require_even(engine: Engine, op: Op, pieces: list[Staged], name: str) -> None:
-    """Ends the group if pieces on the root differ. Only the root sees this, but all ranks must
-    fail.
+    """Ends the group if pieces on the root differ in length. Only the root sees this, but all ranks
+    must fail.
     """
     if len({piece.located[1] for piece in pieces}) > 1:
         counts = [piece.count for piece in pieces]

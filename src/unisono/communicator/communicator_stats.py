@@ -47,7 +47,7 @@ class OperationStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorStats:
-    """Counts of this rank on one communicator. Groups of other communicators have their own.
+    """Counts of this rank on one communicator. Other communicators have counts of their own.
 
     `stats - earlier` are the counts since `earlier`. `stats + other` adds two communicators.
 
@@ -86,8 +86,9 @@ class CommunicatorStats:
     """
 
     operations: Mapping[str, OperationStats]
-    """By operation, every one: "all_reduce", "reduce_scatter", "all_gather", "all_to_all",
-    "broadcast", "reduce", "gather", "scatter", "barrier", "scan", "exscan", "send", "recv"."""
+    """Counts by operation, for every operation: "all_reduce", "reduce_scatter", "all_gather",
+    "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier", "scan", "exscan", "send",
+    "recv"."""
     internal: OperationStats
     """Collectives that the library makes for itself: exchanges of lengths in v-forms, votes of a
     `Controller`, the agreement of `split`, comparisons of function reductions."""

@@ -254,7 +254,8 @@ class Engine:
         call: Call | None,
         finish: Callable[[], Any] | None,
     ) -> CollectiveWork:
-        """Begins the reduction of `votes`, one number of each rank; `call` follows if it is not 0.
+        """Begins the reduction of `votes`, one number of each rank; `call` follows if the result is
+        not 0.
 
         `finish` is called once after the end, and returns the result.
         """

@@ -35,11 +35,12 @@ def split(
     selection: Selectable | None = None,
     reproducible: bool | None = None,
 ) -> Communicator | None:
-    """Makes one communicator for each color. Its ranks are ordered by key, then by rank here.
+    """Makes one communicator for each color. Its ranks are ordered by key, then by their rank in
+    this communicator.
 
     Collective over all ranks; ranks with color None get None. `selection` (a `Selection` or a file)
     has priority over this communicator's own selection. The new rank 0's `selection` applies to its
-    group. `reproducible`: as for `init`; None: as here.
+    group. `reproducible`: as for `init`; None: as in this communicator.
     """
     table = self._engine.collective("split", False, _exchange, color, key)
     if color is None:
@@ -167,8 +168,8 @@ def _adopt_table(self: Communicator, rank0_data: bytes, watch: Callable[[], None
     it.
     """
     engine, first = self._engine, self.rank == 0
-    # Use the cost model until then: tables of ranks differ, and a rule may not fit this group's
-    # size.
+    # Use the cost model until then: the ranks' own tables may differ, and a rule may not fit this
+    # group's size.
     engine.adopt_table(SelectionTable(cores=engine.call_cache.table.cores))
     length = np.array([len(rank0_data) if first else 0])
     work = _begin_copy_of_rank_0(engine, length)

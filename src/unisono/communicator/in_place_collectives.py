@@ -37,7 +37,7 @@ def all_reduce(
     `op` is one of:
 
     - "sum", "prod", "min", "max", "avg". Sums of 16- and 8-bit floats accumulate in float32 and
-      are rounded once. NaN is both the least and the greatest number.
+      are rounded once. If a contribution is NaN, "min" and "max" give NaN.
     - For integers and booleans "band", "bor", "bxor".
     - For truth values "land", "lor", "lxor": 0 is false, all else is true, results are 0 or 1.
     - For pairs of value and index (`unisono.pairs`) "minloc", "maxloc": the pair with the

@@ -224,7 +224,7 @@ def neighbor_exchange(
     return engine.exchange_messages([*incoming, *outgoing], out, async_op)
 
 
-# ---- what they have in common
+# ---- parts that several functions share
 
 
 def _wanted(tag: int | None) -> int:

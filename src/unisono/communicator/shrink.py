@@ -43,9 +43,9 @@ def shrink(
 
     - A rank that dies before the new group is complete is left out too. The next call on the new
       group detects a rank that dies later; another `shrink` can then remove it.
-    - The ranks wait `timeout_s` (default: this communicator's) for every living rank. A rank that
-      arrives later is treated as lost, with a log entry, and gets `AbortedError`. If ranks stop in
-      the middle, this can take a few times as long.
+    - The ranks wait `timeout_s` (default: this communicator's timeout) for every living rank. A
+      rank that arrives later is treated as lost, with a log entry, and gets `AbortedError`. If
+      ranks stop in the middle, this can take a few times as long.
     - `exclude` lists ranks to leave out; it must be equal on all calling ranks. On one host,
       excluded ranks may live. They do not call this, and their next call here raises an error. Over
       several hosts, `exclude` also asserts that these ranks have ended or never shrink on their

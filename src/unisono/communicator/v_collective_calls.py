@@ -254,7 +254,7 @@ def _rows_on_root(x: Array | Sequence[Array] | None, ranks: int) -> tuple[Rows, 
 
 
 def _require_shares(shares: list[int], have: Rows, to_send: list[int]) -> None:
-    """Raises `ValueError` unless the root's x has the rows that counts say."""
+    """Raises `ValueError` unless the root's x has the rows that `counts` gives."""
     if ANY in to_send:
         require_sum(shares, have, "counts")
     elif shares != to_send:

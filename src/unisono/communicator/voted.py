@@ -80,7 +80,7 @@ def call_of(
 
 
 def begin_voted(comm: Communicator, name: str, call: Call | None) -> VotedWork:
-    """Begins a collective with the vote for it. None: the vote that this rank is not ready."""
+    """Begins a voted collective. This rank votes for it, or against it if `call` is None."""
     engine = comm._engine
     votes = np.array([call is not None], np.int64)
     finish = None if call is None else _finish_if_ran(call, votes)
@@ -89,7 +89,7 @@ def begin_voted(comm: Communicator, name: str, call: Call | None) -> VotedWork:
 
 
 def begin_unvoted(comm: Communicator, name: str, call: Call) -> CollectiveWork:
-    """Begins a collective; all ranks are known to be ready."""
+    """Begins a collective without a vote, if the caller knows that all ranks are ready."""
     return comm._engine.begin(name, call)
 
 
@@ -97,11 +97,11 @@ class FusedAllReduce:
     """An all_reduce of several arrays as one message, in place; made once, called many times.
 
     The arrays of later calls have the same types and lengths as those of the first. One array is
-    reduced where it is. Several are copied into one buffer, and back at the end.
+    reduced where it is. Several arrays are copied into one buffer, and back at the end.
     """
 
     def __init__(self, comm: Communicator, arrays: Sequence[Array], op: str) -> None:
-        """Raises `UnsupportedError` or `TypeError` for arrays that cannot be reduced so."""
+        """Raises `UnsupportedError` or `TypeError` for arrays that this operation cannot reduce."""
         self._comm = comm
         engine = comm._engine
         staged = [stage(array, writable=True) for array in arrays]
@@ -111,7 +111,7 @@ class FusedAllReduce:
         )
         engine.call_cache.check(request)
         if engine.call_cache.widens(request):
-            # An algorithm that rounds once, as each array alone would have.
+            # Use an algorithm that rounds once, as for each array alone.
             small = engine.call_cache.choose(request.op, min(lengths), dtype_bytes=2, narrow=True)
             request = request._replace(algorithm=small.plan.name)
         if len(arrays) == 1:
@@ -119,21 +119,23 @@ class FusedAllReduce:
         self._prepared = engine.call_cache.call(request)
         self._lengths = lengths
         self._voted: native.VotedAllReduce | None = None
-        """Made by the first `begin_voted`: it has a buffer of its own."""
+        """None until the first `begin_voted`, because it has a buffer of its own."""
         self._buffer = np.empty(sum(lengths) if len(arrays) > 1 else 0, np.uint8)
 
     def begin_voted(self, arrays: tuple[Array, ...]) -> VotedWork | native.VotedWork:
-        """Begins to reduce these arrays, with a vote for it. The last call has ended."""
+        """Begins to reduce these arrays, with a vote for it. Requires that the last call has
+        ended."""
         if self._voted is None:
             engine = self._comm._engine
             vote = engine.call_cache.vote()
             self._voted = engine.voted_all_reduce(vote, self._prepared, self._lengths)
         work = self._voted.begin(arrays, self._comm.timeout_s)
-        # Without a work, an array must be copied first: its elements are apart, for example.
+        # No work means that an array must be copied first, for example because it is not
+        # contiguous.
         return begin_voted(self._comm, "all_reduce", self.call(arrays)) if work is None else work
 
     def call(self, arrays: Sequence[Array]) -> Call:
-        """Returns the call that reduces these arrays. The last call has ended."""
+        """Returns the call that reduces these arrays. Requires that the last call has ended."""
         pack = native.Pack()
         copied: list[Staged] = []
         for array in arrays:

@@ -181,7 +181,7 @@ Work.register(native.Request)
 
 
 class CollectiveWork(Work):
-    """A pending collective. Before its begin it has no `job`. `keep` keeps its memory alive."""
+    """A pending collective. Before it begins, it has no `job`. `keep` keeps its memory alive."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from unisono.config import launchers, variables
+from unisono.config import launchers, variable_parsing
 from unisono.types import SingleCopy, StorePolicy
 
 World = launchers.LaunchedRank
@@ -23,7 +23,7 @@ DEFAULT_STAGING_BYTES = 16 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.5
 DEFAULT_TIMELINE_EVENTS = 16384
 MOST_RANKS = 4096
-"""Most ranks of a host: `kMaxRanks` of csrc/memory/segment.cc."""
+"""Maximum number of ranks of a host: `kMaxRanks` of csrc/memory/segment.cc."""
 
 VARIABLES = frozenset((
     "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_TIMEOUT_S",
@@ -66,7 +66,7 @@ class Settings:
     ip_version: int | None = None
     """IP version of these interfaces' addresses: 4 or 6. None: 4 if an interface has both."""
     rails: int | None = None
-    """Most interfaces to use. None: all."""
+    """Maximum number of interfaces to use. None: all."""
     host_id: str = ""
     """Ranks with different texts count as ranks of different hosts, even on one machine."""
     wire: str = "tcp"
@@ -117,34 +117,40 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
     if single_copy not in list(SingleCopy):
         raise ValueError(f"UNISONO_SINGLE_COPY must be auto, never or always, not {single_copy!r}")
     return Settings(
-        timeout_s=variables.seconds(environ, "UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S),
-        staging_bytes=variables.number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
+        timeout_s=variable_parsing.seconds(environ, "UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S),
+        staging_bytes=variable_parsing.number(
+            environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES
+        ),
         stores=StorePolicy[stores.upper()],
         single_copy=SingleCopy(single_copy),
-        reproducible=variables.switch(environ, "UNISONO_REPRODUCIBLE"),
+        reproducible=variable_parsing.switch(environ, "UNISONO_REPRODUCIBLE"),
         selection=environ.get("UNISONO_SELECTION", ""),
         algorithm=environ.get("UNISONO_ALGORITHM", ""),
         tuned=tuned_path(environ),
         job_secret=environ.get("UNISONO_JOB_SECRET"),
         job_secret_file=environ.get("UNISONO_JOB_SECRET_FILE"),
         ports=_ports(environ),
-        peer_timeout_s=variables.seconds(environ, "UNISONO_PEER_TIMEOUT_S", DEFAULT_PEER_TIMEOUT_S),
+        peer_timeout_s=variable_parsing.seconds(
+            environ, "UNISONO_PEER_TIMEOUT_S", DEFAULT_PEER_TIMEOUT_S
+        ),
         wire=environ.get("UNISONO_WIRE", "tcp"),
-        streams=variables.number(environ, "UNISONO_STREAMS", 1),
+        streams=variable_parsing.number(environ, "UNISONO_STREAMS", 1),
         tls=environ.get("UNISONO_TLS", "off"),
         tls_certificate=environ.get("UNISONO_TLS_CERTIFICATE", ""),
         tls_key=environ.get("UNISONO_TLS_KEY", ""),
         tls_ca=environ.get("UNISONO_TLS_CA", ""),
         interface=environ.get("UNISONO_INTERFACE", ""),
         ip_version=_ip_version(environ),
-        rails=variables.number(environ, "UNISONO_RAILS") if "UNISONO_RAILS" in environ else None,
+        rails=variable_parsing.number(environ, "UNISONO_RAILS")
+        if "UNISONO_RAILS" in environ
+        else None,
         host_id=environ.get("UNISONO_HOST_ID", ""),
     )
 
 
 @functools.cache
 def _warn_once() -> None:
-    variables.warn_of_unknown(os.environ, VARIABLES)
+    variable_parsing.warn_of_unknown(os.environ, VARIABLES)
 
 
 def override(
@@ -179,7 +185,7 @@ def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
     """
     cache = _cache_home(environ) or "/tmp/.cache"
     return FlightRecorder(
-        calls=variables.number(environ, "TORCH_FR_BUFFER_SIZE", 0),
+        calls=variable_parsing.number(environ, "TORCH_FR_BUFFER_SIZE", 0),
         dump_prefix=environ.get(
             "TORCH_FR_DUMP_TEMP_FILE", os.path.join(cache, "torch", "comm_lib_trace_rank_")
         ),
@@ -208,7 +214,7 @@ def timeline_settings(environ: Mapping[str, str] = os.environ) -> TimelineSettin
     0
     """
     return TimelineSettings(
-        events=variables.number(environ, "UNISONO_TIMELINE_EVENTS", DEFAULT_TIMELINE_EVENTS),
+        events=variable_parsing.number(environ, "UNISONO_TIMELINE_EVENTS", DEFAULT_TIMELINE_EVENTS),
         folder=environ.get("UNISONO_TIMELINE_DIR", ""),
     )
 

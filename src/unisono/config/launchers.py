@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from unisono.config.host_list import hosts
-from unisono.config.variables import number, text
+from unisono.config.variable_parsing import number, text
 from unisono.errors import RendezvousError
 
 TCP = "tcp://"
@@ -60,8 +60,8 @@ def world(environ: Mapping[str, str]) -> LaunchedRank:
     """Returns rank, size and rendezvous, as the nearest launcher set them.
 
     If `UNISONO_RENDEZVOUS` is `tcp://host:port`, it is the rendezvous, whichever launcher started
-    the ranks. With `UNISONO_WIRE=mpi`, MPI is. Raises `RendezvousError` if no launcher is
-    recognised, or if the launcher names no rendezvous.
+    the ranks. With `UNISONO_WIRE=mpi`, the rendezvous is MPI. Raises `RendezvousError` if no
+    launcher is recognised, or if the launcher names no rendezvous.
     """
     if "UNISONO_RANK" in environ:
         return LaunchedRank(

@@ -43,7 +43,7 @@ def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
 
 
 def switch(environ: Mapping[str, str], name: str) -> bool:
-    """Returns whether the variable is 1, rather than 0 or not set. Raises `ValueError` for any
+    """Returns True if the variable is 1, False if it is 0 or not set. Raises `ValueError` for any
     other value."""
     given = environ.get(name, "0")
     if given not in ("0", "1"):

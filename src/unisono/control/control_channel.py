@@ -24,12 +24,12 @@ _log = logging.getLogger("unisono")
 
 _READ_BYTES = 1 << 16
 _MOST_PENDING_BYTES = 8 << 20
-# Most bytes of last-call queries and their answers to a peer that has sent nothing since. A stopped
-# process does not read. Once these messages fill its kernel's buffers, that process would look like
-# a lost host.
+# Maximum number of bytes of last-call queries and answers to a peer that has sent nothing since. A
+# stopped process does not read. Once these messages fill its kernel's buffers, that process would
+# look like a lost host.
 _MOST_UNREAD_BYTES = 8 << 10
-# Part of a silence that may go unnoticed: a query starts within this time, and a busy machine is
-# late.
+# Part of a silence that may stay undetected: the time until a query starts, and the delay of a busy
+# machine.
 _UNSEEN_S = 0.4
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 

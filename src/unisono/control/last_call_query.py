@@ -1,4 +1,4 @@
-"""Last-call queries at the control server: which call did each rank make last?
+"""Last-call queries at the control server: the ranks ask for the last call of each rank.
 
 Many ranks may query at once, and repeatedly. Each rank of a group is asked at most four times a
 second, and each asking rank receives only calls that it has not received yet.

@@ -1,7 +1,7 @@
 """Direct messages between ranks while they shrink a group: recovery messages and votes.
 
 These messages go directly between connection managers, because the control server may be gone. In
-that case messages about groups go this way, too. A rank dials each rank that it sends to; a vote
+that case, messages about groups also go directly. A rank dials each rank that it sends to; a vote
 reply returns on the connection of its request. A recovery message waits here if the receiving rank
 has not begun to shrink. The connection manager answers vote requests for its host at once, until
 the rank leaves the group.

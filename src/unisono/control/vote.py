@@ -19,7 +19,7 @@ _REQUEST = struct.Struct("<BII")
 _REPLY = struct.Struct("<?Q")
 _BALLOT_BITS = 21
 END_OF_BALLOTS: Final = 1 << _BALLOT_BITS
-"""Upper bound of ballots: the numbers of three fit into a vote's word."""
+"""Upper bound of ballots: three numbers below it fit into a vote's word."""
 
 Exchange = Callable[[int, int], int]
 """Compares and exchanges a word: sets the second number if the word equals the first. Returns the

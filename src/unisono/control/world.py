@@ -64,8 +64,8 @@ class World:
         request = DialRequest(
             rank=to,
             address=config.peer_infos[to].addresses[rail],
-            # With one rail, the kernel chooses the source. With several, each connection uses its
-            # rail's.
+            # With one rail, the kernel chooses the source. With several rails, each connection uses
+            # the address of its rail.
             source=None if self.rails(to) == 1 else config.sources[rail],
             secret=config.secret,
             purpose=purpose_of(config.world, to),

@@ -1,4 +1,4 @@
-"""Plans made ready for the C++ executor, once per kind of call."""
+"""Prepares plans for the C++ executor, once per kind of call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
 _LEAST_SPANNING_BYTES, _MOST_SPANNING_BYTES = 64 << 10, 512 << 10
 _MOST_ADOPTED = 256
 UNKNOWN_COUNT = (1 << 64) - 1
-"""The count of a call in which the ranks tell each other how much they have."""
+"""The count of a call in which the ranks exchange their counts."""
 _UNCOUNTED = (0, 0, 0, 0)
 _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
 
@@ -33,11 +33,13 @@ def block_bytes_for(
     wanted: int | None = None,
     spans: bool = False,
 ) -> int:
-    """The block that is wanted, or one that keeps all ranks' staging in a third of the cache,
-    within bounds. Where the ranks span hosts, one that outlasts a look at the network.
+    """Returns the block size in bytes: `wanted`, or a default within bounds. By default, the
+    staging of all ranks fits in a third of the cache. With `spans` (ranks on several hosts), the
+    default is the maximum.
 
-    `slots` are the staging slots of each rank, `depth` the blocks in flight, `buffer_bytes` what a
-    rank has for one block. Raises `UnsupportedError` where a block is too large for that.
+    `slots` are the staging slots of each rank, `depth` the blocks in flight, `buffer_bytes` the
+    staging memory of a rank for one block. Raises `UnsupportedError` for a block that does not fit
+    in this memory.
 
     >>> block_bytes_for([4, 4, 4, 4], depth=2, buffer_bytes=1 << 17) >> 10  # a slot of four
     32
@@ -65,7 +67,8 @@ def block_bytes_for(
 
 
 def several_blocks(part_bytes: int, lead: int, least_bytes: int, most_bytes: int) -> int:
-    """The block that leaves a part so many blocks that rounds can run ahead, within bounds.
+    """Returns a block size, within bounds, that cuts a part into enough blocks for rounds to run
+    ahead.
 
     >>> several_blocks(1 << 20, 2, 64 << 10, 512 << 10) >> 10
     172
@@ -75,7 +78,7 @@ def several_blocks(part_bytes: int, lead: int, least_bytes: int, most_bytes: int
 
 
 def spanning_block_bytes(schedule: Schedule, longest_bytes: int, shape: StagingShape) -> int:
-    """The block of a call on several hosts whose longest piece has so many bytes."""
+    """Returns the block size of a call on several hosts, given the bytes of its longest piece."""
     lowered = lower_rank(schedule, 0)
     most = block_bytes_for(lowered.slots, shape.depth, shape.buffer_bytes, spans=True)
     least = min(_LEAST_SPANNING_BYTES, most)
@@ -85,7 +88,7 @@ def spanning_block_bytes(schedule: Schedule, longest_bytes: int, shape: StagingS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPlan:
-    """A plan in the executor's form, with what a caller needs to know of it."""
+    """A plan in the executor's form, with the properties that its callers need."""
 
     native: native.Plan
     name: str
@@ -99,15 +102,15 @@ class LoadedPlan:
     shares_memory: bool = False
     parts: int = 1
     lead: int = 0
-    """By how many blocks the first round of the schedule runs ahead of the last."""
+    """Number of blocks by which the first round of the schedule runs ahead of the last."""
     least_block_bytes: int | None = None
-    """Between this and `block_bytes` the block is so small that rounds can run ahead; None: it is
+    """Least block size if blocks shrink so that rounds can run ahead; None: always
     `block_bytes`."""
     single_copy_plan: LoadedPlan | None = None
-    """The plan of the same schedule by which ranks read each other's memory where it is."""
+    """The plan of the same schedule with single copy."""
 
     def block_for(self, longest_bytes: int) -> int:
-        """The block of a call, given the longest piece of all ranks."""
+        """Returns the block size of a call, given the bytes of the longest piece of all ranks."""
         if self.least_block_bytes is None:
             return self.block_bytes
         part_bytes = longest_bytes // self.parts
@@ -125,14 +128,14 @@ class Arguments:
     count: int
     lengths: tuple[int, ...] = ()
     caller_dtype: DType | None = None
-    """The type of the caller's elements, where `dtype` is that of a wider copy."""
+    """The type of the caller's elements, if `dtype` is the type of a wider copy."""
     others: tuple[int, ...] = ()
     """Other numbers that must be equal."""
     reproducible: bool = False
     lengths_from: LengthsFrom = LengthsFrom.NONE
     """The source of `lengths`, which errors name. It may differ between ranks."""
     splits: bool = False
-    """True if this is how a group is split: the program knows of no other call."""
+    """True for the call that splits a group, so that errors name `split`."""
 
 
 class NativeExecutor:
@@ -147,9 +150,9 @@ class NativeExecutor:
         reach: Callable[[set[int]], None] | None = None,
         single_copy_rules: SingleCopyRules = NO_SINGLE_COPY,
     ) -> None:
-        """`hosts` are the ranks of each host (None: all are on one). `reach` is told, for each plan
-        on several hosts, with whom this rank exchanges anything. `single_copy_rules` says which
-        calls run by single copy."""
+        """`hosts` are the ranks of each host (None: a single host). `reach` is called for each plan
+        on several hosts, with the ranks with which this rank exchanges data. `single_copy_rules`
+        says which calls use single copy."""
         self._group = group
         self._hosts = hosts
         self._reach = reach
@@ -157,13 +160,13 @@ class NativeExecutor:
         self._stores = stores
         self.single_copy_rules = single_copy_rules
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
-        # By identity, for looking at a large schedule costs more than a small call; by name,
-        # which tells the content, so that equal schedules are one.
+        # By identity, because hashing a large schedule takes longer than a small call. Equal
+        # schedules share a name, which contains a hash of the content.
         self._known: dict[int, tuple[Schedule, str]] = {}
         self._adopted: dict[str, Schedule] = {}
 
     def adopt(self, schedule: Schedule) -> str:
-        """Proves a schedule of the caller's, unless it is known; returns its name here.
+        """Proves a caller's schedule, unless it is known; returns its name in this executor.
 
         Raises `ScheduleError`.
         """
@@ -182,10 +185,10 @@ class NativeExecutor:
         return name
 
     def plan(self, op: Op, algorithm: str, root: int, block_bytes: int | None = None) -> LoadedPlan:
-        """The plan of this rank; lowered when first asked for. Raises `UnsupportedError`.
+        """Returns the plan of this rank; lowers it at the first request. Raises `UnsupportedError`.
 
-        `block_bytes` is a multiple of 4096; None: what the algorithm's string says, else what the
-        caches hold.
+        `block_bytes` is a multiple of 4096. None means the value in the algorithm's string, else a
+        value that suits the caches.
         """
         key = (op, algorithm, root, block_bytes)
         found = self._plans.get(key)
@@ -209,7 +212,7 @@ class NativeExecutor:
         single_copy_plan = self._make(
             schedule, op, algorithm, root, block_bytes, shares_memory=True
         )
-        # Calls of all others are, or may be, in place; all_to_all copies then.
+        # Calls of the other operations may be in place; an all_to_all in place copies its input.
         usable = single_copy_plan.in_place or op is Op.ALL_TO_ALL
         return replace(plan, single_copy_plan=single_copy_plan) if usable else plan
 
@@ -254,7 +257,8 @@ class NativeExecutor:
         )
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
-        """The form of the plan that serves a call whose longest piece has so many bytes."""
+        """Returns the plan or its single-copy plan, whichever serves a call with this longest
+        piece."""
         if plan.single_copy_plan is None or not self.single_copy_rules.serves(op, longest_bytes):
             return plan
         return plan.single_copy_plan
@@ -267,9 +271,10 @@ class NativeExecutor:
         piece_bytes: int = 0,
         volume: tuple[int, int, int, int] = _UNCOUNTED,
     ) -> native.Prepared:
-        """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces.
+        """Returns a call that lacks only its memory; `piece_bytes` is the length of equal pieces.
 
-        `volume` is what the call adds to the counters: row, calls, bytes sent, bytes received.
+        `volume` has the amounts that the call adds to the counters: row, calls, bytes sent, bytes
+        received.
         """
         longest_bytes = max(piece_bytes, *args.lengths, 0)
         plan = self.serving(plan, args.op, longest_bytes)
@@ -296,14 +301,14 @@ class NativeExecutor:
 
 
 def partners(plan: ExecutionPlan) -> set[int]:
-    """The ranks whose slots a rank reads, and those that read its own."""
+    """Returns the ranks whose slots this rank reads, and the ranks that read this rank's slots."""
     table = plan.table
     sources = table["peer"][table["code"] == Code.WAIT].tolist()
     return {*sources, *(reader.rank for reader in plan.readers)}
 
 
 def _check_fit(schedule: Schedule, op: Op, ranks: int, root: int) -> None:
-    """Raises `UnsupportedError` when a schedule is for another call."""
+    """Raises `UnsupportedError` if a schedule is for another call."""
     made = schedule.collective
     if (made.op, made.ranks, made.root) != (op, ranks, root if op.rooted else None):
         of, to = (f" with root {r}" if op.rooted else "" for r in (made.root, root))
@@ -314,7 +319,7 @@ def _check_fit(schedule: Schedule, op: Op, ranks: int, root: int) -> None:
 
 
 def piece_counts(op: Op, ranks: int, rank: int, root: int) -> tuple[int, int]:
-    """Input and output pieces of a rank."""
+    """Returns the numbers of input and output pieces of a rank."""
     many_in = op in (Op.REDUCE_SCATTER, Op.ALL_TO_ALL) or (op is Op.SCATTER and rank == root)
     many_out = op in (Op.ALL_GATHER, Op.ALL_TO_ALL) or (op is Op.GATHER and rank == root)
     if op is Op.BARRIER:

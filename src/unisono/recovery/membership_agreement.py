@@ -6,9 +6,9 @@ messages, detects dead ranks, and forms groups.
 
 The lowest rank that is not out leads, and the others report to it. When all ranks that are not out
 have reported since its last order, it gives the next order. The order is to form a group of these
-ranks or, if all have just formed it, to go. A dead rank is out, and the leader then asks again. A
-rank that does not answer in time is out, too. A rank that is out stays out, and every message says
-which ranks are out. So the ranks that lead one after another are in rising order.
+ranks or, if all have just formed this group, to use it. A dead rank is out, and the leader then
+asks again. A rank that does not answer in time is out, too. A rank that is out stays out, and every
+message says which ranks are out. So the ranks that lead one after another are in rising order.
 
 The ledger makes the decision unique. It is one word that all ranks can read, and it changes only by
 compare-and-exchange. It holds a ballot's number and whether the ballot is decided. A leader enters
@@ -17,8 +17,8 @@ can decide nothing. So all ranks of the new group have formed the same ballot, w
 wrongly thought lost.
 
 Across hosts, votes of the hosts replace the word in memory (`recovery/cross_host_transport.py`).
-There, a rank may read an old value, but never a decision that was not made. A change that it makes
-is not made elsewhere, too.
+There, a rank may read an old value, but never a decision that was not made. Each change still
+succeeds on one rank only.
 
 This is a two-phase commit with a change of coordinator, whose decision is in shared memory as in
 Lamport, Paxos Made Simple (2001), section 2. Its purpose is that of MPI_Comm_shrink in User Level
@@ -256,7 +256,7 @@ def _observe(state: AgreementState, seen: Observation, now: float) -> AgreementS
 
 
 def _formed(state: AgreementState, formed: Formed, now: float) -> AgreementState:
-    # A follower waits longer: the leader may still try to form a group that failed here at once.
+    # A follower waits longer: a group that failed here at once may still be forming on the leader.
     patience_s = ANSWER_S if state.leader == state.rank else state.timeout_s + ANSWER_S
     return replace(
         state,

@@ -82,7 +82,7 @@ class Builder:
         self._blocks.append((len(columns), columns.arrays()))
 
     def next_round(self) -> None:
-        """Begins the next round, whose transfers read the results of all rounds before."""
+        """Begins the next round, whose transfers read the results of all earlier rounds."""
         self.round += 1
 
     def build(self) -> Schedule:

@@ -78,9 +78,8 @@ def coarsen(schedule: Schedule) -> Schedule:
     """Returns the same schedule with the fewest parts: adjacent parts with equal moves become one.
 
     Programs for thousands of threads cut a message into more parts than their algorithm needs. The
-    comparison ignores channels; a joined part gets the channels of its first part. A schedule with
-    scratch does not change. A schedule that moves a part to the location of another part does not
-    change either.
+    comparison ignores channels; a joined part gets the channels of its first part. Returns a
+    schedule unchanged if it uses scratch, or if it moves a part to the location of another part.
 
     >>> from unisono.types import Op
     >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, parts=6, root=0), "halves")

@@ -192,8 +192,7 @@ def _histories(
 
     The columns `_COUNT`, `_TOP`, `_DEPTH` and `_OUT_OF_ORDER` are: the number of contributions, the
     highest contributing rank, the depth of nested reductions, and a flag for a value that is not a
-    fold in rank order. Such a fold adds single contributions, each of a higher rank than all
-    before.
+    fold in rank order. Such a fold adds single contributions in ascending order of their ranks.
     """
     table = np.zeros((len(rank), 4), np.int32)
     table[:inputs, _COUNT] = 1

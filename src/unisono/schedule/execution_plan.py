@@ -18,7 +18,8 @@ READER_BYTES = _READER.size
 
 
 class Reader(NamedTuple):
-    """Another rank `rank` reads this rank's slot `slot`, which the own post `post` publishes."""
+    """Another rank `rank` reads this rank's slot `slot`, which this rank's post `post`
+    publishes."""
 
     post: int
     slot: int
@@ -38,8 +39,8 @@ class ExecutionPlan:
     - `uniform` is true if all pieces must have one length, because this rank relays pieces of
       unknown length.
     - `in_place` is true if the input and the output may be the same memory.
-    - `readers` lists, in ascending order, the own slots that each post publishes and the ranks that
-      read them.
+    - `readers` lists, in ascending order, this rank's slots that each post publishes and the ranks
+      that read them.
     - `addresses_only` is true if every slot of every rank holds the address of shared memory, not
       data.
     """

@@ -144,7 +144,7 @@ class _Chunks:
 
 
 class _Contributions:
-    """The ranks whose contributions each place holds, for the ranks in `words` words of 64 bits.
+    """The ranks whose contributions each place holds, as bits in `words` words of 64 bits.
 
     `bits` has the shape (places, words).
     """

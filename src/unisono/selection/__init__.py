@@ -7,15 +7,15 @@ precedence: argument, environment, file, built-in. If no rule matches a call, a 
 
 from unisono.selection.host_cost_model import predict
 from unisono.selection.network_cost_model import Demands, candidates, predict_on
-from unisono.selection.precedence import (
+from unisono.selection.rules import IntRange, Measured, Rule, Selection
+from unisono.selection.rules_file import load, save
+from unisono.selection.selection_table import (
     Layer,
     Selectable,
     SelectedRule,
     SelectionTable,
     parse_algorithms,
 )
-from unisono.selection.rules import IntRange, Measured, Rule, Selection
-from unisono.selection.rules_file import load, save
 
 __all__ = [
     "Demands",

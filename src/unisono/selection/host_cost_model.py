@@ -98,7 +98,7 @@ def work(op: Op, algorithm: str, *, ranks: int, cores: int) -> RoundWork:
 def weigh(
     *, rounds: int, written: Fraction, reduced: Fraction, ranks: int, cores: int
 ) -> RoundWork:
-    """Returns the work for these rounds and bytes, on so many ranks and cores."""
+    """Returns the work for these rounds and bytes on this number of ranks and cores."""
     ranks_per_core = max(1.0, ranks / cores)
     return RoundWork(
         calls=1.0,

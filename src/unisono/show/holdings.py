@@ -1,7 +1,7 @@
 """Replays a schedule: the contents of every rank after every round, for drawing.
 
-The replay uses only the public interface of a schedule, so it can move next to `schedule.trace`. It
-does not validate: the effect of a wrong transfer is drawn, and `check` reports the error.
+The replay uses only the public interface of a schedule. It does not validate: the effect of a wrong
+transfer is drawn, and `check` reports the error.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ HEADER_BYTES = 80
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Executed:
-    """Columns as `native.simulator_messages` returns them, with sizes in bytes. A negative need is
-    the gate of rank -1 - need."""
+    """Columns as `native.simulator_messages` returns them, with sizes in bytes. A need below 0 is a
+    gate: need -1 - r is the gate of rank r."""
 
     kind: NDArray[np.uint8]
     round: NDArray[np.int32]

@@ -64,8 +64,8 @@ def _knots(x: Floats, y: Floats, noise: Floats) -> Ints:
 
 
 def _drop_knots(knots: Floats, x: Floats, y: Floats, noise: Floats, price: float) -> Floats:
-    """Removes knots while the rest describe the times as well. Lines through single points need
-    more knots than lines close to many points."""
+    """Removes knots as long as the remaining knots describe the times equally well. Lines through
+    single points need more knots than lines close to many points."""
 
     def error(some: Floats) -> float:
         return float(

@@ -80,7 +80,7 @@ class LinkModel:
     @property
     def delays_s(self) -> Floats:
         """Time of each regime in which a message occupies no link. A line that reaches 0 seconds
-        above 0 bytes has none; this happens where caches end."""
+        above 0 bytes has no such time; this happens where caches end."""
         return np.maximum(self._column("alpha_s"), 0.0)
 
     def load(self, nbytes: Floats) -> Floats:

@@ -228,8 +228,8 @@ class TaskBuilder:
     def _append_tasks(
         self, number: int, job: Job, tasks: Tasks, gates: dict[int, int] | None
     ) -> None:
-        """Adds a job's tasks, which refer to each other by their positions in the job. A negative
-        need is the gate of member -1 - need."""
+        """Adds a job's tasks, which refer to each other by their positions in the job. A need below
+        0 is a gate: need -1 - m is the gate of member m."""
         needs, after = tasks.needs, tasks.after
         if self.size:
             needs = np.where(needs < 0, needs, needs + np.int32(self.size))

@@ -1,10 +1,10 @@
 """The timeline of all ranks: a record of each rank's last events, merged and summarized.
 
 `TimelineWriter` records events in a fixed amount of memory (`timeline_writer.py`), in a file that
-any process can read, also after a kill (`timeline_file.py`, `timeline_folder.py`). A `RankDump` is
-what a file contained. The rest is pure: `spans_of` finds intervals, `align_ranks` puts ranks on one
-clock (`clock_offset.py`), `merge_dumps` writes a trace for Perfetto, `summarize_steps` finds what
-the steps of a training spent their time on.
+any process can read, also after a kill (`timeline_file.py`, `timeline_folder.py`). A `RankDump` has
+the contents of a file. The rest is pure: `spans_of` finds intervals, `align_ranks` puts ranks on
+one clock (`clock_offset.py`), `merge_dumps` writes a trace for Perfetto, `summarize_steps` splits
+the time of each training step by cause.
 """
 
 from unisono.timeline.aligned_ranks import AlignedRank, align_ranks, missing_ranks

@@ -95,7 +95,7 @@ def _measured(links: _Links, common: str) -> dict[str, ClockAlignment]:
 
 
 def _through(near: ClockAlignment, readings: Sequence[ClockReading], common: str) -> ClockAlignment:
-    """Returns the alignment of a clock that was compared with an aligned one."""
+    """Returns the alignment of a clock that was compared with an aligned clock."""
     composed: list[ClockReading] = []
     for each in sorted(readings, key=lambda reading: reading.at_ns):
         near_ns = each.at_ns + each.offset_ns

@@ -1,8 +1,8 @@
 """Compares the clocks of hosts, by the round trip that took the least time.
 
-Ranks that share a kernel share its monotonic clock. Others ask rank 0 for its time. The answer was
-given at some moment of the round trip, so half of the round trip bounds the error (Cristian,
-Probabilistic clock synchronization, 1989). Afterwards the clocks may drift apart.
+Ranks that share a kernel share its monotonic clock. On other kernels, a rank asks rank 0 for its
+time. The answer was given at some moment of the round trip, so half of the round trip bounds the
+error (Cristian, Probabilistic clock synchronization, 1989). Afterwards the clocks may drift apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 DRIFT: Final = 1e-4
-"""Seconds by which two clocks may part in a second: 50 ppm of each, as of common crystals."""
+"""Seconds by which two clocks may drift apart in a second: 50 ppm of each, as of common
+crystals."""
 _ROUND_TRIPS: Final = 16
 _TAG: Final = 911
 

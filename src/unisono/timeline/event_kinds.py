@@ -1,4 +1,4 @@
-"""The events of a timeline, and how one is laid out in memory."""
+"""The events of a timeline, and their layout in memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class EventKind(IntEnum):
     """The program submitted the tensor `name`, of `value` bytes."""
     LAUNCHED = 2
     """Collective `number` began; `name` is its first tensor. `value`: the bucket of a plan that it
-    carries, or 0: then its tensors follow as FUSED."""
+    carries, or 0 if its tensors follow as FUSED."""
     FUSED = 3
     """The tensor `name`, of `value` bytes, travels in collective `number`."""
     TRANSFERRED = 4
-    """Collective `number` ran from `begun_ns` to `ended_ns`. `time_ns`: the program heard of it.
-    `value` is 1, or 0 if the ranks were not all ready: then its tensors go on waiting."""
+    """Collective `number` ran from `begun_ns` to `ended_ns`. At `time_ns`, the program learned of
+    the end. `value` is 1, or 0 if some rank was not ready; the tensors then wait further."""
     WAITED = 5
     """The program waited for the tensor `name` from `begun_ns` to `ended_ns`."""
     BEGUN = 6

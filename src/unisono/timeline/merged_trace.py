@@ -55,7 +55,7 @@ def merge_dumps(dumps: Sequence[RankDump], torch_traces: Sequence[TorchTrace] = 
 
 
 def _pids(ranks: Sequence[AlignedRank]) -> list[int]:
-    """Returns a process number for each: the rank, unless two have the same."""
+    """Returns a process number for each dump: the rank, unless two dumps have the same rank."""
     plain = [rank.dump.rank for rank in ranks]
     return plain if len(set(plain)) == len(plain) else list(range(len(plain)))
 

@@ -1,4 +1,4 @@
-"""Dumps: what the timelines of ranks contained at one moment, and files of them."""
+"""Dumps: the contents of ranks' timelines at one moment, and files of dumps."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class RankDump:
 
 
 def save_dumps(path: Path, contents: Sequence[bytes]) -> None:
-    """Writes the contents of timelines' files into one file. Raises `ValueError` if one is none.
+    """Writes the contents of timelines' files into one file. Raises `ValueError` if one of them is
+    not a timeline.
 
     >>> save_dumps(Path("/dev/null"), [b"something else"])
     Traceback (most recent call last):
@@ -78,7 +79,8 @@ def save_dumps(path: Path, contents: Sequence[bytes]) -> None:
 
 
 def load_contents(path: Path) -> list[bytes]:
-    """Returns the contents of timelines' files in a dump; a timeline's own file has one.
+    """Returns the contents of the timelines in a file: several from a dump, one from a timeline's
+    file.
 
     Raises `ValueError` with the path for files that cannot be read.
 
@@ -98,7 +100,8 @@ def load_contents(path: Path) -> list[bytes]:
 
 
 def load_dumps(paths: Sequence[Path]) -> list[RankDump]:
-    """Returns all ranks' dumps of these files. Raises `ValueError` with the path of a bad one.
+    """Returns all ranks' dumps of these files. Raises `ValueError` with the path of an invalid
+    file.
 
     >>> from unisono.timeline import TimelineWriter
     >>> timeline = TimelineWriter(rank=3, size=4, events=64)

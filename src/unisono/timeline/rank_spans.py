@@ -40,7 +40,7 @@ class CollectiveSpan:
     moved: Interval | None = None
     """Time in which the collective itself ran."""
     done_ns: int | None = None
-    """Time at which the program heard of its end."""
+    """Time at which the program learned of its end."""
     ran: bool = True
     """False: a rank was not ready, and no data moved."""
     nbytes: int = 0

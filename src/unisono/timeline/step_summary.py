@@ -48,7 +48,7 @@ class RankStep:
 
     @property
     def own_s(self) -> float:
-        """Time that the step takes the rank itself, waits not included."""
+        """Time of the step without the rank's waits."""
         return self.step_s - self.waited_s
 
     @property
@@ -58,7 +58,8 @@ class RankStep:
 
     @property
     def scale_factor(self) -> float:
-        """Throughput of n ranks over n times that of one rank that never waits."""
+        """Ratio of the throughput of n ranks to n times the throughput of a rank that never
+        waits."""
         return self.own_s / self.step_s if self.step_s else 1.0
 
 
@@ -74,7 +75,7 @@ class SlowestRank:
 
     @property
     def text(self) -> str:
-        """The same in words."""
+        """The rank, the part and its times, as text."""
         return (
             f"rank {self.rank}: {1e3 * self.part_s:.2f} ms {self.part}, "
             f"median {1e3 * self.median_s:.2f} ms"

@@ -1,4 +1,4 @@
-"""The file of a timeline: its layout in bytes, how it is written, and how it is read.
+"""The file of a timeline: its layout in bytes, its writer and its reader.
 
 A fixed head names the sizes. Then follow two copies of the facts (JSON with a checksum, written in
 turn, so that one is always whole), the table of names, and the ring of entries. The owner writes
@@ -35,7 +35,7 @@ _MOST_NAMES: Final = 65_535
 
 
 def file_bytes(entries: int) -> int:
-    """Returns the size of a file with a ring of so many entries."""
+    """Returns the size of a file whose ring has this number of entries."""
     return ENTRIES_AT + entries * ENTRY.size
 
 
@@ -62,7 +62,8 @@ class FactsWriter:
 
 
 class NameTable:
-    """The names of a timeline, in a fixed number of bytes. Number 0 stands for all that do not fit.
+    """The names of a timeline, in a fixed number of bytes. Number 0 stands for all names that do
+    not fit.
 
     A name of more than 200 bytes keeps its begin and its end.
     """

@@ -139,8 +139,9 @@ def files_of(pid: int, where: Sequence[Path] | None = None) -> list[TimelineFile
 def files_of_jobs(job_of: Callable[[Path], str]) -> list[TimelineFile]:
     """Returns the files of all jobs that have a running process here; ended ranks included.
 
-    Without a running process, those of the job that was started last. `job_of` returns the job of a
-    file; it may raise `ValueError` or `OSError`. Raises `UnsupportedError` if there are none.
+    Without a running process, returns the files of the job that was started last. `job_of` returns
+    the job of a file; it may raise `ValueError` or `OSError`. Raises `UnsupportedError` if there
+    are none.
 
     >>> from unisono.timeline import TimelineWriter
     >>> timeline = TimelineWriter(rank=0, size=1, events=64)

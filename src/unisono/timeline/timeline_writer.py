@@ -99,7 +99,8 @@ class TimelineWriter:
         self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
 
     def note_clock(self, reading: ClockReading) -> None:
-        """Stores a comparison of this rank's clock with another; of several, first and last."""
+        """Stores a comparison of this rank's clock with another; keeps the first and the last
+        one."""
         readings = [*self._facts.get("readings", ())[:1], reading.to_json()]
         self._update(readings=readings)
 
@@ -110,7 +111,8 @@ class TimelineWriter:
         return RankDump.parse(self.path.read_bytes())
 
     def keep(self, error: BaseException) -> None:
-        """Keeps the file after the end of this process, which an error ends. Logs its path."""
+        """Keeps the file when this process ends. Call it if an error ends the process. Logs its
+        path."""
         if self._writer is None or not self._finalizer.alive:
             return
         text = f"{type(error).__name__}: {error}"[:_LONGEST_FAILURE]

@@ -55,7 +55,8 @@ def pcie_server(
 ) -> Topology:
     """Builds connected sockets, each with PCIe switches, each with GPUs and network cards.
 
-    `switches` is the number for each socket. `gpus` and `nics` are the numbers for each switch.
+    `switches` is the number of PCIe switches for each socket. `gpus` and `nics` are the numbers for
+    each switch.
 
     >>> server = pcie_server()
     >>> server.num_ranks, server.diameter()

@@ -51,12 +51,13 @@ def register() -> None:
 
 
 def communicator_of(group: Any) -> Any:
-    """Returns the communicator of a process group; None if that runs on another backend."""
+    """Returns the communicator of a process group; None if the group runs on another backend."""
     return getattr(group, "communicator", None)
 
 
 def default_communicator() -> Any:
-    """Returns the communicator of torch's default group; None if that runs on another backend."""
+    """Returns the communicator of torch's default group; None if the group runs on another
+    backend."""
     from torch import distributed as dist
 
     return communicator_of(dist.group.WORLD) if dist.is_initialized() else None

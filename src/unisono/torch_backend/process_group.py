@@ -1,4 +1,7 @@
-"""The process group: barrier, coalescing, name, timeout, split, shrink and shutdown."""
+"""The process group: barrier, coalescing, name, timeout, split, shrink and shutdown.
+
+The collectives are in `reducing_collectives.py` and `data_movement.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from unisono.torch_backend.private import (
     name_group,
     prefixed,
 )
-from unisono.torch_backend.reductions import Reductions
+from unisono.torch_backend.reducing_collectives import Reductions
 
 
 class ProcessGroup(Reductions, DataMovement):

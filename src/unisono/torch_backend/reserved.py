@@ -77,11 +77,11 @@ def shrink_group(
 ) -> Any:
     """`dist.shrink_group`: makes a group of the living ranks, in the old order.
 
-    Unlike torch's function it finds lost ranks by itself: it leaves out every rank that has died or
-    does not call within `timeout` (default: the group's), and `ranks_to_exclude`. It works after
-    any failure, and is collective over the ranks that are left. Over several hosts
-    `ranks_to_exclude` also asserts that these ranks have ended. A minority of the ranks needs this
-    assertion, and it must be true. See `Communicator.shrink`.
+    Unlike torch's function it finds lost ranks by itself: it leaves out `ranks_to_exclude`, and
+    every rank that has died or does not call within `timeout` (default: the group's timeout). It
+    works after any failure, and is collective over the ranks that are left. Over several hosts
+    `ranks_to_exclude` also asserts that these ranks have ended. A minority of the ranks can only
+    continue with this assertion, which must be true. See `Communicator.shrink`.
 
     As in torch, shrinking the default group (None) makes the result the default group, renumbers
     the global ranks, and destroys all other groups. Models wrapped by DDP or FSDP and device meshes

@@ -1,8 +1,9 @@
 """An event loop: one thread that waits for sockets and timers.
 
-Only the thread itself calls what belongs to it. Other threads pass actions through a queue without
-a lock. A signal handler or the garbage collector may interrupt a thread between any two steps, and
-then pass an action itself. With a lock, it would wait for ever for the interrupted thread.
+Only this thread uses the descriptors, the timers and the actions of the loop. Other threads pass
+actions through a queue without a lock. A signal handler or the garbage collector may interrupt a
+thread between any two steps, and then pass an action itself. With a lock, it would wait for ever
+for the interrupted thread.
 """
 
 from __future__ import annotations

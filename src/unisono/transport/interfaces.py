@@ -110,8 +110,7 @@ def available_interfaces(ip_version: int | None = None) -> list[Interface]:
 
 
 def _preferred(texts: Sequence[str], ip_version: int | None = None) -> str | None:
-    """Returns the address to use of an interface's addresses, some of which are hardware
-    addresses."""
+    """Chooses one of an interface's addresses, some of which are hardware addresses."""
     addresses = []
     for text in texts:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from unisono.transport.mpi_transport import LAST_TAG, MpiLink
 
-_MOST_BYTES = 8192  # MPI sends so much at once; heads and control messages are shorter
+_MOST_BYTES = 8192  # MPI sends this much at once; heads and control messages are shorter
 
 
 class PendingRelease:

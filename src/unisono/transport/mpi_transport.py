@@ -2,7 +2,7 @@
 
 For clusters whose fabric (InfiniBand, RoCE, Slingshot) the MPI drives. Messages go from memory to
 memory, without a copy in Python. MPI cannot sleep until a message arrives, so a waiting rank polls,
-with short naps once nothing moves.
+with short sleeps once nothing moves.
 """
 
 from __future__ import annotations

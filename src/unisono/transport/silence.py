@@ -1,8 +1,8 @@
 """Measures how long a peer has owed an acknowledgement; as in `csrc/transport/silence.h`.
 
-The kernel's own limit (TCP_USER_TIMEOUT) does not fit: it counts from the first retransmission. It
-also fails at once on an interface without a cable, although a retry could succeed a moment later.
-So this module only asks the kernel when data last arrived.
+The kernel's own limit (TCP_USER_TIMEOUT) is not suitable: it counts from the first retransmission.
+It also fails at once on an interface without a cable, although a retry could succeed a moment
+later. So this module only asks the kernel when data last arrived.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def members(pid: int) -> list[int]:
 
 
 def end_members(pid: int) -> None:
-    """Kills all processes in the network of process `pid` except itself, and those that they start
-    meanwhile. Returns when none is left, or after a timeout."""
+    """Kills all processes in the network of process `pid` except `pid` itself, also processes that
+    start meanwhile. Returns when none is left, or after a timeout."""
     deadline_s = time.monotonic() + _KILL_TIMEOUT_S
     while (found := members(pid)) and time.monotonic() < deadline_s:
         for other in found:

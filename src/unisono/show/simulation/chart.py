@@ -140,7 +140,7 @@ def _lines(
 
 
 def _alternate(colors: Sequence[str]) -> list[str]:
-    """Reorders colours so that neighbours are not neighbours in the palette."""
+    """Reorders colours so that neighbouring lines are not neighbours in the palette."""
     half = (len(colors) + 1) // 2
     return [colors[i // 2 + i % 2 * half] for i in range(len(colors))]
 

@@ -68,7 +68,7 @@ class Machine:
         return tuple(sorted({*self.cores.values(), *(device.numa for device in self.devices)}))
 
     def topology(self, links: NvLinks | None = None) -> Topology:
-        """Returns the machine's topology. Its GPUs are the ranks, or its cores without GPUs.
+        """Returns the machine's topology. The ranks are its GPUs, or its cores if it has no GPUs.
 
         `links` are NVLinks, as `gpus.nvlinks` returns them. Bridges with a single child are not
         switches. Raises `ValueError` for a machine without cores and GPUs.
