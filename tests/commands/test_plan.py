@@ -86,3 +86,112 @@ def test_a_given_network() -> None:
     times = [json.loads(Path(f"{name}.json").read_text()) for name in ("fast", "slow")]
     steps = [found["layouts"][0]["step_s"] for found in times]
     assert steps[1] > steps[0]
+
+
+RUN = {
+    "model": "gpt3-7.5b",
+    "cluster": "a100:16",
+    "layout": "dp=4,tp=4,sequence_parallel=1,zero=1",
+    "job": {"seq": 2048, "global_batch": 64, "micro_batch": 2, "recompute": "selective"},
+    "step_s": 4.0,
+}
+
+
+def test_calibration_from_own_files() -> None:
+    header = "# all_reduce_perf -b 1M -e 1G -g 8\n"
+    ranks = "".join(f"#  Rank {rank} Group 0 Pid 1 on node device {rank}\n" for rank in range(8))
+    rows = "".join(
+        f"{size} {size // 4} float sum -1 {20 + size / 1e5:.1f} 1 1 0 1 1 1 0\n"
+        for size in (2**20, 2**24, 2**28, 2**30)
+    )
+    Path("nccl.txt").write_text(header + ranks + rows)
+    Path("own.json").write_text(json.dumps([RUN]))
+    code, output = plan("--calibrate", "nccl.txt", "own.json", "--cluster", "a100:16")
+    assert code == 0, output
+    for text in ("in a domain", "measured / predicted", "written: calibration.json"):
+        assert text in output
+    one = ("--layout", RUN["layout"], "--micro-batch", "2", "--recompute", "selective")
+    assert plan(*GPT, *one, "--json", "blind.json")[0] == 0
+    code, output = plan(
+        *GPT, *one, "--calibration", "calibration.json", "--explain", "--json", "known.json"
+    )
+    assert code == 0 and "after 1 own run" in output
+    blind, known = (
+        json.loads(Path(f"{name}.json").read_text())["layouts"][0] for name in ("blind", "known")
+    )
+    assert known["high_s"] / known["low_s"] < blind["high_s"] / blind["low_s"]
+    assert abs(known["step_s"] - 4) < abs(blind["step_s"] - 4) and known["own_runs"] == 1
+
+
+def test_objectives_and_limits() -> None:
+    for objective in ("cost", "devices", "memory"):
+        code, output = plan(*GPT, "--objective", objective, "--keep", "2", "--longest", "60")
+        assert code == 0, output
+    code, output = plan(*GPT, "--objective", "devices", "--keep", "3", "--json", "few.json")
+    layouts = json.loads(Path("few.json").read_text())["layouts"]
+    assert layouts[0]["devices"] < 16 and "devices" in output
+
+
+def test_pareto_front_and_scaling() -> None:
+    code, output = plan(*GPT, "--pareto", "--json", "front.json")
+    assert code == 0 and "Pareto front" in output
+    front = json.loads(Path("front.json").read_text())["front"]
+    assert len({each["devices"] for each in front}) > 1
+    code, output = plan(*GPT, "--scaling", "--json", "scaling.json")
+    assert code == 0 and "scale factor" in output
+    curve = json.loads(Path("scaling.json").read_text())["scaling"]
+    assert curve[0]["scale_factor"] == 1 and curve[-1]["devices"] == 16
+
+
+def test_picture_of_errors() -> None:
+    pytest.importorskip("matplotlib")
+    code, output = plan("--validate", "--plot", "errors.png")
+    assert code == 0 and "written: errors.png" in output
+    assert Path("errors.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_picture_of_a_front() -> None:
+    pytest.importorskip("matplotlib")
+    code, output = plan(*GPT, "--pareto", "--plot", "front.png")
+    assert code == 0 and "written: front.png" in output
+    assert Path("front.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cost_checkpoints_and_sensitivity() -> None:
+    code, output = plan(
+        *(*GPT, "--layout", "dp=4,tp=4,zero=1", "--tokens", "1e12", "--price", "2"),
+        *("--checkpoints", "--failure-hours", "1000", "--sensitivity", "--json", "out.json"),
+    )
+    assert code == 0, output
+    for text in ("device hours", "cost", "goodput", "rate of matrix products"):
+        assert text in output
+    found = json.loads(Path("out.json").read_text())
+    assert found["training"]["cost"] == pytest.approx(2 * found["training"]["device_hours"])
+    assert found["checkpoints"]["failure_s"] == pytest.approx(3600 * 1000 / 16)
+    assert sum(row["elasticity"] for row in found["sensitivity"]) == pytest.approx(1, abs=0.02)
+    steps = found["layouts"][0]["step_s"] * found["training"]["steps"]
+    assert found["training"]["seconds"] * found["checkpoints"]["goodput"] == pytest.approx(steps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("file.txt", *GPT), "FILES need --calibrate"),
+        (("--calibrate",), "--calibrate needs FILES"),
+        (("--calibrate", "none.txt"), "none.txt: cannot be read"),
+        ((*GPT, "--calibration", "none.json"), "none.json: cannot be read"),
+        ((*GPT, "--plot", "x.png"), "--plot needs --pareto or --validate"),
+        ((*GPT, "--weak"), "--weak needs --scaling"),
+        ((*GPT, "--price", "2"), "need --tokens"),
+        ((*GPT, "--pareto", "--explain"), "are of one layout"),
+        ((*GPT, "--scaling", "--layout", "dp=16"), "leave --layout out"),
+        ((*GPT, "--objective", "cost", "--layout", "dp=16"), "leave --layout out"),
+        ((*GPT, "--pareto", "--save", "x.json"), "--save writes one layout"),
+        ((*GPT, "--objective", "joy"), "objective must be one of"),
+        ((*GPT, "--checkpoints", "--failure-hours", "-1"), "must be positive"),
+    ],
+)
+def test_refusals_of_modes(arguments: tuple[str, ...], text: str) -> None:
+    code, output = plan(*arguments)
+    assert code == 2
+    assert text in " ".join(output.replace("│", " ").split())

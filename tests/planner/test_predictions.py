@@ -186,3 +186,36 @@ def test_bubble(schedule: str, vpp: int, recompute: str, share: float) -> None:
     others = ("bubble", "gradients", "optimizer", "step", "straggler")
     microbatch_s = sum(v for kind, v in found.time.items() if kind not in others) / 16
     assert found.time["bubble"] == pytest.approx(3 * share * microbatch_s, rel=0.01)
+
+
+def test_messages_of_interleaved_schedules() -> None:
+    """Only the messages that fill and empty the pipeline are exposed, however many microbatches."""
+    job = replace(JOB, precision="bf16")
+    layout = replace(LAYOUT, vpp=3)
+    found = [
+        planner.predict(MODEL, CLUSTER, layout, replace(job, global_batch=batch))
+        for batch in (64, 128)
+    ]
+    assert found[0].time["send"] == pytest.approx(found[1].time["send"]) and found[0].time["send"]
+    assert "2 x (4 - 1) messages" in str(found[0].explain())
+    plain = planner.predict(MODEL, CLUSTER, LAYOUT, job)
+    assert plain.time["send"] > found[0].time["send"]
+    old = planner.predict(MODEL, CLUSTER, layout, replace(job, precision="fp16"))
+    assert old.time["send"] > plain.time["send"]
+
+
+def test_hidden_gradients_slow_compute_down() -> None:
+    """Later software exposes the last layer's part, and the slowdown beside the hidden part."""
+    constants = planner.default_constants()
+    fast = constants.changed(overlap_slowdown=0.0, straggler=0.0)
+    slow = constants.changed(overlap_slowdown=1.0, straggler=0.0)
+    model = replace(MODEL, tied=False)
+    layout = planner.Layout(dp=16, tp=4, zero=1)
+    job = replace(JOB, precision="bf16", micro_batch=4)
+    hidden, exposed = (
+        planner.predict(model, CLUSTER, layout, job, constants=each).time["gradients"]
+        for each in (fast, slow)
+    )
+    assert hidden == pytest.approx(exposed / model.layers)
+    old = planner.predict(model, CLUSTER, layout, replace(job, precision="fp16"), constants=fast)
+    assert old.time["gradients"] == pytest.approx(exposed)

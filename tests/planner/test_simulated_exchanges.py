@@ -79,3 +79,23 @@ def test_experts_on_a_network() -> None:
         planner.Workload(seq=4096, global_batch=64, micro_batch=1),
     )
     assert found.time["expert"] > 0 and found.time["send"] > 0
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_first_and_last_stage_sum_a_tied_embedding(pp: int, precision: str) -> None:
+    """Devices i of the first and of the last stage are a pair, whatever lies between them."""
+    exchanges = simulated(topology.torus([4, 4]))
+    stride = 16 // pp * (pp - 1)
+    pairs = list(exchanges._groups(exchanges.place(2, stride)))
+    assert pairs == [(i, i + stride) for i in range(16 // pp)]
+    cluster = planner.Cluster(device="a100", devices=16, topology=topology.torus([4, 4]))
+    step = planner.predict(
+        planner.load_model("gpt3-1.7b"),
+        cluster,
+        planner.Layout(dp=16 // pp, pp=pp),
+        planner.Workload(
+            seq=2048, global_batch=64, micro_batch=1, recompute="full", precision=precision
+        ),
+    )
+    assert step.time["gradients"] > 0

@@ -45,6 +45,15 @@ def test_documented_errors(rows: dict[str, planner.ErrorRow]) -> None:
     assert table in page, table
 
 
+def test_one_run_of_a_source_helps(rows: dict[str, planner.ErrorRow]) -> None:
+    """Runs that differ in data parallelism and batch only are predicted within 3 %."""
+    found = rows["MLPerf"]
+    assert found.one_run is not None and found.one_run < 0.03 < found.held_out
+    assert found.one_run_covered is not None and found.one_run_covered > 0.9
+    better = [row.one_run < row.held_out for row in rows.values() if row.one_run is not None]
+    assert sum(better) >= 7
+
+
 def test_layouts_are_ranked(rows: dict[str, planner.ErrorRow]) -> None:
     for family in ("vTrain multi", "vTrain single"):
         regret = rows[family].regret

@@ -23,14 +23,26 @@ if TYPE_CHECKING:
         constants_from,
         default_constants,
     )
+    from unisono.planner.checkpoint_interval import (
+        FAILURES_PER_DEVICE_HOUR,
+        CheckpointPlan,
+        checkpoint_plan,
+        daly_interval_s,
+        goodput,
+        young_interval_s,
+    )
     from unisono.planner.device_cluster import Cluster
+    from unisono.planner.device_scaling import ScalingPoint, scaling_curve
     from unisono.planner.devices import Device, catalogue, device_named
+    from unisono.planner.front_plot import save_front_plot
     from unisono.planner.ground_truth import MeasuredRun, measured_runs, run_of_row
     from unisono.planner.layer_division import stage_layers
     from unisono.planner.layout import SCHEDULES, Layout, nearest_divisor
     from unisono.planner.layout_candidates import Candidate, Candidates, SearchCounts
     from unisono.planner.layout_check import check_layout
-    from unisono.planner.layout_search import search
+    from unisono.planner.layout_front import pareto_front
+    from unisono.planner.layout_search import OBJECTIVES, search, smaller_clusters
+    from unisono.planner.machine_calibration import calibrate
     from unisono.planner.memory_changes import MemoryChange, smallest_change
     from unisono.planner.model_presets import (
         PRESETS,
@@ -38,10 +50,14 @@ if TYPE_CHECKING:
         load_model,
         model_named,
     )
+    from unisono.planner.own_runs import read_own_runs
     from unisono.planner.pipeline_bubble import bubble_share
     from unisono.planner.pipeline_run import PipelineRun, run_schedule, stage_tasks
     from unisono.planner.prediction import Prediction, predict
+    from unisono.planner.run_calibration import Calibration, LinkRate, OwnRun, RunEffect
+    from unisono.planner.step_sensitivity import Sensitivity, sensitivity
     from unisono.planner.time_tree import TimeNode
+    from unisono.planner.training_cost import RunCost, training_run, training_seconds
     from unisono.planner.training_flops import forward_flops, step_flops, training_days
     from unisono.planner.transformer import Transformer
     from unisono.planner.validation import (
@@ -53,10 +69,47 @@ if TYPE_CHECKING:
         validate,
         validate_memory,
     )
+    from unisono.planner.validation_plot import save_validation_plot
     from unisono.planner.workload import PRECISIONS, RECOMPUTE, SOFTWARE, Workload
     from unisono.planner.zero_states import StateBytes, state_bytes
 
 _NAMES = {
+    "checkpoint_interval": (
+        "FAILURES_PER_DEVICE_HOUR",
+        "CheckpointPlan",
+        "checkpoint_plan",
+        "daly_interval_s",
+        "goodput",
+        "young_interval_s",
+    ),
+    "front_plot": ("save_front_plot",),
+    "layout_search": (
+        "OBJECTIVES",
+        "search",
+        "smaller_clusters",
+    ),
+    "machine_calibration": ("calibrate",),
+    "own_runs": ("read_own_runs",),
+    "layout_front": ("pareto_front",),
+    "run_calibration": (
+        "Calibration",
+        "LinkRate",
+        "OwnRun",
+        "RunEffect",
+    ),
+    "device_scaling": (
+        "ScalingPoint",
+        "scaling_curve",
+    ),
+    "step_sensitivity": (
+        "Sensitivity",
+        "sensitivity",
+    ),
+    "training_cost": (
+        "RunCost",
+        "training_run",
+        "training_seconds",
+    ),
     "activation_bytes": ("layer_activation_bytes", "output_activation_bytes"),
     "calibrated_constants": (
         "CalibratedConstants",
@@ -70,7 +123,6 @@ _NAMES = {
     "layout": ("SCHEDULES", "Layout", "nearest_divisor"),
     "layout_check": ("check_layout",),
     "layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
-    "layout_search": ("search",),
     "memory_changes": ("MemoryChange", "smallest_change"),
     "model_presets": ("PRESETS", "from_hugging_face", "load_model", "model_named"),
     "pipeline_bubble": ("bubble_share",),
@@ -90,6 +142,7 @@ _NAMES = {
         "validate",
         "validate_memory",
     ),
+    "validation_plot": ("save_validation_plot",),
     "workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
 }
 __getattr__ = lazy_names(
@@ -97,56 +150,80 @@ __getattr__ = lazy_names(
 )
 
 __all__ = [
+    "FAILURES_PER_DEVICE_HOUR",
+    "OBJECTIVES",
     "PRECISIONS",
     "PRESETS",
     "RECOMPUTE",
     "SCHEDULES",
     "SOFTWARE",
     "CalibratedConstants",
+    "Calibration",
     "Candidate",
     "Candidates",
+    "CheckpointPlan",
     "Cluster",
     "Device",
     "ErrorRow",
     "Layout",
+    "LinkRate",
     "MeasuredRun",
     "MemoryChange",
     "MemoryComparison",
+    "OwnRun",
     "PipelineRun",
     "Prediction",
+    "RunCost",
+    "RunEffect",
+    "ScalingPoint",
     "SearchCounts",
+    "Sensitivity",
     "StateBytes",
     "TimeNode",
     "Transformer",
     "Workload",
-    "catalogue",
     "bubble_share",
+    "calibrate",
+    "catalogue",
     "check_layout",
+    "checkpoint_plan",
     "constants_document",
     "constants_from",
+    "daly_interval_s",
     "default_constants",
     "device_named",
     "errors_markdown",
     "forward_flops",
     "from_hugging_face",
+    "goodput",
     "layer_activation_bytes",
     "load_model",
     "measured_runs",
     "model_named",
     "nearest_divisor",
     "output_activation_bytes",
+    "pareto_front",
     "predict",
     "predict_run",
     "ranking",
+    "read_own_runs",
     "run_of_row",
     "run_schedule",
+    "save_front_plot",
+    "save_validation_plot",
+    "scaling_curve",
     "search",
+    "sensitivity",
+    "smaller_clusters",
     "smallest_change",
     "stage_layers",
     "stage_tasks",
     "state_bytes",
     "step_flops",
     "training_days",
+    "training_run",
+    "training_seconds",
     "validate",
     "validate_memory",
+    "young_interval_s",
 ]

@@ -67,8 +67,6 @@ class CalibratedConstants:
     """Share of the rate between domains that an exchange of experts reaches."""
     tensor_exposed: float
     """Exposed share of tensor-parallel exchanges of software that overlaps them."""
-    gradient_exposed: float
-    """Exposed share of gradient exchanges that overlap backward, even if there is time."""
     overlap_slowdown: float
     """Slowdown of compute while an exchange runs beside it."""
     optimizer_bytes: float
@@ -83,6 +81,8 @@ class CalibratedConstants:
     """Reserved memory over the memory of live tensors."""
     sigma: Mapping[str, float] = field(hash=False)
     """Standard deviation of the logarithm of the error: base, and added by kind."""
+    shared: Mapping[str, float] = field(hash=False)
+    """Shares of the error's variance that runs of one machine, model and work have in common."""
 
     def matmul(self, architecture: str, precision: str) -> float:
         """Returns the share of the peak that large matrix products reach."""
@@ -112,7 +112,7 @@ def constants_document() -> Mapping[str, Any]:
 
 def constants_from(document: Mapping[str, Any]) -> CalibratedConstants:
     """Returns the constants of a document such as `data/constants.json`."""
-    groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "sigma": {}}
+    groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "sigma": {}, "shared": {}}
     values: dict[str, Any] = {}
     for name, entry in document["constants"].items():
         group, _, key = name.partition("/")

@@ -21,6 +21,7 @@ from unisono.planner.calibrated_constants import (
     constants_document,
     constants_from,
 )
+from unisono.planner.error_correlation import shared_shares
 from unisono.planner.ground_truth import MeasuredRun, measured_runs
 from unisono.planner.interval_fit import interval_widths
 from unisono.planner.run_choices import RunModel
@@ -150,9 +151,24 @@ def write_fit(path: Path) -> None:
             for name, entry in document["constants"].items()
             if entry.get("width")
         }
+    _add_shared_shares(document, folds)
     for name, width in interval_widths(measured_runs(), _constants(values), folds).items():
         document["constants"][f"sigma/{name}"]["value"] = float(f"{width:.3g}")
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _add_shared_shares(document: dict[str, Any], folds: Mapping[str, CalibratedConstants]) -> None:
+    """Adds the shares that the errors of runs have in common, of all families and of each fold."""
+    runs = measured_runs()
+    for name, share in shared_shares(runs, folds).items():
+        entry = document["constants"][f"shared/{name}"]
+        entry["value"] = entry["prior"] = float(f"{share:.2g}")
+        entry["fitted_to"] = list(folds)
+    for family in folds:
+        rest = [run for run in runs if run.family != family]
+        document["folds"][family].update(
+            {f"shared/{name}": float(f"{v:.2g}") for name, v in shared_shares(rest, folds).items()}
+        )
 
 
 if __name__ == "__main__":

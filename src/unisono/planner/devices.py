@@ -39,6 +39,10 @@ class Device:
     """Usual number of devices of one NVLink domain."""
     clock: float = 1.0
     """Sustained clock, as a share of the one of the architecture's full-power device."""
+    watts: float | None = None
+    """Power of the data sheet. None: not known."""
+    price_per_hour: float | None = None
+    """Price of an hour, in any currency. None: not known; the catalogue has none."""
     source: str = "stated by the user"
     aliases: tuple[str, ...] = field(default=(), compare=False)
 
@@ -51,7 +55,9 @@ class Device:
             name: getattr(self, name)
             for name in ("memory_bytes", "memory_Bps", "link_Bps", "network_Bps", "units")
         }
-        for name, value in {**numbers, **self.peak, "clock": self.clock}.items():
+        optional = {"watts": self.watts, "price_per_hour": self.price_per_hour}
+        stated = {name: value for name, value in optional.items() if value is not None}
+        for name, value in {**numbers, **self.peak, **stated, "clock": self.clock}.items():
             if not value > 0:
                 raise ValueError(f"{self.name}: {name} must be positive, not {value}")
 

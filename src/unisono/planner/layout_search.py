@@ -1,18 +1,21 @@
-"""The exact search for the fastest layouts: no layout that it skips can be among the best."""
+"""The exact search for the best layouts: no layout that it skips can be among the best."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from heapq import merge
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.planner.calibrated_constants import CalibratedConstants, default_constants
+from unisono.planner.candidate_reasons import reason_of_loss
 from unisono.planner.device_cluster import Cluster
-from unisono.planner.layout import Layout
 from unisono.planner.layout_candidates import Candidate, Candidates, SearchCounts
+from unisono.planner.layout_options import LayoutOption, layout_options, tensor_pipeline_sizes
 from unisono.planner.prediction import prediction_of
+from unisono.planner.run_calibration import Calibration
 from unisono.planner.run_choices import RunModel
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import Workload
@@ -20,25 +23,46 @@ from unisono.planner.workload import Workload
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+OBJECTIVES = ("time", "cost", "devices", "memory")
+"""What a search minimises: seconds of a step; device seconds of a step; devices, then time; bytes
+of the fullest device, then time."""
 
-class _Option(NamedTuple):
-    """A combination with its lower bound. `open_layout` has no interleaving yet: making a layout
-    of each combination takes longer than skipping it."""
 
-    bound_s: float
-    open_layout: Layout
-    chunks: int
-    micro_batch: int
-    recompute: str
+class FoundLayout(NamedTuple):
+    """A combination that fits, and its step time. Better ones have smaller keys."""
+
+    key: tuple[float, ...]
+    devices: int
+    option: LayoutOption
+    kinds: dict[str, float]
 
     @property
-    def layout(self) -> Layout:
-        return replace(self.open_layout, vpp=self.chunks)
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return sum(self.kinds.values())
 
 
 class _Found(NamedTuple):
-    best: list[tuple[float, _Option, dict[str, float]]]
+    best: list[FoundLayout]
     counts: SearchCounts
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """What a search looks for. An executor's workers receive it."""
+
+    model: Transformer
+    job: Workload
+    constants: CalibratedConstants
+    calibration: Calibration | None
+    schedules: tuple[str, ...]
+    keep: int
+    objective: str
+    longest_s: float
+
+    def run(self, cluster: Cluster) -> RunModel:
+        """Returns the times and memory on a cluster."""
+        return RunModel(self.model, cluster, self.job, self.constants, self.calibration)
 
 
 def search(
@@ -46,12 +70,20 @@ def search(
     cluster: Cluster,
     job: Workload,
     *,
+    objective: str = "time",
+    longest_s: float | None = None,
     keep: int = 10,
     schedules: Sequence[str] = ("1f1b",),
     executor: Executor | None = None,
     constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
 ) -> Candidates:
-    """Finds the `keep` fastest layouts that fit in memory.
+    """Finds the `keep` best layouts that fit in memory.
+
+    `objective`: the shortest "time" of a step; the least "cost", which is the product of time and
+    devices; the fewest "devices"; or the least "memory" of the fullest device. "cost" and "devices"
+    also consider parts of the cluster (`smaller_clusters`). `longest_s` is the longest step that is
+    accepted.
 
     Considers every tp, pp, cp, ep, interleaving, sequence parallelism, ZeRO stage, micro batch and
     recomputation; values that `job` states are kept. Each combination has a lower bound: its
@@ -59,8 +91,8 @@ def search(
     optimizer. Combinations are predicted in the order of their bounds until the bound is over the
     worst time kept, so nothing better is skipped. Of combinations that differ in ZeRO stage only,
     and in nothing that ZeRO changes, the least sharded wins. `executor` (any of
-    `concurrent.futures`) divides the work by (tp, pp). Raises ValueError if nothing fits, with the
-    smallest layout.
+    `concurrent.futures`) divides the work by devices and (tp, pp); the candidates are the same.
+    Raises ValueError if nothing fits, with the smallest layout.
 
     >>> from unisono import planner
     >>> found = planner.search(
@@ -71,16 +103,52 @@ def search(
     >>> found[0].prediction.step_s <= found[1].prediction.step_s
     True
     """
-    constants = constants or default_constants()
-    parts = list(_parts(model, cluster))
-    one = partial(_search_part, model, cluster, job, constants, keep, tuple(schedules))
-    found = [one(parts)] if executor is None else list(executor.map(one, [[p] for p in parts]))
-    best = sorted((each for part in found for each in part.best), key=lambda each: each[0])[:keep]
-    run = RunModel(model, cluster, job, constants)
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {objective!r}")
+    request = SearchRequest(
+        model=model,
+        job=job,
+        constants=constants or default_constants(),
+        calibration=calibration,
+        schedules=tuple(schedules),
+        keep=keep,
+        objective=objective,
+        longest_s=float("inf") if longest_s is None else longest_s,
+    )
+    clusters = smaller_clusters(cluster) if objective in ("cost", "devices") else [cluster]
+    found = _searched(request, clusters, executor)
+    best = list(islice(merge(*(part.best for part in found), key=lambda each: each.key), keep))
     if not best:
-        raise ValueError(_nothing_fits(run, parts))
+        raise ValueError(_nothing_fits(request, cluster))
     counts = _sum_counts([part.counts for part in found])
-    return Candidates(entries=_candidates(run, best), counts=counts)
+    return Candidates(entries=_candidates(request, clusters, best), counts=counts)
+
+
+def smaller_clusters(cluster: Cluster) -> list[Cluster]:
+    """Returns a cluster and its parts: half of its devices, half of these, and so on to 1.
+
+    Odd numbers are divided by their smallest factor. A cluster with a topology has no parts.
+
+    >>> [each.devices for each in smaller_clusters(Cluster.parse("a100:24"))]
+    [24, 12, 6, 3, 1]
+    """
+    found = [cluster]
+    while found[-1].devices > 1 and cluster.topology is None:
+        number = found[-1].devices
+        factor = next(d for d in range(2, number + 1) if number % d == 0)
+        found.append(replace(cluster, devices=number // factor))
+    return found
+
+
+def _searched(
+    request: SearchRequest, clusters: Sequence[Cluster], executor: Executor | None
+) -> list[_Found]:
+    tasks = [(each, tensor_pipeline_sizes(request.model, each)) for each in clusters]
+    if executor is None:
+        return [_search_part(request, each, sizes) for each, sizes in tasks]
+    parts = [(each, [size]) for each, sizes in tasks for size in sizes]
+    one = partial(_search_part, request)
+    return list(executor.map(one, [each for each, _ in parts], [sizes for _, sizes in parts]))
 
 
 def _sum_counts(counts: Sequence[SearchCounts]) -> SearchCounts:
@@ -88,129 +156,109 @@ def _sum_counts(counts: Sequence[SearchCounts]) -> SearchCounts:
     return SearchCounts(**{name: sum(getattr(each, name) for each in counts) for name in names})
 
 
-def _parts(model: Transformer, cluster: Cluster) -> Iterator[tuple[int, int]]:
-    """Yields (tp, pp)."""
-    for tp in _divisors(cluster.devices):
-        if model.heads % tp or tp > 2 * cluster.domain:
-            continue
-        for pp in _divisors(cluster.devices // tp):
-            if pp <= model.layers:
-                yield tp, pp
-
-
 def _search_part(
-    model: Transformer,
-    cluster: Cluster,
-    job: Workload,
-    constants: CalibratedConstants,
-    keep: int,
-    schedules: tuple[str, ...],
-    parts: Sequence[tuple[int, int]],
+    request: SearchRequest, cluster: Cluster, sizes: Sequence[tuple[int, int]]
 ) -> _Found:
-    run = RunModel(model, cluster, job, constants)
-    options = [
-        option for tp, pp in parts for option in _options(run, tp=tp, pp=pp, schedules=schedules)
-    ]
-    options.sort(key=lambda option: option.bound_s)
-    best: list[tuple[float, _Option, dict[str, float]]] = []
-    too_large = predicted = 0
-    for number, option in enumerate(options):
-        if len(best) == keep and option.bound_s >= best[-1][0]:
-            rest = len(options) - number
+    """Searches the combinations of some (tp, pp) on one cluster."""
+    run = request.run(cluster)
+    options = layout_options(run, sizes, request.schedules)
+    by_memory = request.objective == "memory"
+    return (_least_memory if by_memory else _least_time)(request, run, options)
+
+
+def _least_time(request: SearchRequest, run: RunModel, options: Sequence[LayoutOption]) -> _Found:
+    best: list[FoundLayout] = []
+    too_large = predicted = reached = 0
+    limit_s = request.longest_s
+    for option in options:
+        if option.bound_s > limit_s:
             break
-        layout = option.layout
-        nbytes = run.memory.fullest_bytes(layout, option.micro_batch, option.recompute)
-        if nbytes > run.capacity_bytes:
+        reached += 1
+        if not option.fits(run):
             too_large += 1
             continue
-        kinds = run.times.step(layout, option.micro_batch, option.recompute)
+        kinds = run.step(option.layout, option.micro_batch, option.recompute)
         predicted += 1
-        best.append((sum(kinds.values()), option, kinds))
-        best.sort(key=lambda each: each[0])
-        del best[keep:]
-    else:
-        rest = 0
-    counts = SearchCounts(
-        considered=len(options), too_large=too_large, bounded=rest, predicted=predicted
-    )
-    return _Found(best, counts)
-
-
-def _options(run: RunModel, *, tp: int, pp: int, schedules: tuple[str, ...]) -> Iterator[_Option]:
-    """Yields the combinations of one (tp, pp), each with its lower bound."""
-    model, job = run.model, run.workload
-    replicas = run.cluster.devices // (tp * pp)
-    for cp in _context_sizes(job.seq, replicas, tp):
-        dp = replicas // cp
-        if job.global_batch % dp:
+        step_s = sum(kinds.values())
+        if step_s > limit_s:
             continue
-        micro_batches = run.micro_batches(job.global_batch // dp)
-        experts = [
-            ep
-            for ep in (_divisors(model.experts) if model.experts else [1])
-            if (dp * cp * tp) % ep == 0
-        ]
-        for ep, split, zero, schedule in product(
-            experts, (False, True) if tp > 1 else (False,), _zero_stages(pp, dp * cp), schedules
-        ):
-            if split and job.seq % (cp * tp):
-                continue
-            layout = Layout(
-                dp=dp,
-                tp=tp,
-                pp=pp,
-                cp=cp,
-                ep=ep,
-                vpp=None,
-                sequence_parallel=split,
-                zero=zero,
-                schedule=schedule,
-            )
-            yield from _open_options(run, layout, micro_batches)
+        best.append(_found_layout(request, run, option, kinds, step_s))
+        if len(best) > request.keep:
+            best.sort(key=lambda each: each.key)
+            best.pop()
+        if len(best) == request.keep:
+            limit_s = max(each.step_s for each in best)
+    best.sort(key=lambda each: each.key)
+    return _Found(best, _counts(len(options), too_large, predicted, reached))
 
 
-def _open_options(run: RunModel, layout: Layout, micro_batches: Sequence[int]) -> Iterator[_Option]:
-    experts = run.model.moe_layers == run.model.layers
-    share = run.model.layers / layout.pp
-    per_replica = run.workload.global_batch // layout.dp
-    for micro_batch in micro_batches:
-        microbatches = per_replica // micro_batch
-        chunk_counts = run.chunk_counts(layout, microbatches)
-        for recompute in run.recomputations():
-            layer = run.times.layer_step(layout, micro_batch, recompute, experts=experts)
-            bound_s = microbatches * share * sum(layer)
-            if run.model.moe_layers not in (0, run.model.layers):
-                other = run.times.layer_step(layout, micro_batch, recompute, experts=True)
-                bound_s = microbatches * share * min(sum(layer), sum(other))
-            for chunks in chunk_counts:
-                yield _Option(bound_s, layout, chunks, micro_batch, recompute)
+def _least_memory(request: SearchRequest, run: RunModel, options: Sequence[LayoutOption]) -> _Found:
+    sizes = [(option.memory_bytes(run), option) for option in options]
+    fitting = [each for each in sizes if each[0] <= run.capacity_bytes]
+    fitting.sort(key=lambda each: each[0])
+    best: list[FoundLayout] = []
+    predicted = 0
+    for nbytes, option in fitting:
+        if len(best) >= request.keep and nbytes > best[request.keep - 1].key[0]:
+            break
+        if option.bound_s > request.longest_s:
+            continue
+        kinds = run.step(option.layout, option.micro_batch, option.recompute)
+        predicted += 1
+        if sum(kinds.values()) <= request.longest_s:
+            key = (nbytes, sum(kinds.values()), run.cluster.devices, *option.place)
+            best.append(FoundLayout(key, run.cluster.devices, option, kinds))
+            best.sort(key=lambda each: each.key)
+    too_large = len(options) - len(fitting)
+    counts = _counts(len(options), too_large, predicted, too_large + predicted)
+    return _Found(best[: request.keep], counts)
 
 
-def _zero_stages(pp: int, shards: int) -> tuple[int, ...]:
-    """Returns the stages to try. Pipelines stop at 1, as 2 and 3 exchange in each microbatch."""
-    if shards == 1:
-        return (0,)
-    return (0, 1, 2, 3) if pp == 1 else (0, 1)
+def _found_layout(
+    request: SearchRequest,
+    run: RunModel,
+    option: LayoutOption,
+    kinds: dict[str, float],
+    step_s: float,
+) -> FoundLayout:
+    devices = run.cluster.devices
+    first = {"time": step_s, "cost": devices * step_s, "devices": devices}[request.objective]
+    key = (first, step_s, devices, option.bound_s, *option.place)
+    return FoundLayout(key, devices, option, kinds)
 
 
-def _context_sizes(seq: int, replicas: int, tp: int) -> list[int]:
-    """Returns the powers of two that leave each device at least 1,024 positions."""
-    sizes, size = [], 1
-    while replicas % size == 0 and (size == 1 or seq // size >= 1024) and seq % size == 0:
-        sizes.append(size)
-        size *= 2
-    return sizes
+def _counts(considered: int, too_large: int, predicted: int, reached: int) -> SearchCounts:
+    return SearchCounts(
+        considered=considered,
+        too_large=too_large,
+        bounded=considered - reached,
+        predicted=predicted,
+    )
 
 
 def _candidates(
-    run: RunModel, best: Sequence[tuple[float, _Option, dict[str, float]]]
+    request: SearchRequest, clusters: Sequence[Cluster], best: Sequence[FoundLayout]
 ) -> tuple[Candidate, ...]:
+    runs: dict[int, RunModel] = {}
     found = []
-    for place, (step_s, option, kinds) in enumerate(best):
-        prediction = prediction_of(run, option.layout, option.micro_batch, option.recompute, kinds)
+    for place, each in enumerate(best):
+        if each.devices not in runs:
+            runs[each.devices] = request.run(
+                next(cluster for cluster in clusters if cluster.devices == each.devices)
+            )
+        option = each.option
+        prediction = prediction_of(
+            runs[each.devices], option.layout, option.micro_batch, option.recompute, each.kinds
+        )
         lost = ""
         if place + 1 < len(best):
-            lost = _difference(step_s, kinds, best[place + 1][0], best[place + 1][2])
+            lost = reason_of_loss(
+                request.objective,
+                each.key[0],
+                each.kinds,
+                best[place + 1].key[0],
+                best[place + 1].kinds,
+            )
         found.append(
             Candidate(
                 layout=prediction.layout, job=prediction.job, prediction=prediction, next_lost=lost
@@ -219,39 +267,20 @@ def _candidates(
     return tuple(found)
 
 
-def _difference(
-    step_s: float, kinds: dict[str, float], next_s: float, next_kinds: dict[str, float]
-) -> str:
-    """Returns the kinds of time that differ most in the next candidate, largest difference first.
-
-    >>> _difference(1.0, {"bubble": 0.1, "matmul": 0.9}, 1.5, {"bubble": 0.8, "matmul": 0.7})
-    '+0.5 s: bubble +0.7 s, matmul -0.2 s'
-    """
-    changes = {kind: next_kinds[kind] - seconds for kind, seconds in kinds.items()}
-    largest = sorted(changes, key=lambda kind: -abs(changes[kind]))[:3]
-    threshold = 0.02 * max(abs(changes[largest[0]]), 1e-12)
-    parts = [f"{kind} {changes[kind]:+.3g} s" for kind in largest if abs(changes[kind]) > threshold]
-    return f"{next_s - step_s:+.3g} s" + (f": {', '.join(parts)}" if parts else "")
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
-def _nothing_fits(run: RunModel, parts: Sequence[tuple[int, int]]) -> str:
-    options = [
-        option for tp, pp in parts for option in _options(run, tp=tp, pp=pp, schedules=("1f1b",))
-    ]
+def _nothing_fits(request: SearchRequest, cluster: Cluster) -> str:
+    run = request.run(cluster)
+    sizes = tensor_pipeline_sizes(request.model, cluster)
+    options = layout_options(run, sizes, request.schedules)
     if not options:
         return (
-            f"no layout of {run.cluster.devices} devices divides {run.model.heads} heads and a "
-            f"batch of {run.workload.global_batch}"
+            f"no layout of {cluster.devices} devices divides {request.model.heads} heads and a "
+            f"batch of {request.job.global_batch}"
         )
-    sizes = [
-        (run.memory.fullest_bytes(option.layout, option.micro_batch, option.recompute), option)
-        for option in options
-    ]
-    nbytes, smallest = min(sizes, key=lambda each: each[0])
+    nbytes, smallest = min(
+        ((option.memory_bytes(run), option) for option in options), key=lambda each: each[0]
+    )
+    if nbytes <= run.capacity_bytes:
+        return f"no step takes {request.longest_s:.4g} s or less; accept a longer one"
     return (
         f"nothing fits: {smallest.layout.text()} with micro batch {smallest.micro_batch} and "
         f"recompute {smallest.recompute} needs least, {nbytes / 1e9:.1f} GB, and a device has "

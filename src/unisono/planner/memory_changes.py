@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 from unisono.planner.calibrated_constants import CalibratedConstants
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout import Layout
 from unisono.planner.prediction import Prediction, predict
+from unisono.planner.run_calibration import Calibration
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import RECOMPUTE, Workload
 
@@ -30,6 +32,7 @@ def smallest_change(
     job: Workload,
     *,
     constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
 ) -> MemoryChange | None:
     """Returns the change of fewest settings, then of least time, that makes a layout fit.
 
@@ -47,7 +50,8 @@ def smallest_change(
     >>> change.prediction.fits
     True
     """
-    now = predict(model, cluster, layout, job, constants=constants)
+    known = partial(predict, model, cluster, constants=constants, calibration=calibration)
+    now = known(layout, job)
     if now.fits:
         return MemoryChange(text="", prediction=now)
     single = list(_changes(model, cluster, now.layout, now.job))
@@ -56,7 +60,7 @@ def smallest_change(
         for chosen in combinations(single, count):
             if len({name for name, _, _ in chosen}) < count:
                 continue
-            prediction = _prediction(model, cluster, _applied(now, chosen), constants)
+            prediction = _prediction(known, _applied(now, chosen))
             if prediction is not None and prediction.fits:
                 text = ", ".join(text for _, text, _ in chosen)
                 found.append(MemoryChange(text=text, prediction=prediction))
@@ -66,14 +70,11 @@ def smallest_change(
 
 
 def _prediction(
-    model: Transformer,
-    cluster: Cluster,
-    changed: tuple[Layout, Workload],
-    constants: CalibratedConstants | None,
+    known: Callable[[Layout, Workload], Prediction], changed: tuple[Layout, Workload]
 ) -> Prediction | None:
     """Returns the prediction of a changed layout; None if it cannot train the model."""
     try:
-        return predict(model, cluster, *changed, constants=constants)
+        return known(*changed)
     except ValueError:
         return None
 

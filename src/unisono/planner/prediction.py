@@ -11,6 +11,7 @@ from unisono.planner.calibrated_constants import CalibratedConstants, default_co
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout import Layout
 from unisono.planner.layout_check import check_layout
+from unisono.planner.run_calibration import Calibration, RunEffect
 from unisono.planner.run_choices import RunModel
 from unisono.planner.stage_memory import MEMORY_KINDS
 from unisono.planner.time_tree import TimeNode, time_tree
@@ -46,7 +47,21 @@ class Prediction:
     """Model FLOPs (without recomputation) over the peak of all devices, in 16 bits or less."""
     tokens_per_s: float
     """Tokens of all devices a second."""
+    deviation: float
+    """Standard deviation of the logarithm of measured over predicted time."""
+    effect: RunEffect
+    """Effect of the own runs of a calibration."""
     _run: RunModel = field(repr=False, compare=False)
+
+    @property
+    def model(self) -> Transformer:
+        """The model."""
+        return self._run.model
+
+    @property
+    def cluster(self) -> Cluster:
+        """The devices of the layout."""
+        return self._run.cluster
 
     @property
     def fits(self) -> bool:
@@ -64,9 +79,22 @@ class Prediction:
 
         `str` of it draws the tree.
         """
-        return time_tree(
+        tree = time_tree(
             self._run.times, self.layout, self._micro_batch, self._recompute, self.time
         )
+        return replace(tree, formula=self.interval_text())
+
+    def interval_text(self) -> str:
+        """Returns how wide the interval is, and what own runs changed, in one line."""
+        width = exp(QUANTILE_90 * self.deviation) - 1
+        text = f"80 % interval: within {width:.0%}"
+        if self._run.calibration is None:
+            return text
+        if not self.effect.runs:
+            return f"{text}; the calibration has no run of this device and software"
+        before = exp(QUANTILE_90 * self.deviation / sqrt(self.effect.unknown)) - 1
+        runs = f"{self.effect.runs} own run{'s' if self.effect.runs > 1 else ''}"
+        return f"{text} after {runs}, {before:.0%} without; all times x {self.effect.factor:.3f}"
 
     @property
     def _micro_batch(self) -> int:
@@ -86,12 +114,14 @@ def predict(
     job: Workload,
     *,
     constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
 ) -> Prediction:
     """Predicts the time and memory of a training step.
 
     Where `job` or `layout` leaves a value open (None), takes the fastest that fits in memory; if
     none fits, the one with the least memory. Raises ValueError for a layout that cannot train the
     model, with the nearest one that can. `constants` replace the shipped ones.
+    `calibration` holds the user's own measurements (`calibrate`).
 
     >>> from unisono import planner
     >>> found = planner.predict(
@@ -104,15 +134,19 @@ def predict(
     True
     """
     check_layout(model, cluster, layout, job)
-    run = _run_model(model, cluster, job, constants or default_constants())
+    run = _run_model(model, cluster, job, constants or default_constants(), calibration)
     return prediction_of(run, *run.fastest(layout))
 
 
 @lru_cache(maxsize=32)
 def _run_model(
-    model: Transformer, cluster: Cluster, job: Workload, constants: CalibratedConstants
+    model: Transformer,
+    cluster: Cluster,
+    job: Workload,
+    constants: CalibratedConstants,
+    calibration: Calibration | None,
 ) -> RunModel:
-    return RunModel(model, cluster, job, constants)
+    return RunModel(model, cluster, job, constants, calibration)
 
 
 def prediction_of(
@@ -123,7 +157,10 @@ def prediction_of(
     if job.micro_batch != micro_batch or job.recompute != recompute:
         job = replace(job, micro_batch=micro_batch, recompute=recompute)
     step_s = sum(kinds.values())
-    spread = exp(QUANTILE_90 * error_deviation(run, kinds, step_s))
+    blind = error_deviation(run, kinds, step_s)
+    effect = run.effect(layout, micro_batch, recompute)
+    deviation = blind * sqrt(effect.unknown)
+    spread = exp(QUANTILE_90 * deviation)
     flops = step_flops(run.model, seq=job.seq, batch=job.global_batch)
     return Prediction(
         layout=layout,
@@ -136,6 +173,8 @@ def prediction_of(
         capacity_bytes=int(run.capacity_bytes),
         mfu=flops / (step_s * run.times.kernels.wide_peak * run.cluster.devices),
         tokens_per_s=job.tokens / step_s,
+        deviation=deviation,
+        effect=effect,
         _run=run,
     )
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from unisono.planner.calibrated_constants import CalibratedConstants
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layer_division import stage_layers
 from unisono.planner.layout import Layout
+from unisono.planner.run_calibration import Calibration, RunEffect
+from unisono.planner.run_likeness import RunLikeness, likeness
 from unisono.planner.stage_memory import MemoryModel
 from unisono.planner.step_time import StepModel
 from unisono.planner.transformer import Transformer
@@ -28,12 +31,44 @@ class RunModel:
         cluster: Cluster,
         workload: Workload,
         constants: CalibratedConstants,
+        calibration: Calibration | None = None,
     ) -> None:
+        if calibration is not None:
+            constants = calibration.constants_for(cluster, constants)
+        self.calibration = calibration if calibration and calibration.runs else None
         self.model, self.cluster, self.workload = model, cluster, workload
         self.constants = constants
         self.times = StepModel(model, cluster, workload, constants)
         self.memory = MemoryModel(model, workload, fragmentation=constants.fragmentation)
         self.capacity_bytes = cluster.kind.memory_bytes * _USABLE
+        self._chunk_counts: dict[tuple[int, str, int, bool], list[int]] = {}
+        self._effects: dict[RunLikeness, RunEffect] = {}
+
+    def step(self, layout: Layout, micro_batch: int, recompute: str) -> dict[str, float]:
+        """Returns the seconds of a step by kind; their sum is the step time."""
+        kinds = self.times.step(layout, micro_batch, recompute)
+        if self.calibration is None:
+            return kinds
+        factor = self.effect(layout, micro_batch, recompute).factor
+        return {kind: seconds * factor for kind, seconds in kinds.items()}
+
+    def effect(self, layout: Layout, micro_batch: int, recompute: str) -> RunEffect:
+        """Returns the effect of own runs on the prediction of a layout."""
+        if self.calibration is None:
+            return RunEffect(0, 1.0, 1.0)
+        job = replace(self.workload, micro_batch=micro_batch, recompute=recompute)
+        like = likeness(self.model, self.cluster, layout, job)
+        found = self._effects.get(like)
+        if found is None:
+            found = self._effects[like] = self.calibration.effect(like, self.constants)
+        return found
+
+    @cached_property
+    def least_factor(self) -> float:
+        """The smallest factor of own runs that a layout can have."""
+        if self.calibration is None:
+            return 1.0
+        return self.calibration.least_factor(self.model, self.constants)
 
     def fastest(self, layout: Layout) -> tuple[Layout, int, str, dict[str, float]]:
         """Returns the fastest choice that fits, else the smallest: layout, micro batch,
@@ -51,11 +86,12 @@ class RunModel:
                         smallest = nbytes, full, micro_batch, recompute
                     if nbytes > self.capacity_bytes:
                         continue
-                kinds = self.times.step(full, micro_batch, recompute)
+                kinds = self.step(full, micro_batch, recompute)
                 step_s = sum(kinds.values())
                 if best is None or step_s < best_s:
                     best, best_s = (full, micro_batch, recompute, kinds), step_s
-                break  # the next recomputations are slower
+                if self.calibration is None:
+                    break  # the next recomputations are slower
         if best is None:
             if smallest is None:
                 raise ValueError(
@@ -65,7 +101,7 @@ class RunModel:
                     "or the schedule 1f1b, works"
                 )
             _, full, micro_batch, recompute = smallest
-            best = full, micro_batch, recompute, self.times.step(full, micro_batch, recompute)
+            best = full, micro_batch, recompute, self.step(full, micro_batch, recompute)
         return best
 
     def recomputations(self) -> tuple[str, ...]:
@@ -94,6 +130,13 @@ class RunModel:
         """Returns the interleavings to try."""
         if layout.vpp is not None:
             return [layout.vpp]
+        key = layout.pp, layout.schedule, microbatches % layout.pp, microbatches < 2 * layout.pp
+        found = self._chunk_counts.get(key)
+        if found is None:
+            found = self._chunk_counts[key] = self._open_chunk_counts(layout, microbatches)
+        return found
+
+    def _open_chunk_counts(self, layout: Layout, microbatches: int) -> list[int]:
         if layout.schedule in ("zbv", "dualpipev"):
             return self._two_chunks(layout, microbatches)
         if layout.pp == 1 or layout.schedule in ("gpipe", "zb1p") or microbatches % layout.pp:

@@ -68,8 +68,10 @@ class SimulatedExchanges(ExchangeTimes):
     def _groups(self, group: GroupPlace) -> Iterator[tuple[int, ...]]:
         """Yields the members of every group of this size and stride."""
         span = group.ranks * group.stride
-        for begin in range(0, self._devices - span + 1, span):
-            for first in range(begin, begin + group.stride):
+        # The first and the last stage of a pipeline are a group that others lie between.
+        last = self._devices - (span - group.stride)
+        for begin in range(0, last, span):
+            for first in range(begin, min(begin + group.stride, last)):
                 yield tuple(range(first, first + span, group.stride))
 
     def _line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from unisono.planner.activation_bytes import layer_activation_bytes
@@ -47,16 +48,25 @@ class MemoryModel:
 
     def fullest_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> float:
         """Returns the bytes of the fullest device."""
+        fullest = max(self._stage_bytes(layout, micro_batch, recompute))
+        return (fullest + self._buffers(layout)) * self._fragmentation
+
+    def fits(self, layout: Layout, micro_batch: int, recompute: str, capacity_bytes: float) -> bool:
+        """Returns True if the fullest device has at most this capacity."""
+        limit = capacity_bytes / self._fragmentation - self._buffers(layout)
+        return all(nbytes <= limit for nbytes in self._stage_bytes(layout, micro_batch, recompute))
+
+    def _stage_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> Iterator[float]:
+        """Yields the bytes of the stages that can be fullest, without buffers."""
         # Later stages keep fewer microbatches, so only the first of each size can be fullest.
-        last, fullest = layout.pp - 1, 0.0
+        last = layout.pp - 1
         stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
-        for stage in {0, min(1, last), last, stages.index(max(stages))}:
+        for stage in dict.fromkeys((0, last, min(1, last), stages.index(max(stages)))):
             kept, working = self._activations(layout, micro_batch, recompute, stage)
             nbytes = sum(self._states(layout, stage)) + kept + working
             if stage == last:
                 nbytes += self._logits(layout, micro_batch)
-            fullest = max(fullest, nbytes)
-        return (fullest + self._buffers(layout)) * self._fragmentation
+            yield nbytes
 
     def stage(
         self, layout: Layout, micro_batch: int, recompute: str, stage: int

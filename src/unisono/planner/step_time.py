@@ -14,6 +14,7 @@ from unisono.planner.layout import Layout
 from unisono.planner.operator_times import KernelTimes
 from unisono.planner.pipeline_bubble import bubble_share
 from unisono.planner.transformer import Transformer
+from unisono.planner.update_times import UpdateTimes
 from unisono.planner.workload import Workload
 
 _LOSS_BYTES = 24
@@ -60,8 +61,10 @@ class StepModel:
         self.kernels = KernelTimes(cluster.kind, constants, precision=workload.precision)
         self.exchanges = exchange_times(cluster, constants)
         self.layers = LayerModel(model, self.kernels, self.exchanges, constants)
+        self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants)
         self._layer_times: dict[Shape, LayerTimes] = {}
         self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
+        self._layer_seconds: dict[tuple[object, ...], float] = {}
         self._outputs: dict[tuple[int, float], float] = {}
 
     def shape(self, layout: Layout, micro_batch: int, *, experts: bool) -> Shape:
@@ -96,13 +99,13 @@ class StepModel:
         eager = self._eager(layout)
         kinds["host"] += microbatches * slowest.host_s
         kinds["output"] = microbatches * slowest.output_s
-        kinds["send"] = microbatches * slowest.send_s
+        kinds["send"] = microbatches * slowest.send_s + self._fill_sends_s(layout, micro_batch)
         kinds["bubble"] = (whole_s - slowest_s) * bubble_share(layout, recompute)
         # With interleaving, the gradients of a group of layers are ready when its last group of pp
         # microbatches has passed, so they travel behind the other groups of layers.
         behind = min(microbatches, layout.pp) if layout.chunks > 1 else 1
-        kinds["gradients"] = self._gradients_s(layout, stages, behind * slowest_s)
-        kinds["optimizer"] = self._optimizer_s(layout, stages)
+        kinds["gradients"] = self._updates.gradients_s(layout, stages, behind * slowest_s)
+        kinds["optimizer"] = self._updates.optimizer_s(layout, stages)
         kinds["step"] = self.constants.eager_step_s if eager else self.constants.step_s
         spread = self.constants.straggler * sqrt(2 * log(layout.devices))
         kinds["straggler"] = spread * sum(kinds.values())
@@ -149,6 +152,28 @@ class StepModel:
         found = self._layer_steps.get(key)
         if found is None:
             found = self._layer_steps[key] = self._layer_step(shape, layout, recompute)
+        return found
+
+    def layer_s(self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool) -> float:
+        """Returns the seconds of one layer and microbatch."""
+        zero = layout.zero if layout.zero >= 2 else 0
+        group = layout.dp // layout.dp_replicate if zero else 1
+        key = (
+            micro_batch,
+            layout.tp,
+            layout.cp,
+            layout.ep if experts else 1,
+            layout.sequence_parallel,
+            zero,
+            group,
+            layout.schedule == "dualpipev",
+            recompute,
+            experts,
+        )
+        found = self._layer_seconds.get(key)
+        if found is None:
+            step = self.layer_step(layout, micro_batch, recompute, experts=experts)
+            found = self._layer_seconds[key] = sum(step)
         return found
 
     def _layer_step(self, shape: Shape, layout: Layout, recompute: str) -> LayerStep:
@@ -236,62 +261,24 @@ class StepModel:
 
     def _send_s(self, layout: Layout, micro_batch: int) -> float:
         """Exposed seconds of a microbatch's messages to the next and the previous stage."""
-        if layout.pp == 1:
+        if layout.pp == 1 or self.sends_behind_compute(layout):
             return 0.0
+        return 2 * layout.chunks * self._message_s(layout, micro_batch)
+
+    def sends_behind_compute(self, layout: Layout) -> bool:
+        """Returns True for interleaved schedules of later software, except while they fill."""
+        return layout.chunks > 1 and not self._eager(layout)
+
+    def _fill_sends_s(self, layout: Layout, micro_batch: int) -> float:
+        """Exposed seconds of messages through all stages, while a pipeline fills and empties."""
+        if layout.pp == 1 or not self.sends_behind_compute(layout):
+            return 0.0
+        return 2 * (layout.pp - 1) * self._message_s(layout, micro_batch)
+
+    def _message_s(self, layout: Layout, micro_batch: int) -> float:
+        """Seconds of a message between two stages."""
         values = micro_batch * self.workload.seq / layout.cp * self.model.hidden
         # Megatron-LM sends 1 / tp of each message between stages, and gathers it in the domain.
         nbytes = 2 * values / layout.tp
         stride = layout.tp * layout.cp * layout.dp
-        one_s = self.exchanges.send_s(nbytes, stride)
-        if layout.chunks > 1 and not self._eager(layout):
-            return 0.0  # interleaved schedules send during computation
-        return 2 * layout.chunks * one_s
-
-    def _gradients_s(self, layout: Layout, stages: tuple[int, ...], window_s: float) -> float:
-        """Exposed seconds of the exchange of gradients, and of weights with ZeRO-1.
-
-        `window_s`: compute behind which software that overlaps can hide the exchange.
-        """
-        shards = layout.dp * layout.cp
-        found = self._tied_s(layout)
-        if layout.zero >= 2 or shards == 1:
-            return found
-        dense, routed = self._stage_parameters(layout, stages)
-        exchanges = self.exchanges
-        group = exchanges.place(shards, layout.tp)
-        seconds = exchanges.all_reduce_s(2 * dense, group)
-        if routed:
-            edp = shards * layout.tp // layout.ep
-            place = exchanges.place(edp, layout.ep)
-            seconds += exchanges.all_reduce_s(2 * routed, place)
-        if self._eager(layout):
-            return found + seconds
-        overlapped_s = min(seconds * (1 - self.constants.gradient_exposed), window_s)
-        return found + seconds - overlapped_s
-
-    def _tied_s(self, layout: Layout) -> float:
-        """Seconds of the sum of both copies of a tied embedding, on the first and last stage."""
-        if layout.pp == 1 or not self.model.tied or not self._eager(layout):
-            return 0.0
-        nbytes = 2 * self.model.vocab * self.model.hidden / layout.tp
-        stride = layout.tp * layout.cp * layout.dp * (layout.pp - 1)
-        return self.exchanges.all_reduce_s(nbytes, self.exchanges.place(2, stride))
-
-    def _stage_parameters(self, layout: Layout, stages: tuple[int, ...]) -> tuple[float, float]:
-        """Returns the parameters of the largest stage on one device: dense and of experts."""
-        model, layers = self.model, max(stages)
-        outer = model.vocab * model.hidden / layout.tp
-        if not model.moe_layers:
-            return layers * model.dense_layer_parameters / layout.tp + outer, 0.0
-        split = layout.tp if layout.ep == 1 else 1
-        routed = model.experts * model.expert_weights / (layout.ep * split)
-        return layers * model.shared_layer_parameters / layout.tp + outer, layers * routed
-
-    def _optimizer_s(self, layout: Layout, stages: tuple[int, ...]) -> float:
-        dense, routed = self._stage_parameters(layout, stages)
-        if layout.zero:
-            shards = layout.dp * layout.cp // layout.dp_replicate
-            dense /= shards
-            routed /= max(shards * layout.tp // layout.ep, 1)
-        moved = (dense + routed) * self.constants.optimizer_bytes
-        return moved / self.kernels.memory_Bps
+        return self.exchanges.send_s(nbytes, stride)

@@ -127,7 +127,7 @@ def _formulas(
         "tensor": f"{count} x {passes} passes x 2 all_reduce among {layout.tp}",
         "context": f"{count} x {passes} passes among {layout.cp}",
         "expert": f"{count} x {passes} passes x 2 all_to_all among {layout.ep}",
-        "send": f"{microbatches} microbatches x 2 x {layout.chunks} messages",
+        "send": _messages_text(times, layout, microbatches),
         "bubble": f"(p - 1) / (v m) = ({layout.pp} - 1) / ({layout.chunks} x {microbatches}) of "
         "equal stages; unequal stages wait for the slowest",
         "gradients": f"among {group.ranks}, {group.local} in a domain",
@@ -135,3 +135,9 @@ def _formulas(
         "straggler": f"slowest of {layout.devices}: standard deviation "
         f"{times.constants.straggler:.2%}",
     }
+
+
+def _messages_text(times: StepModel, layout: Layout, microbatches: int) -> str:
+    if times.sends_behind_compute(layout):
+        return f"2 x ({layout.pp} - 1) messages while the pipeline fills and empties"
+    return f"{microbatches} microbatches x 2 x {layout.chunks} messages"

@@ -15,6 +15,7 @@ from unisono.planner.calibrated_constants import (
     default_constants,
 )
 from unisono.planner.ground_truth import MeasuredRun, measured_runs
+from unisono.planner.one_run_validation import one_run_errors
 from unisono.planner.prediction import Prediction, predict
 
 _Item = TypeVar("_Item")
@@ -38,6 +39,11 @@ class ErrorRow:
     """Kendall's rank correlation in groups of runs that differ in layout only, held out."""
     regret: float | None
     """Measured time of the predicted best layout over the best measured time, minus 1, held out."""
+    one_run: float | None = None
+    """Mean absolute error held out, after calibration with one other run of the source. None if no
+    source has two runs."""
+    one_run_covered: float | None = None
+    """Share of runs inside the 80 % interval after calibration with one other run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,7 @@ def validate(runs: Sequence[MeasuredRun] | None = None) -> list[ErrorRow]:
             for each, run in zip(held, members, strict=True)
         ]
         tau, regret = ranking(members, [each.step_s for each in held])
+        known = one_run_errors(members, held, fold)
         fitted_errors = np.array([each.step_s for each in fitted]) / measured - 1
         found.append(
             ErrorRow(
@@ -83,6 +90,8 @@ def validate(runs: Sequence[MeasuredRun] | None = None) -> list[ErrorRow]:
                 covered=float(np.mean(inside)),
                 tau=tau,
                 regret=regret,
+                one_run=None if known is None else known.error,
+                one_run_covered=None if known is None else known.covered,
             )
         )
     return found
@@ -158,17 +167,18 @@ def errors_markdown(rows: Sequence[ErrorRow]) -> str:
     >>> row = ErrorRow(family="a", runs=3, fitted=0.1, held_out=0.2, worst=0.5, covered=0.8,
     ...                tau=None, regret=None)
     >>> print(errors_markdown([row]).splitlines()[-1])
-    | a | 3 | 10.0 % | 20.0 % | 50 % | 80 % | - | - |
+    | a | 3 | 10.0 % | 20.0 % | - | 50 % | 80 % | - | - |
     """
     lines = [
-        "| source | runs | fitted | held out | worst | in the 80 % interval | Kendall's tau "
-        "| regret |",
-        "|---|---|---|---|---|---|---|---|",
+        "| source | runs | fitted | held out | with one run | worst | in the 80 % interval "
+        "| Kendall's tau | regret |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         tau = "-" if row.tau is None else f"{row.tau:.2f}"
-        regret = "-" if row.regret is None else f"{row.regret:.1%}".replace("%", " %")
-        shares = [f"{row.fitted:.1%}", f"{row.held_out:.1%}", f"{row.worst:.0%}"]
-        cells = [each.replace("%", " %") for each in (*shares, f"{row.covered:.0%}")]
-        lines.append(f"| {row.family} | {row.runs} | {' | '.join(cells)} | {tau} | {regret} |")
+        regret = "-" if row.regret is None else f"{row.regret:.1%}"
+        known = "-" if row.one_run is None else f"{row.one_run:.1%}"
+        shares = [f"{row.fitted:.1%}", f"{row.held_out:.1%}", known, f"{row.worst:.0%}"]
+        cells = [each.replace("%", " %") for each in (*shares, f"{row.covered:.0%}", tau, regret)]
+        lines.append(f"| {row.family} | {row.runs} | {' | '.join(cells)} |")
     return "\n".join(lines)

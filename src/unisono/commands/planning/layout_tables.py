@@ -1,0 +1,160 @@
+"""Tables and documents of layouts: candidates of a search, one layout, a Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from unisono import planner
+from unisono.commands.planning.plan_inputs import PlanInputs
+from unisono.commands.planning.plan_options import PlanOptions
+from unisono.planner import Prediction, SearchCounts
+
+_TOLERANCE = 0.05
+"""A layout of the front that saves less time and less memory is not printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOutput:
+    """What the command prints, writes to files, and writes as JSON."""
+
+    parts: list[Any]
+    """Tables and texts."""
+    document: dict[str, Any]
+    written: list[Path] = field(default_factory=list)
+
+
+def layouts_output(inputs: PlanInputs, options: PlanOptions) -> tuple[PlanOutput, Prediction]:
+    """Returns the output of a search or of one layout, and the best prediction."""
+    predictions, notes, counts = _predictions(inputs, options)
+    parts_too = options.objective in ("cost", "devices")
+    table = _table(predictions, notes, inputs.title, with_devices=parts_too)
+    parts: list[Any] = [table, f"[dim]{counts}[/]"] if counts else [table]
+    if inputs.calibration is not None:
+        parts.append(f"first layout: {predictions[0].interval_text()}")
+    if options.explain:
+        parts.append(str(predictions[0].explain()))
+    written = []
+    if options.save_path is not None:
+        predictions[0].layout.save(options.save_path)
+        written.append(options.save_path)
+    document = {"layouts": [prediction_document(each) for each in predictions]}
+    return PlanOutput(parts=parts, document=document, written=written), predictions[0]
+
+
+def _predictions(
+    inputs: PlanInputs, options: PlanOptions
+) -> tuple[list[Prediction], list[str], str]:
+    """Returns the predictions, a note on each, and a line on the search."""
+    model, cluster, job = inputs.model, inputs.cluster, inputs.job
+    if inputs.layout is not None:
+        found = planner.predict(model, cluster, inputs.layout, job, calibration=inputs.calibration)
+        return [found], [_fit_text(found, inputs)], ""
+    candidates = planner.search(
+        model,
+        cluster,
+        job,
+        objective=options.objective,
+        longest_s=options.longest_s,
+        keep=options.keep,
+        calibration=inputs.calibration,
+    )
+    notes = [each.next_lost for each in candidates]
+    return [each.prediction for each in candidates], notes, _counts_text(candidates.counts)
+
+
+def _counts_text(counts: SearchCounts) -> str:
+    return (
+        f"{counts.considered} combinations: {counts.predicted} predicted, {counts.too_large} too "
+        f"large for the memory, {counts.bounded} worse by their lower bound"
+    )
+
+
+def _fit_text(prediction: Prediction, inputs: PlanInputs) -> str:
+    """Returns the smallest change that makes a layout fit, if it does not."""
+    if prediction.fits:
+        return ""
+    change = planner.smallest_change(
+        inputs.model,
+        inputs.cluster,
+        prediction.layout,
+        prediction.job,
+        calibration=inputs.calibration,
+    )
+    if change is None:
+        return "does not fit; no two changes make it fit"
+    return f"does not fit; fits with {change.text}: {change.prediction.step_s:.4g} s"
+
+
+def front_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
+    """Returns the output of a Pareto front."""
+    front = planner.pareto_front(
+        inputs.model,
+        inputs.cluster,
+        inputs.job,
+        tolerance=_TOLERANCE,
+        calibration=inputs.calibration,
+    )
+    written = []
+    if options.plot_path is not None:
+        planner.save_front_plot(front, options.plot_path, title=inputs.title)
+        written.append(options.plot_path)
+    table = _table(front, [""] * len(front), f"{inputs.title}: Pareto front", with_devices=True)
+    table.caption = (
+        "No layout beats another one in step time, devices and memory together. Layouts that "
+        f"save less than {_TOLERANCE:.0%} of the time and of the capacity are left out."
+    )
+    document = {"front": [prediction_document(each) for each in front]}
+    return PlanOutput(parts=[table], document=document, written=written)
+
+
+def _table(
+    predictions: Sequence[Prediction],
+    notes: Sequence[str],
+    title: str,
+    *,
+    with_devices: bool,
+) -> Table:
+    table = Table(title=title, title_justify="left")
+    names = ["layout", "micro", "recompute", "step", "80 % interval", "memory", "MFU"]
+    for name in ["devices", *names] if with_devices else names:
+        table.add_column(name, justify="left" if name in ("layout", "recompute") else "right")
+    with_notes = any(notes)
+    if with_notes:
+        table.add_column("the next one" if len(predictions) > 1 else "what fits")
+    for each, note in zip(predictions, notes, strict=True):
+        table.add_row(
+            *([str(each.layout.devices)] if with_devices else []),
+            each.layout.text(),
+            str(each.job.micro_batch),
+            each.job.recompute,
+            f"{each.step_s:.4g} s",
+            f"{each.low_s:.4g} to {each.high_s:.4g} s",
+            f"{each.memory_bytes / 1e9:.1f} GB",
+            f"{each.mfu:.1%}",
+            *([note] if with_notes else []),
+        )
+    return table
+
+
+def prediction_document(prediction: Prediction) -> dict[str, Any]:
+    """Returns a prediction as JSON."""
+    return {
+        "layout": asdict(prediction.layout),
+        "job": asdict(prediction.job),
+        "devices": prediction.layout.devices,
+        "step_s": prediction.step_s,
+        "low_s": prediction.low_s,
+        "high_s": prediction.high_s,
+        "time_s": dict(prediction.time),
+        "memory_bytes": prediction.memory_bytes,
+        "capacity_bytes": prediction.capacity_bytes,
+        "memory_bytes_by_kind_and_stage": dict(prediction.memory),
+        "mfu": prediction.mfu,
+        "tokens_per_s": prediction.tokens_per_s,
+        "own_runs": prediction.effect.runs,
+    }

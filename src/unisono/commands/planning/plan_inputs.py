@@ -1,0 +1,53 @@
+"""Reads what the options of `unisono plan` name: model, cluster, layout, workload, calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from unisono.commands.planning.plan_options import PlanOptions
+from unisono.planner import Calibration, Cluster, Layout, Transformer, Workload, load_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """The objects that the planner's functions take."""
+
+    model: Transformer
+    cluster: Cluster
+    job: Workload
+    layout: Layout | None
+    calibration: Calibration | None
+    title: str
+
+
+def read_inputs(options: PlanOptions) -> PlanInputs:
+    """Reads the files and texts of the options. Raises ValueError."""
+    assert options.model and options.cluster and options.batch is not None
+    return PlanInputs(
+        model=load_model(options.model),
+        cluster=read_cluster(options.cluster, options.topology),
+        job=Workload(
+            seq=options.seq,
+            global_batch=options.batch,
+            micro_batch=options.micro_batch,
+            precision=options.precision,
+            recompute=options.recompute,
+        ),
+        layout=None if options.layout is None else _layout(options.layout),
+        calibration=None if options.calibration is None else Calibration.load(options.calibration),
+        title=f"{options.model} on {options.cluster}, batch {options.batch} x {options.seq}",
+    )
+
+
+def read_cluster(text: str, topology: str | None) -> Cluster:
+    """Reads a cluster. Raises ValueError."""
+    found = Cluster.load(text) if text.endswith(".json") else Cluster.parse(text)
+    if topology is None:
+        return found
+    from unisono.topology import load
+
+    return replace(found, topology=load(topology))
+
+
+def _layout(text: str) -> Layout:
+    return Layout.load(text) if text.endswith(".json") else Layout.parse(text)

@@ -1,0 +1,181 @@
+"""The options of `unisono plan`; fast to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono.commands.outputs import JsonOption, writable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The options as given on the command line."""
+
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILES",
+            help="With --calibrate: output of nccl-tests, JSON of `unisono bench`, or own step "
+            "times (JSON or CSV).",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A name, such as gpt3-175b or llama3-70b; or a Hugging Face config.json."
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="DEVICE:COUNT, such as a100:1024 or h100:64; or a .json file."),
+    ] = None
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help="The whole network, whose ranks are the devices: torus:8x8, dgx:8/fat_tree:k=4 or "
+            "a file. Exchanges are then simulated."
+        ),
+    ] = None
+    batch: Annotated[int | None, typer.Option(help="Sequences of a step, over all devices.")] = None
+    seq: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 2048
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(help="Sequences of a microbatch; by default the fastest that fits."),
+    ] = None
+    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16, fp8 or fp4.")] = "bf16"
+    recompute: Annotated[
+        str | None,
+        typer.Option(help="none, selective or full; by default the fastest that fits."),
+    ] = None
+    layout: Annotated[
+        str | None,
+        typer.Option(help="Predict this layout: dp=16,tp=8,pp=8,zero=1; or a .json file."),
+    ] = None
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="What to minimise: time, cost (time x devices), devices, or memory. cost and "
+            "devices also try parts of the cluster."
+        ),
+    ] = "time"
+    longest_s: Annotated[
+        float | None,
+        typer.Option("--longest", metavar="SECONDS", help="Longest step that is accepted."),
+    ] = None
+    keep: Annotated[int, typer.Option(min=1, help="Number of layouts to print.")] = 10
+    explain: Annotated[bool, typer.Option("--explain", help="Print the time as a tree.")] = False
+    save_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--save",
+            callback=writable,
+            metavar="FILE",
+            help="Write the best layout to this file; with --calibrate, the calibration "
+            "(by default calibration.json).",
+        ),
+    ] = None
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", help="Make a calibration from FILES of own measurements."),
+    ] = False
+    calibration: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Use a file of --calibrate.")
+    ] = None
+    pareto: Annotated[
+        bool,
+        typer.Option(
+            "--pareto",
+            help="Print the layouts that no other one beats in time, devices and memory together.",
+        ),
+    ] = False
+    plot_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            callback=writable,
+            metavar="FILE",
+            help="Draw --pareto or --validate (PNG or SVG).",
+        ),
+    ] = None
+    scaling: Annotated[
+        bool,
+        typer.Option("--scaling", help="Print the fastest layout of each part of the cluster."),
+    ] = False
+    weak: Annotated[
+        bool,
+        typer.Option("--weak", help="With --scaling: the batch grows with the devices."),
+    ] = False
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity", help="Print which rate of the machine shortens the best layout most."
+        ),
+    ] = False
+    tokens: Annotated[
+        float | None,
+        typer.Option(help="Print time, energy and cost of training on so many tokens."),
+    ] = None
+    price: Annotated[
+        float | None, typer.Option(help="Price of a device for an hour, for --tokens.")
+    ] = None
+    watts: Annotated[
+        float | None,
+        typer.Option(help="Power of a device, for --tokens; by default that of its data sheet."),
+    ] = None
+    checkpoints: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoints", help="Print the best interval between checkpoints, and the goodput."
+        ),
+    ] = False
+    failure_hours: Annotated[
+        float | None,
+        typer.Option(
+            help="Mean hours between failures of one device, for --checkpoints; by default those "
+            "of Llama 3's training, 50,681."
+        ),
+    ] = None
+    storage: Annotated[
+        float | None,
+        typer.Option(
+            metavar="BYTES/S",
+            help="Rate of the storage, for --checkpoints; by default 2e9 for each host.",
+        ),
+    ] = None
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Print the errors on published runs by source.")
+    ] = False
+    json_path: JsonOption = None
+
+    def check(self) -> None:
+        """Raises ValueError for options that do not go together."""
+        if self.files and not self.calibrate:
+            raise ValueError("FILES need --calibrate")
+        if self.calibrate and not self.files:
+            raise ValueError("--calibrate needs FILES: collectives or own step times")
+        if self.plot_path is not None and not (self.pareto or self.validate):
+            raise ValueError("--plot needs --pareto or --validate")
+        if self.weak and not self.scaling:
+            raise ValueError("--weak needs --scaling")
+        if self.tokens is None and (self.price is not None or self.watts is not None):
+            raise ValueError("--price and --watts need --tokens")
+        if self.layout is not None and (self.pareto or self.scaling):
+            raise ValueError("--pareto and --scaling search all layouts; leave --layout out")
+        if self.layout is not None and (self.objective != "time" or self.longest_s is not None):
+            raise ValueError("--objective and --longest are of a search; leave --layout out")
+        if self.save_path is not None and (self.pareto or self.scaling):
+            raise ValueError("--save writes one layout; leave --pareto and --scaling out")
+        single = self.explain or self.sensitivity or self.checkpoints or self.tokens is not None
+        if single and (self.pareto or self.scaling):
+            raise ValueError(
+                "--explain, --tokens, --checkpoints and --sensitivity are of one layout, so they "
+                "do not go with --pareto or --scaling"
+            )
+        whole = self.validate or self.calibrate
+        if not whole and None in (self.model, self.cluster, self.batch):
+            raise ValueError("--model, --cluster and --batch are needed (or --validate)")

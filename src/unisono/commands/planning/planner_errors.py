@@ -1,0 +1,100 @@
+"""Tables of the planner's errors on published runs, and of its constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.table import Table
+
+from unisono import planner
+from unisono.commands.planning.layout_tables import PlanOutput
+from unisono.commands.planning.plan_options import PlanOptions
+from unisono.planner import ErrorRow, MemoryComparison
+
+
+def errors_output(options: PlanOptions) -> PlanOutput:
+    """Returns the errors of times and memory on published runs, and the constants."""
+    written = []
+    if options.plot_path is not None:
+        planner.save_validation_plot(options.plot_path)
+        written.append(options.plot_path)
+    rows, memory = planner.validate(), planner.validate_memory()
+    document = {
+        "errors": [asdict(row) for row in rows],
+        "memory": [
+            {
+                "source": each.run.source,
+                "name": each.run.note,
+                "measured_bytes": each.run.memory_bytes,
+                "predicted_bytes": each.predicted_bytes,
+            }
+            for each in memory
+        ],
+        "constants": planner.constants_document()["constants"],
+    }
+    parts = [_errors_table(rows), _memory_table(memory), _constants_table()]
+    return PlanOutput(parts=parts, document=document, written=written)
+
+
+def _errors_table(rows: Sequence[ErrorRow]) -> Table:
+    table = Table(title="step time: mean absolute error by source", title_justify="left")
+    names = (
+        "source",
+        "runs",
+        "fitted",
+        "held out",
+        "one run",
+        "worst",
+        "in interval",
+        "tau",
+        "regret",
+    )
+    for name in names:
+        table.add_column(name, justify="left" if name == "source" else "right")
+    for row in rows:
+        table.add_row(
+            row.family,
+            str(row.runs),
+            f"{row.fitted:.1%}",
+            f"{row.held_out:.1%}",
+            "-" if row.one_run is None else f"{row.one_run:.1%}",
+            f"{row.worst:.0%}",
+            f"{row.covered:.0%}",
+            "-" if row.tau is None else f"{row.tau:.2f}",
+            "-" if row.regret is None else f"{row.regret:.1%}",
+        )
+    table.caption = (
+        "fitted: constants fitted to all sources. held out, and columns after it: constants "
+        "fitted to the other sources. one run: held out, calibrated with one other run of the same "
+        "source. tau, regret: order of runs that differ in layout only."
+    )
+    return table
+
+
+def _memory_table(rows: Sequence[MemoryComparison]) -> Table:
+    table = Table(title="reserved memory of a device", title_justify="left")
+    for name in ("source", "run", "measured", "predicted", "error"):
+        table.add_column(name, justify="left" if name in ("source", "run") else "right")
+    for each in rows:
+        measured = each.run.memory_bytes or 0.0
+        table.add_row(
+            each.run.source,
+            each.run.note,
+            f"{measured / 2**30:.1f} GiB",
+            f"{each.predicted_bytes / 2**30:.1f} GiB",
+            f"{each.predicted_bytes / measured - 1:+.0%}",
+        )
+    return table
+
+
+def _constants_table() -> Table:
+    table = Table(title="constants", title_justify="left")
+    for name in ("constant", "value", "unit", "prior", "fitted to"):
+        table.add_column(name, justify="right" if name in ("value", "prior") else "left")
+    for name, entry in planner.constants_document()["constants"].items():
+        sources = ", ".join(entry.get("fitted_to", [])) or "stated, not fitted"
+        table.add_row(
+            name, f"{entry['value']:.4g}", entry["unit"], f"{entry['prior']:.4g}", sources
+        )
+    return table

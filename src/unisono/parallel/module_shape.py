@@ -1,0 +1,195 @@
+"""The shape of a transformer that is given as a torch module, for the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from unisono.planner import Transformer, forward_flops
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
+_KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads")
+_HEAD_DIM = ("head_dim", "head_size")
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+_LEAST_MATRICES = 4
+"""Queries with keys and values, attention output, and two of the feed-forward network."""
+_TOLERANCE = 0.02
+"""Largest relative difference between the shape's parameters and FLOPs and the module's."""
+
+
+class _Layers(NamedTuple):
+    """Equal layers of a module, and the parameters outside them."""
+
+    layers: Sequence[nn.Module]
+    outside: list[nn.Parameter]
+
+
+def model_shape(
+    module: nn.Module,
+    *,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    seq: int = 128,
+) -> Transformer:
+    """Returns the shape of a dense decoder, for `unisono.planner`.
+
+    Runs forward on `seq` tokens on the meta device: no memory is used and no value computed.
+    `module(tokens)` takes integers of shape (1, seq) and returns logits of shape (1, seq, vocab),
+    or a tuple or mapping whose first tensor they are. Sizes come from the equal layers, the shapes
+    of their matrices, and the numbers of heads that modules name (`num_heads`, `n_head`, ...);
+    arguments replace these. The shape's parameters and FLOPs are compared with the module's
+    parameters and with the operators that torch counts. Raises ValueError if they differ by more
+    than 2 %, and if a size cannot be found: experts and latent attention are not recognised.
+
+    >>> from unisono.parallel import model_shape
+    >>> class Bigram(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.embedding = nn.Embedding(50, 16)
+    ...         self.layers = nn.ModuleList(
+    ...             nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=48, batch_first=True)
+    ...             for _ in range(3)
+    ...         )
+    ...         self.head = nn.Linear(16, 50, bias=False)
+    ...     def forward(self, tokens):
+    ...         x = self.embedding(tokens)
+    ...         for layer in self.layers:
+    ...             x = layer(x)
+    ...         return self.head(x)
+    >>> shape = model_shape(Bigram())
+    >>> shape.layers, shape.hidden, shape.heads, shape.ffn, shape.vocab, shape.tied
+    (3, 16, 2, 48, 50, False)
+    """
+    found = _equal_layers(module)
+    vocab, flops = _run_on_meta(module, seq)
+    hidden = _hidden(found, vocab)
+    heads = heads or _named(module, found.layers[0], _HEADS)
+    if heads is None:
+        raise ValueError(f"no module names its heads ({', '.join(_HEADS)}); pass heads=")
+    head_dim = head_dim or _named(module, found.layers[0], _HEAD_DIM) or hidden // heads
+    kv_heads = kv_heads or _named(module, found.layers[0], _KV_HEADS)
+    tables = [each for each in found.outside if vocab in each.shape and each.dim() == 2]
+    places = [p.shape[0] for p in found.outside if p.dim() == 2 and vocab not in p.shape]
+    shape = Transformer(
+        hidden=hidden,
+        heads=heads,
+        head_dim=head_dim,
+        **_network(found.layers[0], kv_heads, hidden=hidden, heads=heads, head_dim=head_dim),
+        layers=len(found.layers),
+        vocab=vocab,
+        tied=len(tables) < 2,
+        positions=sum(places),
+    )
+    _compare("parameters", sum(p.numel() for p in module.parameters()), shape.parameters)
+    _compare("FLOPs of forward", flops, sum(forward_flops(shape, seq=seq, batch=1)))
+    return shape
+
+
+def _compare(name: str, counted: float, computed: float) -> None:
+    if abs(computed / counted - 1) > _TOLERANCE:
+        raise ValueError(
+            f"the module has {counted:.5g} {name}, but the shape that was found has "
+            f"{computed:.5g}; state the shape as planner.Transformer(...)"
+        )
+
+
+def _equal_layers(module: nn.Module) -> _Layers:
+    """Returns the largest group of children of one module that have equal parameters."""
+    best: list[nn.Module] = []
+    most = (0, 0)
+    for parent in module.modules():
+        groups: dict[object, list[nn.Module]] = {}
+        for child in parent.children():
+            key = (type(child), tuple(p.shape for p in child.parameters()))
+            groups.setdefault(key, []).append(child)
+        for group in groups.values():
+            matrices = sum(p.dim() == 2 for p in group[0].parameters())
+            size = (min(len(group), 2), sum(p.numel() for p in group[0].parameters()) * len(group))
+            if matrices >= _LEAST_MATRICES and size > most and isinstance(parent, _CONTAINERS):
+                best, most = group, size
+    inside = {id(p) for layer in best for p in layer.parameters()}
+    outside = [p for p in module.parameters() if id(p) not in inside]
+    if not best or not outside:
+        raise ValueError(
+            f"expected a transformer with equal layers and an embedding, found "
+            f"{type(module).__name__}"
+        )
+    return _Layers(best, outside)
+
+
+def _run_on_meta(module: nn.Module, seq: int) -> tuple[int, int]:
+    """Returns the size of the vocabulary and the FLOPs of forward."""
+    tensors = {
+        name: torch.empty_like(value, device="meta")
+        for name, value in (*module.named_parameters(), *module.named_buffers())
+    }
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.device("meta"), torch.no_grad(), counter:
+            tokens = torch.zeros(1, seq, dtype=torch.int64)
+            output = torch.func.functional_call(module, tensors, (tokens,))
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"{type(module).__name__} does not run on {seq} tokens on the meta device: {error}"
+        ) from error
+    logits = next(_tensors(output), None)
+    if logits is None or logits.dim() != 3:
+        raise ValueError(
+            f"expected logits of shape (1, {seq}, vocab), found "
+            f"{type(output).__name__ if logits is None else tuple(logits.shape)}"
+        )
+    return logits.shape[-1], counter.get_total_flops()
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, (tuple, list)):
+        for each in output:
+            yield from _tensors(each)
+    elif hasattr(output, "values"):
+        yield from _tensors(list(output.values()))
+
+
+def _hidden(found: _Layers, vocab: int) -> int:
+    for parameter in found.outside:
+        if parameter.dim() == 2 and vocab in parameter.shape:
+            rows, columns = parameter.shape
+            return columns if rows == vocab else rows
+    raise ValueError(f"no parameter outside the layers has {vocab} rows, as an embedding has")
+
+
+def _named(module: nn.Module, layer: nn.Module, names: Sequence[str]) -> int | None:
+    """Returns the first number of this name in a layer, or in the module's configuration."""
+    for each in (*layer.modules(), getattr(module, "config", None)):
+        for name in names:
+            value = getattr(each, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
+
+
+def _network(
+    layer: nn.Module, kv_heads: int | None, *, hidden: int, heads: int, head_dim: int
+) -> dict[str, Any]:
+    """Returns the heads of keys and values and the feed-forward network that fill a layer."""
+    matrices = [p for p in layer.parameters() if p.dim() == 2]
+    whole = sum(p.numel() for p in matrices)
+    widths = sorted({size for p in matrices for size in p.shape}, reverse=True)
+    biases = any(p.dim() == 1 and "bias" in name for name, p in layer.named_parameters())
+    kinds = [kv_heads] if kv_heads else [n for n in range(heads, 0, -1) if heads % n == 0]
+    for kv, gated in product(kinds, (not biases, biases)):
+        attention = 2 * hidden * head_dim * (heads + kv)
+        ffn, rest = divmod(whole - attention, hidden * (3 if gated else 2))
+        if rest == 0 and ffn in widths:
+            return {"kv_heads": kv, "ffn": ffn, "gated": gated}
+    raise ValueError(
+        f"the matrices of a layer, {[tuple(p.shape) for p in matrices]}, are not attention of "
+        f"{heads} heads of {head_dim} and a feed-forward network"
+    )

@@ -1,0 +1,102 @@
+"""Time, energy and cost of a whole training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from unisono.planner.prediction import Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCost:
+    """A training run of many steps."""
+
+    tokens: float
+    steps: int
+    seconds: float
+    low_s: float
+    """Lower end of the interval that holds 80 % of runs: errors of a step repeat in every step."""
+    high_s: float
+    device_hours: float
+    energy_kWh: float | None
+    """None if the device's power is not known."""
+    cost: float | None
+    """In the currency of the price. None if the price is not known."""
+
+    @property
+    def days(self) -> float:
+        """Days of the run."""
+        return self.seconds / 86400
+
+
+def training_run(
+    prediction: Prediction,
+    *,
+    tokens: float,
+    price_per_hour: float | None = None,
+    watts: float | None = None,
+    overhead: float = 1.0,
+    goodput: float = 1.0,
+) -> RunCost:
+    """Returns time, energy and cost of training on `tokens`.
+
+    `price_per_hour` and `watts` are of one device; None takes the device's own. The power is that
+    of the data sheet, so the energy is an upper limit of what the devices use. `overhead` is the
+    power of the whole data centre over that of the devices (1.1 to 1.6). `goodput` is the share of
+    time that makes progress (`checkpoint_plan`). Raises ValueError for values that cannot exist.
+
+    >>> from unisono import planner
+    >>> step = planner.predict(
+    ...     planner.load_model("gpt3-175b"),
+    ...     planner.Cluster.parse("a100:1024"),
+    ...     planner.Layout(dp=16, tp=8, pp=8, sequence_parallel=True, zero=1),
+    ...     planner.Workload(seq=2048, global_batch=1536, micro_batch=1, recompute="full"),
+    ... )
+    >>> run = planner.training_run(step, tokens=300e9, price_per_hour=2.0)
+    >>> run.steps, 20 < run.days < 40, run.cost == 2 * run.device_hours
+    (95368, True, True)
+    """
+    positive = {"tokens": tokens, "overhead": overhead, "goodput": goodput}
+    for name, value in positive.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, not {value}")
+    if goodput > 1:
+        raise ValueError(f"goodput is a share of at most 1, not {goodput}")
+    device, devices = prediction.cluster.kind, prediction.cluster.devices
+    price = device.price_per_hour if price_per_hour is None else price_per_hour
+    power = device.watts if watts is None else watts
+    steps = ceil(tokens / prediction.job.tokens)
+    seconds = steps * prediction.step_s / goodput
+    hours = seconds * devices / 3600
+    return RunCost(
+        tokens=tokens,
+        steps=steps,
+        seconds=seconds,
+        low_s=steps * prediction.low_s / goodput,
+        high_s=steps * prediction.high_s / goodput,
+        device_hours=hours,
+        energy_kWh=None if power is None else hours * power * overhead / 1000,
+        cost=None if price is None else hours * price,
+    )
+
+
+def training_seconds(
+    *, samples: float, work: float, rate: float, devices: int, efficiency: float
+) -> float:
+    """Returns samples x work of a sample / (rate x devices x efficiency), in seconds.
+
+    `work` in FLOPs of a sample (6 x parameters for a token of a dense model), `rate` in FLOP/s of
+    the peak of a device, `efficiency` a share of it. Raises ValueError for values that are not
+    positive.
+
+    >>> days = training_seconds(
+    ...     samples=300e9, work=6 * 175e9, rate=312e12, devices=1024, efficiency=0.45) / 86400
+    >>> round(days, 1)
+    25.4
+    """
+    values = {"samples": samples, "work": work, "rate": rate, "devices": devices}
+    for name, value in {**values, "efficiency": efficiency}.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, not {value}")
+    return samples * work / (rate * devices * efficiency)
