@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch import nn
 
+from unisono.parallel.checkpoint import load_blocks, save_blocks
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.run.batch_parts import BatchPart, count_valid, divide_batch
 from unisono.parallel.run.parameter_sets import ParameterSet
@@ -21,6 +23,7 @@ from unisono.parallel.run.run_report import (
     memory_by_kind,
     predicted_memory,
 )
+from unisono.parallel.run.run_state import state_blocks
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -100,6 +103,23 @@ class ParallelRun:
         self.steps += 1
         self.step_s.append(time.perf_counter() - start_s)
         return total
+
+    def save(self, folder: Path) -> None:
+        """Writes a checkpoint that a run of any layout can load. Collective.
+
+        It holds weights, optimizer states and the number of steps. An earlier checkpoint of the
+        folder stays readable until the new one is complete.
+        """
+        blocks = state_blocks(self.sets, self.optimizer, self.mesh)
+        save_blocks(Path(folder), blocks, extra={"steps": self.steps})
+
+    def load(self, folder: Path) -> None:
+        """Reads the newest checkpoint of a folder, of any layout of this model. Collective.
+
+        Raises `ValueError` if the checkpoint is of another model or optimizer.
+        """
+        blocks = state_blocks(self.sets, self.optimizer, self.mesh)
+        self.steps = int(load_blocks(Path(folder), blocks)["steps"])
 
     def report(self) -> RunReport:
         """Returns the figures of the last step, predicted and measured. Collective."""

@@ -1,0 +1,217 @@
+"""Checkpoints through torch's DCP: each rank writes its blocks, and reads any others.
+
+A folder holds one subfolder for each checkpoint, and the file `latest` with the name of the newest
+complete one. It is replaced when all blocks are on disk, so a save that is killed leaves the
+checkpoint before it readable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from unisono.parallel.checkpoint.tensor_block import TensorBlock
+
+_LATEST, _EXTRA, _PREFIX = "latest", "extra.json", "checkpoint-"
+
+
+def save_blocks(
+    folder: Path,
+    blocks: Sequence[TensorBlock],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Writes a checkpoint. Collective over `group`; None: torch's default group, if there is one.
+
+    Several ranks may pass the same block: one of them writes it. `extra`: values for JSON, equal on
+    all ranks. The folder must be the same for all ranks.
+    """
+    path = folder / _agreed(_next_name(folder), group)
+    held = _held(blocks)
+    save(
+        dict.fromkeys(held),
+        checkpoint_id=path,
+        planner=_SavePlanner(held),
+        process_group=group,
+        no_dist=not dist.is_initialized(),
+    )
+    if _is_first(group):
+        _write_synced(path / _EXTRA, json.dumps(dict(extra or {})))
+        _write_synced(folder / _LATEST, path.name)
+        for old in folder.glob(f"{_PREFIX}*"):
+            if old.name != path.name:
+                shutil.rmtree(old)
+    if dist.is_initialized():
+        dist.barrier(group=group)
+
+
+def load_blocks(
+    folder: Path, blocks: Sequence[TensorBlock], *, group: dist.ProcessGroup | None = None
+) -> dict[str, Any]:
+    """Fills the blocks from the newest checkpoint of a folder, and returns its `extra`. Collective.
+
+    The checkpoint may have been written in other blocks by other ranks. Raises `ValueError` for a
+    folder without a checkpoint, a missing name, another shape or another element type, before any
+    block is changed.
+    """
+    try:
+        path = folder / (folder / _LATEST).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"no checkpoint in {folder}: expected the file {_LATEST!r}") from None
+    saved = FileSystemReader(path).read_metadata().state_dict_metadata
+    for block in blocks:
+        _check(block, saved.get(block.name), path)
+    held = _held(blocks)
+    load(
+        dict.fromkeys(held),
+        checkpoint_id=path,
+        planner=_LoadPlanner(held),
+        process_group=group,
+        no_dist=not dist.is_initialized(),
+    )
+    found: dict[str, Any] = json.loads((path / _EXTRA).read_text(encoding="utf-8"))
+    return found
+
+
+def _check(block: TensorBlock, saved: Any, path: Path) -> None:
+    if not isinstance(saved, TensorStorageMetadata):
+        raise ValueError(f"{path} has no tensor {block.name!r}")
+    if tuple(saved.size) != block.shape:
+        raise ValueError(
+            f"{block.name}: expected the shape {block.shape}, but {path} has {tuple(saved.size)}"
+        )
+    if saved.properties.dtype != block.values.dtype:
+        raise ValueError(
+            f"{block.name}: expected {block.values.dtype}, but {path} has {saved.properties.dtype}"
+        )
+
+
+Held = Mapping[str, Mapping[torch.Size, TensorBlock]]
+"""The blocks of a rank: by name, then by the place of their first element."""
+
+
+def _held(blocks: Sequence[TensorBlock]) -> Held:
+    found: dict[str, dict[torch.Size, TensorBlock]] = {}
+    for block in blocks:
+        if block.values.numel():
+            found.setdefault(block.name, {})[torch.Size(block.start)] = block
+    return found
+
+
+def _chunk(start: torch.Size, block: TensorBlock) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=start, sizes=block.values.shape)
+
+
+def _find(held: Held, index: MetadataIndex) -> torch.Tensor:
+    assert index.offset is not None  # the plans below name blocks by their place
+    return held[index.fqn][index.offset].values
+
+
+class _SavePlanner(DefaultSavePlanner):
+    """Plans to write the blocks of this rank. DCP leaves out those that another rank writes."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._held = held
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan(
+            [
+                WriteItem(
+                    index=MetadataIndex(name, start),
+                    type=WriteItemType.SHARD,
+                    tensor_data=TensorWriteData(
+                        chunk=_chunk(start, block),
+                        properties=TensorProperties.create_from_tensor(block.values),
+                        size=torch.Size(block.shape),
+                    ),
+                )
+                for name, blocks in self._held.items()
+                for start, block in blocks.items()
+            ]
+        )
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return _find(self._held, index)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Plans to read the parts of saved blocks that lie in the blocks of this rank."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._held = held
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None  # set_up_planner has read it
+        saved = self.metadata.state_dict_metadata
+        items: list[ReadItem] = []
+        for name, blocks in self._held.items():
+            chunks = [_chunk(start, block) for start, block in blocks.items()]
+            tensor = cast(TensorStorageMetadata, saved[name])
+            items += create_read_items_for_chunk_list(name, tensor, chunks)
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return _find(self._held, index)
+
+
+def _next_name(folder: Path) -> str:
+    numbers = [int(path.name.removeprefix(_PREFIX)) for path in folder.glob(f"{_PREFIX}*")]
+    return f"{_PREFIX}{max(numbers, default=-1) + 1}"
+
+
+def _agreed(name: str, group: dist.ProcessGroup | None) -> str:
+    """Returns the first rank's name."""
+    if not dist.is_initialized():
+        return name
+    names = [name]
+    dist.broadcast_object_list(names, group=group, group_src=0)
+    return names[0]
+
+
+def _is_first(group: dist.ProcessGroup | None) -> bool:
+    return not dist.is_initialized() or dist.get_rank(group) == 0
+
+
+def _write_synced(path: Path, text: str) -> None:
+    """Replaces a file, so that it has the old or the new text whatever happens."""
+    fresh = path.with_suffix(".new")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

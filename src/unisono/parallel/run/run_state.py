@@ -1,0 +1,125 @@
+"""The state of a training run as blocks of named tensors, for checkpoints of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from unisono.parallel.checkpoint import TensorBlock, flat_range_blocks
+from unisono.parallel.parameter_block import ParameterBlock, part_of
+from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet, ShardedSet
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+def state_blocks(
+    sets: Sequence[ParameterSet], optimizer: torch.optim.Optimizer, mesh: TrainingMesh
+) -> list[TensorBlock]:
+    """Returns this rank's blocks of weights and optimizer states, as views of the live tensors.
+
+    A state of parameter `name` is called "optimizer.`name`.`state`". Its scalars, such as Adam's
+    step, have a tensor of their own for each parameter.
+    """
+    begin_states(optimizer)
+    found: list[TensorBlock] = []
+    for each in sets:
+        if isinstance(each, ShardedSet):
+            found += [_block(held.name, held.block, held.values.detach()) for held in each.held]
+            found += _flat_states(each, optimizer)
+        else:
+            found += _whole_blocks(each.held, optimizer, mesh)
+    return found
+
+
+@torch.no_grad()
+def begin_states(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the states of an optimizer that has not stepped yet, as zeros.
+
+    A step with gradients of zero and a learning rate of zero makes them; the weights keep their
+    values.
+    """
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    gradients = [each.grad for each in parameters]
+    for each in parameters:
+        each.grad = torch.zeros_like(each)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for each, gradient in zip(parameters, gradients, strict=True):
+        each.grad = gradient
+        for state in optimizer.state[each].values():
+            if isinstance(state, torch.Tensor):
+                state.zero_()
+
+
+def _states(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, state in optimizer.state[parameter].items():
+        if isinstance(state, torch.Tensor):
+            yield name, state
+
+
+def _whole_blocks(
+    held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer, mesh: TrainingMesh
+) -> Iterator[TensorBlock]:
+    """Returns the blocks of parameters that the optimizer steps one by one."""
+    for each in held:
+        block = _own_rows(each, mesh)
+        yield _block(each.name, block, _local(each.values.detach()))
+        for name, state in _states(optimizer, each.values):
+            yield _state_block(f"optimizer.{each.name}.{name}", block, _local(state))
+
+
+def _flat_states(each: ShardedSet, optimizer: torch.optim.Optimizer) -> Iterator[TensorBlock]:
+    """Returns the states of this rank's part of the flat array, parameter by parameter."""
+    begin, end = each.first, each.first + each.part.numel()
+    place = 0
+    for held, size in zip(each.held, each.flat.sizes, strict=True):
+        low, high = max(place, begin), min(place + size, end)
+        if low < high:
+            for name, state in _states(optimizer, each.part):
+                full_name = f"optimizer.{held.name}.{name}"
+                if state.dim() == 0:
+                    yield _state_block(full_name, held.block, state)
+                    continue
+                yield from flat_range_blocks(
+                    full_name,
+                    held.block.shape,
+                    held.block.start,
+                    tuple(held.values.shape),
+                    low - place,
+                    state[low - begin : high - begin],
+                )
+        place += size
+
+
+def _state_block(name: str, block: ParameterBlock, state: torch.Tensor) -> TensorBlock:
+    if state.dim() == 0:
+        return TensorBlock(name=name, shape=(), start=(), values=state)
+    return _block(name, block, state)
+
+
+def _block(name: str, block: ParameterBlock, values: torch.Tensor) -> TensorBlock:
+    return TensorBlock(name=name, shape=block.shape, start=block.start, values=values)
+
+
+def _own_rows(held: HeldParameter, mesh: TrainingMesh) -> ParameterBlock:
+    """Returns the block of the rows that `fully_shard` has left on this rank."""
+    if not isinstance(held.values, DTensor):
+        return held.block
+    ranks = mesh.ranks("shard")
+    first, _ = part_of(held.values.shape[0], ranks.index(mesh.rank), len(ranks))
+    start = (held.block.start[0] + first, *held.block.start[1:])
+    return ParameterBlock(shape=held.block.shape, start=start)
+
+
+def _local(values: torch.Tensor) -> torch.Tensor:
+    return values.to_local() if isinstance(values, DTensor) else values

@@ -1,0 +1,127 @@
+"""Checkpoints that one layout writes and another reads: training goes on as in one process."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from torch_backend.layout_training import STEPS, small_shape, token_batches
+from unisono.parallel import Layout
+from unisono.parallel.checkpoint import TensorBlock, load_blocks, save_blocks
+from unisono.parallel.layers import CrossEntropy, TransformerModel
+from unisono.parallel.run import ParallelRun, parallelize
+
+pytestmark = pytest.mark.torch
+RANKS = 4
+BACKENDS = ("unisono",)
+# Each is read by the next two.
+LAYOUTS = ("dp=4,zero=1", "dp=4,zero=3", "dp=2,tp=2,zero=3", "tp=2,pp=2", "dp=2,pp=2,zero=1")
+
+
+def test_layout_checkpoint(outcome):
+    outcome.require_success()
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, 1e-2)
+
+
+def a_run(text: str) -> ParallelRun:
+    torch.set_default_dtype(torch.float64)
+    shape = small_shape()
+    return parallelize(
+        TransformerModel(shape, seed=1),
+        Layout.parse(text),
+        loss=CrossEntropy(shape.vocab),
+        optimizer=adam,
+        microbatches=2,
+    )
+
+
+def shared_folder(world) -> Path:
+    """Returns one new folder for all ranks."""
+    names = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(names, src=0)
+    return Path(names[0])
+
+
+def losses_alone(steps: int) -> list[float]:
+    torch.set_default_dtype(torch.float64)
+    shape = small_shape()
+    model, loss = TransformerModel(shape, seed=1), CrossEntropy()
+    optimizer, found = adam(list(model.parameters())), []
+    for step in range(steps):
+        inputs, targets = token_batches(shape)[step % STEPS]
+        optimizer.zero_grad()
+        value = loss(model(inputs), targets)
+        value.backward()
+        optimizer.step()
+        found.append(float(value))
+    return found
+
+
+def train(run: ParallelRun, steps: int) -> list[float]:
+    batches = token_batches(small_shape())
+    return [float(run.step(*batches[run.steps % STEPS])) for _ in range(steps)]
+
+
+def own_layouts_read_each_other(world):
+    expected = losses_alone(4)
+    for index, source in enumerate(LAYOUTS):
+        folder = shared_folder(world)
+        first = a_run(source)
+        assert train(first, 2) == pytest.approx(expected[:2], rel=1e-11)
+        first.save(folder)
+        for target in (LAYOUTS * 2)[index + 1 : index + 3]:
+            run = a_run(target)
+            run.load(folder)
+            assert run.steps == 2
+            assert train(run, 2) == pytest.approx(expected[2:], rel=1e-11), (source, target)
+            run.mesh.close()
+        first.mesh.close()
+
+
+def own_rectangles_of_any_cut(world):
+    whole = torch.arange(7 * 6.0).view(7, 6)
+    folder, rank = shared_folder(world), world.rank
+    rows = [0, 3, 3, 5, 7]  # rank 1 has nothing
+    saved = TensorBlock(
+        name="w", shape=(7, 6), start=(rows[rank], 0), values=whole[rows[rank] : rows[rank + 1]]
+    )
+    step = TensorBlock(name="step", shape=(), start=(), values=torch.tensor(5))
+    save_blocks(folder, [saved, step], extra={"steps": 3})
+    columns = TensorBlock(name="w", shape=(7, 6), start=(0, rank), values=torch.zeros(7, 2))
+    again = TensorBlock(name="step", shape=(), start=(), values=torch.tensor(0))
+    assert load_blocks(folder, [columns, again]) == {"steps": 3}
+    assert torch.equal(columns.values, whole[:, rank : rank + 2]) and int(again.values) == 5
+    if rank == 0:  # plain torch reads it too
+        path = next(folder.glob("checkpoint-*"))
+        dcp_to_torch_save(path, folder / "whole.pt")
+        assert torch.equal(torch.load(folder / "whole.pt")["w"], whole)
+    dist.barrier()
+
+
+def own_what_does_not_fit_is_refused_before_a_change(world):
+    folder = shared_folder(world)
+    with pytest.raises(ValueError, match=r"no checkpoint in .*expected the file 'latest'"):
+        load_blocks(folder, [])
+    save_blocks(folder, [TensorBlock(name="w", shape=(3,), start=(0,), values=torch.ones(3))])
+    kept = torch.zeros(3)
+    for other, pattern in (
+        (TensorBlock(name="x", shape=(3,), start=(0,), values=kept), "has no tensor 'x'"),
+        (TensorBlock(name="w", shape=(4,), start=(0,), values=kept), r"expected the shape \(4,\)"),
+        (
+            TensorBlock(name="w", shape=(3,), start=(0,), values=torch.ones(3).int()),
+            "expected torch.int32",
+        ),
+    ):
+        good = TensorBlock(name="w", shape=(3,), start=(0,), values=kept)
+        with pytest.raises(ValueError, match=pattern):
+            load_blocks(folder, [good, other])
+    assert torch.equal(kept, torch.zeros(3))
+    dist.barrier()
