@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from unisono.parallel import Layout
+from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import CrossEntropy, TransformerModel
 from unisono.parallel.parameter_block import part_of
 from unisono.parallel.run import ParallelRun, parallelize
@@ -35,6 +36,12 @@ def small_shape(**changes: Any) -> Transformer:
         "tied": True,
     }
     return Transformer(**(sizes | changes))
+
+
+def expert_shape(**changes: Any) -> dict[str, Any]:
+    """Returns changes of `small_shape` for a mixture of experts, the first layer dense."""
+    sizes = {"experts": 4, "top_k": 2, "expert_ffn": 10, "dense_layers": 1, "tied": False}
+    return {"layers": 3, "gated": True, "shared_experts": 1} | sizes | changes
 
 
 def token_batches(shape: Transformer, *, samples: int = 8) -> list[tuple[torch.Tensor, ...]]:
@@ -63,8 +70,12 @@ def train_alone(
     optimizer, losses, norms = sgd(list(model.parameters())), [], []
     for inputs, targets in batches:
         optimizer.zero_grad()
+        balanced = [each for each in model.modules() if isinstance(each, Balanced)]
+        for each in balanced:
+            each.reset_auxiliary()
         found = loss(model(inputs), targets)
-        found.backward()
+        found.backward()  # the balance losses of experts add their own gradients
+        found = found.detach() + sum(each.auxiliary_loss for each in balanced)
         limit = torch.inf if clip is None else clip
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from torch_backend.layout_training import compare_model, compare_transformer
-from unisono.parallel import Layout
+from torch_backend.layout_training import (
+    compare_model,
+    compare_transformer,
+    expert_shape,
+    small_shape,
+    token_batches,
+)
+from unisono.parallel import CrossEntropy, Layout, TransformerModel
 from unisono.parallel.run import parallelize
 
 pytestmark = pytest.mark.torch
@@ -58,6 +64,43 @@ def own_zero_bubble(world):
 
 def own_dual_pipeline(world):
     compare_transformer("pp=2,vpp=2,schedule=dualpipev", microbatches=4)
+
+
+def own_context(world):
+    compare_transformer("cp=2")
+    compare_transformer("cp=2,zero=1", microbatches=2)
+
+
+def own_experts(world):
+    compare_transformer("dp=2,ep=2", microbatches=3, **expert_shape())  # microbatches 3, 3, 2
+    compare_transformer("cp=2,ep=2", **expert_shape())
+    compare_transformer("dp=2,zero=3", **expert_shape())
+
+
+def own_experts_with_divided_matrices(world):
+    compare_transformer("tp=2,ep=2", **expert_shape(positions=11))  # positions 6 and 5 are routed
+    compare_transformer("tp=2,ep=2,sequence_parallel=1", **expert_shape(positions=11))
+
+
+def own_experts_in_a_pipeline(world):
+    """Torch's additional pass must not count, whichever stage it goes through first."""
+    compare_transformer(
+        "pp=2,vpp=2,schedule=zbv", microbatches=4, **expert_shape(layers=4, dense_layers=0)
+    )
+
+
+def own_experts_without_tokens(world):
+    """With the scores s, -s, 0 and 0 nobody chooses the last two: rank 1 has no rows."""
+    shape = small_shape(**expert_shape(top_k=1, layers=1, dense_layers=0))
+
+    def model() -> nn.Module:
+        made = TransformerModel(shape, seed=1)
+        router = made.get_parameter("layer0.network.router.weight").detach()
+        router[1], router[2], router[3] = -router[0], 0, 0
+        return made
+
+    batches = token_batches(shape)
+    compare_model("dp=2,ep=2", model, lambda: CrossEntropy(shape.vocab), batches[:1])
 
 
 def plain_model() -> nn.Module:

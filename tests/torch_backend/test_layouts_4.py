@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_backend.layout_training import compare_transformer
+from torch_backend.layout_training import compare_transformer, expert_shape
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -37,3 +37,15 @@ def own_four_ways(world):
     compare_transformer("tp=4")
     compare_transformer("tp=4,sequence_parallel=1", positions=6)  # parts of 2, 2, 2 and 0
     compare_transformer("pp=4", microbatches=4)
+
+
+def own_context_and_tensor(world):
+    compare_transformer("cp=2,tp=2,sequence_parallel=1", positions=8)
+    compare_transformer("cp=2,pp=2,zero=1", microbatches=2)
+
+
+def own_experts(world):
+    compare_transformer("dp=4,ep=4", microbatches=2, **expert_shape())
+    compare_transformer("dp=2,tp=2,ep=4,zero=1", **expert_shape())
+    compare_transformer("dp=4,ep=2,dp_replicate=2", **expert_shape())
+    compare_transformer("dp=2,pp=2,ep=2", microbatches=4, **expert_shape(layers=4))

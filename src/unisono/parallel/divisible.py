@@ -28,8 +28,8 @@ class Balanced(Protocol):
     auxiliary_loss: torch.Tensor
     """This rank's part of that loss, over the forward passes since `reset_auxiliary`: the sum over
     the ranks of a stage is the whole."""
-    auxiliary_scale: float
-    """The factor of its gradient: 1 / microbatches."""
+    auxiliary_scale: float | None
+    """1 / samples of the whole batch. None: of the inputs of each forward pass."""
 
     def reset_auxiliary(self) -> None:
         """Sets `auxiliary_loss` to zero."""

@@ -52,6 +52,8 @@ class LayoutRun:
 
     def __post_init__(self) -> None:
         layout = self.layout
+        if self.tensor != "1d":
+            raise ValueError(f"tensor: {self.tensor} is not built yet; 1d works")
         if layout.devices != self.ranks:
             rest = layout.tp * layout.pp * layout.cp
             near = max(self.ranks // rest, 1)

@@ -8,6 +8,7 @@ from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.linear_pair import LinearPair, pair_linears
+from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
 from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part
 from unisono.parallel.layers.transformer_model import (
     LogitHead,
@@ -22,6 +23,7 @@ __all__ = [
     "FeedForward",
     "LinearPair",
     "LogitHead",
+    "MixtureOfExperts",
     "SelfAttention",
     "TokenEmbedding",
     "TransformerModel",

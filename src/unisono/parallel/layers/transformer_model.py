@@ -17,6 +17,7 @@ from unisono.parallel.layers.divided_linear import (
     mark_between_regions,
 )
 from unisono.parallel.layers.feed_forward import FeedForward
+from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
 from unisono.parallel.layers.tensor_exchanges import gather_copies
 from unisono.parallel.parameter_block import block_of, cut, part_of
 from unisono.parallel.training_mesh import TrainingMesh
@@ -84,12 +85,14 @@ class TokenEmbedding(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then a feed-forward network or experts; each after a norm, added to its input."""
 
-    def __init__(self, shape: Transformer, *, is_causal: bool, context: str):
+    def __init__(
+        self, shape: Transformer, *, is_causal: bool, context: str, has_experts: bool
+    ) -> None:
         super().__init__()
         self.attention_norm = _norm(shape)
         self.attention = SelfAttention(shape, is_causal=is_causal, context=context)
         self.network_norm = _norm(shape)
-        self.network = FeedForward(shape)
+        self.network: nn.Module = MixtureOfExperts(shape) if has_experts else FeedForward(shape)
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Marks the norms, which see a part of the sequence under sequence parallelism."""
@@ -155,8 +158,6 @@ class TransformerModel(nn.Sequential):
         `context`: how ranks of `cp` exchange keys and values: "ring", "ulysses" or "allgather".
         Raises `ValueError` for latent attention.
         """
-        if shape.experts:
-            raise ValueError(f"experts: expected 0, got {shape.experts}")
         if shape.kv_rank:
             raise ValueError(
                 f"kv_rank: latent attention is not built; expected 0, got {shape.kv_rank}"
@@ -169,6 +170,7 @@ class TransformerModel(nn.Sequential):
                     shape,
                     is_causal=is_causal,
                     context=context,
+                    has_experts=shape.experts > 0 and index >= shape.dense_layers,
                 ),
             )
             for index in range(shape.layers)

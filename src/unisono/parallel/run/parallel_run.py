@@ -59,19 +59,15 @@ class ParallelRun:
         """Seconds of each step."""
         self._loss, self._valid = loss, 1
         self._sent_before: dict[str, int] = {}
-        self._size = StepSize(microbatches=microbatches, tokens=0, item_bytes=0)
-        self._balanced = [
-            each for _, stage in stages for each in stage.modules() if isinstance(each, Balanced)
-        ]
-        for each in self._balanced:
-            each.auxiliary_scale = 1.0 / microbatches
+        self._size = StepSize(microbatches=microbatches, tokens=0, samples=0, item_bytes=0)
+        self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
         self._pipeline = (
             PipelineRunner(
                 stages,
                 mesh,
                 microbatches=microbatches,
                 loss=self._weighted_loss,
-                after_trial=self._reset_auxiliary,
+                after_trial=_reset_auxiliary,
             )
             if mesh.layout.pp > 1
             else None
@@ -90,7 +86,9 @@ class ParallelRun:
         self._valid = max(part.valid, 1)
         self._note_size(part)
         self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
-        self._reset_auxiliary()
+        for module in self._balanced:
+            module.reset_auxiliary()
+            module.auxiliary_scale = 1 / len(inputs)
         for each in self.sets:
             each.zero_gradients()
         losses = self._passes(part)
@@ -147,6 +145,7 @@ class ParallelRun:
         self._size = StepSize(
             microbatches=self.microbatches,
             tokens=part.targets[0].numel(),
+            samples=len(part.targets[0]),
             item_bytes=held.element_size(),
         )
 
@@ -189,9 +188,14 @@ class ParallelRun:
         if self.mesh.coordinates["tp"] == 0:
             total += sum(loss.detach().double() for loss in losses)
         for each in self._balanced:
-            total += each.auxiliary_loss.double() / self.microbatches
+            total += each.auxiliary_loss.double()
         return total
 
-    def _reset_auxiliary(self) -> None:
-        for each in self._balanced:
-            each.reset_auxiliary()
+
+def _balanced_in(stage: nn.Module) -> list[Balanced]:
+    return [each for each in stage.modules() if isinstance(each, Balanced)]
+
+
+def _reset_auxiliary(stage: nn.Module) -> None:
+    for each in _balanced_in(stage):
+        each.reset_auxiliary()

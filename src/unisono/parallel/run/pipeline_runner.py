@@ -40,12 +40,12 @@ class PipelineRunner:
         *,
         microbatches: int,
         loss: Loss,
-        after_trial: Callable[[], None],
+        after_trial: Callable[[nn.Module], None],
     ) -> None:
         """`stages`: number and modules of each stage of this rank.
 
-        `after_trial` runs after torch's additional pass. Raises `ValueError` if the schedule needs
-        another number of microbatches.
+        `after_trial` gets each stage after torch's additional pass through it. Raises `ValueError`
+        if the schedule needs another number of microbatches.
         """
         check_microbatches(mesh.layout, microbatches)
         self._stages, self._mesh, self._loss = stages, mesh, loss
@@ -111,7 +111,7 @@ class _TimedStage(PipelineStage):
         self,
         *arguments: Any,
         clock: StageClock,
-        after_trial: Callable[[], None],
+        after_trial: Callable[[nn.Module], None],
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
@@ -121,7 +121,7 @@ class _TimedStage(PipelineStage):
     def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
         if self._is_trial:
             self._is_trial = False
-            self._after_trial()
+            self._after_trial(self.submod)
         with self._clock.working():
             return super().forward_one_chunk(*arguments, **options)
 

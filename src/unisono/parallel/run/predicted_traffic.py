@@ -12,10 +12,18 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from unisono.parallel.layers import FeedForward, LogitHead, SelfAttention, TokenEmbedding
+from unisono.parallel.layers import (
+    FeedForward,
+    LogitHead,
+    MixtureOfExperts,
+    SelfAttention,
+    TokenEmbedding,
+)
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.training_mesh import TrainingMesh
+
+_COUNT_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +33,8 @@ class StepSize:
     microbatches: int
     tokens: int
     """Tokens of a microbatch on this rank, before sequence parallelism divides them."""
+    samples: int
+    """Samples of a microbatch on this rank."""
     item_bytes: int
     """Bytes of an element of an activation."""
 
@@ -37,7 +47,8 @@ def predicted_bytes(
 ) -> dict[str, float]:
     """Returns the bytes of this rank by group, under the names of `TrainingMesh.bytes_sent`.
 
-    Exchanges of experts are not in it: they depend on the routing.
+    The exchanges of experts follow from the routing of the last step. A part of a microbatch that
+    has no valid target sends less than predicted: its loss is not computed.
     """
     found: defaultdict[str, float] = defaultdict(float)
     for each in sets:
@@ -52,6 +63,8 @@ def predicted_bytes(
             if mesh.group(axis) is not None:
                 sent = elements * size.microbatches * size.item_bytes
                 found[mesh.counted_as(axis)] += sent
+        if mesh.group("ep") is not None:
+            found[mesh.counted_as("ep")] += _experts(stage, mesh, size)
     return dict(found)
 
 
@@ -69,6 +82,11 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
             elements += 4 * tokens * _hidden(stage)
         elif isinstance(module, TokenEmbedding):
             elements += 2 * tokens * _hidden(stage)
+        elif isinstance(module, MixtureOfExperts):
+            elements += 2 * size.samples * module.experts  # the loads of the balance loss
+            if not layout.sequence_parallel:  # the results forward, the gradients back
+                padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
+                elements += 2 * padded * _hidden(stage)
         elif isinstance(module, LogitHead):
             logits = 6 if module.keeps_parts else module.vocab
             elements += 2 * tokens * _hidden(stage) + size.tokens * logits
@@ -80,6 +98,8 @@ def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
     layout, elements = mesh.layout, 0.0
     ranks = layout.cp
     for module in stage.modules():
+        if isinstance(module, MixtureOfExperts):  # the loads of the balance loss
+            elements += 2 * _rest(ranks) * size.samples * module.experts
         if not isinstance(module, SelfAttention):
             continue
         wide = module.heads // layout.tp * module.head_dim * size.tokens
@@ -92,6 +112,17 @@ def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
             copies = max(ranks // (module.kv_heads // layout.tp), 1)
             elements += 2 * _rest(ranks) * 2 * (wide + copies * narrow)
     return elements
+
+
+def _experts(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
+    """Bytes on `ep` in the passes of a step: each row travels forward and its gradient back."""
+    sent = 0.0
+    for module in stage.modules():
+        if isinstance(module, MixtureOfExperts):
+            counts = _rest(mesh.layout.ep) * module.experts * _COUNT_BYTES
+            rows = 2 * module.rows_moved * module.hidden * size.item_bytes
+            sent += counts * size.microbatches + rows
+    return sent
 
 
 def _pipeline(number: int, stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:

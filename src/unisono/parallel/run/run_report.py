@@ -24,7 +24,7 @@ class PredictedFigures:
     """The figures that closed forms give."""
 
     bytes_sent: Mapping[str, ByRank]
-    """Bytes of a step by axis and rank. Without the exchanges of experts."""
+    """Bytes of a step by axis and rank. Those of `ep` follow from the routing of the last step."""
     memory: Mapping[str, ByRank]
     """Bytes by kind and rank."""
     bubble: float

@@ -1,0 +1,61 @@
+"""The loss that keeps experts equally loaded, the same for every layout.
+
+DeepSeek-AI, "DeepSeek-V3", 2024, equations 17 to 20: a loss for each sequence. A loss over the
+tokens of a batch would be another one for each division into ranks and microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from unisono.parallel.layers.tensor_exchanges import Group
+
+
+def balance_loss(
+    scores: torch.Tensor, chosen: torch.Tensor, *, groups: Sequence[Group], length: int
+) -> torch.Tensor:
+    """Returns this rank's part of the loss, summed over its sequences. Collective.
+
+    `scores`: (batch, positions, experts), softmax of the router. `chosen`: (batch, positions, k).
+    `groups`: of the ranks that hold other positions of the same sequences. `length`: positions of
+    a whole sequence. The sum over the ranks is the whole; it is 1 for each balanced sequence.
+
+    >>> scores = torch.full((1, 4, 2), 0.5)
+    >>> float(balance_loss(scores, torch.tensor([[[0], [1], [0], [1]]]), groups=(), length=4))
+    1.0
+    """
+    batch, _, experts = scores.shape
+    flat = chosen.reshape(batch, -1)
+    loads = scores.new_zeros(batch, experts).scatter_add(
+        1, flat, torch.ones_like(flat, dtype=scores.dtype)
+    )
+    for group in groups:
+        if group is not None:
+            dist.all_reduce(loads, group=group)
+    shares = loads * (experts / (chosen.shape[2] * length))
+    return (shares * scores.sum(1) / length).sum()
+
+
+def add_gradient(y: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    """Returns y. Its backward pass also computes the gradients of `loss`.
+
+    So the loss of a layer needs no way to the end of the model, which another rank may hold.
+    """
+    found: torch.Tensor = _AddGradient.apply(y, loss)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _AddGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(loss)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (loss,) = ctx.saved_tensors
+        return gradients[0], torch.ones_like(loss)

@@ -1,0 +1,84 @@
+"""The way of tokens to the ranks that hold their experts, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from unisono.parallel.layers.tensor_exchanges import Group
+
+
+class ExpertExchange:
+    """One exchange of rows between the ranks of `ep`, and its reverse.
+
+    Each rank holds an equal number of consecutive experts. Without a group the rows stay.
+    """
+
+    def __init__(self, counts: torch.Tensor, group: Group) -> None:
+        """`counts`: this rank's rows for each expert of the model. Collective.
+
+        The ranks exchange their counts here, so both ways know the sizes.
+        """
+        self._group = group
+        ranks = 1 if group is None else dist.get_world_size(group)
+        arriving = counts.clone()
+        if group is not None:
+            dist.all_to_all_single(arriving, counts, group=group)
+        table = arriving.view(ranks, -1)
+        self._sent: list[int] = counts.view(ranks, -1).sum(1).tolist()
+        self._arrived: list[int] = table.sum(1).tolist()
+        self.counts: list[int] = table.sum(0).tolist()
+        """Rows for each expert of this rank."""
+        experts = torch.arange(table.shape[1]).repeat(ranks)
+        self._by_expert = experts.repeat_interleave(arriving).argsort(stable=True)
+
+    @property
+    def rows_moved(self) -> int:
+        """Rows that this rank sends to other ranks in `dispatch` and in `combine` together."""
+        if self._group is None:
+            return 0
+        rank = dist.get_rank(self._group)
+        kept = self._sent[rank]
+        return sum(self._sent) - kept + sum(self._arrived) - kept
+
+    def dispatch(self, rows: torch.Tensor) -> torch.Tensor:
+        """Takes rows sorted by expert; returns the rows of this rank's experts, sorted too."""
+        return self._moved(rows, self._sent, self._arrived)[self._by_expert]
+
+    def combine(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns the experts' results to the ranks and into the order of `dispatch`'s argument."""
+        back = torch.empty_like(self._by_expert)
+        back[self._by_expert] = torch.arange(len(back))
+        return self._moved(rows[back], self._arrived, self._sent)
+
+    def _moved(self, rows: torch.Tensor, sent: list[int], arriving: list[int]) -> torch.Tensor:
+        if self._group is None:
+            return rows
+        moved: torch.Tensor = _Move.apply(  # type: ignore[no-untyped-call]
+            rows, self._group, sent, arriving
+        )
+        return moved
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, group: dist.ProcessGroup, sent: list[int], arriving: list[int]
+    ) -> torch.Tensor:
+        ctx.group, ctx.sent, ctx.arriving = group, sent, arriving
+        return _exchanged(rows, group, sent, arriving)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        # Rows without a gradient travel too: a rank that did not take part would hang its peers.
+        return _exchanged(gradients[0], ctx.group, ctx.arriving, ctx.sent), None, None, None
+
+
+def _exchanged(
+    rows: torch.Tensor, group: dist.ProcessGroup, sent: list[int], arriving: list[int]
+) -> torch.Tensor:
+    found = rows.new_empty(sum(arriving), *rows.shape[1:])
+    dist.all_to_all_single(found, rows.contiguous(), arriving, sent, group=group)
+    return found

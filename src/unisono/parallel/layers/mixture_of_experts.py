@@ -1,0 +1,139 @@
+"""A mixture of experts, whose experts the ranks of `ep` hold."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from unisono.parallel.layers.balance_loss import add_gradient, balance_loss
+from unisono.parallel.layers.divided_linear import SEQUENCE
+from unisono.parallel.layers.expert_exchange import ExpertExchange
+from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part
+from unisono.parallel.parameter_block import cut, mark
+from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import Transformer, nearest_divisor
+
+_BALANCE = 0.01
+
+
+class MixtureOfExperts(nn.Module):
+    """Sends each token to the `top_k` experts of highest score; no token is dropped.
+
+    Shape (batch, sequence, hidden) in and out. Each rank routes tokens of its own: the ranks of
+    `tp` divide the positions here, also without sequence parallelism.
+    """
+
+    def __init__(self, shape: Transformer, *, balance: float = _BALANCE) -> None:
+        """`balance`: the factor of the loss that balances the experts' loads."""
+        super().__init__()
+        self.experts, self.top_k, self.hidden = shape.experts, shape.top_k, shape.hidden
+        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        self.routed = Experts(shape, count=shape.experts, ffn=shape.expert_ffn)
+        shared_ffn = shape.shared_experts * shape.expert_ffn
+        self.shared = Experts(shape, count=1, ffn=shared_ffn) if shared_ffn else None
+        self.balance = balance
+        self.auxiliary_loss = torch.zeros(())
+        self.auxiliary_scale: float | None = None
+        self.rows_moved = 0
+        """Rows sent to other ranks by the exchanges forward since `reset_auxiliary`."""
+        self._mesh: TrainingMesh | None = None
+
+    def divide(self, mesh: TrainingMesh) -> None:
+        """Keeps this rank's experts. Raises `ValueError` if `ep` does not divide their number."""
+        parts = mesh.layout.ep
+        if self.experts % parts:
+            raise ValueError(
+                f"ep must divide the experts: {parts} does not divide {self.experts}; "
+                f"{nearest_divisor(self.experts, parts)} does"
+            )
+        self._mesh = mesh
+        for parameter in self.parameters():
+            mark(parameter, summed_over="stage")
+        if parts > 1:
+            self.routed.keep_own(mesh)
+
+    def reset_auxiliary(self) -> None:
+        self.auxiliary_loss = torch.zeros(())
+        self.rows_moved = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mesh = self._mesh
+        group = mesh.group("tp") if mesh and not mesh.layout.sequence_parallel else None
+        own = keep_part(x, group, dim=SEQUENCE)
+        scores = self.router(own).softmax(-1)
+        weights, chosen = scores.topk(self.top_k)
+        weights = weights / weights.sum(-1, keepdim=True)
+        rows = own.reshape(-1, self.hidden)
+        found = self._routed(rows, weights.flatten(), chosen.flatten())
+        if self.shared is not None:
+            found = found + self.shared(rows, [len(rows)])
+        y = self._with_balance(found.view_as(own), scores, chosen)
+        return gather_copies(y, group, dim=SEQUENCE, length=x.shape[SEQUENCE])
+
+    def _routed(
+        self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the weighted sum of the experts' results for each row."""
+        order = chosen.argsort(stable=True)
+        sources = order // self.top_k
+        counts = torch.bincount(chosen, minlength=self.experts)
+        exchange = ExpertExchange(counts, self._mesh.group("ep") if self._mesh else None)
+        self.rows_moved += exchange.rows_moved
+        arrived = exchange.dispatch(rows[sources])
+        computed = exchange.combine(self.routed(arrived, exchange.counts))
+        weighted = computed * weights[order].unsqueeze(-1)
+        return torch.zeros_like(rows).index_add(0, sources, weighted)
+
+    def _with_balance(
+        self, y: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
+        mesh, length = self._mesh, y.shape[SEQUENCE]
+        if mesh is not None:
+            length = mesh.sequence * mesh.layout.cp
+        groups = [mesh.group(axis) for axis in ("tp", "cp")] if mesh else []
+        loss = balance_loss(scores, chosen, groups=groups, length=length)
+        scale = 1 / len(y) if self.auxiliary_scale is None else self.auxiliary_scale
+        loss = loss * (self.balance * scale)
+        self.auxiliary_loss = self.auxiliary_loss + loss.detach()
+        return add_gradient(y, loss)
+
+
+class Experts(nn.Module):
+    """Several feed-forward networks of equal shape, without biases."""
+
+    def __init__(self, shape: Transformer, *, count: int, ffn: int) -> None:
+        super().__init__()
+        wide, narrow = (count, ffn, shape.hidden), (count, shape.hidden, ffn)
+        self.up = nn.Parameter(torch.empty(wide))
+        self.gate = nn.Parameter(torch.empty(wide)) if shape.gated else None
+        self.down = nn.Parameter(torch.empty(narrow))
+
+    def keep_own(self, mesh: TrainingMesh) -> None:
+        """Keeps this rank's experts."""
+        for name in ("up", "gate", "down"):
+            cut(
+                self,
+                name,
+                dim=0,
+                part=mesh.coordinates["ep"],
+                parts=mesh.layout.ep,
+                summed_over="expert_tokens",
+                held_by="expert_tokens",
+            )
+
+    def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """Applies expert i to the next `counts[i]` rows. An expert without rows gets a gradient
+        of zeros, so that every rank sums the same parameters."""
+        found = [
+            self._network(number, part) for number, part in enumerate(torch.split(rows, counts))
+        ]
+        return torch.cat(found)
+
+    def _network(self, number: int, rows: torch.Tensor) -> torch.Tensor:
+        inner = functional.linear(rows, self.up[number])
+        if self.gate is None:
+            inner = functional.gelu(inner)
+        else:
+            inner = functional.silu(functional.linear(rows, self.gate[number])) * inner
+        return functional.linear(inner, self.down[number])

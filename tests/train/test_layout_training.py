@@ -1,0 +1,64 @@
+"""Runs of `unisono train` with a layout: started ranks, real data, and their figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from unisono.planner import Layout
+from unisono.train import LayoutRun, Stepped, launch_layout
+from unisono.train.layout_settings import SHAPES
+
+pytestmark = pytest.mark.torch
+
+
+def a_run(task: Any, layout: str, **changes: Any) -> LayoutRun:
+    parsed = Layout.parse(layout)
+    run = LayoutRun(
+        task=task,
+        ranks=parsed.devices,
+        layout=parsed,
+        steps=2,
+        batch=4,
+        microbatches=1,
+        learning_rate=1e-2,
+        clip=1.0,
+        seed=3,
+        dtype="float64",
+    )
+    return replace(run, **changes)
+
+
+def train(run: LayoutRun) -> dict[str, Any]:
+    heard: list[object] = []
+    found: dict[str, Any] = launch_layout(run, heard.append)
+    assert [each.loss for each in heard if isinstance(each, Stepped)] == found["losses"]
+    return found
+
+
+def test_experts_train_alike_and_continue_in_another_layout(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoint")
+    alone = train(a_run("moe", "dp=1", steps=4))
+    first = train(a_run("moe", "tp=2,pp=2,ep=2", microbatches=2, save=folder))
+    rest = train(a_run("moe", "dp=2,ep=2,zero=1", load=folder))
+    assert first["losses"] + rest["losses"] == pytest.approx(alone["losses"], rel=1e-12)
+    assert first["grad_norms"] == pytest.approx(alone["grad_norms"][:2], rel=1e-10)
+    assert first["parameters"] == alone["parameters"]
+    assert all(len(ranks) == 4 and max(ranks) > 0 for ranks in first["bytes_sent"].values())
+    assert len(first["peak_bytes"]) == 4
+
+
+def test_what_cannot_be_is_refused_with_what_works() -> None:
+    shape = replace(SHAPES["moe"], experts=7)
+    with pytest.raises(ValueError, match=r"^ep must divide .* 2 does not divide 7; 1 does$"):
+        train(a_run("moe", "dp=2,ep=2", shape=shape))
+    with pytest.raises(ValueError, match="2d is not built yet; 1d works"):
+        a_run("text", "tp=2", tensor="2d")
+    with pytest.raises(ValueError, match="there are 4 ranks; dp = 2 uses 4"):
+        a_run("text", "tp=2", ranks=4)
