@@ -178,6 +178,8 @@ def library_windows(length: int) -> torch.Tensor:
 def _windows(source: bytes, length: int) -> torch.Tensor:
     everything = torch.frombuffer(bytearray(source), dtype=torch.uint8)
     count = (len(source) - 1) // length
+    if count < 1:
+        return torch.empty(0, length + 1, dtype=torch.long)
     return everything[: count * length + 1].unfold(0, length + 1, length).long()
 
 

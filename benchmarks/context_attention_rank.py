@@ -1,0 +1,232 @@
+"""A rank of `context_attention.py`: its calls, their times and their memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from unisono.parallel.context import CONTEXT_KINDS, ContextAttention, zigzag_part
+from unisono.parallel.context.attention_blocks import (
+    AttentionGradient,
+    MergedAttention,
+    block_of_ring,
+)
+from unisono.parallel.context.gathered_attention import whole_attention
+from unisono.parallel.context.ring_exchange import RingExchange
+
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
+WHOLE, EXCHANGE, ATTENTION = "one process", "exchange", "attention"
+_MMAP_THRESHOLD = -3  # of mallopt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The measurements of one length on some ranks."""
+
+    network: str
+    ranks: int
+    length: int
+    seconds: dict[str, tuple[float, ...]]
+    """By contestant: the slowest rank's seconds of a call, one entry per round."""
+    peak_bytes: dict[str, int]
+    """By contestant: the growth of a rank's memory during a call, without its inputs."""
+    kept_bytes: dict[str, int]
+    """The same after forward: the output, and what backward will need."""
+
+    def median_s(self, name: str) -> float:
+        """Returns the median over the rounds."""
+        return median(self.seconds[name])
+
+    @property
+    def hidden(self) -> float | None:
+        """Part of the exchange that the ring's attention hides, by the fastest rounds.
+
+        None if the exchange is too short to tell: less than a tenth of the attention.
+        """
+        exchange_s, attention_s, ring_s = (
+            min(self.seconds[name]) for name in (EXCHANGE, ATTENTION, "ring")
+        )
+        if exchange_s < attention_s / 10:
+            return None
+        return (exchange_s + attention_s - ring_s) / exchange_s
+
+
+class Contestants:
+    """The calls of one length. Each runs forward and backward once."""
+
+    def __init__(self, length: int) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        generator = torch.Generator().manual_seed(0)
+        self.whole = [
+            # as a model's projections lay them out: (batch, sequence, heads, head_dim)
+            torch.randn(1, length, heads, HEAD_DIM, generator=generator).transpose(1, 2)
+            for heads in (HEADS, KV_HEADS, KV_HEADS)
+        ]
+        self.part = zigzag_part(length, self.rank, self.ranks)
+        self.mine = [
+            each.transpose(1, 2)[:, self.part].transpose(1, 2).requires_grad_()
+            for each in self.whole
+        ]
+        group = dist.group.WORLD
+        assert group is not None
+        self.ring = RingExchange(group)
+        self.attentions = {kind: ContextAttention(kind, group) for kind in CONTEXT_KINDS}
+        self.calls: dict[str, Callable[[], object]] = {
+            **{name: partial(self.attend, name) for name in (WHOLE, *CONTEXT_KINDS)},
+            EXCHANGE: self.exchange_alone,
+            ATTENTION: self.attend_alone,
+        }
+
+    def wrong(self) -> int:
+        """Returns the kinds whose output differs from one process, of all ranks."""
+        with torch.no_grad():
+            query, key, value = self.whole
+            want = whole_attention(query, key, value, is_causal=True)[:, :, self.part]
+            query, key, value = self.mine
+            found = [attention(query, key, value) for attention in self.attentions.values()]
+        return int(summed(sum(not torch.allclose(each, want, atol=1e-5) for each in found)))
+
+    def forward(self, name: str) -> torch.Tensor | None:
+        """Returns the output of a kind, or of one process; None on ranks that only wait."""
+        if name == WHOLE:
+            query, key, value = (each.requires_grad_() for each in self.whole)
+            return whole_attention(query, key, value, is_causal=True) if self.rank == 0 else None
+        query, key, value = self.mine
+        return self.attentions[name](query, key, value)
+
+    def attend(self, name: str) -> None:
+        """Runs a kind, or one process, forward and backward."""
+        out = self.forward(name)
+        if out is not None:
+            inputs = self.whole if name == WHOLE else self.mine
+            torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+    def exchange_alone(self) -> None:
+        """Sends the ring's messages: keys and values twice, their gradients once."""
+        own = tuple(each.detach().transpose(1, 2) for each in self.mine[1:])
+        for _ in self.ring.visit(own):
+            pass
+        sums, spare, arriving = own, None, None
+        for _ in self.ring.visit(own):
+            if arriving is not None:
+                sums, spare = arriving.wait(), None if sums is own else sums
+            arriving = self.ring.start(sums, spare)
+        assert arriving is not None
+        arriving.wait()
+
+    @torch.no_grad()
+    def attend_alone(self) -> None:
+        """Computes the ring's blocks, with this rank's own keys and values in place of others'."""
+        query, *own = (each.detach() for each in self.mine)
+        keys = tuple(own)
+        length = query.shape[2]
+        blocks = [
+            block_of_ring(self.rank, (self.rank - step) % self.ranks, length, is_causal=True)
+            for step in range(self.ranks)
+        ]
+        merged = MergedAttention(query)
+        for block in blocks:
+            merged.add(keys, block)
+        ones = torch.ones_like(query)
+        gradient = AttentionGradient(ones, query, merged.out, merged.logsumexp)
+        sums = [torch.zeros_like(each) for each in keys]
+        for block in blocks:
+            for total, each in zip(sums, gradient.add(keys, block), strict=True):
+                total[:, :, block.keys] += each
+
+
+def summed(value: float, op: Any = dist.ReduceOp.SUM) -> float:
+    """Returns the sum (or another reduction) of the ranks' values."""
+    total = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(total, op)
+    return float(total)
+
+
+def call_s(call: Callable[[], object]) -> float:
+    """Returns the slowest rank's seconds of a call."""
+    dist.barrier()
+    start_s = time.perf_counter()
+    call()
+    return summed(time.perf_counter() - start_s, dist.ReduceOp.MAX)
+
+
+def memory_bytes(call: Callable[[], object], field: str = "VmHWM") -> int:
+    """Returns the growth of the resident memory by a call, the maximum of all ranks.
+
+    The call's result still lives. `field`: the maximum (`VmHWM`) or the end (`VmRSS`).
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    dist.barrier()
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = _resident_bytes("VmRSS")
+    result = call()
+    growth = _resident_bytes(field) - before
+    del result
+    return int(summed(growth, dist.ReduceOp.MAX))
+
+
+def _resident_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    raise LookupError(f"/proc/self/status has no {field}")
+
+
+def measure(network: str, length: int, most_rounds: int, length_s: float) -> Row:
+    """Measures all contestants of a length, until `length_s` have passed or all rounds."""
+    contestants = Contestants(length)
+    if wrong := contestants.wrong():
+        raise RuntimeError(f"{wrong} outputs of {length} positions differ from one process")
+    names = list(contestants.calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    start_s = time.monotonic()
+    for round_ in range(most_rounds):
+        for place in range(len(names)):
+            name = names[(place + round_) % len(names)]
+            seconds[name].append(call_s(contestants.calls[name]))
+        if summed(time.monotonic() - start_s, dist.ReduceOp.MAX) > length_s:
+            break
+    return Row(
+        network=network,
+        ranks=contestants.ranks,
+        length=length,
+        seconds={name: tuple(each) for name, each in seconds.items()},
+        peak_bytes={
+            name: memory_bytes(contestants.calls[name]) for name in (WHOLE, *CONTEXT_KINDS)
+        },
+        kept_bytes={
+            name: memory_bytes(partial(contestants.forward, name), "VmRSS")
+            for name in (WHOLE, *CONTEXT_KINDS)
+        },
+    )
+
+
+def main(task: dict[str, Any]) -> None:
+    """Measures all lengths of a task; rank 0 writes the rows."""
+    torch.set_num_threads(1)
+    # Arrays return to the system when they are freed: resident memory then is that of live arrays.
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
+    dist.init_process_group("unisono")
+    limits = (task["rounds"], task["length_s"])
+    rows = [measure(task["network"], length, *limits) for length in task["lengths"]]
+    if dist.get_rank() == 0:
+        Path(task["path"]).write_text(json.dumps([asdict(row) for row in rows]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
