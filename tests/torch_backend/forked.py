@@ -10,6 +10,8 @@ import importlib.util
 import multiprocessing
 import os
 import sys
+import time
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +40,18 @@ def start(
         process = _context.Process(target=_rank, args=(file, function, words, log, here))
         process.start()
     return process
+
+
+def kill_last(processes: Sequence[BaseProcess], *, alive_s: float = 0.0) -> float:
+    """Kills the last process, `alive_s` from now, and joins all. Returns the time of the kill."""
+    time.sleep(alive_s)
+    processes[-1].kill()
+    killed = time.time()
+    for process in processes:
+        process.join(30)
+        process.kill()
+        process.join()
+    return killed
 
 
 def load(file: str) -> ModuleType:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from time_limits import limit_s
-from torch_backend.forked import start
+from torch_backend.forked import kill_last, start
 from unisono.errors import MismatchError, PeerLostError
 from unisono.parallel import CounterRandom
 from unisono.parallel.context import CONTEXT_KINDS, ContextAttention, zigzag_part
@@ -335,12 +335,7 @@ def test_killed_rank_is_named(kind, tmp_path):
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("ready*"))) < ranks and time.monotonic() < deadline:
         time.sleep(0.01)
-    processes[-1].kill()
-    killed = time.time()
-    for process in processes:
-        process.join(30)
-        process.kill()
-        process.join()
+    killed = kill_last(processes)
     for rank in range(ranks - 1):
         name, text, ended = json.loads((tmp_path / f"{rank}.json").read_text())
         assert name == PeerLostError.__name__

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from time_limits import limit_s
-from torch_backend.forked import start
+from torch_backend.forked import kill_last, start
 from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, PeerLostError
 
 pytestmark = pytest.mark.torch
@@ -206,13 +206,7 @@ def kill_last_rank(function: str, ranks: int, folder: Path) -> tuple[float, dict
     deadline = time.monotonic() + 60
     while not (folder / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.5)
-    processes[-1].kill()
-    killed = time.time()
-    for process in processes:
-        process.join(30)
-        process.kill()
-        process.join()
+    killed = kill_last(processes, alive_s=0.5)
     paths = {rank: folder / f"{rank}.json" for rank in range(ranks)}
     return killed, {r: json.loads(path.read_text()) for r, path in paths.items() if path.exists()}
 

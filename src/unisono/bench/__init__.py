@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from unisono.bench.journal import Journal
     from unisono.bench.lab import Lab
     from unisono.bench.machine_facts import describe_machine
-    from unisono.bench.plot import require_plotting, save_plot
+    from unisono.bench.plot import save_plot
     from unisono.bench.predict import read_models, with_predictions
     from unisono.bench.prove import judge, render_verdicts, run_proved
     from unisono.bench.report import render_report
@@ -37,7 +37,7 @@ __getattr__ = lazy_names(
         "unisono.bench.journal": ["Journal"],
         "unisono.bench.lab": ["Lab"],
         "unisono.bench.machine_facts": ["describe_machine"],
-        "unisono.bench.plot": ["require_plotting", "save_plot"],
+        "unisono.bench.plot": ["save_plot"],
         "unisono.bench.predict": ["read_models", "with_predictions"],
         "unisono.bench.prove": ["judge", "render_verdicts", "run_proved"],
         "unisono.bench.report": ["render_report"],
@@ -70,7 +70,6 @@ __all__ = [
     "render_checks",
     "render_report",
     "render_verdicts",
-    "require_plotting",
     "run_benchmark",
     "run_checks",
     "run_proved",

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 from unisono.bench.contestants import LIMITS
 from unisono.bench.results import Row, RunReport
 from unisono.bench.sizes import format_size
-from unisono.errors import UnsupportedError
-
-
-def require_plotting() -> None:
-    """Raises UnsupportedError without matplotlib; call it before a run."""
-    if util.find_spec("matplotlib") is None:
-        raise UnsupportedError("--plot needs matplotlib: pip install 'unisono[plot]'")
+from unisono.figures import new_figure
 
 
 def save_plot(report: RunReport, path: Path) -> None:
     """Writes a PNG with one row of panels per operation. Raises UnsupportedError without
     matplotlib."""
-    require_plotting()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     operations = list(dict.fromkeys(row.case.op for row in report.rows))
-    figure = Figure(figsize=(11, 4.2 * len(operations)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 4.2 * len(operations))
     panels = figure.subplots(len(operations), 2, squeeze=False)
     for op, (time_panel, rate_panel) in zip(operations, panels, strict=True):
         rows = [row for row in report.rows if row.case.op == op and row.case.size_bytes]

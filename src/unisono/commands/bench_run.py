@@ -20,13 +20,13 @@ from unisono.bench import (
     parse_sizes,
     read_models,
     render_report,
-    require_plotting,
     run_benchmark,
     save_plot,
     with_predictions,
 )
 from unisono.commands.bench_options import BenchOptions
 from unisono.commands.outputs import progress, result_console, write_json
+from unisono.figures import require_plotting
 from unisono.simulator import LinkModel
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, expm1, sqrt
 
+from unisono.planner.positive_values import require_positive
 from unisono.planner.prediction import Prediction
 
 FAILURES_PER_DEVICE_HOUR = 419 / (54 * 24 * 16384)
@@ -60,12 +61,7 @@ def checkpoint_plan(
     """
     cluster = prediction.cluster
     rate = cluster.hosts * STORAGE_BPS_PER_HOST if storage_Bps is None else storage_Bps
-    for name, value in {
-        "failures_per_device_hour": failures_per_device_hour,
-        "storage_Bps": rate,
-    }.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, not {value}")
+    require_positive({"failures_per_device_hour": failures_per_device_hour, "storage_Bps": rate})
     nbytes = _CHECKPOINT_BYTES * prediction.model.parameters
     checkpoint_s = nbytes / rate
     failure_s = 3600 / (failures_per_device_hour * cluster.devices)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unisono.planner.devices import Device, device_from, device_named
+from unisono.planner.positive_values import require_positive
 from unisono.text_files import reading
 
 if TYPE_CHECKING:
@@ -53,10 +54,8 @@ class Cluster:
             object.__setattr__(self, "per_host", min(kind.per_host, self.devices))
         if self.domain < 1:
             raise ValueError(f"per_host must be at least 1, not {self.per_host}")
-        for name in ("link_Bps", "network_Bps", "oversubscription"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, not {value}")
+        rates = {n: getattr(self, n) for n in ("link_Bps", "network_Bps", "oversubscription")}
+        require_positive({name: rate for name, rate in rates.items() if rate is not None})
         if self.topology is not None and self.topology.num_ranks != self.devices:
             raise ValueError(
                 f"the topology has {self.topology.num_ranks} ranks, but the cluster has "
@@ -109,6 +108,11 @@ class Cluster:
         """
         with reading(Path(path)) as text:
             return cls.from_document(json.loads(text))
+
+    @classmethod
+    def read(cls, text: str) -> Cluster:
+        """Returns the cluster of a text of the command line: a name of a .json file, or `parse`."""
+        return cls.load(text) if text.endswith(".json") else cls.parse(text)
 
     @classmethod
     def from_document(cls, document: Any) -> Cluster:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import util
 from pathlib import Path
 
-from unisono.errors import UnsupportedError
+from unisono.figures import new_figure
 from unisono.planner.prediction import Prediction
 
 
 def save_front_plot(front: Sequence[Prediction], path: str | Path, *, title: str = "") -> None:
     """Writes the front as a PNG or SVG. Raises UnsupportedError without matplotlib."""
-    if util.find_spec("matplotlib") is None:
-        raise UnsupportedError("--plot needs matplotlib: pip install 'unisono[plot]'")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7, 4.5)
     axes = figure.subplots()
     devices = [each.layout.devices for each in front]
     free = [100 * (1 - each.memory_bytes / each.capacity_bytes) for each in front]

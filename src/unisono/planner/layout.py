@@ -97,6 +97,11 @@ class Layout:
             return cls.from_document(json.loads(text))
 
     @classmethod
+    def read(cls, text: str) -> Layout:
+        """Returns the layout of a text of the command line: a name of a .json file, or `parse`."""
+        return cls.load(text) if text.endswith(".json") else cls.parse(text)
+
+    @classmethod
     def from_document(cls, document: Any) -> Layout:
         """Returns the layout of a JSON object. Raises ValueError for unknown fields."""
         if not isinstance(document, dict):

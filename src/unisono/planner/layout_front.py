@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.planner.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.device_cluster import Cluster
-from unisono.planner.layout_options import LayoutOption, layout_options, tensor_pipeline_sizes
+from unisono.planner.layout_options import (
+    LayoutOption,
+    OptionRequest,
+    layout_options,
+    tensor_pipeline_sizes,
+)
 from unisono.planner.layout_search import smaller_clusters
 from unisono.planner.prediction import Prediction, prediction_of
 from unisono.planner.run_calibration import Calibration
-from unisono.planner.run_choices import RunModel
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import Workload
 
@@ -28,17 +32,6 @@ class _Point(NamedTuple):
     step_s: float
     option: LayoutOption
     kinds: dict[str, float]
-
-
-class _Request(NamedTuple):
-    model: Transformer
-    job: Workload
-    schedules: tuple[str, ...]
-    constants: CalibratedConstants
-    calibration: Calibration | None
-
-    def run(self, cluster: Cluster) -> RunModel:
-        return RunModel(self.model, cluster, self.job, self.constants, self.calibration)
 
 
 def pareto_front(
@@ -71,8 +64,13 @@ def pareto_front(
     >>> front[0].layout.devices < front[-1].layout.devices
     True
     """
-    chosen = constants or default_constants()
-    request = _Request(model, job, tuple(schedules), chosen, calibration)
+    request = OptionRequest(
+        model=model,
+        job=job,
+        schedules=tuple(schedules),
+        constants=constants or default_constants(),
+        calibration=calibration,
+    )
     clusters = {each.devices: each for each in smaller_clusters(cluster)}
     one = partial(_front_of, request, tolerance)
     fronts = (map if executor is None else executor.map)(one, clusters.values())
@@ -93,7 +91,7 @@ def pareto_front(
     )
 
 
-def _front_of(request: _Request, tolerance: float, cluster: Cluster) -> list[_Point]:
+def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> list[_Point]:
     """Returns the front of one number of devices, least memory first."""
     run = request.run(cluster)
     sizes = tensor_pipeline_sizes(request.model, cluster)

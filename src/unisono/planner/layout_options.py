@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
+from unisono.planner.calibrated_constants import CalibratedConstants
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout import Layout
+from unisono.planner.run_calibration import Calibration
 from unisono.planner.run_choices import RunModel
 from unisono.planner.transformer import Transformer
+from unisono.planner.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionRequest:
+    """The training whose combinations are wanted. An executor's workers receive it."""
+
+    model: Transformer
+    job: Workload
+    schedules: tuple[str, ...]
+    constants: CalibratedConstants
+    calibration: Calibration | None
+
+    def run(self, cluster: Cluster) -> RunModel:
+        """Returns the times and memory on a cluster."""
+        return RunModel(self.model, cluster, self.job, self.constants, self.calibration)
 
 
 class OpenLayout:

@@ -13,7 +13,12 @@ from unisono.planner.calibrated_constants import CalibratedConstants, default_co
 from unisono.planner.candidate_reasons import reason_of_loss
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout_candidates import Candidate, Candidates, SearchCounts
-from unisono.planner.layout_options import LayoutOption, layout_options, tensor_pipeline_sizes
+from unisono.planner.layout_options import (
+    LayoutOption,
+    OptionRequest,
+    layout_options,
+    tensor_pipeline_sizes,
+)
 from unisono.planner.prediction import prediction_of
 from unisono.planner.run_calibration import Calibration
 from unisono.planner.run_choices import RunModel
@@ -24,8 +29,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 OBJECTIVES = ("time", "cost", "devices", "memory")
-"""What a search minimises: seconds of a step; device seconds of a step; devices, then time; bytes
-of the fullest device, then time."""
+"""Objectives of a search, which it minimises: seconds of a step; device seconds of a step; devices,
+then time; bytes of the fullest device, then time."""
 
 
 class FoundLayout(NamedTuple):
@@ -48,21 +53,12 @@ class _Found(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchRequest:
-    """What a search looks for. An executor's workers receive it."""
+class SearchRequest(OptionRequest):
+    """The training, the objective and the limits of a search."""
 
-    model: Transformer
-    job: Workload
-    constants: CalibratedConstants
-    calibration: Calibration | None
-    schedules: tuple[str, ...]
     keep: int
     objective: str
     longest_s: float
-
-    def run(self, cluster: Cluster) -> RunModel:
-        """Returns the times and memory on a cluster."""
-        return RunModel(self.model, cluster, self.job, self.constants, self.calibration)
 
 
 def search(

@@ -12,6 +12,7 @@ from unisono.planner.device_cluster import Cluster
 from unisono.planner.ground_truth import MeasuredRun, run_of_row
 from unisono.planner.layout import Layout
 from unisono.planner.model_presets import load_model
+from unisono.planner.positive_values import require_positive
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import Workload
 
@@ -72,8 +73,7 @@ def _run(entry: Mapping[str, Any], number: int) -> MeasuredRun:
     if missing:
         raise ValueError(f"lacks {' and '.join(missing)}")
     measured_s = float(entry["step_s"])
-    if not measured_s > 0:
-        raise ValueError(f"step_s must be positive, not {measured_s}")
+    require_positive({"step_s": measured_s})
     model, job = _model(entry["model"]), Workload(**values)
     cluster, layout = _cluster(entry["cluster"]), _layout(entry["layout"])
     name = f"{entry['model'] if isinstance(entry['model'], str) else 'model'} {layout.text()}"
@@ -97,10 +97,10 @@ def _model(value: Any) -> Transformer:
 def _cluster(value: Any) -> Cluster:
     if isinstance(value, Mapping):
         return Cluster.from_document(dict(value))
-    return Cluster.load(value) if str(value).endswith(".json") else Cluster.parse(str(value))
+    return Cluster.read(str(value))
 
 
 def _layout(value: Any) -> Layout:
     if isinstance(value, Mapping):
         return Layout.from_document(dict(value))
-    return Layout.load(value) if str(value).endswith(".json") else Layout.parse(str(value))
+    return Layout.read(str(value))

@@ -57,7 +57,7 @@ class LinkRate:
 
 
 class RunEffect(NamedTuple):
-    """What a calibration does to a prediction."""
+    """The effect of a calibration on a prediction."""
 
     runs: int
     """Own runs of this machine and software."""

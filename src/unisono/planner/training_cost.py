@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from unisono.planner.positive_values import require_positive
 from unisono.planner.prediction import Prediction
 
 
@@ -57,10 +58,7 @@ def training_run(
     >>> run.steps, 20 < run.days < 40, run.cost == 2 * run.device_hours
     (95368, True, True)
     """
-    positive = {"tokens": tokens, "overhead": overhead, "goodput": goodput}
-    for name, value in positive.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, not {value}")
+    require_positive({"tokens": tokens, "overhead": overhead, "goodput": goodput})
     if goodput > 1:
         raise ValueError(f"goodput is a share of at most 1, not {goodput}")
     device, devices = prediction.cluster.kind, prediction.cluster.devices
@@ -96,7 +94,5 @@ def training_seconds(
     25.4
     """
     values = {"samples": samples, "work": work, "rate": rate, "devices": devices}
-    for name, value in {**values, "efficiency": efficiency}.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, not {value}")
+    require_positive({**values, "efficiency": efficiency})
     return samples * work / (rate * devices * efficiency)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import util
 from pathlib import Path
 
-from unisono.errors import UnsupportedError
+from unisono.figures import new_figure
 from unisono.planner.ground_truth import measured_runs
 from unisono.planner.validation import fold_constants, predict_run
 
@@ -16,14 +15,8 @@ def save_validation_plot(path: str | Path) -> None:
     Predictions are held out: their constants were fitted to all other families. Raises
     UnsupportedError without matplotlib.
     """
-    if util.find_spec("matplotlib") is None:
-        raise UnsupportedError("--plot needs matplotlib: pip install 'unisono[plot]'")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    figure = new_figure(11, 5)
     folds, runs = fold_constants(), measured_runs()
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    FigureCanvasAgg(figure)
     times, errors = figure.subplots(1, 2)
     for family in dict.fromkeys(run.family for run in runs):
         members = [run for run in runs if run.family == family]

@@ -20,7 +20,7 @@ _TOLERANCE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOutput:
-    """What the command prints, writes to files, and writes as JSON."""
+    """The output of the command: printed, written to files, and written as JSON."""
 
     parts: list[Any]
     """Tables and texts."""

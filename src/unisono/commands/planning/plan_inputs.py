@@ -33,7 +33,7 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
             precision=options.precision,
             recompute=options.recompute,
         ),
-        layout=None if options.layout is None else _layout(options.layout),
+        layout=None if options.layout is None else Layout.read(options.layout),
         calibration=None if options.calibration is None else Calibration.load(options.calibration),
         title=f"{options.model} on {options.cluster}, batch {options.batch} x {options.seq}",
     )
@@ -41,13 +41,9 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
 
 def read_cluster(text: str, topology: str | None) -> Cluster:
     """Reads a cluster. Raises ValueError."""
-    found = Cluster.load(text) if text.endswith(".json") else Cluster.parse(text)
+    found = Cluster.read(text)
     if topology is None:
         return found
     from unisono.topology import load
 
     return replace(found, topology=load(topology))
-
-
-def _layout(text: str) -> Layout:
-    return Layout.load(text) if text.endswith(".json") else Layout.parse(text)

@@ -45,21 +45,26 @@ class ExpertExchange:
 
     def dispatch(self, rows: torch.Tensor) -> torch.Tensor:
         """Takes rows sorted by expert; returns the rows of this rank's experts, sorted too."""
-        return self._moved(rows, self._sent, self._arrived)[self._by_expert]
+        if self._group is None:
+            return rows
+        return _moved(rows, self._group, self._sent, self._arrived)[self._by_expert]
 
     def combine(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns the experts' results to the ranks and into the order of `dispatch`'s argument."""
-        back = torch.empty_like(self._by_expert)
-        back[self._by_expert] = torch.arange(len(back))
-        return self._moved(rows[back], self._arrived, self._sent)
-
-    def _moved(self, rows: torch.Tensor, sent: list[int], arriving: list[int]) -> torch.Tensor:
         if self._group is None:
             return rows
-        moved: torch.Tensor = _Move.apply(  # type: ignore[no-untyped-call]
-            rows, self._group, sent, arriving
-        )
-        return moved
+        back = torch.empty_like(self._by_expert)
+        back[self._by_expert] = torch.arange(len(back))
+        return _moved(rows[back], self._group, self._arrived, self._sent)
+
+
+def _moved(
+    rows: torch.Tensor, group: dist.ProcessGroup, sent: list[int], arriving: list[int]
+) -> torch.Tensor:
+    found: torch.Tensor = _Move.apply(  # type: ignore[no-untyped-call]
+        rows, group, sent, arriving
+    )
+    return found
 
 
 class _Move(torch.autograd.Function):

@@ -42,8 +42,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self._region.enter(x)
-        if self.gate is None:
-            inner = functional.gelu(self.up(x))
-        else:
-            inner = functional.silu(self.gate(x)) * self.up(x)
+        inner = activate(self.up(x), None if self.gate is None else self.gate(x))
         return row_linear(self.down, inner, self._region)
+
+
+def activate(up: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """Returns GELU(up), or SiLU(gate) up if there is a gate."""
+    return functional.gelu(up) if gate is None else functional.silu(gate) * up

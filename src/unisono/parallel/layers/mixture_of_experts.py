@@ -9,6 +9,7 @@ from torch.nn import functional
 from unisono.parallel.layers.balance_loss import add_gradient, balance_loss
 from unisono.parallel.layers.divided_linear import SEQUENCE
 from unisono.parallel.layers.expert_exchange import ExpertExchange
+from unisono.parallel.layers.feed_forward import activate
 from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part
 from unisono.parallel.parameter_block import cut, mark
 from unisono.parallel.training_mesh import TrainingMesh
@@ -50,7 +51,7 @@ class MixtureOfExperts(nn.Module):
         self._mesh = mesh
         for parameter in self.parameters():
             mark(parameter, summed_over="stage")
-        if parts > 1:
+        if parts > 1:  # else the experts are dense parameters, which ZeRO-2 and ZeRO-3 can divide
             self.routed.keep_own(mesh)
 
     def reset_auxiliary(self) -> None:
@@ -131,9 +132,6 @@ class Experts(nn.Module):
         return torch.cat(found)
 
     def _network(self, number: int, rows: torch.Tensor) -> torch.Tensor:
-        inner = functional.linear(rows, self.up[number])
-        if self.gate is None:
-            inner = functional.gelu(inner)
-        else:
-            inner = functional.silu(functional.linear(rows, self.gate[number])) * inner
+        gate = None if self.gate is None else functional.linear(rows, self.gate[number])
+        inner = activate(functional.linear(rows, self.up[number]), gate)
         return functional.linear(inner, self.down[number])

@@ -1,0 +1,28 @@
+"""Figures of matplotlib, which is optional, without a window."""
+
+from __future__ import annotations
+
+from importlib import util
+from typing import TYPE_CHECKING
+
+from unisono.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def require_plotting() -> None:
+    """Raises UnsupportedError without matplotlib; call it before a run."""
+    if util.find_spec("matplotlib") is None:
+        raise UnsupportedError("--plot needs matplotlib: pip install 'unisono[plot]'")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Returns an empty figure, in inches. Raises UnsupportedError without matplotlib."""
+    require_plotting()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

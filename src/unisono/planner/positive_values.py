@@ -1,0 +1,17 @@
+"""The check of numbers that must be positive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def require_positive(values: Mapping[str, float]) -> None:
+    """Raises ValueError with the name of the first value that is not positive.
+
+    >>> require_positive({"tokens": 1e9, "price": 0.0})
+    Traceback (most recent call last):
+    ValueError: price must be positive, not 0.0
+    """
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, not {value}")
