@@ -1,7 +1,8 @@
 """Measures the cost of a call for its caller: an asynchronous send or receive of 8 bytes.
 
 The interfaces are the native one, torch's process group, which is all that a backend controls, and
-`torch.distributed`, which adds checks and wrappers.
+`torch.distributed`, which adds checks and wrappers. Torch's backend "fake" does nothing: its calls
+take the time that torch itself needs, which no backend can remove.
 
 The receiver starts only after all messages of a burst have arrived, so neither end ever waits.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import unisono
 
@@ -32,7 +34,11 @@ def measure(*, rounds: int) -> dict[str, Any]:
         for api in sent
         for call, (times_s, right) in (("send", sent[api]), ("receive", received[api]))
     ]
-    return {"burst": BURST, "rows": rows}
+    floor = [
+        {"api": api, "call": call, "times_s": times_s}
+        for (api, call), times_s in unisono.run(_fake_rank, ranks=1, args=(rounds,))[0].items()
+    ]
+    return {"burst": BURST, "rows": rows, "floor": floor}
 
 
 # ---- a rank
@@ -91,3 +97,31 @@ def _bursts(
             times_s.append(took_s)
         right &= all(bool((memory == number).all()) for number, memory in enumerate(memories))
     return times_s, right
+
+
+def _fake_rank(rounds: int) -> dict[tuple[str, str], list[float]]:
+    """Returns by interface and call the time per call of a backend that does nothing."""
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    group: Any = dist.group.WORLD
+    calls: dict[tuple[str, str], Call] = {
+        ("torch's group", "send"): lambda x: group.send([x], 1, 0),
+        ("torch's group", "receive"): lambda x: group.recv([x], 1, 0),
+        ("torch", "send"): lambda x: dist.isend(x, 1),
+        ("torch", "receive"): lambda x: dist.irecv(x, 1),
+        ("torch, blocking", "send and receive"): lambda x: (dist.send(x, 1), dist.recv(x, 1)),
+    }
+    found = {name: _fake_bursts(call, rounds) for name, call in calls.items()}
+    dist.destroy_process_group()
+    return found
+
+
+def _fake_bursts(call: Call, rounds: int) -> list[float]:
+    tensors = [torch.full((ELEMENTS,), number, dtype=torch.int32) for number in range(BURST)]
+    times_s = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        works = [call(tensor) for tensor in tensors]
+        times_s.append((time.perf_counter() - began) / BURST)
+        del works
+    return times_s[1:]

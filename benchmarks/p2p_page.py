@@ -227,6 +227,16 @@ def _calls_table(document: Document) -> Iterator[str]:
     yield from _head(["interface", "call", "time, us", "wrong"])
     for row in document["rows"]:
         yield _line([row["api"], row["call"], _us(median(row["times_s"])), str(row["wrong"])])
+    for row in document.get("floor", []):
+        api = f'{row["api"]}, backend "fake"'
+        yield _line([api, row["call"], _us(median(row["times_s"])), "-"])
+    if "floor" in document:
+        yield from ("", _FLOOR)
+
+
+_FLOOR = """\
+The backend "fake" of torch does nothing: its rows are torch's own time, which no backend can
+remove. Half a round trip through torch needs a blocking send and a blocking receive."""
 
 
 def _memory_table(document: Document) -> Iterator[str]:
