@@ -83,13 +83,15 @@ def train_alone(
     return losses, norms
 
 
-def compare_transformer(text: str, *, microbatches: int = 1, **changes: Any) -> ParallelRun:
+def compare_transformer(
+    text: str, *, microbatches: int = 1, samples: int = 8, **changes: Any
+) -> ParallelRun:
     """Trains a decoder with a layout, and fails if anything differs from one process.
 
     Compares losses, norms, weights, and the bytes of the last step with their closed forms.
     """
     shape = small_shape(**changes)
-    batches = token_batches(shape)
+    batches = token_batches(shape, samples=samples)
     return compare_model(
         text,
         lambda: TransformerModel(shape, seed=1),

@@ -20,7 +20,14 @@ pytestmark = pytest.mark.torch
 RANKS = 4
 BACKENDS = ("unisono",)
 # Each is read by the next two.
-LAYOUTS = ("dp=4,zero=1", "dp=4,zero=3", "dp=2,tp=2,zero=3", "tp=2,pp=2", "dp=2,pp=2,zero=1")
+LAYOUTS = (
+    "dp=4,zero=1",
+    "dp=4,zero=3",
+    "dp=2,tp=2,zero=3",
+    "tp=2,pp=2",
+    "dp=2,pp=2,zero=1",
+    "tp=4,tensor=2d",
+)
 
 
 def test_layout_checkpoint(outcome):

@@ -49,3 +49,10 @@ def own_experts(world):
     compare_transformer("dp=2,tp=2,ep=4,zero=1", **expert_shape())
     compare_transformer("dp=4,ep=2,dp_replicate=2", **expert_shape())
     compare_transformer("dp=2,pp=2,ep=2", microbatches=4, **expert_shape(layers=4))
+
+
+def own_plane(world):
+    compare_transformer("tp=4,tensor=2d", microbatches=2)  # a tie, and a vocabulary of 6 and 5
+    compare_transformer("tp=4,tensor=2d", gated=True, kv_heads=2, tied=False, ffn=26)
+    with pytest.raises(ValueError, match=r"depth x rows = 1 x 1 x 1 x 2 = 2, got 7; 8 works"):
+        compare_transformer("tp=4,tensor=2d", samples=7)

@@ -58,7 +58,9 @@ def test_what_cannot_be_is_refused_with_what_works() -> None:
     shape = replace(SHAPES["moe"], experts=7)
     with pytest.raises(ValueError, match=r"^ep must divide .* 2 does not divide 7; 1 does$"):
         train(a_run("moe", "dp=2,ep=2", shape=shape))
-    with pytest.raises(ValueError, match="2d is not built yet; 1d works"):
-        a_run("text", "tp=2", tensor="2d")
+    with pytest.raises(
+        ValueError, match=r"tensor = 2d needs the modules of TransformerModel; .* 1d"
+    ):
+        train(a_run("digits", "tp=4,tensor=2d"))
     with pytest.raises(ValueError, match="there are 4 ranks; dp = 2 uses 4"):
         a_run("text", "tp=2", ranks=4)

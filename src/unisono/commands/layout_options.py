@@ -49,8 +49,11 @@ class LayoutOptions:
     ] = 16
     dtype: Annotated[Literal["float32", "float64"], typer.Option(help="Element type.")] = "float32"
     tensor: Annotated[
-        Literal["1d", "2d", "2.5d", "3d"], typer.Option(help="Kind of tensor parallelism.")
-    ] = "1d"
+        Literal["1d", "2d", "2.5d", "3d"] | None,
+        typer.Option(
+            help="Kind of tensor parallelism: over a line of tp ranks, planes of q x q, or a cube."
+        ),
+    ] = None
     exchange: Annotated[
         Literal["ring", "ulysses", "allgather"],
         typer.Option("--context", help="How ranks of cp exchange keys and values."),
@@ -76,7 +79,12 @@ class LayoutOptions:
                 layout = Layout.load(self.layout)
             zero = layout.zero if self.zero is None else self.zero
             schedule = self.schedule or layout.schedule
-            return replace(layout, zero=zero, schedule=_SCHEDULE_NAMES.get(schedule, schedule))
+            return replace(
+                layout,
+                zero=zero,
+                schedule=_SCHEDULE_NAMES.get(schedule, schedule),
+                tensor=self.tensor or layout.tensor,
+            )
         except (ValueError, OSError) as error:
             raise typer.BadParameter(f"--layout: {error}") from error
 

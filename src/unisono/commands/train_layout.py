@@ -50,7 +50,6 @@ def train_one_layout(
             clip=options.clip,
             seed=options.seed,
             dtype=options.dtype,
-            tensor=options.tensor,
             context=options.exchange,
             save=str(options.save.resolve()) if options.save else None,
             load=str(options.load.resolve()) if options.load else None,

@@ -15,33 +15,43 @@ from numpy.typing import NDArray
 
 from unisono.planner import Layout, nearest_divisor
 
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""The axes of the ranks, the slowest first."""
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp_depth", "tp_row", "tp_column")
+"""The axes of the ranks, the slowest first. The last three are the grid of `tp`: a line of columns,
+unless `Layout.tensor` says otherwise."""
 EXPERT_AXES = ("pp", "dp_replicate", "edp", "ep")
 """The axes of the same ranks for experts: `ep` ranks hold different experts; `edp` ranks hold the
 same ones, and see different tokens."""
+_TOKENS = ("dp_replicate", "dp_shard", "cp")
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "pp": ("pp",),
-        "tp": ("tp",),
+        "tp": ("tp_depth", "tp_row", "tp_column"),
         "cp": ("cp",),
         "dp": ("dp_replicate", "dp_shard"),
         "ep": ("ep",),
         "dp_replicate": ("dp_replicate",),
         "dp_shard": ("dp_shard",),
         "shard": ("dp_shard", "cp"),
-        "tokens": ("dp_replicate", "dp_shard", "cp"),
+        "tokens": _TOKENS,
         "world": AXES,
         "expert_tokens": ("dp_replicate", "edp"),
         "expert_shard": ("edp",),
-        "stage": ("dp_replicate", "dp_shard", "cp", "tp"),
+        "stage": AXES[1:],
+        "tp_depth": ("tp_depth",),
+        "tp_row": ("tp_row",),
+        "tp_column": ("tp_column",),
+        "depth_tokens": (*_TOKENS, "tp_depth"),
+        "row_tokens": (*_TOKENS, "tp_depth", "tp_row"),
+        "column_tokens": (*_TOKENS, "tp_depth", "tp_column"),
     }
 )
 """The groups of ranks that strategies use, and the axes along which the ranks of one differ.
 
 `shard`, `expert_shard`: the ranks over which ZeRO divides. `tokens`: the ranks that see different
 tokens, so that sum gradients of dense parameters. `expert_tokens`: the ranks that sum gradients of
-an expert. `stage`: the ranks of a pipeline stage."""
+an expert. `stage`: the ranks of a pipeline stage. `depth_tokens`, `row_tokens`, `column_tokens`:
+the ranks that see different tokens where tensor parallelism also divides samples, over the depth of
+its grid, its depth and rows, or its depth and columns."""
 
 
 class RankGrid:
@@ -70,7 +80,7 @@ class RankGrid:
                 "dp_replicate": layout.dp_replicate,
                 "dp_shard": shards,
                 "cp": layout.cp,
-                "tp": layout.tp,
+                **_grid_sizes(layout),
                 "edp": replica // layout.ep,
                 "ep": layout.ep,
             }
@@ -84,7 +94,9 @@ class RankGrid:
         return self.layout.devices
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Returns the place of a rank along each axis. Raises `ValueError` for no such rank.
+        """Returns the place of a rank along each axis, and in `tp` as a whole.
+
+        Raises `ValueError` for no such rank.
 
         >>> RankGrid(Layout(dp=2, tp=2)).coordinates(3)["dp_shard"]
         1
@@ -95,7 +107,7 @@ class RankGrid:
         for axes in (AXES, EXPERT_AXES):
             places = np.unravel_index(rank, self._shape(axes))
             found |= {axis: int(place) for axis, place in zip(axes, places, strict=True)}
-        return found
+        return found | {"tp": rank % self.layout.tp}
 
     def group(self, rank: int, name: str) -> tuple[int, ...]:
         """Returns the ranks of the group `name` of `GROUPS` that holds `rank`, in order."""
@@ -119,6 +131,10 @@ class RankGrid:
 
     def _shape(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(self.sizes[axis] for axis in axes)
+
+
+def _grid_sizes(layout: Layout) -> dict[str, int]:
+    return {f"tp_{name}": size for name, size in layout.tensor_grid._asdict().items()}
 
 
 def _last(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -62,6 +63,11 @@ class TrainingMesh:
             if self.rank in ranks:
                 self._groups[name] = cast(dist.ProcessGroup, group)
 
+    @property
+    def logit_axis(self) -> str:
+        """The axis of the grid of `tp` that divides the width of logits, and not their samples."""
+        return "tp_row" if self.layout.tensor == "3d" else "tp_column"
+
     def ranks(self, name: str) -> tuple[int, ...]:
         """Returns the ranks of this rank's group of this name, in order."""
         return self.grid.group(self.rank, name)
@@ -72,8 +78,9 @@ class TrainingMesh:
         return self._groups.get(name)
 
     def counted_as(self, name: str) -> str:
-        """Returns the first name of the group of the same ranks: `bytes_sent` has it."""
-        return self._made.get(self.grid.groups(name), name)
+        """Returns the name under which `bytes_sent` counts a group: the first of the group of the
+        same ranks; `tp` for the groups of its grid."""
+        return _axis(self._made.get(self.grid.groups(name), name))
 
     def device_mesh(self, *names: str) -> DeviceMesh:
         """Returns torch's mesh of these groups, for `fully_shard` and tensor parallelism.
@@ -100,8 +107,11 @@ class TrainingMesh:
         return {name: _communicator(self._groups[name]).stats() for name in self._made.values()}
 
     def bytes_sent(self) -> dict[str, int]:
-        """Returns the bytes that this rank has sent on each group."""
-        return {name: stats.bytes_sent for name, stats in self.stats().items()}
+        """Returns the bytes that this rank has sent on each group; on `tp` with its grid."""
+        sent: Counter[str] = Counter()
+        for name, stats in self.stats().items():
+            sent[_axis(name)] += stats.bytes_sent
+        return dict(sent)
 
     def close(self) -> None:
         """Destroys the groups. Call on all ranks."""
@@ -109,6 +119,10 @@ class TrainingMesh:
             dist.destroy_process_group(self._groups[name])
         self._groups.clear()
         self._made.clear()
+
+
+def _axis(name: str) -> str:
+    return "tp" if name.startswith("tp_") else name
 
 
 def _communicator(group: dist.ProcessGroup) -> Communicator:

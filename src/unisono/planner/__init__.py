@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from unisono.planner.prediction import Prediction, predict
     from unisono.planner.run_calibration import Calibration, LinkRate, OwnRun, RunEffect
     from unisono.planner.step_sensitivity import Sensitivity, sensitivity
+    from unisono.planner.tensor_grid import TENSOR_KINDS, TensorGrid
+    from unisono.planner.tensor_volume import layer_elements
     from unisono.planner.time_tree import TimeNode
     from unisono.planner.training_cost import RunCost, training_run, training_seconds
     from unisono.planner.training_flops import forward_flops, step_flops, training_days
@@ -80,6 +82,7 @@ _NAMES = {
         "checkpoint_plan",
         "daly_interval_s",
         "goodput",
+        "layer_elements",
         "young_interval_s",
     ),
     "front_plot": ("save_front_plot",),
@@ -121,6 +124,8 @@ _NAMES = {
     "devices": ("Device", "catalogue", "device_named"),
     "ground_truth": ("MeasuredRun", "measured_runs", "run_of_row"),
     "layout": ("SCHEDULES", "Layout", "nearest_divisor"),
+    "tensor_grid": ("TENSOR_KINDS", "TensorGrid"),
+    "tensor_volume": ("layer_elements",),
     "layout_check": ("check_layout",),
     "layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
     "memory_changes": ("MemoryChange", "smallest_change"),
@@ -157,6 +162,7 @@ __all__ = [
     "RECOMPUTE",
     "SCHEDULES",
     "SOFTWARE",
+    "TENSOR_KINDS",
     "CalibratedConstants",
     "Calibration",
     "Candidate",
@@ -179,6 +185,7 @@ __all__ = [
     "SearchCounts",
     "Sensitivity",
     "StateBytes",
+    "TensorGrid",
     "TimeNode",
     "Transformer",
     "Workload",
@@ -197,6 +204,7 @@ __all__ = [
     "from_hugging_face",
     "goodput",
     "layer_activation_bytes",
+    "layer_elements",
     "load_model",
     "measured_runs",
     "model_named",

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from unisono.planner.tensor_grid import TensorGrid
 from unisono.text_files import reading
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb1p", "zbv", "dualpipev")
 """Pipeline schedules. With `vpp` over 1, "1f1b" is the interleaved schedule."""
+_TEXTS = ("schedule", "tensor")
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "dp_replicate")
 
 
@@ -48,6 +50,8 @@ class Layout:
     """Replicas of the shards: ZeRO divides over `dp / dp_replicate` (hybrid sharding)."""
     schedule: str = "1f1b"
     """Pipeline schedule: one of `SCHEDULES`."""
+    tensor: str = "1d"
+    """Kind of tensor parallelism: one of `TENSOR_KINDS`."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -61,6 +65,12 @@ class Layout:
         if self.schedule not in SCHEDULES:
             raise ValueError(
                 f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}"
+            )
+        TensorGrid.of(self.tensor, self.tp)
+        if self.sequence_parallel and self.tensor != "1d":
+            raise ValueError(
+                f"tensor = {self.tensor} divides the samples between the matrices; "
+                "sequence_parallel = 0 works"
             )
         group = self.dp * self.cp * self.tp
         if group % self.ep:
@@ -85,6 +95,11 @@ class Layout:
     def chunks(self) -> int:
         """Groups of layers of a stage: `vpp`, or 1 if it is not stated."""
         return self.vpp or 1
+
+    @property
+    def tensor_grid(self) -> TensorGrid:
+        """The ranks of `tp` along the depth, the rows and the columns of their grid."""
+        return TensorGrid.of(self.tensor, self.tp)
 
     def save(self, path: str | Path) -> None:
         """Writes the layout to a JSON file."""
@@ -125,11 +140,11 @@ class Layout:
         values: dict[str, Any] = {}
         for part in filter(None, text.replace(" ", "").split(",")):
             name, _, value = part.partition("=")
-            if name not in known or not (name == "schedule" or value.isdigit()):
+            if name not in known or not (name in _TEXTS or value.isdigit()):
                 raise ValueError(
                     f"a layout is NAME=NUMBER,... with names of {', '.join(known)}, not {part!r}"
                 )
-            values[name] = value if name == "schedule" else int(value)
+            values[name] = value if name in _TEXTS else int(value)
         if "sequence_parallel" in values:
             values["sequence_parallel"] = bool(values["sequence_parallel"])
         return cls(**values)
@@ -138,6 +153,8 @@ class Layout:
         """Returns the axes that are used, in one line, such as "dp16 tp8 pp8 sp zero1"."""
         names = ("dp", "tp", "pp", "vpp", "cp", "ep")
         parts = [f"{name}{getattr(self, name)}" for name in names if (getattr(self, name) or 1) > 1]
+        if self.tensor != "1d":
+            parts.append(self.tensor)
         if self.sequence_parallel:
             parts.append("sp")
         if self.zero:

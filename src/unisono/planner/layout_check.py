@@ -25,6 +25,11 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
             f"dp x tp x pp x cp = {layout.dp} x {layout.tp} x {layout.pp} x {layout.cp} = "
             f"{layout.devices}, but the cluster has {cluster.devices} devices{near}"
         )
+    if layout.tensor != "1d":
+        raise ValueError(
+            f"tensor = {layout.tensor} has no predicted time; tensor = 1d has (`unisono train "
+            f"text --tensor {layout.tensor}` measures it)"
+        )
     _divides("tp", layout.tp, "the heads", model.heads)
     stage_layers(model.layers, layout.pp, layout.chunks)
     if layout.ep > 1 and not model.experts:

@@ -10,8 +10,6 @@ from unisono.planner import Layout, Transformer
 
 LayoutTask = Literal["digits", "text", "moe", "long", "dlrm"]
 """Tasks that a layout can divide."""
-TENSOR_KINDS = ("1d", "2d", "2.5d", "3d")
-"""Kinds of tensor parallelism: 1d divides each matrix along one dimension."""
 
 _TEXT = Transformer(layers=4, hidden=64, heads=4, vocab=256, positions=128)
 SHAPES: dict[LayoutTask, Transformer] = {
@@ -37,8 +35,6 @@ class LayoutRun:
     clip: float | None
     seed: int
     dtype: Literal["float32", "float64"] = "float32"
-    tensor: str = "1d"
-    """Kind of tensor parallelism: one of `TENSOR_KINDS`."""
     context: str = "ring"
     """How ranks of `cp` exchange keys and values."""
     save: str | None = None
@@ -52,8 +48,6 @@ class LayoutRun:
 
     def __post_init__(self) -> None:
         layout = self.layout
-        if self.tensor != "1d":
-            raise ValueError(f"tensor: {self.tensor} is not built yet; 1d works")
         if layout.devices != self.ranks:
             rest = layout.tp * layout.pp * layout.cp
             near = max(self.ranks // rest, 1)

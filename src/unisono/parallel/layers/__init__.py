@@ -6,6 +6,7 @@ layers of any sequence of modules.
 
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
+from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.linear_pair import LinearPair, pair_linears
 from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
@@ -20,6 +21,7 @@ from unisono.parallel.layers.transformer_model import (
 __all__ = [
     "IGNORED",
     "CrossEntropy",
+    "FeatureNorm",
     "FeedForward",
     "LinearPair",
     "LogitHead",

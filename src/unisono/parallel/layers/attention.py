@@ -6,12 +6,7 @@ import torch
 from torch import nn
 
 from unisono.parallel.context import ContextAttention
-from unisono.parallel.layers.divided_linear import (
-    TensorRegion,
-    divide_columns,
-    divide_rows,
-    row_linear,
-)
+from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer, nearest_divisor
 
@@ -35,30 +30,32 @@ class SelfAttention(nn.Module):
         self.key = nn.Linear(shape.hidden, narrow, bias=has_bias)
         self.value = nn.Linear(shape.hidden, narrow, bias=has_bias)
         self.output = nn.Linear(wide, shape.hidden, bias=has_bias)
-        self._region = TensorRegion()
+        self._tensor = tensor_parallel()
         self._attend = ContextAttention(context, None)
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's heads. Raises `ValueError` if `tp` does not divide the heads."""
+        self._tensor = tensor_parallel(mesh)
+        parts = self._tensor.parts
         for name, heads in (("heads", self.heads), ("kv_heads", self.kv_heads)):
-            if heads % mesh.layout.tp:
-                near = nearest_divisor(heads, mesh.layout.tp)
+            if heads % parts:
+                near = nearest_divisor(heads, parts)
+                side = "tp" if mesh.layout.tensor == "1d" else "the side of the grid of tp"
                 raise ValueError(
-                    f"tp must divide {name}: {mesh.layout.tp} does not divide {heads}; "
-                    f"tp = {near} does"
+                    f"{side} must divide {name}: {parts} does not divide {heads}; {near} does"
                 )
-        if mesh.group("tp") is not None:
-            for linear in (self.query, self.key, self.value):
-                divide_columns(linear, mesh)
-            divide_rows(self.output, mesh)
-        self._region = TensorRegion(mesh)
+        for linear in self._firsts():
+            self._tensor.divide_first(linear)
+        self._tensor.divide_last(self.output)
         self._attend = ContextAttention(self.context, mesh.group("cp"))
 
+    def _firsts(self) -> tuple[nn.Linear, ...]:
+        return self.query, self.key, self.value
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self._region.enter(x)
         query, key, value = (
-            linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for linear in (self.query, self.key, self.value)
+            torch.unflatten(y, -1, (-1, self.head_dim)).transpose(1, 2)
+            for y in self._tensor.first(x, self._firsts())
         )
         mixed = self._attend(query, key, value, is_causal=self.is_causal)
-        return row_linear(self.output, mixed.transpose(1, 2).flatten(2), self._region)
+        return self._tensor.last(mixed.transpose(1, 2).flatten(2), self.output)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from unisono.parallel.layers.tensor_exchanges import Group
 from unisono.parallel.parameter_block import part_of
+from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.training_mesh import TrainingMesh
 
 IGNORED = -100
@@ -22,7 +23,8 @@ class CrossEntropy(nn.Module):
 
     Logits (..., vocabulary), targets (...) of class numbers; `IGNORED` targets do not count. After
     `divide`, the logits are this rank's part of the vocabulary, and no rank holds the whole: three
-    sums of one number a token replace them. All ranks of `tp` get the same loss.
+    sums of one number a token replace them. If tensor parallelism also divides the samples, the
+    result is the share of this rank's samples in the mean over all targets.
 
     >>> CrossEntropy()(torch.zeros(2, 4), torch.tensor([1, IGNORED]))
     tensor(1.3863)
@@ -34,6 +36,7 @@ class CrossEntropy(nn.Module):
         self.vocab = vocab
         self._group: Group = None
         self._first = 0
+        self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Expects logits of this rank's part of the vocabulary from now on.
@@ -46,16 +49,26 @@ class CrossEntropy(nn.Module):
             raise ValueError(
                 "CrossEntropy: tp needs the number of classes; use CrossEntropy(vocab)"
             )
-        self._group = mesh.group("tp")
-        self._first, _ = part_of(self.vocab, mesh.coordinates["tp"], mesh.layout.tp)
+        axis = mesh.logit_axis
+        self._mesh, self._group = mesh, mesh.group(axis)
+        self._first, _ = part_of(self.vocab, mesh.coordinates[axis], mesh.grid.sizes[axis])
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        flat, wanted = logits.flatten(0, -2), targets.flatten()
-        if self._group is None:
-            return functional.cross_entropy(flat, wanted, ignore_index=IGNORED)
+        flat = logits.flatten(0, -2)
+        if self._mesh is None:
+            return functional.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED)
+        wanted = _own_samples(targets, self._mesh).flatten()
         losses: torch.Tensor = _DividedCrossEntropy.apply(flat, wanted, self._first, self._group)  # type: ignore[no-untyped-call]
-        is_valid = wanted != IGNORED
-        return (losses * is_valid).sum() / is_valid.sum()
+        return (losses * (wanted != IGNORED)).sum() / (targets != IGNORED).sum()
+
+
+def _own_samples(x: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
+    """Returns the samples whose logits this rank holds, if tensor parallelism divides samples."""
+    for axis in GROUPS["tp"]:
+        if axis != mesh.logit_axis:
+            begin, count = part_of(len(x), mesh.coordinates[axis], mesh.grid.sizes[axis])
+            x = x[begin : begin + count]
+    return x
 
 
 class _DividedCrossEntropy(torch.autograd.Function):

@@ -6,12 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.layers.divided_linear import (
-    TensorRegion,
-    divide_columns,
-    divide_rows,
-    row_linear,
-)
+from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer
 
@@ -28,22 +23,21 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(shape.hidden, shape.ffn, bias=has_bias)
         self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False) if shape.gated else None
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=has_bias)
-        self._region = TensorRegion()
+        self._tensor = tensor_parallel()
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's part of the inner width; parts may be uneven."""
-        if mesh.group("tp") is None:
-            return
-        divide_columns(self.up, mesh)
-        if self.gate is not None:
-            divide_columns(self.gate, mesh)
-        divide_rows(self.down, mesh)
-        self._region = TensorRegion(mesh)
+        self._tensor = tensor_parallel(mesh)
+        for linear in self._firsts():
+            self._tensor.divide_first(linear)
+        self._tensor.divide_last(self.down)
+
+    def _firsts(self) -> list[nn.Linear]:
+        return [self.up] if self.gate is None else [self.up, self.gate]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self._region.enter(x)
-        inner = activate(self.up(x), None if self.gate is None else self.gate(x))
-        return row_linear(self.down, inner, self._region)
+        up, *gate = self._tensor.first(x, self._firsts())
+        return self._tensor.last(activate(up, gate[0] if gate else None), self.down)
 
 
 def activate(up: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:

@@ -7,12 +7,7 @@ from itertools import pairwise
 from torch import nn
 
 from unisono.parallel.divisible import Divisible
-from unisono.parallel.layers.divided_linear import (
-    TensorRegion,
-    divide_columns,
-    divide_rows,
-    row_linear,
-)
+from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.training_mesh import TrainingMesh
 
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Identity)
@@ -27,11 +22,11 @@ class LinearPair:
 
     def __init__(self, first: nn.Linear, last: nn.Linear, mesh: TrainingMesh) -> None:
         """Keeps this rank's parts of both layers, and exchanges at their borders."""
-        self._region = TensorRegion(mesh)
-        divide_columns(first, mesh)
-        divide_rows(last, mesh)
-        first.register_forward_pre_hook(lambda _, arguments: (self._region.enter(arguments[0]),))
-        last.forward = lambda x: row_linear(last, x, self._region)  # type: ignore[method-assign, assignment]
+        tensor = Tensor1D(mesh)
+        tensor.divide_first(first)
+        tensor.divide_last(last)
+        first.register_forward_pre_hook(lambda _, arguments: (tensor.enter(arguments[0]),))
+        last.forward = lambda x: tensor.last(x, last)  # type: ignore[method-assign, assignment]
 
 
 def pair_linears(model: nn.Module, mesh: TrainingMesh) -> int:

@@ -65,6 +65,16 @@ def keep_part(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
     return x if group is None else _applied(_KeepPart, x, group, dim)
 
 
+def swap_blocks(x: torch.Tensor, group: Group, *, peer: int, width: int) -> torch.Tensor:
+    """Returns the array of another rank of a group, which gets this one.
+
+    Their last dimensions may differ: the result has `width`. The gradients go back.
+    """
+    if group is None or dist.get_rank(group) == peer:
+        return x
+    return _applied(_SwapBlocks, x, group, peer, width)
+
+
 class _CopyToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -134,6 +144,19 @@ class _KeepPart(torch.autograd.Function):
         return _gathered(gradients[0], ctx.group, ctx.dim, ctx.length), None, None
 
 
+class _SwapBlocks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, peer: int, width: int
+    ) -> torch.Tensor:
+        ctx.group, ctx.peer, ctx.width = group, peer, x.shape[-1]
+        return _swapped(x, group, peer, width)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _swapped(gradients[0], ctx.group, ctx.peer, ctx.width), None, None, None
+
+
 def _applied(node: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
     found: torch.Tensor = node.apply(*arguments)  # type: ignore[no-untyped-call]
     return found
@@ -169,6 +192,15 @@ def _scattered_sum(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
     dist.reduce_scatter_single(part, whole, group=group)
     _, count = part_of(length, rank, ranks)
     return part[:count].movedim(0, dim).contiguous()
+
+
+def _swapped(x: torch.Tensor, group: dist.ProcessGroup, peer: int, width: int) -> torch.Tensor:
+    found = x.new_empty(*x.shape[:-1], width)
+    sent = dist.P2POp(dist.isend, x.contiguous(), group=group, group_peer=peer)
+    received = dist.P2POp(dist.irecv, found, group=group, group_peer=peer)
+    for work in dist.batch_isend_irecv([sent, received]):
+        work.wait()
+    return found
 
 
 def _padded(x: torch.Tensor, length: int) -> torch.Tensor:

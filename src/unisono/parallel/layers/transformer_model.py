@@ -11,15 +11,12 @@ from torch.nn import functional
 from unisono.parallel.context import zigzag_part
 from unisono.parallel.counter_random import CounterRandom
 from unisono.parallel.layers.attention import SelfAttention
-from unisono.parallel.layers.divided_linear import (
-    TensorRegion,
-    divide_columns,
-    mark_between_regions,
-)
+from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
 from unisono.parallel.layers.tensor_exchanges import gather_copies
-from unisono.parallel.parameter_block import block_of, cut, part_of
+from unisono.parallel.layers.tensor_parallel import tensor_parallel
+from unisono.parallel.parameter_block import block_of, part_of
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer
 
@@ -30,7 +27,7 @@ _RESIDUAL_SCALE = 0.5
 class TokenEmbedding(nn.Module):
     """Maps tokens (batch, sequence) to vectors, and adds learned positions.
 
-    Tensor parallelism divides the vocabulary; its parts may be uneven.
+    Tensor parallelism divides the vocabulary, and some kinds the width; parts may be uneven.
     """
 
     def __init__(self, shape: Transformer) -> None:
@@ -38,36 +35,24 @@ class TokenEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape.vocab, shape.hidden))
         self.position = nn.Parameter(torch.empty(max(shape.positions, 1), shape.hidden))
         self._has_positions = shape.positions > 0
+        self.vocab, self.width = shape.vocab, shape.hidden
         self._first = 0
         self._mesh: TrainingMesh | None = None
-        self._region = TensorRegion()
+        self._tensor = tensor_parallel()
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's rows of the vocabulary."""
-        self._mesh = mesh
-        if mesh.group("tp") is None:
-            return
-        cut(self, "weight", dim=0, part=mesh.coordinates["tp"], parts=mesh.layout.tp)
+        self._mesh, self._tensor = mesh, tensor_parallel(mesh)
+        self._tensor.divide_table(self, "weight")
         self._first = block_of(self.weight).start[0]
-        mark_between_regions(self.position, mesh)
-        self._region = TensorRegion(mesh)
+        self._tensor.divide_between(self, "position")
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self._region.leave(self._own_rows(tokens))
+        if self._mesh is None:
+            x = functional.embedding(tokens, self.weight)
+        else:
+            x = self._tensor.look_up(tokens, self.weight, first=self._first, width=self.width)
         return x + self.position[self._places(tokens.shape[1])] if self._has_positions else x
-
-    def _own_rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the vectors of this rank's part of the vocabulary, and zeros for the others."""
-        if self._region.group is None:
-            return functional.embedding(tokens, self.weight)
-        rows = self.weight.shape[0]
-        is_here = (tokens >= self._first) & (tokens < self._first + rows)
-        if rows == 0:
-            return self.weight.sum() * 0 + self.weight.new_zeros(
-                *tokens.shape, self.weight.shape[1]
-            )
-        found = functional.embedding((tokens - self._first).clamp(0, rows - 1), self.weight)
-        return found * is_here.unsqueeze(-1)
 
     def _places(self, length: int) -> torch.Tensor:
         """Returns the positions of this rank's tokens in the whole sequence."""
@@ -76,7 +61,7 @@ class TokenEmbedding(nn.Module):
             return torch.arange(length)
         parts = mesh.layout.cp
         places = zigzag_part(length * parts, mesh.coordinates["cp"], parts)
-        if not self._region.is_sequence_divided:
+        if not mesh.layout.sequence_parallel or mesh.group("tp") is None:
             return places
         first, count = part_of(length, mesh.coordinates["tp"], mesh.layout.tp)
         return places[first : first + count]
@@ -93,10 +78,6 @@ class DecoderLayer(nn.Module):
         self.attention = SelfAttention(shape, is_causal=is_causal, context=context)
         self.network_norm = _norm(shape)
         self.network: nn.Module = MixtureOfExperts(shape) if has_experts else FeedForward(shape)
-
-    def divide(self, mesh: TrainingMesh) -> None:
-        """Marks the norms, which see a part of the sequence under sequence parallelism."""
-        _mark_norms(self, mesh)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -120,20 +101,19 @@ class LogitHead(nn.Module):
         if weight is not None:
             self.projection.weight = weight
         self.keeps_parts = False
-        self._region = TensorRegion()
+        self._tensor = tensor_parallel()
+        self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's part of the vocabulary."""
-        _mark_norms(self, mesh)
-        if mesh.group("tp") is not None:
-            divide_columns(self.projection, mesh)
-            self._region = TensorRegion(mesh)
+        self._mesh, self._tensor = mesh, tensor_parallel(mesh)
+        self._tensor.divide_first(self.projection)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.projection(self._region.enter(self.norm(x)))
-        if self.keeps_parts:
+        (logits,) = self._tensor.first(self.norm(x), [self.projection])
+        if self.keeps_parts or self._mesh is None:
             return logits
-        return gather_copies(logits, self._region.group, dim=2, length=self.vocab)
+        return gather_copies(logits, self._mesh.group("tp"), dim=2, length=self.vocab)
 
 
 class TransformerModel(nn.Sequential):
@@ -199,11 +179,4 @@ def draw_weights(model: nn.Module, seed: int) -> None:
 
 
 def _norm(shape: Transformer) -> nn.Module:
-    return nn.RMSNorm(shape.hidden) if shape.gated else nn.LayerNorm(shape.hidden)
-
-
-def _mark_norms(module: nn.Module, mesh: TrainingMesh) -> None:
-    for child in module.children():
-        if isinstance(child, nn.RMSNorm | nn.LayerNorm):
-            for parameter in child.parameters():
-                mark_between_regions(parameter, mesh)
+    return FeatureNorm(shape.hidden, is_centred=not shape.gated)

@@ -43,6 +43,15 @@ def divide_batch(
             f"a pipeline needs a multiple of microbatches x dp = {microbatches} x {layout.dp} = "
             f"{parts} samples, not {len(inputs)}; {near} is"
         )
+    grid = layout.tensor_grid
+    samples = grid.depth * grid.row * parts
+    if layout.tensor != "1d" and (len(inputs) % samples or len(inputs) == 0):
+        near = max(round(len(inputs) / samples), 1) * samples
+        raise ValueError(
+            f"tensor = {layout.tensor} divides samples: expected a multiple of microbatches x dp x "
+            f"depth x rows = {microbatches} x {layout.dp} x {grid.depth} x {grid.row} = {samples}, "
+            f"got {len(inputs)}; {near} works"
+        )
     place = mesh.coordinates["dp_replicate"] * mesh.grid.sizes["dp_shard"]
     place += mesh.coordinates["dp_shard"]
 

@@ -95,15 +95,15 @@ class FullyShardedSet:
         replicas = len(self._mesh.ranks("dp_replicate"))
         passes = self._mesh.layout.zero  # ZeRO-2: one gather and one sum; ZeRO-3: two and one
         part = sum(_part_bytes(each, ranks) for each in self.trained)
-        return {
+        found = {
             "shard": microbatches * passes * (ranks - 1) * part,
             "dp_replicate": microbatches * 2 * (replicas - 1) / replicas * part,
-        } | sum_traffic(self._others, sum(_local_bytes(each) for each in self.trained))
-
-
-def _local_bytes(parameter: nn.Parameter) -> int:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return local.numel() * local.element_size()
+        }
+        for each in self.trained:
+            local = each.to_local() if isinstance(each, DTensor) else each
+            for name, sent in sum_traffic(self._others, local).items():
+                found[name] = found.get(name, 0) + sent
+        return found
 
 
 def _part_bytes(parameter: nn.Parameter, ranks: int) -> int:

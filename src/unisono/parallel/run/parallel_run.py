@@ -183,9 +183,10 @@ class ParallelRun:
         return shared[0]
 
     def _own_loss(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns this rank's part of the loss: `tp` ranks know the same, so only one counts."""
+        """Returns this rank's part of the loss. Ranks that divide the logits of the same samples
+        know the same, so only one counts."""
         total = torch.zeros((), dtype=torch.float64)
-        if self.mesh.coordinates["tp"] == 0:
+        if self.mesh.coordinates[self.mesh.logit_axis] == 0:
             total += sum(loss.detach().double() for loss in losses)
         for each in self._balanced:
             total += each.auxiliary_loss.double()

@@ -9,13 +9,19 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.divisible import Divisible
-from unisono.parallel.layers import CrossEntropy, LogitHead, pair_linears
+from unisono.parallel.layers import (
+    CrossEntropy,
+    LogitHead,
+    MixtureOfExperts,
+    SelfAttention,
+    pair_linears,
+)
 from unisono.parallel.parameter_block import block_of
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.model_stages import ModelStage, stage_names, stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
-from unisono.parallel.run.pipeline_runner import Loss
+from unisono.parallel.run.pipeline_runner import SPLIT_SCHEDULES, Loss
 from unisono.parallel.run.tied_parameters import Tie, find_ties, tie_again, tie_groups
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
@@ -52,7 +58,7 @@ def parallelize(
     """
     if microbatches < 1:
         raise ValueError(f"microbatches: expected at least 1, got {microbatches}")
-    _check(model, layout)
+    _check(model, layout, loss)
     mesh = TrainingMesh(layout)
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
@@ -85,7 +91,7 @@ def parallelize(
     )
 
 
-def _check(model: nn.Module, layout: Layout) -> None:
+def _check(model: nn.Module, layout: Layout, loss: Loss) -> None:
     divisible = [each for each in model.modules() if isinstance(each, Divisible)]
     for axis in ("cp", "ep"):
         if getattr(layout, axis) > 1 and not divisible:
@@ -93,10 +99,30 @@ def _check(model: nn.Module, layout: Layout) -> None:
                 f"{axis} = {getattr(layout, axis)} needs modules with a method divide(mesh), such "
                 f"as TransformerModel has; {type(model).__name__} has none; {axis} = 1 works"
             )
+    if layout.tensor != "1d":
+        _check_grid(model, layout, loss)
     if layout.zero >= 2 and layout.ep > 1:
         raise ValueError(
             f"zero = {layout.zero} does not divide experts; with ep = {layout.ep}, zero = 1 works"
         )
+
+
+def _check_grid(model: nn.Module, layout: Layout, loss: Loss) -> None:
+    """Raises `ValueError` for what only 1D tensor parallelism divides."""
+    if layout.pp > 1 and layout.tensor != "3d" and layout.schedule in SPLIT_SCHEDULES:
+        raise ValueError(
+            f"the schedule {layout.schedule} runs the backward pass of a matrix twice, which "
+            f"doubles the bytes of tensor = {layout.tensor}; 1f1b, gpipe and interleaved work"
+        )
+    refused = ""
+    if not any(isinstance(each, SelfAttention) for each in model.modules()):
+        refused = f"the modules of TransformerModel; {type(model).__name__} has none"
+    elif any(isinstance(each, MixtureOfExperts) for each in model.modules()):
+        refused = "dense layers; the model has experts"
+    elif not isinstance(loss, CrossEntropy):
+        refused = "the loss parallel.CrossEntropy(vocab)"
+    if refused:
+        raise ValueError(f"tensor = {layout.tensor} needs {refused}; tensor = 1d works")
 
 
 def _divide(model: nn.Module, loss: Loss, mesh: TrainingMesh) -> None:

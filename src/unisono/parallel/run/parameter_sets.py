@@ -95,7 +95,7 @@ class WholeSet:
         """Every rank has stepped all parameters."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        return sum_traffic([(self._summed_over, self._group)], _bytes(self._flat.gradient))
+        return sum_traffic([(self._summed_over, self._group)], self._flat.gradient)
 
 
 class ShardedSet:
@@ -146,18 +146,21 @@ class ShardedSet:
             dist.all_gather_single(self.flat.weights, self.part.detach(), group=self._group)
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        moved = sum_traffic([(self._shard, self._group)], _bytes(self.flat.gradient))
-        return moved | sum_traffic(self._others, _bytes(self.part))
+        moved = sum_traffic([(self._shard, self._group)], self.flat.gradient)
+        return moved | sum_traffic(self._others, self.part)
 
 
-def sum_traffic(groups: Sequence[tuple[str, Group]], moved: int) -> dict[str, float]:
-    """Returns the bytes that a sum of `moved` bytes sends, as one all_reduce or in its halves."""
-    ranks = {name: dist.get_world_size(group) for name, group in groups if group is not None}
-    return {name: 2 * (n - 1) / n * moved for name, n in ranks.items()}
-
-
-def _bytes(values: torch.Tensor) -> int:
-    return values.numel() * values.element_size()
+def sum_traffic(groups: Sequence[tuple[str, Group]], values: torch.Tensor) -> dict[str, float]:
+    """Returns the bytes that a sum of `values` over each group sends, as one all_reduce or in its
+    halves: 2 (n-1)/n of them, exactly also if n does not divide their number."""
+    found: dict[str, float] = {}
+    for name, group in groups:
+        if group is not None:
+            ranks = dist.get_world_size(group)
+            least, more = divmod(values.numel(), ranks)
+            share = least + (dist.get_rank(group) < more)
+            found[name] = (values.numel() + (ranks - 2) * share) * values.element_size()
+    return found
 
 
 def shard_name(block: ParameterBlock) -> str:

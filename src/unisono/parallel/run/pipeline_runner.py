@@ -24,6 +24,8 @@ from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+SPLIT_SCHEDULES = ("zb1p", "zbv", "dualpipev")
+"""Schedules that split a backward pass into those of inputs and of weights."""
 
 
 class PipelineRunner:

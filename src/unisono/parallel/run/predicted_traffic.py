@@ -19,8 +19,10 @@ from unisono.parallel.layers import (
     SelfAttention,
     TokenEmbedding,
 )
+from unisono.parallel.parameter_block import part_of
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet
+from unisono.parallel.run.predicted_grid_traffic import grid_elements
 from unisono.parallel.training_mesh import TrainingMesh
 
 _COUNT_BYTES = 8
@@ -75,6 +77,8 @@ def _rest(ranks: int) -> float:
 def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
     """Elements on `tp` in the passes of a microbatch: each region is entered and left twice."""
     layout, elements, tokens = mesh.layout, 0.0, float(size.tokens)
+    if layout.tensor != "1d":
+        return grid_elements(stage, layout, mesh.coordinates, tokens=size.tokens)
     if layout.sequence_parallel:  # parts of the sequence travel padded to the longest
         tokens *= -(-mesh.sequence // layout.tp) * layout.tp / mesh.sequence
     for module in stage.modules():
@@ -96,20 +100,22 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
 def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
     """Elements on `cp` in the passes of a microbatch."""
     layout, elements = mesh.layout, 0.0
-    ranks = layout.cp
+    ranks, parts, tokens = layout.cp, layout.tensor_grid.column, size.tokens
+    if layout.tensor != "1d":  # the grid divides the samples too
+        tokens //= layout.tp // parts
     for module in stage.modules():
         if isinstance(module, MixtureOfExperts):  # the loads of the balance loss
             elements += 2 * _rest(ranks) * size.samples * module.experts
         if not isinstance(module, SelfAttention):
             continue
-        wide = module.heads // layout.tp * module.head_dim * size.tokens
-        narrow = module.kv_heads // layout.tp * module.head_dim * size.tokens
+        wide = module.heads // parts * module.head_dim * tokens
+        narrow = module.kv_heads // parts * module.head_dim * tokens
         if module.context == "ring":
             elements += 2 * narrow * (2 * (ranks - 1) + ranks)
         elif module.context == "allgather":
             elements += 2 * 2 * narrow * (ranks - 1)
         else:
-            copies = max(ranks // (module.kv_heads // layout.tp), 1)
+            copies = max(ranks // (module.kv_heads // parts), 1)
             elements += 2 * _rest(ranks) * 2 * (wide + copies * narrow)
     return elements
 
@@ -130,8 +136,12 @@ def _pipeline(number: int, stage: nn.Module, mesh: TrainingMesh, size: StepSize)
     layout = mesh.layout
     own = stages_of_rank(layout, mesh.coordinates["pp"])
     neighbours = {number - 1, number + 1} - set(own) - {-1, stage_count(layout)}
-    tokens = size.tokens / (layout.tp if layout.sequence_parallel else 1)
-    return len(neighbours) * tokens * _hidden(stage)
+    tokens, width = size.tokens / (layout.tp if layout.sequence_parallel else 1), _hidden(stage)
+    if layout.tensor != "1d":
+        side = layout.tensor_grid.column
+        tokens /= layout.tp / side
+        _, width = part_of(width, mesh.coordinates["tp_column"], side)
+    return len(neighbours) * tokens * width
 
 
 def _hidden(stage: nn.Module) -> int:
@@ -142,5 +152,5 @@ def _hidden(stage: nn.Module) -> int:
         if isinstance(module, LogitHead):
             return module.projection.in_features
         if isinstance(module, TokenEmbedding):
-            return module.weight.shape[1]
+            return module.width
     return 0

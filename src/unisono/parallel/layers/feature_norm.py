@@ -1,0 +1,61 @@
+"""Layer norm and RMS norm, also of vectors whose width several ranks divide."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from unisono.parallel.layers.tensor_exchanges import Group, copy_to_all, sum_of_all
+from unisono.parallel.layers.tensor_parallel import tensor_parallel
+from unisono.parallel.training_mesh import TrainingMesh
+
+_LAYER_NORM_EPSILON = 1e-5
+
+
+class FeatureNorm(nn.Module):
+    """Divides vectors (..., width) by their root mean square, after their mean is taken off if
+    `is_centred`; then scales each feature.
+
+    Parameters and results are those of `nn.LayerNorm` or `nn.RMSNorm`.
+
+    >>> x = torch.tensor([[3.0, 4.0]])
+    >>> torch.equal(FeatureNorm(2, is_centred=False)(x), nn.RMSNorm(2)(x))
+    True
+    """
+
+    def __init__(self, width: int, *, is_centred: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if is_centred else None
+        self._width, self.is_centred = width, is_centred
+        self._group: Group = None
+
+    def divide(self, mesh: TrainingMesh) -> None:
+        """Keeps this rank's part of the width, if the kind of tensor parallelism divides it."""
+        tensor = tensor_parallel(mesh)
+        tensor.divide_between(self, "weight")
+        tensor.divide_between(self, "bias")
+        if mesh.layout.tensor != "1d":
+            self._group = mesh.group("tp_column")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._group is not None:
+            return self._of_parts(x)
+        if self.is_centred:
+            shape = (self._width,)
+            return functional.layer_norm(x, shape, self.weight, self.bias, _LAYER_NORM_EPSILON)
+        return functional.rms_norm(x, (self._width,), self.weight)
+
+    def _of_parts(self, x: torch.Tensor) -> torch.Tensor:
+        epsilon = _LAYER_NORM_EPSILON if self.is_centred else torch.finfo(x.dtype).eps
+        if self.is_centred:  # the mean first: a difference of two sums of squares would cancel
+            x = x - self._mean(x)
+        y = x * (self._mean(x.square()) + epsilon).rsqrt() * self.weight
+        return y if self.bias is None else y + self.bias
+
+    def _mean(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the mean over the whole width. Its gradient is the sum of the ranks' gradients,
+        since each rank goes on with its own part."""
+        total = sum_of_all(x.sum(-1, keepdim=True), self._group)
+        return copy_to_all(total, self._group) / self._width

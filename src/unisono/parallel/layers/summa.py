@@ -1,0 +1,96 @@
+"""The product of matrices that a plane of ranks holds in blocks.
+
+van de Geijn and Watts, "SUMMA: scalable universal matrix multiplication algorithm", 1997. The rank
+of row i and column j holds block (i, j) of each matrix. A step broadcasts one column of blocks
+along the rows, or one row of blocks along the columns; the next step's blocks travel while a block
+is multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from unisono.parallel.layers.tensor_exchanges import Group
+from unisono.parallel.parameter_block import part_of
+
+
+def summa(
+    x: torch.Tensor, weight: torch.Tensor, row: Group, column: Group, *, width: int
+) -> torch.Tensor:
+    """Returns x W', (..., outputs), where W has `width` inputs.
+
+    `x`: (..., inputs of part j). `weight`: (outputs of part j, inputs of part i). `row` and
+    `column` are the ranks of this rank's row and column, in order.
+    """
+    found: torch.Tensor = _Summa.apply(x, weight, row, column, width)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Summa(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        row: dist.ProcessGroup,
+        column: dist.ProcessGroup,
+        width: int,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.row, ctx.column, ctx.width = row, column, width
+        rows = x.reshape(-1, x.shape[-1])
+        y = x.new_zeros(len(rows), len(weight))
+        inputs, weights = _columns(rows, row, width), _columns(weight, column, width)
+        for block, part in zip(inputs, weights, strict=True):
+            y.addmm_(block, part.T)
+        return y.view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = x.reshape(-1, x.shape[-1])
+        gradient = gradients[0].reshape(len(rows), len(weight))
+        by_x = _reduced(
+            (gradient @ part for part in _columns(weight, ctx.column, ctx.width)), ctx.row
+        )
+        by_weight = _reduced(
+            (gradient.T @ block for block in _columns(rows, ctx.row, ctx.width)), ctx.column
+        )
+        return by_x.view_as(x), by_weight, None, None, None
+
+
+def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterator[torch.Tensor]:
+    """Yields the block of each rank of a group: (rows, part of `width`)."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def begin(root: int) -> tuple[torch.Tensor, Any]:
+        block = own.contiguous()
+        if root != rank:
+            block = own.new_empty(len(own), part_of(width, root, ranks)[1])
+        return block, dist.broadcast(block, group=group, group_src=root, async_op=True)
+
+    block, work = begin(0)
+    for root in range(ranks):
+        following = begin(root + 1) if root + 1 < ranks else None
+        work.wait()
+        yield block
+        if following is not None:
+            block, work = following
+
+
+def _reduced(partials: Iterator[torch.Tensor], group: dist.ProcessGroup) -> torch.Tensor:
+    """Returns the sum of all ranks' partial results number r on rank r of a group."""
+    rank, kept = dist.get_rank(group), None
+    begun: list[tuple[torch.Tensor, Any]] = []
+    for root, made in enumerate(partials):
+        partial = made.contiguous()
+        kept = partial if root == rank else kept
+        begun.append((partial, dist.reduce(partial, group=group, group_dst=root, async_op=True)))
+    for _, work in begun:
+        work.wait()
+    assert kept is not None
+    return kept

@@ -1,0 +1,104 @@
+"""Tensor parallelism along one dimension: output columns of one matrix, input rows of the next.
+
+Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., 2022 (sequence parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from unisono.parallel.layers.tensor_exchanges import (
+    Group,
+    copy_to_all,
+    gather_parts,
+    sum_of_all,
+    sum_to_parts,
+)
+from unisono.parallel.parameter_block import cut, mark
+from unisono.parallel.training_mesh import TrainingMesh
+
+SEQUENCE = 1
+"""The dimension of an activation (batch, sequence, width) that sequence parallelism divides."""
+
+
+class Tensor1D:
+    """The matrices of a layer, over a line of ranks; see `TensorParallel`.
+
+    Without a mesh, or with one rank on `tp`, nothing is divided. With sequence parallelism the
+    entry gathers the sequence and the exit scatters it.
+    """
+
+    def __init__(self, mesh: TrainingMesh | None = None) -> None:
+        self._mesh = mesh
+        self.group: Group = mesh.group("tp") if mesh else None
+        self.parts = mesh.layout.tp if mesh else 1
+        self.is_sequence_divided = bool(mesh and self.group and mesh.layout.sequence_parallel)
+
+    def divide_first(self, linear: nn.Linear) -> None:
+        """Keeps this rank's outputs."""
+        for name in ("weight", "bias"):
+            self._cut(linear, name, dim=0)
+
+    def divide_last(self, linear: nn.Linear) -> None:
+        """Keeps this rank's inputs. The bias stays whole: it is added after the sum."""
+        self._cut(linear, "weight", dim=1)
+        self.divide_between(linear, "bias")
+
+    def divide_table(self, module: nn.Module, name: str) -> None:
+        """Keeps this rank's rows of the vocabulary."""
+        self._cut(module, name, dim=0)
+
+    def divide_between(self, module: nn.Module, name: str) -> None:
+        """Marks a parameter between the matrices.
+
+        With sequence parallelism the ranks of `tp` see different tokens there, so its gradient is
+        summed over the whole stage.
+        """
+        parameter: nn.Parameter | None = getattr(module, name)
+        if parameter is not None and self.is_sequence_divided:
+            mark(parameter, summed_over="stage")
+
+    def _cut(self, module: nn.Module, name: str, *, dim: int) -> None:
+        if self._mesh is not None and self.group is not None:
+            cut(module, name, dim=dim, part=self._mesh.coordinates["tp"], parts=self.parts)
+
+    def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
+        x = self.enter(x)
+        return [functional.linear(x, each.weight, each.bias) for each in linears]
+
+    def last(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        y = self.leave(functional.linear(x, linear.weight))
+        return y if linear.bias is None else y + linear.bias
+
+    def look_up(
+        self, tokens: torch.Tensor, table: torch.Tensor, *, first: int, width: int
+    ) -> torch.Tensor:
+        return self.leave(own_rows(tokens, table, first))
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the whole activation, for the divided matrices."""
+        if not self.is_sequence_divided:
+            return copy_to_all(x, self.group)
+        assert self._mesh is not None
+        return gather_parts(x, self.group, dim=SEQUENCE, length=self._mesh.sequence)
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the ranks' partial results."""
+        if not self.is_sequence_divided:
+            return sum_of_all(x, self.group)
+        return sum_to_parts(x, self.group, dim=SEQUENCE)
+
+
+def own_rows(tokens: torch.Tensor, table: torch.Tensor, first: int) -> torch.Tensor:
+    """Returns the vectors of tokens in a part of the table that begins at row `first`, and zeros
+    for the others."""
+    rows = table.shape[0]
+    if rows == 0:
+        return table.sum() * 0 + table.new_zeros(*tokens.shape, table.shape[1])
+    is_here = (tokens >= first) & (tokens < first + rows)
+    found = functional.embedding((tokens - first).clamp(0, rows - 1), table)
+    return found * is_here.unsqueeze(-1)

@@ -1,0 +1,91 @@
+"""Tensor parallelism over a plane of ranks, or over several planes that see different samples.
+
+A rank of row i and column j holds the samples of row i of a plane, part j of the width, and of each
+matrix the inputs of part i and the outputs of part j. The planes of 2.5D hold the same matrices.
+
+Xu et al., "Optimus: an efficient 2D method for training super-large deep learning models", 2021;
+Wang et al., "Tesseract: parallelize the tensor parallelism efficiently", 2021 (2.5D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from unisono.parallel.layers.summa import summa
+from unisono.parallel.layers.tensor_1d import own_rows
+from unisono.parallel.layers.tensor_exchanges import sum_to_parts, swap_blocks
+from unisono.parallel.parameter_block import cut, part_of
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+class Tensor2D:
+    """The matrices of a layer, over planes of q x q ranks; see `TensorParallel`."""
+
+    def __init__(self, mesh: TrainingMesh) -> None:
+        self._mesh = mesh
+        self._planes, self.parts, _ = mesh.layout.tensor_grid
+        place = mesh.coordinates
+        self._depth, self._row, self._column = (
+            place[axis] for axis in ("tp_depth", "tp_row", "tp_column")
+        )
+        self._along_row, self._along_column = mesh.group("tp_column"), mesh.group("tp_row")
+
+    def divide_first(self, linear: nn.Linear) -> None:
+        self.divide_table(linear, "weight")
+        self.divide_between(linear, "bias")
+
+    divide_last = divide_first
+
+    def divide_table(self, module: nn.Module, name: str) -> None:
+        for dim, part in ((0, self._column), (1, self._row)):
+            cut(
+                module,
+                name,
+                dim=dim,
+                part=part,
+                parts=self.parts,
+                summed_over="depth_tokens",
+                held_by="depth_tokens",
+            )
+
+    def divide_between(self, module: nn.Module, name: str) -> None:
+        parameter: nn.Parameter | None = getattr(module, name)
+        cut(
+            module,
+            name,
+            dim=parameter.dim() - 1 if parameter is not None else 0,
+            part=self._column,
+            parts=self.parts,
+            summed_over="row_tokens",
+            held_by="row_tokens",
+        )
+
+    def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
+        """Multiplies by all matrices at once, so that the input travels once."""
+        weights = [each.weight for each in linears]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        width = linears[0].in_features
+        whole = summa(x, weight, self._along_row, self._along_column, width=width)
+        found = torch.split(whole, [len(each) for each in weights], dim=-1)
+        return [
+            y if each.bias is None else y + each.bias
+            for y, each in zip(found, linears, strict=True)
+        ]
+
+    def last(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        return self.first(x, [linear])[0]
+
+    def look_up(
+        self, tokens: torch.Tensor, table: torch.Tensor, *, first: int, width: int
+    ) -> torch.Tensor:
+        """Sums the parts of the vocabulary along the row, each rank for the samples of one row of
+        the plane; then the ranks across the diagonal swap their blocks."""
+        begin, count = part_of(len(tokens), self._depth, self._planes)
+        found = own_rows(tokens[begin : begin + count], table, first)
+        found = sum_to_parts(found, self._along_row, dim=0)
+        peer = (self._depth * self.parts + self._column) * self.parts + self._row
+        _, own_width = part_of(width, self._column, self.parts)
+        return swap_blocks(found, self._mesh.group("tp"), peer=peer, width=own_width)

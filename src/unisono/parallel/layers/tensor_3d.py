@@ -1,0 +1,94 @@
+"""Tensor parallelism over a cube of ranks: each product gathers both factors along one side of the
+cube each, and scatters its sum along the third.
+
+Between layers, rank (i, j, k) of the cube holds the samples of part i, and of these part j; and
+part k of the width. A first matrix leaves the samples divided by i and k, and the width by j: its
+result has j and k in each other's place. A last matrix puts them back.
+
+Agarwal et al., "A three-dimensional approach to parallel matrix multiplication", 1995; Bian et al.,
+"Maximizing parallelism in distributed training for huge neural networks", 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from unisono.parallel.layers.tensor_1d import own_rows
+from unisono.parallel.layers.tensor_exchanges import gather_parts, sum_to_parts
+from unisono.parallel.parameter_block import cut, part_of
+from unisono.parallel.training_mesh import TrainingMesh
+
+_ROW, _COLUMN, _DEPTH = "tp_row", "tp_column", "tp_depth"
+
+
+class Tensor3D:
+    """The matrices of a layer, over a cube of l x l x l ranks; see `TensorParallel`."""
+
+    def __init__(self, mesh: TrainingMesh) -> None:
+        self._mesh = mesh
+        self.parts = mesh.layout.tensor_grid.column
+        self._place = mesh.coordinates
+
+    def divide_first(self, linear: nn.Linear) -> None:
+        self.divide_table(linear, "weight")
+        self._cut(linear, "bias", [(0, _ROW)], "column_tokens")
+
+    def divide_last(self, linear: nn.Linear) -> None:
+        self._cut(linear, "weight", [(0, _COLUMN), (1, _ROW), (1, _DEPTH)], "tokens")
+        self.divide_between(linear, "bias")
+
+    def divide_table(self, module: nn.Module, name: str) -> None:
+        self._cut(module, name, [(0, _ROW), (1, _COLUMN), (1, _DEPTH)], "tokens")
+
+    def divide_between(self, module: nn.Module, name: str) -> None:
+        parameter: nn.Parameter | None = getattr(module, name)
+        if parameter is not None:
+            self._cut(module, name, [(parameter.dim() - 1, _COLUMN)], "row_tokens")
+
+    def _cut(
+        self, module: nn.Module, name: str, cuts: Sequence[tuple[int, str]], summed_over: str
+    ) -> None:
+        for dim, axis in cuts:
+            cut(
+                module,
+                name,
+                dim=dim,
+                part=self._place[axis],
+                parts=self.parts,
+                summed_over=summed_over,
+                held_by=summed_over,
+            )
+
+    def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
+        gathered = self._gather_samples(x, _ROW)
+        return [self._product(gathered, each, _COLUMN) for each in linears]
+
+    def last(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        return self._product(self._gather_samples(x, _COLUMN), linear, _ROW)
+
+    def look_up(
+        self, tokens: torch.Tensor, table: torch.Tensor, *, first: int, width: int
+    ) -> torch.Tensor:
+        begin, count = part_of(len(tokens), self._place[_DEPTH], self.parts)
+        whole = self._gather_inputs(table, width, _COLUMN)
+        found = own_rows(tokens[begin : begin + count], whole, first)
+        return sum_to_parts(found, self._mesh.group(_ROW), dim=0)
+
+    def _product(self, gathered: torch.Tensor, linear: nn.Linear, summed: str) -> torch.Tensor:
+        """Multiplies by a matrix whose inputs the axis `summed` divides."""
+        weight = self._gather_inputs(linear.weight, linear.in_features, summed)
+        y = functional.linear(gathered, weight)
+        y = sum_to_parts(y, self._mesh.group(summed), dim=0)
+        return y if linear.bias is None else y + linear.bias
+
+    def _gather_samples(self, x: torch.Tensor, axis: str) -> torch.Tensor:
+        return gather_parts(x, self._mesh.group(axis), dim=0, length=len(x) * self.parts)
+
+    def _gather_inputs(self, weight: torch.Tensor, width: int, axis: str) -> torch.Tensor:
+        """Returns a block with all inputs of this rank's part along an axis, of `width` inputs."""
+        _, count = part_of(width, self._place[axis], self.parts)
+        return gather_parts(weight, self._mesh.group(_DEPTH), dim=1, length=count)

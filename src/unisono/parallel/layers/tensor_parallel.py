@@ -1,0 +1,61 @@
+"""The interface of the kinds of tensor parallelism, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from unisono.parallel.layers.tensor_1d import Tensor1D
+from unisono.parallel.layers.tensor_2d import Tensor2D
+from unisono.parallel.layers.tensor_3d import Tensor3D
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+class TensorParallel(Protocol):
+    """The division of a layer's matrices over the ranks of `tp`, with its exchanges.
+
+    A layer has first matrices, which make an inner activation, and a last matrix, which leads back.
+    Activations are (samples, sequence, width).
+    """
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of the inner width."""
+
+    def divide_first(self, linear: nn.Linear) -> None:
+        """Keeps this rank's block of a first matrix."""
+
+    def divide_last(self, linear: nn.Linear) -> None:
+        """Keeps this rank's block of a last matrix."""
+
+    def divide_table(self, module: nn.Module, name: str) -> None:
+        """Keeps this rank's block of an embedding table, the same as of a first matrix."""
+
+    def divide_between(self, module: nn.Module, name: str) -> None:
+        """Keeps this rank's part of a parameter that applies between layers, along its width."""
+
+    def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
+        """Returns the inner activation of each first matrix."""
+
+    def last(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        """Returns the activation between layers."""
+
+    def look_up(
+        self, tokens: torch.Tensor, table: torch.Tensor, *, first: int, width: int
+    ) -> torch.Tensor:
+        """Returns the vectors of tokens (samples, sequence), as an activation between layers.
+
+        `table` is this rank's block, which begins at row `first` of the whole table; the whole has
+        vectors of `width` elements.
+        """
+
+
+def tensor_parallel(mesh: TrainingMesh | None = None) -> TensorParallel:
+    """Returns the division of a mesh's layout."""
+    kind = mesh.layout.tensor if mesh is not None and mesh.group("tp") is not None else "1d"
+    if mesh is None or kind == "1d":
+        return Tensor1D(mesh)
+    return Tensor3D(mesh) if kind == "3d" else Tensor2D(mesh)

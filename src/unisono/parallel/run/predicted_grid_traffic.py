@@ -1,0 +1,127 @@
+"""The elements that a rank sends on the grid of `tp` in 2D, 2.5D and 3D, from closed forms.
+
+A product of M x K and K x N elements moves, forward: on planes of q x q ranks
+(q-1)/q^2 (M K + K N), with M divided by the planes; in a cube of l x l x l ranks
+(l-1)/l^3 (M K + K N + M N). Backward: on planes twice that, in a cube once. The sizes here are
+those of this rank's blocks, which may be uneven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from unisono.parallel.layers import (
+    FeatureNorm,
+    FeedForward,
+    LogitHead,
+    SelfAttention,
+    TokenEmbedding,
+)
+from unisono.parallel.parameter_block import part_of
+from unisono.planner import Layout
+
+_LOSS_SUMS = 3
+_NORM_SUMS = 4  # forward and backward, of the mean and of the squares
+
+
+def grid_elements(
+    stage: nn.Module, layout: Layout, place: Mapping[str, int], *, tokens: int
+) -> float:
+    """Returns the elements that a rank sends in the passes of a microbatch of `tokens`.
+
+    `place`: the rank's coordinates on the axes of the mesh.
+    """
+    kind = _Cube if layout.tensor == "3d" else _Planes
+    grid = kind(layout, place, tokens=tokens)
+    elements = 0.0
+    for module in stage.modules():
+        if isinstance(module, FeatureNorm):
+            sums = _NORM_SUMS if module.is_centred else _NORM_SUMS // 2
+            elements += grid.sums(sums)
+        elif isinstance(module, TokenEmbedding):
+            elements += grid.look_up(module)
+        elif isinstance(module, LogitHead):
+            elements += grid.sums(_LOSS_SUMS)
+        for linears, is_last in _products(module):
+            elements += grid.product(linears, is_last=is_last)
+    return elements
+
+
+def _products(module: nn.Module) -> Iterator[tuple[list[nn.Linear], bool]]:
+    """Yields the matrices that multiply one input, and True if they are last matrices."""
+    if isinstance(module, SelfAttention):
+        yield [module.query, module.key, module.value], False
+        yield [module.output], True
+    elif isinstance(module, FeedForward):
+        yield [module.up] if module.gate is None else [module.up, module.gate], False
+        yield [module.down], True
+    elif isinstance(module, LogitHead):
+        yield [module.projection], False
+
+
+class _Planes:
+    """2D and 2.5D."""
+
+    def __init__(self, layout: Layout, place: Mapping[str, int], *, tokens: int) -> None:
+        self._row, self._column = place["tp_row"], place["tp_column"]
+        planes, self._side, _ = layout.tensor_grid
+        self._others = self._side - 1
+        self._tokens = tokens // (planes * self._side)
+
+    def _width(self, width: int, part: int) -> int:
+        return part_of(width, part, self._side)[1]
+
+    def sums(self, count: int) -> float:
+        """Sums of one element a token along the row."""
+        return count * 2 * self._others / self._side * self._tokens
+
+    def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
+        """The exchanges of one input with several matrices."""
+        width = linears[0].in_features
+        own_x = self._tokens * self._width(width, self._column)
+        outputs = sum(self._width(each.out_features, self._column) for each in linears)
+        own_weight = outputs * self._width(width, self._row)
+        broadcasts = 2 * self._others * (own_x + own_weight)  # forward, and again backward
+        return broadcasts + (self._tokens * width - own_x) + (outputs * width - own_weight)
+
+    def look_up(self, module: TokenEmbedding) -> float:
+        width = module.width
+        scattered = self._others * self._tokens * self._width(width, self._row)
+        if self._row == self._column:
+            return 2 * scattered
+        swapped = self._tokens * (self._width(width, self._row) + self._width(width, self._column))
+        return 2 * scattered + swapped
+
+
+class _Cube:
+    """3D."""
+
+    def __init__(self, layout: Layout, place: Mapping[str, int], *, tokens: int) -> None:
+        self._place = place
+        self._side = layout.tensor_grid.row
+        self._others = self._side - 1
+        self._tokens = tokens // self._side**2
+
+    def _width(self, width: int, axis: str) -> int:
+        return part_of(width, self._place[axis], self._side)[1]
+
+    def sums(self, count: int) -> float:
+        return count * 2 * self._others / self._side * self._tokens
+
+    def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
+        inner, outer = ("tp_row", "tp_column") if is_last else ("tp_column", "tp_row")
+        inputs = self._width(linears[0].in_features, inner)
+        outputs = sum(self._width(each.out_features, outer) for each in linears)
+        moved = self._tokens * (inputs + outputs) + self._longest(inputs) * outputs
+        return 2 * self._others * moved
+
+    def look_up(self, module: TokenEmbedding) -> float:
+        inputs = self._width(module.width, "tp_column")
+        rows = self._width(module.vocab, "tp_row")
+        return 2 * self._others * (self._tokens * inputs + self._longest(inputs) * rows)
+
+    def _longest(self, inputs: int) -> int:
+        """Returns the inputs of a part along the depth: short parts travel padded."""
+        return -(-inputs // self._side)

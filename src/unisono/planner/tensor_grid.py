@@ -1,0 +1,58 @@
+"""The grid of ranks that tensor parallelism divides matrices over: a line, a plane or a cube.
+
+2D: van de Geijn and Watts, "SUMMA", 1997, and Xu et al., "Optimus", 2021. 2.5D: Wang et al.,
+"Tesseract", 2021. 3D: Agarwal et al., 1995, and Bian et al., "Maximizing parallelism in distributed
+training for huge neural networks", 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+TENSOR_KINDS = ("1d", "2d", "2.5d", "3d")
+"""Kinds of tensor parallelism. 1d divides each matrix along one dimension."""
+
+
+class TensorGrid(NamedTuple):
+    """The ranks of `tp` along each dimension of their grid; the column is the fastest."""
+
+    depth: int
+    row: int
+    column: int
+
+    @classmethod
+    def of(cls, kind: str, tp: int) -> TensorGrid:
+        """Returns the grid of a kind of tensor parallelism.
+
+        The grid of 2.5d is d x q x q with the largest q, so with d = 1 it is the grid of 2d. Raises
+        `ValueError` for another kind, and for a `tp` that makes no such grid.
+
+        >>> TensorGrid.of("2.5d", 8)
+        TensorGrid(depth=2, row=2, column=2)
+        >>> TensorGrid.of("2d", 6)
+        Traceback (most recent call last):
+        ValueError: tensor = 2d needs tp = q x q: 6 is not; 4 is
+        """
+        if kind == "1d":
+            return cls(1, 1, tp)
+        if kind not in TENSOR_KINDS:
+            raise ValueError(f"tensor must be one of {', '.join(TENSOR_KINDS)}, not {kind!r}")
+        grid = _grid(kind, tp)
+        if grid is None:
+            fitting = [number for number in range(1, 2 * tp + 8) if _grid(kind, number)]
+            near = min(fitting, key=lambda number: abs(number - tp))
+            form = {"2d": "q x q", "2.5d": "d x q x q", "3d": "l x l x l"}[kind]
+            raise ValueError(f"tensor = {kind} needs tp = {form}: {tp} is not; {near} is")
+        return grid
+
+
+def _grid(kind: str, tp: int) -> TensorGrid | None:
+    if kind == "3d":
+        side = round(tp ** (1 / 3))
+        return TensorGrid(side, side, side) if side**3 == tp else None
+    side = max(q for q in range(1, math.isqrt(tp) + 1) if tp % (q * q) == 0)
+    depth = tp // side**2
+    if tp > 1 and (side == 1 or (kind == "2d" and depth > 1)):
+        return None
+    return TensorGrid(depth, side, side)

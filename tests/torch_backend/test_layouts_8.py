@@ -1,0 +1,41 @@
+"""Layouts of eight ranks: tensor parallelism over planes and cubes trains as one process does."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_backend.layout_training import compare_transformer
+
+pytestmark = pytest.mark.torch
+RANKS = 8
+BACKENDS = ("unisono",)
+UNEVEN = {"layers": 2, "hidden": 20, "ffn": 26, "gated": True, "kv_heads": 2, "tied": False}
+
+
+def test_layouts_8(outcome):
+    outcome.require_success()
+
+
+def own_planes(world):
+    compare_transformer("tp=8,tensor=2.5d", microbatches=2)  # a tie
+    compare_transformer("tp=8,tensor=2.5d", **UNEVEN)
+
+
+def own_cube(world):
+    compare_transformer("tp=8,tensor=3d", layers=2)  # a tie
+    compare_transformer("tp=8,tensor=3d", microbatches=2, **UNEVEN)
+
+
+def own_plane_with_other_axes(world):
+    compare_transformer("dp=2,tp=4,tensor=2d,zero=1", **UNEVEN)
+    compare_transformer("pp=2,tp=4,tensor=2d", microbatches=2, layers=2)
+    compare_transformer("cp=2,tp=4,tensor=2d", layers=2, positions=8)
+
+
+def own_plane_with_divided_weights(world):
+    compare_transformer("dp=2,tp=4,tensor=2d,zero=3", **UNEVEN)
+
+
+def own_refusals(world):
+    with pytest.raises(ValueError, match="zb1p runs the backward pass of a matrix twice"):
+        compare_transformer("pp=2,tp=4,tensor=2d,schedule=zb1p", microbatches=2)
