@@ -7,10 +7,12 @@ checkpoint before it readable.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,13 +57,14 @@ def save_blocks(
     """
     path = folder / _agreed(_next_name(folder), group)
     held = _held(blocks)
-    save(
-        dict.fromkeys(held),
-        checkpoint_id=path,
-        planner=_SavePlanner(held),
-        process_group=group,
-        no_dist=not dist.is_initialized(),
-    )
+    with _alone_is_meant():
+        save(
+            dict.fromkeys(held),
+            checkpoint_id=path,
+            planner=_SavePlanner(held),
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
     if _is_first(group):
         _write_synced(path / _EXTRA, json.dumps(dict(extra or {})))
         _write_synced(folder / _LATEST, path.name)
@@ -89,15 +92,24 @@ def load_blocks(
     for block in blocks:
         _check(block, saved.get(block.name), path)
     held = _held(blocks)
-    load(
-        dict.fromkeys(held),
-        checkpoint_id=path,
-        planner=_LoadPlanner(held),
-        process_group=group,
-        no_dist=not dist.is_initialized(),
-    )
+    with _alone_is_meant():
+        load(
+            dict.fromkeys(held),
+            checkpoint_id=path,
+            planner=_LoadPlanner(held),
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
     found: dict[str, Any] = json.loads((path / _EXTRA).read_text(encoding="utf-8"))
     return found
+
+
+@contextlib.contextmanager
+def _alone_is_meant() -> Iterator[None]:
+    """Keeps torch from warning that a process without a group reads and writes alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _check(block: TensorBlock, saved: Any, path: Path) -> None:

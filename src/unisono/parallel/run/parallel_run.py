@@ -11,9 +11,11 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from unisono.errors import PeerLostError
 from unisono.parallel.checkpoint import load_blocks, save_blocks
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.run.batch_parts import BatchPart, count_valid, divide_batch
+from unisono.parallel.run.lost_rank import named_in_job
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
 from unisono.parallel.run.predicted_traffic import StepSize, predicted_bytes
@@ -79,8 +81,15 @@ class ParallelRun:
 
         All ranks pass the whole batch, and each trains on its part. The loss is what
         `loss(model(inputs), targets)` would be in one process, with the balance losses of experts.
-        Raises `ValueError` for sizes that the layout cannot divide.
+        Raises `ValueError` for sizes that the layout cannot divide, and `PeerLostError` with the
+        number of a rank that died.
         """
+        try:
+            return self._step(inputs, targets)
+        except PeerLostError as error:
+            raise named_in_job(error) from error
+
+    def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
         part = divide_batch(inputs, targets, self.mesh, self.microbatches)
         self._valid = max(part.valid, 1)

@@ -1,0 +1,136 @@
+"""A rank that dies while a mixed layout trains, and a process that dies while it saves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from time_limits import limit_s
+from torch_backend.forked import start
+from torch_backend.layout_training import sgd, small_shape, token_batches
+from unisono.errors import PeerLostError
+from unisono.parallel import Layout
+from unisono.parallel.checkpoint import TensorBlock, load_blocks, save_blocks
+from unisono.parallel.layers import CrossEntropy, TransformerModel
+from unisono.parallel.run import parallelize
+
+pytestmark = pytest.mark.torch
+RANKS, LOST, LAST_STEP = 4, 3, 2
+DETECTION_S = 1.0
+LENGTH = 100_000
+
+
+def die(folder):
+    (folder / "killed").write_text(str(time.time()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(rank, text, phase, folder):
+    """Trains; the last rank kills itself in a phase of its third step."""
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
+    )
+    shape, layout = small_shape(layers=2, tied=False), Layout.parse(text)
+    run = parallelize(
+        TransformerModel(shape),
+        layout,
+        loss=CrossEntropy(shape.vocab),
+        optimizer=sgd,
+        microbatches=2,
+    )
+    if rank == LOST:
+        arm(run, phase, folder)
+    inputs, targets = token_batches(shape)[0]
+    try:
+        for _ in itertools.count():
+            run.step(inputs, targets)
+    except Exception as error:
+        said = [type(error).__name__, str(error), time.time(), run.steps]
+        (folder / f"{rank}.json").write_text(json.dumps(said))
+
+
+def arm(run, phase, folder):
+    """Makes this process kill itself in the phase."""
+
+    def strike(*_):
+        if run.steps == LAST_STEP:
+            die(folder)
+
+    stage = run.stages[0][1]
+    if phase == "forward":
+        stage.register_forward_hook(strike)
+    elif phase == "backward":
+
+        def watch(module, arguments, output):
+            if output.requires_grad:
+                output.register_hook(strike)
+
+        stage.register_forward_hook(watch)
+    else:
+        run.optimizer.register_step_pre_hook(strike)
+
+
+@pytest.mark.parametrize(
+    ("text", "phase"),
+    [
+        ("tp=2,pp=2", "forward"),
+        ("dp=2,pp=2,schedule=zb1p", "backward"),
+        ("dp=2,tp=2,zero=1", "optimizer"),
+        ("dp=2,cp=2,zero=3", "backward"),
+    ],
+)
+def test_a_lost_rank_is_named_by_all_ranks(text, phase, tmp_path):
+    processes = [
+        start(
+            __file__, "train_until_killed", rank, text, phase, tmp_path,
+            log=tmp_path / f"{rank}.log",
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    for process in processes:
+        process.join(60)
+        process.kill()
+    killed = float((tmp_path / "killed").read_text())
+    for rank in set(range(RANKS)) - {LOST}:
+        name, told, ended, steps = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert name == PeerLostError.__name__, told
+        assert f"rank {LOST}" in told
+        assert ended - killed < limit_s(DETECTION_S)
+        assert steps in (LAST_STEP, LAST_STEP + 1)  # others may have ended the step
+
+
+def block(values):
+    return [TensorBlock(name="weights", shape=(LENGTH,), start=(0,), values=values)]
+
+
+def save_forever(folder):
+    for step in itertools.count(1):
+        save_blocks(folder, block(torch.full((LENGTH,), float(step))), extra={"steps": step})
+
+
+def test_a_killed_save_leaves_the_checkpoint_before_it(tmp_path):
+    """Kills a process that does nothing but save, at several moments of a save."""
+    for delay_s in (0.0, 0.002, 0.005, 0.01, 0.02, 0.03):
+        folder = tmp_path / f"{delay_s}"
+        process = start(__file__, "save_forever", folder, log=tmp_path / "log")
+        deadline = time.monotonic() + 60
+        while not (folder / "latest").exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(delay_s)
+        process.kill()
+        process.join()
+        values = torch.zeros(LENGTH)
+        steps = load_blocks(folder, block(values))["steps"]
+        assert steps >= 1
+        assert torch.equal(values, torch.full((LENGTH,), float(steps)))
+        save_blocks(folder, block(values + 1), extra={"steps": steps + 1})
+        assert load_blocks(folder, block(values))["steps"] == steps + 1
