@@ -66,7 +66,9 @@ def arm(run, phase, folder):
             die(folder)
 
     stage = run.stages[0][1]
-    if phase == "forward":
+    if phase == "before":
+        stage.register_forward_pre_hook(strike)
+    elif phase == "forward":
         stage.register_forward_hook(strike)
     elif phase == "backward":
 
@@ -82,6 +84,7 @@ def arm(run, phase, folder):
 @pytest.mark.parametrize(
     ("text", "phase"),
     [
+        ("tp=2,pp=2", "before"),  # torch puts the error inside one of its own
         ("tp=2,pp=2", "forward"),
         ("dp=2,pp=2,schedule=zb1p", "backward"),
         ("dp=2,tp=2,zero=1", "optimizer"),

@@ -10,21 +10,29 @@ from unisono.torch_backend import communicator_of
 _WAIT_S = 1.0
 
 
-def named_in_job(error: PeerLostError) -> PeerLostError:
-    """Returns an error that names the lost rank by its number in torch's default group.
+def lost_rank_error(error: BaseException) -> PeerLostError | None:
+    """Returns an error that names a lost rank by its number in torch's default group.
 
-    The error of an axis has the rank's number on that axis. The default group has failed too, or
-    fails as soon as it is used, since the rank is one of its own. Returns `error` if the rank left
-    the axis and is alive.
+    Returns None if `error` has another cause. The error of an axis has the rank's number on that
+    axis, and torch's pipelines put it inside an error of their own.
     """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, PeerLostError):
+        found = found.__cause__ or found.__context__
+    return None if found is None else _of_default_group() or found
+
+
+def _of_default_group() -> PeerLostError | None:
+    """Returns the failure of the default group. It has failed too, or fails as soon as it is used,
+    since the lost rank is one of its own; but not if the rank only left the group of an axis."""
     group = dist.group.WORLD
     comm = communicator_of(group) if group is not None else None
     if comm is None:
-        return error
+        return None
     try:
         comm.barrier(async_op=True).wait(_WAIT_S)
     except PeerLostError as found:
         return found
     except (UnisonoError, TimeoutError):
-        return error
-    return error
+        return None
+    return None

@@ -11,11 +11,10 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.errors import PeerLostError
 from unisono.parallel.checkpoint import load_blocks, save_blocks
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.run.batch_parts import BatchPart, count_valid, divide_batch
-from unisono.parallel.run.lost_rank import named_in_job
+from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
 from unisono.parallel.run.predicted_traffic import StepSize, predicted_bytes
@@ -86,8 +85,10 @@ class ParallelRun:
         """
         try:
             return self._step(inputs, targets)
-        except PeerLostError as error:
-            raise named_in_job(error) from error
+        except Exception as error:
+            if (lost := lost_rank_error(error)) is None:
+                raise
+            raise lost from error
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
