@@ -2,9 +2,9 @@
 
 Covers: `unisono.run`, `parallelize`, `ParallelRun.save` and `load`, `PeerLostError`.
 Scenario: four ranks train a transformer, with tensor and pipeline parallelism. One rank kills
-itself in the middle of the training. The job starts again from the last checkpoint on two ranks, which
-divide the samples and the optimizer's states instead. The losses are those of one process without a
-failure.
+itself in the middle of the training. The job starts again from the last checkpoint on two ranks,
+which divide the samples and the optimizer's states instead. The losses are those of one process
+without a failure.
 
     python examples/restart_in_another_layout.py
 """

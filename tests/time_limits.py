@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -21,7 +22,15 @@ def threads() -> set[str]:
     return {task.name for task in _TASKS.iterdir()}
 
 
-def cpu_s(threads: set[str]) -> float:
-    """Returns the CPU time of these threads of this process, in seconds."""
-    spent_ns = [int((_TASKS / each / "schedstat").read_text().split()[0]) for each in threads]
-    return sum(spent_ns) / 1e9
+def cpu_times(threads: set[str]) -> dict[str, float]:
+    """Returns the CPU seconds of these threads of this process, without those that have ended."""
+    found = {}
+    for each in threads:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[each] = int((_TASKS / each / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
+def cpu_since(before: dict[str, float]) -> float:
+    """Returns the CPU seconds since `cpu_times` of the threads that still run."""
+    return sum(spent - before[each] for each, spent in cpu_times(set(before)).items())
