@@ -30,7 +30,7 @@ class ControllerStats:
     tensors_submitted: int
     collectives_run: int
     cache_hits: int
-    """Tensors that the frozen plan had: the ranks did not talk about them."""
+    """Tensors that the frozen plan had: the ranks exchanged no message about them."""
     bytes: int
     """Sum of the submitted tensors' sizes."""
     plan_changes: int
@@ -101,7 +101,7 @@ class Controller:
             timeline=self.timeline,
             tuner=_tuner(comm, tune_fusion),
         )
-        # Also at the end of the interpreter, so that the other ranks hear of it.
+        # Also at the end of the interpreter, so that the other ranks are told.
         self._finalizer = weakref.finalize(self, self._loop.close)
 
     def __repr__(self) -> str:

@@ -2,7 +2,7 @@
 
 The coordinator learns while the ranks talk. When some steps in a row had the same tensors, it sends
 a frozen plan. From then on the ranks follow the plan without a message. A rank that cannot follow
-asks for a break; then all ranks leave the plan at the same bucket and talk again.
+asks for a break; then all ranks leave the plan at the same bucket and negotiate again.
 
 With a tuner, a plan may be a trial of a limited length. At its end no rank has to leave it: all
 ranks stand at the same bucket, report what they measured, and get the next plan.

@@ -204,7 +204,7 @@ class Loop:
     def look_for_late_ranks(self, handle: Handle) -> None:
         """Leaves the plan if the bucket of this handle waits for ranks, and asks which these are.
 
-        Only ranks that talk know which of them have submitted a tensor.
+        Only ranks that negotiate know which of them have submitted a tensor.
         """
         with self._lock:
             plan, flight = self._runner.plan, handle.flight
@@ -223,7 +223,7 @@ class Loop:
             self._post(CannotFollow(plan.epoch, plan.lacking(handle.name)))
 
     def _leave_finished_plan(self) -> None:
-        """Tensors that wait for the next plan are announced only once the ranks talk again."""
+        """Tensors that wait for the next plan are announced only once the ranks negotiate again."""
         plan = self._runner.plan
         if isinstance(plan, TrialPlan) and plan.finished:
             self._post(CannotFollow(plan.epoch, "a rank waits for the end of a trial"))

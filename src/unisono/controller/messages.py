@@ -98,7 +98,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """From here on the ranks follow this plan, pass after pass, and talk about nothing in it.
+    """From here on the ranks follow this plan, pass after pass, and exchange no message about it.
 
     A `trial` limits the plan to some passes. All ranks then report `Finished`.
     """
@@ -125,7 +125,7 @@ class Thaw:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """All ranks launch the buckets of the old plan up to this number, void, and talk again."""
+    """All ranks launch the buckets of the old plan up to this number, void, and negotiate again."""
 
     epoch: int
     launched: int

@@ -56,6 +56,6 @@ class FeatureNorm(nn.Module):
 
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the mean over the whole width. Its gradient is the sum of the ranks' gradients,
-        since each rank goes on with its own part."""
+        since each rank uses it for its own part."""
         total = sum_of_all(x.sum(-1, keepdim=True), self._group)
         return copy_to_all(total, self._group) / self._width

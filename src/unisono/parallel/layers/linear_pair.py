@@ -11,7 +11,7 @@ from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.training_mesh import TrainingMesh
 
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Identity)
-"""Modules that may stand between the two layers: they treat each element alone."""
+"""Modules that may be between the two layers: they compute each element by itself."""
 
 
 class LinearPair:

@@ -75,7 +75,7 @@ class ParameterServer:
     element by itself, as SGD, Adam and AdamW do. Norms over all parameters are not possible on the
     server: clip before `step`.
 
-    **Loss of a rank.** The others go on. A lost server's shard comes from its last snapshot; see
+    **Loss of a rank.** The others continue. A lost server's shard comes from its last snapshot; see
     `ParameterServerStats.lost_updates`, and the log `unisono.parallel`.
 
     **Arguments.** `model`: the same on all ranks, also on dedicated servers. It starts with the
