@@ -148,8 +148,8 @@ class Flight:
     def settle(self, timeout_s: float | None) -> None:
         """Waits for the end, then ends the handles. Raises `TimeoutError` after `timeout_s`.
 
-        The handles of a void flight continue without one. A failure ends the controller: the handles
-        hold the error.
+        The handles of a void flight continue without one. A failure ends the controller: the
+        handles hold the error.
         """
         if self._settled:
             return
