@@ -35,13 +35,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "expert_tokens": ("dp_replicate", "edp"),
         "expert_shard": ("edp",),
         "stage": ("dp_replicate", "dp_shard", "cp", "tp"),
+        "own": (),
     }
 )
 """The groups of ranks that strategies use, and the axes along which the ranks of one differ.
 
 `shard`, `expert_shard`: the ranks over which ZeRO divides. `tokens`: the ranks that see different
 tokens, so that sum gradients of dense parameters. `expert_tokens`: the ranks that sum gradients of
-an expert. `stage`: the ranks of a pipeline stage."""
+an expert. `stage`: the ranks of a pipeline stage. `own`: each rank alone, for blocks that one rank
+holds and whose whole gradient it computes."""
 
 
 class RankGrid:

@@ -98,12 +98,11 @@ class FullyShardedSet:
         return {
             "shard": microbatches * passes * (ranks - 1) * part,
             "dp_replicate": microbatches * 2 * (replicas - 1) / replicas * part,
-        } | sum_traffic(self._others, sum(_local_bytes(each) for each in self.trained))
+        } | sum_traffic(self._others, [_local(each) for each in self.trained])
 
 
-def _local_bytes(parameter: nn.Parameter) -> int:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return local.numel() * local.element_size()
+def _local(parameter: nn.Parameter) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _part_bytes(parameter: nn.Parameter, ranks: int) -> int:

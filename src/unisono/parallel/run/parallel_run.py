@@ -147,6 +147,7 @@ class ParallelRun:
             tokens=part.targets[0].numel(),
             samples=len(part.targets[0]),
             item_bytes=held.element_size(),
+            parts=part.microbatches(),
         )
 
     def _passes(self, part: BatchPart) -> list[torch.Tensor]:
