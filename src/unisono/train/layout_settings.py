@@ -41,6 +41,8 @@ class LayoutRun:
     """Kind of tensor parallelism: one of `TENSOR_KINDS`."""
     context: str = "ring"
     """How ranks of `cp` exchange keys and values."""
+    placement: str = "auto"
+    """How ranks of `dp` divide embedding tables."""
     save: str | None = None
     """Folder of a checkpoint to write at the end."""
     load: str | None = None

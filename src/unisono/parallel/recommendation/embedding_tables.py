@@ -11,7 +11,7 @@ from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.parameter_block import keep
 from unisono.parallel.recommendation.bag_exchange import NO_ID, Bags, sum_bags
 from unisono.parallel.recommendation.divided_lookup import DividedLookup, piece_bags
-from unisono.parallel.recommendation.exchange_traffic import pass_bytes
+from unisono.parallel.recommendation.exchange_traffic import pass_bytes, rank_loads
 from unisono.parallel.recommendation.greedy_placement import AUTO, place_tables
 from unisono.parallel.recommendation.table_placement import TablePiece, TablePlacement
 from unisono.parallel.recommendation.table_shapes import TableShape
@@ -106,6 +106,13 @@ class EmbeddingTables(nn.Module):
                 item_bytes=self.weights[0].element_size(),
             )
         return found
+
+    def loads(self) -> tuple[float, ...]:
+        """Returns the bytes that each rank exchanges for its tables in a step of `samples`."""
+        if self.placement is None:
+            return (0.0,)
+        item_bytes = self.weights[0].element_size()
+        return rank_loads(self.placement, samples=self._samples, item_bytes=item_bytes)
 
     def _placed(self, ranks: int) -> TablePlacement:
         wanted = self._wanted

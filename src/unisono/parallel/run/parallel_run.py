@@ -132,7 +132,7 @@ class ParallelRun:
             "bytes_sent": {name: sent[name] - self._sent_before.get(name, 0) for name in sent},
             "memory": memory_by_kind(self.sets, self.optimizer),
             "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, self._size),
-            "predicted_memory": predicted_memory(self.sets, mesh),
+            "predicted_memory": predicted_memory(self.sets, mesh, self.optimizer),
         }
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, figures)
