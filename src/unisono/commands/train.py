@@ -16,7 +16,7 @@ from rich.console import Console
 from unisono.commands.command_options import with_options
 from unisono.commands.layout_options import LAYOUT_ONLY, LayoutOptions, Ranks
 from unisono.commands.outputs import JsonOption, given, result_console, write_json
-from unisono.commands.train_layout import long, moe, train_one_layout
+from unisono.commands.train_layout import dlrm, long, moe, train_one_layout
 from unisono.errors import UnisonoError
 from unisono.train import (
     FULL_SCALE,
@@ -133,6 +133,7 @@ def text(context: typer.Context, options: TextOptions) -> None:
 
 app.command(epilog="Example: unisono train moe -n 4 --layout dp=4,ep=4")(moe)
 app.command(epilog="Example: unisono train long -n 4 --layout cp=4 --context ring")(long)
+app.command(epilog="Example: unisono train dlrm -n 4 --layout dp=4 --placement auto")(dlrm)
 
 
 def _asks_for_layout(context: typer.Context) -> bool:

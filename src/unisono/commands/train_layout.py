@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from unisono.train import (
     figures_table,
     launch_layout,
     loss_line,
+    tables_table,
     time_line,
     title,
 )
@@ -33,8 +34,27 @@ class LayoutTaskOptions(LayoutOptions):
     learning_rate: Annotated[float, typer.Option(min=0.0, help="The learning rate.")] = 2e-3
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClickOptions(LayoutTaskOptions):
+    """The options of `unisono train dlrm`."""
+
+    global_batch: Annotated[
+        int, typer.Option(min=1, help="Samples of a step, of all ranks together.")
+    ] = 256
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="The learning rate.")] = 0.02
+    placement: Annotated[
+        Literal["auto", "table", "row", "column", "replicated"],
+        typer.Option(help="How ranks divide the embedding tables; auto: by a cost model."),
+    ] = "auto"
+
+
 def train_one_layout(
-    task: LayoutTask, options: LayoutOptions, *, steps: int, learning_rate: float
+    task: LayoutTask,
+    options: LayoutOptions,
+    *,
+    steps: int,
+    learning_rate: float,
+    placement: str = "auto",
 ) -> None:
     """Trains a task with one layout and prints its figures. Ends with status 1 if it fails."""
     console, errors = result_console(options.json_path), Console(stderr=True)
@@ -51,6 +71,7 @@ def train_one_layout(
             seed=options.seed,
             dtype=options.dtype,
             context=options.exchange,
+            placement=placement,
             save=str(options.save.resolve()) if options.save else None,
             load=str(options.load.resolve()) if options.load else None,
         )
@@ -61,6 +82,8 @@ def train_one_layout(
     console.print(title(run.task, run.layout.text(), result), style="bold", highlight=False)
     console.print(loss_line(result), highlight=False, soft_wrap=True)
     console.print(figures_table(result))
+    if "tables" in result:
+        console.print(tables_table(result))
     console.print(time_line(result), highlight=False)
     write_json(result, options.json_path)
 
@@ -87,3 +110,15 @@ def moe(context: typer.Context, options: LayoutTaskOptions) -> None:
 def long(context: typer.Context, options: LayoutTaskOptions) -> None:
     """A transformer on long windows of the source of Python's library: 1024 bytes."""
     train_one_layout("long", options, steps=options.steps, learning_rate=options.learning_rate)
+
+
+@with_options(ClickOptions)
+def dlrm(context: typer.Context, options: ClickOptions) -> None:
+    """A recommendation model with twelve embedding tables, on click logs that it draws."""
+    train_one_layout(
+        "dlrm",
+        options,
+        steps=options.steps,
+        learning_rate=options.learning_rate,
+        placement=options.placement,
+    )

@@ -10,7 +10,8 @@ computes the ranks of each axis; `TrainingMesh` makes their process groups, and 
 each. `CounterRandom` draws the same weights and masks whatever the layout.
 
 `parallelize` divides a model by a layout and returns its `ParallelRun`. `TransformerModel` with
-`CrossEntropy` is a model that every strategy can divide.
+`CrossEntropy` is a model that every strategy can divide. `DLRM` is a recommendation model with
+embedding tables on all ranks; `place_tables` chooses their ranks.
 """
 
 from unisono.parallel.compression import Compression
@@ -26,6 +27,14 @@ from unisono.parallel.narrow_float_exchange import Bf16, Fp16
 from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
 from unisono.parallel.power_sgd import PowerSGD
 from unisono.parallel.rank_grid import RankGrid
+from unisono.parallel.recommendation import (
+    DLRM,
+    DLRMShape,
+    PlacedTable,
+    TablePlacement,
+    TableShape,
+    place_tables,
+)
 from unisono.parallel.run import ParallelRun, RunReport, parallelize
 from unisono.parallel.sharded_optimizer import ShardedOptimizer
 from unisono.parallel.top_k_codec import TopK
@@ -33,10 +42,12 @@ from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
 
 __all__ = [
+    "DLRM",
     "Bf16",
     "Compression",
     "CounterRandom",
     "CrossEntropy",
+    "DLRMShape",
     "DataParallel",
     "DiLoCo",
     "DistributedOptimizer",
@@ -48,10 +59,13 @@ __all__ = [
     "ParallelRun",
     "ParameterServer",
     "ParameterServerStats",
+    "PlacedTable",
     "PowerSGD",
     "RankGrid",
     "RunReport",
     "ShardedOptimizer",
+    "TablePlacement",
+    "TableShape",
     "TopK",
     "TrainingMesh",
     "TransformerModel",
@@ -60,4 +74,5 @@ __all__ = [
     "model_shape",
     "nesterov_sgd",
     "parallelize",
+    "place_tables",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -33,3 +35,23 @@ class Balanced(Protocol):
 
     def reset_auxiliary(self) -> None:
         """Sets `auxiliary_loss` to zero."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicrobatchPart:
+    """The part of a microbatch on one rank."""
+
+    inputs: torch.Tensor
+    samples: int
+    """Samples of the whole microbatch, on all ranks of `dp` together."""
+
+
+@runtime_checkable
+class Exchanging(Protocol):
+    """A model that takes the inputs of a step, and whose traffic depends on their values."""
+
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes that this rank's passes over a step send, by group of `GROUPS`.
+
+        Computed from closed forms, without communication. Sums of gradients do not count.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,16 +66,39 @@ def cut(
     parameter: nn.Parameter | None = getattr(module, name)
     if parameter is None:
         return
-    first, count = part_of(parameter.shape[dim], part, parts)
+    start, sizes = [0] * parameter.dim(), list(parameter.shape)
+    start[dim], sizes[dim] = part_of(parameter.shape[dim], part, parts)
+    keep(module, name, start=start, sizes=sizes, summed_over=summed_over, held_by=held_by)
+
+
+def keep(
+    module: nn.Module,
+    name: str,
+    *,
+    start: Sequence[int],
+    sizes: Sequence[int],
+    summed_over: str,
+    held_by: str,
+) -> None:
+    """Replaces a module's parameter by `sizes` elements from `start` on; it may be none.
+
+    >>> linear = nn.Linear(3, 5)
+    >>> keep(linear, "weight", start=(1, 2), sizes=(4, 1), summed_over="own", held_by="own")
+    >>> linear.weight.shape, block_of(linear.weight).start
+    (torch.Size([4, 1]), (1, 2))
+    """
+    parameter: nn.Parameter = getattr(module, name)
     known = block_of(parameter)
-    start = list(known.start)
-    start[dim] += first
+    part = tuple(slice(a, a + count) for a, count in zip(start, sizes, strict=True))
     kept = nn.Parameter(
-        parameter.detach().narrow(dim, first, count).clone(memory_format=torch.contiguous_format),
+        parameter.detach()[part].clone(memory_format=torch.contiguous_format),
         requires_grad=parameter.requires_grad,
     )
     block = ParameterBlock(
-        shape=known.shape, start=tuple(start), summed_over=summed_over, held_by=held_by
+        shape=known.shape,
+        start=tuple(a + b for a, b in zip(known.start, start, strict=True)),
+        summed_over=summed_over,
+        held_by=held_by,
     )
     setattr(kept, _ATTRIBUTE, block)
     setattr(module, name, kept)

@@ -43,6 +43,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "depth_tokens": (*_TOKENS, "tp_depth"),
         "row_tokens": (*_TOKENS, "tp_depth", "tp_row"),
         "column_tokens": (*_TOKENS, "tp_depth", "tp_column"),
+        "own": (),
     }
 )
 """The groups of ranks that strategies use, and the axes along which the ranks of one differ.
@@ -51,7 +52,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 tokens, so that sum gradients of dense parameters. `expert_tokens`: the ranks that sum gradients of
 an expert. `stage`: the ranks of a pipeline stage. `depth_tokens`, `row_tokens`, `column_tokens`:
 the ranks that see different tokens where tensor parallelism also divides samples, over the depth of
-its grid, its depth and rows, or its depth and columns."""
+its grid, its depth and rows, or its depth and columns. `own`: each rank alone,
+for blocks that one rank holds and whose whole gradient it computes."""
 
 
 class RankGrid:

@@ -7,7 +7,7 @@ torch. `worker`, `loop`, `communication`, `replicas`, `digits` and `text` run on
 """
 
 from unisono.train.events import Event, Stepped
-from unisono.train.layout_report import figures_table, loss_line, time_line, title
+from unisono.train.layout_report import figures_table, loss_line, tables_table, time_line, title
 from unisono.train.layout_settings import LayoutRun, LayoutTask
 from unisono.train.overlap import Example, OverlapResult, run_overlap
 from unisono.train.overlap_report import (
@@ -44,6 +44,7 @@ __all__ = [
     "overlap_trace",
     "run_overlap",
     "shown",
+    "tables_table",
     "time_line",
     "title",
 ]

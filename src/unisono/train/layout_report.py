@@ -45,6 +45,22 @@ def figures_table(result: Mapping[str, Any]) -> Table:
     return table
 
 
+def tables_table(result: Mapping[str, Any]) -> Table:
+    """Returns the ranks of each embedding table, and the balance of their loads."""
+    loads = result["table_loads"]
+    mean = sum(loads) / len(loads)
+    text = "bytes exchanged for tables, most loaded rank: "
+    text += f"{max(loads) / mean:.2f} of the mean" if mean else "none"
+    table = Table(caption=text)
+    for name in ("table", "rows", "ids", "kind", "ranks"):
+        table.add_column(name, justify="left" if name in ("kind", "ranks") else "right")
+    for number, each in enumerate(result["tables"]):
+        ranks = " ".join(str(rank) for rank in each["ranks"])
+        sizes = f"{each['rows']:,}", str(each["ids"])
+        table.add_row(str(number), *sizes, each["kind"], ranks)
+    return table
+
+
 def time_line(result: Mapping[str, Any]) -> str:
     """Returns the time of a step, and the bubble of a pipeline."""
     text = f"step {result['step_s'] * 1e3:.1f} ms"

@@ -37,6 +37,8 @@ class LayoutRun:
     dtype: Literal["float32", "float64"] = "float32"
     context: str = "ring"
     """How ranks of `cp` exchange keys and values."""
+    placement: str = "auto"
+    """How ranks of `dp` divide embedding tables."""
     save: str | None = None
     """Folder of a checkpoint to write at the end."""
     load: str | None = None

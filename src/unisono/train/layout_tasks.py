@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel import CrossEntropy, TransformerModel, draw_weights
+from unisono.parallel import DLRM, CrossEntropy, TransformerModel, draw_weights
+from unisono.train.click_logs import CLICK_SHAPE, SAMPLES, click_log
 from unisono.train.digits import Digits
 from unisono.train.layout_settings import SHAPES, LayoutRun
 from unisono.train.text import library_windows
@@ -37,7 +38,8 @@ class LayoutTaskParts:
 
 def build_task(run: LayoutRun) -> LayoutTaskParts:
     """Returns the parts of a run's task, with its data loaded."""
-    return _digits(run) if run.task == "digits" else _language(run)
+    builders = {"digits": _digits, "dlrm": _clicks}
+    return builders.get(run.task, _language)(run)
 
 
 def _digits(run: LayoutRun) -> LayoutTaskParts:
@@ -55,6 +57,21 @@ def _digits(run: LayoutRun) -> LayoutTaskParts:
         optimizer=optimizer,
         inputs=images.to(torch.get_default_dtype()),
         targets=labels,
+    )
+
+
+def _clicks(run: LayoutRun) -> LayoutTaskParts:
+    inputs, clicks = click_log(CLICK_SHAPE, samples=SAMPLES, seed=run.seed)
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(parameters, lr=run.learning_rate)
+
+    return LayoutTaskParts(
+        model=DLRM(CLICK_SHAPE, seed=run.seed, placement=run.placement, samples=run.batch),
+        loss=functional.binary_cross_entropy_with_logits,
+        optimizer=optimizer,
+        inputs=inputs,
+        targets=clicks,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from unisono.parallel import ParallelRun, RunReport, parallelize
+from unisono.parallel import DLRM, ParallelRun, RunReport, parallelize
 from unisono.train import events
 from unisono.train.layout_settings import LayoutRun
 from unisono.train.layout_tasks import build_task
@@ -57,7 +57,7 @@ def _figures(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
     peaks: list[Any] = [None] * dist.get_world_size()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBIBYTE
     dist.all_gather_object(peaks, peak)
-    return {
+    return _tables(trained) | {
         "bytes_sent": _lists(report.bytes_sent),
         "memory": _lists(report.memory),
         "bubble": report.bubble,
@@ -70,6 +70,18 @@ def _figures(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
             "bubble": report.predicted.bubble,
         },
     }
+
+
+def _tables(trained: ParallelRun) -> dict[str, Any]:
+    """Returns the ranks of the embedding tables, if the model has some that are divided."""
+    model = trained.stages[0][1]
+    if not isinstance(model, DLRM) or model.placement is None:
+        return {}
+    tables = [
+        asdict(table.shape) | {"kind": table.kind, "ranks": list(table.ranks)}
+        for table in model.placement.tables
+    ]
+    return {"tables": tables, "table_loads": list(model.tables.loads())}
 
 
 def _lists(figures: Any) -> dict[str, list[float]]:

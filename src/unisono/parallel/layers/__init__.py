@@ -6,11 +6,12 @@ layers of any sequence of modules.
 
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
+from unisono.parallel.layers.expert_exchange import move_rows
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.linear_pair import LinearPair, pair_linears
 from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
-from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part
+from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part, sum_to_parts
 from unisono.parallel.layers.transformer_model import (
     LogitHead,
     TokenEmbedding,
@@ -32,5 +33,7 @@ __all__ = [
     "draw_weights",
     "gather_copies",
     "keep_part",
+    "move_rows",
     "pair_linears",
+    "sum_to_parts",
 ]

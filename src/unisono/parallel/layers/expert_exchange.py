@@ -47,7 +47,7 @@ class ExpertExchange:
         """Takes rows sorted by expert; returns the rows of this rank's experts, sorted too."""
         if self._group is None:
             return rows
-        return _moved(rows, self._group, self._sent, self._arrived)[self._by_expert]
+        return move_rows(rows, self._group, self._sent, self._arrived)[self._by_expert]
 
     def combine(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns the experts' results to the ranks and into the order of `dispatch`'s argument."""
@@ -55,12 +55,16 @@ class ExpertExchange:
             return rows
         back = torch.empty_like(self._by_expert)
         back[self._by_expert] = torch.arange(len(back))
-        return _moved(rows[back], self._group, self._arrived, self._sent)
+        return move_rows(rows[back], self._group, self._arrived, self._sent)
 
 
-def _moved(
+def move_rows(
     rows: torch.Tensor, group: dist.ProcessGroup, sent: list[int], arriving: list[int]
 ) -> torch.Tensor:
+    """Sends the first `sent[0]` rows to rank 0 of the group, the next to rank 1, and so on.
+
+    Returns `arriving[i]` rows of each rank i, in rank order. The gradient travels back. Collective.
+    """
     found: torch.Tensor = _Move.apply(  # type: ignore[no-untyped-call]
         rows, group, sent, arriving
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from unisono.parallel.context import zigzag_part
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers import IGNORED
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -17,8 +18,15 @@ class BatchPart:
 
     inputs: tuple[torch.Tensor, ...]
     targets: tuple[torch.Tensor, ...]
+    samples: tuple[int, ...]
+    """Samples of each microbatch, on all ranks of `dp` together."""
     valid: int
     """Valid targets of the whole batch: the divisor of the loss."""
+
+    def microbatches(self) -> tuple[MicrobatchPart, ...]:
+        """Returns the inputs of each microbatch on this rank, with the size of the whole."""
+        pairs = zip(self.inputs, self.samples, strict=True)
+        return tuple(MicrobatchPart(inputs=inputs, samples=count) for inputs, count in pairs)
 
 
 def divide_batch(
@@ -59,7 +67,12 @@ def divide_batch(
         cuts = [piece.tensor_split(layout.dp)[place] for piece in x.tensor_split(microbatches)]
         return tuple(_own_positions(piece, mesh) for piece in cuts)
 
-    return BatchPart(inputs=own(inputs), targets=own(targets), valid=count_valid(targets))
+    return BatchPart(
+        inputs=own(inputs),
+        targets=own(targets),
+        samples=tuple(len(piece) for piece in inputs.tensor_split(microbatches)),
+        valid=count_valid(targets),
+    )
 
 
 def count_valid(targets: torch.Tensor) -> int:

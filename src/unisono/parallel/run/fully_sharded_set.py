@@ -95,15 +95,14 @@ class FullyShardedSet:
         replicas = len(self._mesh.ranks("dp_replicate"))
         passes = self._mesh.layout.zero  # ZeRO-2: one gather and one sum; ZeRO-3: two and one
         part = sum(_part_bytes(each, ranks) for each in self.trained)
-        found = {
+        return {
             "shard": microbatches * passes * (ranks - 1) * part,
             "dp_replicate": microbatches * 2 * (replicas - 1) / replicas * part,
-        }
-        for each in self.trained:
-            local = each.to_local() if isinstance(each, DTensor) else each
-            for name, sent in sum_traffic(self._others, local).items():
-                found[name] = found.get(name, 0) + sent
-        return found
+        } | sum_traffic(self._others, [_local(each) for each in self.trained])
+
+
+def _local(parameter: nn.Parameter) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _part_bytes(parameter: nn.Parameter, ranks: int) -> int:

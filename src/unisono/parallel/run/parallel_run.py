@@ -142,7 +142,7 @@ class ParallelRun:
             "bytes_sent": {name: sent[name] - self._sent_before.get(name, 0) for name in sent},
             "memory": memory_by_kind(self.sets, self.optimizer),
             "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, self._size),
-            "predicted_memory": predicted_memory(self.sets, mesh),
+            "predicted_memory": predicted_memory(self.sets, mesh, self.optimizer),
         }
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, figures)
@@ -157,6 +157,7 @@ class ParallelRun:
             tokens=part.targets[0].numel(),
             samples=len(part.targets[0]),
             item_bytes=held.element_size(),
+            parts=part.microbatches(),
         )
 
     def _passes(self, part: BatchPart) -> list[torch.Tensor]:

@@ -95,7 +95,7 @@ class WholeSet:
         """Every rank has stepped all parameters."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        return sum_traffic([(self._summed_over, self._group)], self._flat.gradient)
+        return sum_traffic([(self._summed_over, self._group)], [self._flat.gradient])
 
 
 class ShardedSet:
@@ -146,26 +146,34 @@ class ShardedSet:
             dist.all_gather_single(self.flat.weights, self.part.detach(), group=self._group)
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        moved = sum_traffic([(self._shard, self._group)], self.flat.gradient)
-        return moved | sum_traffic(self._others, self.part)
+        moved = sum_traffic([(self._shard, self._group)], [self.flat.gradient])
+        return moved | sum_traffic(self._others, [self.part])
 
 
-def sum_traffic(groups: Sequence[tuple[str, Group]], values: torch.Tensor) -> dict[str, float]:
-    """Returns the bytes that a sum of `values` over each group sends, as one all_reduce or in its
-    halves: 2 (n-1)/n of them, exactly also if n does not divide their number."""
+def sum_traffic(
+    groups: Sequence[tuple[str, Group]], summed: Sequence[torch.Tensor]
+) -> dict[str, float]:
+    """Returns the bytes that sums of tensors send, each as one all_reduce or in its halves.
+
+    A rank sends all elements but its share to be summed, then its share to every other rank. Shares
+    are equal, the first ranks' one element longer if they must be.
+    """
     found: dict[str, float] = {}
     for name, group in groups:
-        if group is not None:
-            ranks = dist.get_world_size(group)
-            least, more = divmod(values.numel(), ranks)
-            share = least + (dist.get_rank(group) < more)
-            found[name] = (values.numel() + (ranks - 2) * share) * values.element_size()
+        if group is None:
+            continue
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        found[name] = 0
+        for values in summed:
+            share = values.numel() // ranks + (rank < values.numel() % ranks)
+            moved = values.numel() + (ranks - 2) * share
+            found[name] += moved * values.element_size()
     return found
 
 
 def shard_name(block: ParameterBlock) -> str:
     """Returns the group over which ZeRO divides a parameter."""
-    return "expert_shard" if block.summed_over == "expert_tokens" else "shard"
+    return {"expert_tokens": "expert_shard", "own": "own"}.get(block.summed_over, "shard")
 
 
 def replicas(held: HeldParameter, mesh: TrainingMesh) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from unisono.parallel.divisible import Exchanging, MicrobatchPart
 from unisono.parallel.layers import (
     FeedForward,
     LogitHead,
@@ -39,6 +40,8 @@ class StepSize:
     """Samples of a microbatch on this rank."""
     item_bytes: int
     """Bytes of an element of an activation."""
+    parts: tuple[MicrobatchPart, ...] = ()
+    """The inputs of the step."""
 
 
 def predicted_bytes(
@@ -67,6 +70,9 @@ def predicted_bytes(
                 found[mesh.counted_as(axis)] += sent
         if mesh.group("ep") is not None:
             found[mesh.counted_as("ep")] += _experts(stage, mesh, size)
+        if isinstance(stage, Exchanging):
+            for name, sent in stage.bytes_sent(size.parts).items():
+                found[mesh.counted_as(name)] += sent
     return dict(found)
 
 

@@ -15,6 +15,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout, StateBytes, bubble_share, state_bytes
 
 _FLOAT32_BYTES = 4
+_ADAM_STATES = 2
 
 ByRank = tuple[float, ...]
 
@@ -71,12 +72,15 @@ def memory_by_kind(
     }
 
 
-def predicted_memory(sets: Sequence[ParameterSet], mesh: TrainingMesh) -> dict[str, float]:
-    """Returns the bytes by kind that the ZeRO table gives for this rank's parameters, with Adam.
+def predicted_memory(
+    sets: Sequence[ParameterSet], mesh: TrainingMesh, optimizer: torch.optim.Optimizer
+) -> dict[str, float]:
+    """Returns the bytes by kind that the ZeRO table gives for this rank's parameters.
 
     Rajbhandari et al., "ZeRO", 2020, table 1. The parameters are those that tensor, pipeline and
-    expert parallelism leave on this rank.
+    expert parallelism and the placement of embedding tables leave on this rank.
     """
+    share = states_per_element(optimizer) / _ADAM_STATES
     found = dict.fromkeys(StateBytes._fields, 0.0)
     for held in (held for each in sets for held in each.held):
         shards = len(mesh.ranks(shard_name(held.block)))
@@ -84,8 +88,23 @@ def predicted_memory(sets: Sequence[ParameterSet], mesh: TrainingMesh) -> dict[s
             held.values.numel(), zero=mesh.layout.zero, shards=shards, precision="fp32"
         )
         for kind, count in states._asdict().items():
-            found[kind] += count * held.values.element_size() / _FLOAT32_BYTES
+            kept = share if kind == "optimizer" else 1
+            found[kind] += kept * count * held.values.element_size() / _FLOAT32_BYTES
     return found
+
+
+def states_per_element(optimizer: torch.optim.Optimizer) -> int:
+    """Returns the numbers that an optimizer keeps for each element; Adam's for an unknown one.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> states_per_element(torch.optim.SGD([weight], lr=1)), states_per_element(
+    ...     torch.optim.Adagrad([weight])
+    ... )
+    (0, 1)
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        return int(any(group["momentum"] for group in optimizer.param_groups))
+    return 1 if isinstance(optimizer, torch.optim.Adagrad) else _ADAM_STATES
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:

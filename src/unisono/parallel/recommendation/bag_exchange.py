@@ -1,0 +1,119 @@
+"""Bags of ids, and their way to the ranks that hold the rows.
+
+Each rank first tells every other rank how many samples and ids come, then the lengths of the bags
+as bytes, then the ids. No padding travels, and a rank gets only ids of rows that it holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import distributed as dist
+from torch.nn import functional
+
+NO_ID = -1
+"""A place without an id in the input."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bags:
+    """The ids of one table for several samples: one bag a sample, some of them empty."""
+
+    ids: torch.Tensor
+    """All ids, bag after bag."""
+    lengths: torch.Tensor
+    """Ids of each bag."""
+
+    @staticmethod
+    def of_places(places: torch.Tensor) -> Bags:
+        """Returns the bags of places (samples, ids), of which `NO_ID` are empty.
+
+        >>> bags = Bags.of_places(torch.tensor([[7, NO_ID], [NO_ID, NO_ID], [3, 7]]))
+        >>> bags.ids.tolist(), bags.lengths.tolist()
+        ([7, 3, 7], [1, 0, 2])
+        """
+        is_id = places != NO_ID
+        return Bags(ids=places[is_id], lengths=is_id.sum(1))
+
+    def of_rows(self, first: int, count: int) -> Bags:
+        """Returns the ids of `count` rows from `first` on, as distances from `first`."""
+        is_here = (self.ids >= first) & (self.ids < first + count)
+        sample = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+        lengths = torch.bincount(sample[is_here], minlength=len(self.lengths))
+        return Bags(ids=self.ids[is_here] - first, lengths=lengths)
+
+
+def sum_bags(weight: torch.Tensor, bags: Bags) -> torch.Tensor:
+    """Returns the sum of the vectors of each bag, (samples, columns); zeros for an empty bag."""
+    firsts = bags.lengths.cumsum(0) - bags.lengths
+    return functional.embedding_bag(bags.ids, weight, firsts, mode="sum")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrivedBags:
+    """The bags of all ranks for the pieces of this rank."""
+
+    bags: tuple[Bags, ...]
+    """For each piece, the samples of all ranks in rank order."""
+    samples: tuple[int, ...]
+    """Samples of each rank."""
+
+
+def exchange_bags(
+    outgoing: Sequence[Sequence[Bags]], samples: int, group: dist.ProcessGroup
+) -> ArrivedBags:
+    """Sends `outgoing[rank]`, the bags for each piece of a rank, to that rank. Collective.
+
+    Each rank must know the number of its pieces: that of its own `outgoing` for itself.
+    """
+    rank = dist.get_rank(group)
+    ids = [_joined([each.ids for each in bags]) for bags in outgoing]
+    lengths = [_joined([each.lengths for each in bags]) for bags in outgoing]
+    sizes = torch.tensor([[samples, len(each)] for each in ids])
+    arriving = torch.empty_like(sizes)
+    dist.all_to_all_single(arriving, sizes, group=group)
+    pieces = len(outgoing[rank])
+    counts: list[int] = arriving[:, 0].tolist()
+    found_lengths = _sent(
+        [each.to(torch.uint8) for each in lengths], [pieces * count for count in counts], group
+    )
+    found_ids = _sent(ids, arriving[:, 1].tolist(), group)
+    by_source = [
+        _pieces(source_ids, source_lengths.long().view(pieces, count))
+        for source_ids, source_lengths, count in zip(found_ids, found_lengths, counts, strict=True)
+    ]
+    bags = tuple(
+        Bags(
+            ids=torch.cat([source[piece].ids for source in by_source]),
+            lengths=torch.cat([source[piece].lengths for source in by_source]),
+        )
+        for piece in range(pieces)
+    )
+    return ArrivedBags(bags=bags, samples=tuple(counts))
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+
+
+def _sent(
+    parts: Sequence[torch.Tensor], arriving: list[int], group: dist.ProcessGroup
+) -> tuple[torch.Tensor, ...]:
+    """Sends one part to each rank; returns the parts of all ranks, of these lengths."""
+    whole = torch.cat(list(parts))
+    found = whole.new_empty(sum(arriving))
+    dist.all_to_all_single(found, whole, arriving, [len(part) for part in parts], group=group)
+    return torch.split(found, arriving)
+
+
+def _pieces(ids: torch.Tensor, lengths: torch.Tensor) -> list[Bags]:
+    """Returns the bags of each piece; `lengths`: (pieces, samples)."""
+    ends = [0, *itertools.accumulate(lengths.sum(1).tolist())]
+    spans = itertools.pairwise(ends)
+    return [
+        Bags(ids=ids[first:end], lengths=row)
+        for (first, end), row in zip(spans, lengths, strict=True)
+    ]

@@ -1,0 +1,93 @@
+"""The deep learning recommendation model, whose tables and samples the ranks of `dp` divide.
+
+Naumov et al., "Deep learning recommendation model for personalization and recommendation systems",
+2019: dense features pass a bottom network, ids an embedding table for each feature; the dot
+products of all pairs of vectors, and the dense vector, pass a top network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.layers import draw_weights
+from unisono.parallel.recommendation.embedding_tables import EmbeddingTables
+from unisono.parallel.recommendation.greedy_placement import AUTO
+from unisono.parallel.recommendation.table_placement import TablePlacement
+from unisono.parallel.recommendation.table_shapes import DLRMShape
+
+_BATCH = 4096
+
+
+class DLRM(nn.Module):
+    """Maps samples (batch, columns) of integers to the logits of a click (batch,).
+
+    The first columns are counters; the model takes log(1 + count), and 0 for a negative one. Then
+    come the places for the ids of each table; -1 is no id. So one tensor holds a batch.
+
+    >>> from unisono.parallel.recommendation import DLRMShape, TableShape
+    >>> tables = (TableShape(rows=50, ids=2), TableShape(rows=9))
+    >>> shape = DLRMShape(counters=1, width=4, tables=tables, bottom=(8,), top=(8,))
+    >>> model = DLRM(shape, seed=0)
+    >>> model(torch.tensor([[12, 40, -1, 3], [0, 7, 7, -1]])).shape
+    torch.Size([2])
+    >>> sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    True
+    """
+
+    def __init__(
+        self,
+        shape: DLRMShape,
+        *,
+        seed: int = 0,
+        placement: TablePlacement | str = AUTO,
+        samples: int = _BATCH,
+    ) -> None:
+        """`seed`: of the weights, which do not depend on the layout.
+
+        `placement`: the ranks of the tables; or "auto", by the cost model; or one of `KINDS` for
+        all tables. `samples`: of a step on all ranks together, for the cost model.
+        """
+        super().__init__()
+        self.shape = shape
+        self.bottom = _network(shape.bottom_widths, ends_with_relu=True)
+        self.tables = EmbeddingTables(
+            shape.tables, width=shape.width, placement=placement, samples=samples
+        )
+        self.top = _network(shape.top_widths, ends_with_relu=False)
+        draw_weights(self, seed)
+
+    @property
+    def placement(self) -> TablePlacement | None:
+        """The ranks of the tables. None: the tables are not divided."""
+        return self.tables.placement
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        counts, places = samples.tensor_split([self.shape.counters], dim=1)
+        kind = self.tables.weights[0].dtype
+        dense = self.bottom(counts.clamp(min=0).to(kind).log1p())
+        vectors = torch.cat([dense.unsqueeze(1), self.tables(places)], dim=1)
+        products = vectors @ vectors.transpose(1, 2)
+        row, column = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
+        logits: torch.Tensor = self.top(torch.cat([dense, products[:, row, column]], dim=1))
+        return logits.squeeze(1)
+
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes on `dp` of the exchanges of bags, by `exchange_traffic`."""
+        own = [
+            MicrobatchPart(inputs=each.inputs[:, self.shape.counters :], samples=each.samples)
+            for each in parts
+        ]
+        sent = self.tables.bytes_sent(own)
+        return {"dp": sent} if sent else {}
+
+
+def _network(widths: Sequence[int], *, ends_with_relu: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(widths):
+        layers += [nn.Linear(inner, outer), nn.ReLU()]
+    return nn.Sequential(*layers if ends_with_relu else layers[:-1])

@@ -1,0 +1,157 @@
+"""Embedding tables with sums of bags, which the ranks of `dp` divide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.parameter_block import keep
+from unisono.parallel.recommendation.bag_exchange import NO_ID, Bags, sum_bags
+from unisono.parallel.recommendation.divided_lookup import DividedLookup, piece_bags
+from unisono.parallel.recommendation.exchange_traffic import pass_bytes, rank_loads
+from unisono.parallel.recommendation.greedy_placement import AUTO, place_tables
+from unisono.parallel.recommendation.table_placement import TablePiece, TablePlacement
+from unisono.parallel.recommendation.table_shapes import TableShape
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+class EmbeddingTables(nn.Module):
+    """Maps the ids of each feature to the sum of their vectors: (samples, tables, width).
+
+    The input has `ids` places for each table, (samples, places), of which -1 are empty.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableShape],
+        *,
+        width: int,
+        placement: TablePlacement | str = AUTO,
+        samples: int,
+    ) -> None:
+        """`placement`: the ranks of the tables, or a kind that `place_tables` takes.
+
+        `samples`: of a step on all ranks together, for the choice of ranks.
+        """
+        super().__init__()
+        self.shapes, self.width = tuple(tables), width
+        self.weights = nn.ParameterList(torch.empty(table.rows, width) for table in tables)
+        self.placement: TablePlacement | None = None
+        """The ranks of the tables. None: the tables are not divided."""
+        self._wanted, self._samples = placement, samples
+        self._lookup: DividedLookup | None = None
+        self._rank = 0
+
+    def divide(self, mesh: TrainingMesh) -> None:
+        """Keeps this rank's parts of the tables.
+
+        Raises `ValueError` for other axes than `dp`, and for ZeRO-2 and ZeRO-3 if tables are
+        divided.
+        """
+        _check_axes(mesh)
+        group = mesh.group("dp")
+        if group is None:
+            return
+        ranks = mesh.ranks("dp")
+        self._rank = ranks.index(mesh.rank)
+        placement = self._placed(len(ranks))
+        if placement.is_divided and mesh.layout.zero >= 2:
+            raise ValueError(
+                f"zero = {mesh.layout.zero} does not divide embedding tables that are placed on "
+                "ranks; zero = 1 works, and so does the placement replicated"
+            )
+        self.placement, self._lookup = placement, DividedLookup(placement, group)
+        held = {piece.table: piece for piece in placement.pieces(self._rank)}
+        for number, table in enumerate(placement.tables):
+            if table.kind != "replicated":
+                piece = held.get(number)
+                keep(
+                    self.weights,
+                    str(number),
+                    start=piece.start if piece else (0, 0),
+                    sizes=piece.sizes if piece else (0, self.width),
+                    summed_over="own",  # the bags of all ranks have come here
+                    held_by="own",
+                )
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        bags, weights = self._bags(places), list(self.weights)
+        if self._lookup is None:
+            sums = [sum_bags(*pair) for pair in zip(weights, bags, strict=True)]
+        else:
+            sums = self._lookup(weights, bags)
+        return torch.stack(sums, dim=1)
+
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> float:
+        """Returns the bytes on `dp` of the passes over microbatches, given their places."""
+        placement = self.placement
+        if placement is None:
+            return 0.0
+        found = 0.0
+        for part in parts:
+            bags = self._bags(part.inputs)
+
+            def ids(piece: TablePiece, bags: Sequence[Bags] = bags) -> int:
+                return len(piece_bags(piece, bags).ids)
+
+            even, extra = divmod(part.samples, placement.ranks)
+            found += pass_bytes(
+                placement,
+                self._rank,
+                samples=[even + (rank < extra) for rank in range(placement.ranks)],
+                ids=ids,
+                item_bytes=self.weights[0].element_size(),
+            )
+        return found
+
+    def loads(self) -> tuple[float, ...]:
+        """Returns the bytes that each rank exchanges for its tables in a step of `samples`."""
+        if self.placement is None:
+            return (0.0,)
+        item_bytes = self.weights[0].element_size()
+        return rank_loads(self.placement, samples=self._samples, item_bytes=item_bytes)
+
+    def _placed(self, ranks: int) -> TablePlacement:
+        wanted = self._wanted
+        if isinstance(wanted, str):
+            return place_tables(
+                self.shapes,
+                width=self.width,
+                ranks=ranks,
+                samples=self._samples,
+                kind=wanted,
+                item_bytes=self.weights[0].element_size(),
+            )
+        shapes = tuple(table.shape for table in wanted.tables)
+        if (shapes, wanted.width, wanted.ranks) != (self.shapes, self.width, ranks):
+            raise ValueError(
+                f"placement: expected one of these {len(self.shapes)} tables of width {self.width} "
+                f"on {ranks} ranks, got one of {len(shapes)} tables of width {wanted.width} on "
+                f"{wanted.ranks} ranks"
+            )
+        return wanted
+
+    def _bags(self, places: torch.Tensor) -> list[Bags]:
+        """Returns the bags of each table. Raises `ValueError` for an id that is not a row."""
+        cuts = torch.split(places, [table.ids for table in self.shapes], dim=1)
+        for number, (table, cut) in enumerate(zip(self.shapes, cuts, strict=True)):
+            if cut.numel() and not NO_ID <= int(cut.min()) <= int(cut.max()) < table.rows:
+                raise ValueError(
+                    f"table {number}: expected ids from 0 to {table.rows - 1}, or {NO_ID} for "
+                    f"none, got {int(cut.min())} to {int(cut.max())}"
+                )
+        return [Bags.of_places(cut) for cut in cuts]
+
+
+def _check_axes(mesh: TrainingMesh) -> None:
+    """Raises `ValueError` for axes that cannot divide embedding tables."""
+    layout = mesh.layout
+    if layout.tp > 1 or layout.pp > 1 or layout.cp > 1 or layout.ep > 1:
+        raise ValueError(
+            "embedding tables and samples are divided over dp alone, not over tp x pp x cp = "
+            f"{layout.tp} x {layout.pp} x {layout.cp} with ep = {layout.ep}; "
+            f"dp = {layout.devices} works"
+        )

@@ -1,0 +1,99 @@
+"""The bytes of the exchanges of divided embedding tables, from closed forms, without torch.
+
+n ranks, B samples on a rank, F pieces of tables on another rank, L ids in a bag, columns D, s bytes
+an element: to each other rank go 16 bytes of sizes, B F bytes of lengths and 8 bytes an id. Each
+rank returns B D s to every other rank for each piece that it holds, and the gradients come back.
+Tables divided by rows sum over the ranks instead: a reduce_scatter forward, an all_gather back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from unisono.parallel.recommendation.table_placement import TablePiece, TablePlacement
+
+SIZES_BYTES = 16
+"""The number of samples and the number of ids for one other rank."""
+LENGTH_BYTES = 1
+"""The length of a bag."""
+ID_BYTES = 8
+
+
+def pass_bytes(
+    placement: TablePlacement,
+    rank: int,
+    *,
+    samples: Sequence[float],
+    ids: Callable[[TablePiece], float],
+    item_bytes: int,
+) -> float:
+    """Returns the bytes that a rank sends in the forward and backward pass of one microbatch.
+
+    `samples`: of each rank. `ids`: the number of this rank's ids that belong to a piece.
+
+    >>> from unisono.parallel.recommendation import PlacedTable, TableShape
+    >>> one = PlacedTable(shape=TableShape(rows=9, ids=2), kind="table", ranks=(1,))
+    >>> placement = TablePlacement(tables=(one,), width=4, ranks=2)
+    >>> sizes = dict(samples=(3, 3), ids=lambda piece: 6, item_bytes=4)
+    >>> pass_bytes(placement, 0, **sizes) == 16 + 3 + 6 * 8 + 3 * 4 * 4  # ids, then gradients
+    True
+    >>> pass_bytes(placement, 1, **sizes) == 16 + 3 * 4 * 4  # sums
+    True
+    """
+    if not placement.is_divided:
+        return 0.0
+    held = [placement.pieces(each) for each in range(placement.ranks)]
+    widths = [sum(piece.sizes[1] for piece in pieces if not piece.is_summed) for pieces in held]
+    summed = sum(piece.sizes[1] for piece in held[rank] if piece.is_summed)
+    others = [each for each in range(placement.ranks) if each != rank]
+    sent, elements = 0.0, 2 * len(others) * max(samples) * summed
+    for other in others:
+        sent += SIZES_BYTES + LENGTH_BYTES * samples[rank] * len(held[other])
+        sent += ID_BYTES * sum(ids(piece) for piece in held[other])
+        elements += samples[other] * widths[rank] + samples[rank] * widths[other]
+    return sent + elements * item_bytes
+
+
+def step_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> tuple[float, ...]:
+    """Returns the bytes that each rank sends in a step of `samples` in all, for the tables.
+
+    Expects full bags, and ids that are spread evenly over the rows. With the sum of the gradients
+    of replicated tables: 2 (n-1)/n of their bytes.
+    """
+    ranks = placement.ranks
+    share = samples / ranks
+    weights = placement.replicated_rows * placement.width * item_bytes
+    gradients = 2 * (ranks - 1) / ranks * weights
+
+    def ids(piece: TablePiece) -> float:
+        return share * placement.tables[piece.table].shape.ids / (ranks if piece.is_summed else 1)
+
+    return tuple(
+        gradients
+        + pass_bytes(placement, rank, samples=[share] * ranks, ids=ids, item_bytes=item_bytes)
+        for rank in range(ranks)
+    )
+
+
+def piece_load(
+    placement: TablePlacement, piece: TablePiece, *, samples: float, item_bytes: int
+) -> float:
+    """Returns the bytes that the rank of a piece exchanges with the others in a step.
+
+    Received: lengths, ids and gradients. Sent: sums.
+    """
+    ranks = placement.ranks
+    ids = placement.tables[piece.table].shape.ids / (ranks if piece.is_summed else 1)
+    of_sample = LENGTH_BYTES + ID_BYTES * ids + 2 * piece.sizes[1] * item_bytes
+    return samples * (ranks - 1) / ranks * of_sample
+
+
+def rank_loads(placement: TablePlacement, *, samples: float, item_bytes: int) -> tuple[float, ...]:
+    """Returns the sum of `piece_load` on each rank. Replicated tables load all ranks alike."""
+    return tuple(
+        sum(
+            piece_load(placement, piece, samples=samples, item_bytes=item_bytes)
+            for piece in placement.pieces(rank)
+        )
+        for rank in range(placement.ranks)
+    )

@@ -1,0 +1,122 @@
+"""The ranks that hold the parts of each embedding table, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from unisono.parallel.parameter_block import part_of
+from unisono.parallel.recommendation.table_shapes import TableShape
+
+TableKind = Literal["table", "row", "column", "replicated"]
+KINDS: tuple[TableKind, ...] = get_args(TableKind)
+"""Kinds of placement: whole on one rank, rows divided, columns divided, whole on every rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TablePiece:
+    """The part of a table that one rank holds."""
+
+    table: int
+    """The number of the table."""
+    start: tuple[int, int]
+    """The first row and the first column."""
+    sizes: tuple[int, int]
+    """Rows and columns."""
+    is_summed: bool
+    """True: other ranks hold other rows, so the sum over the ranks is the result of a bag."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedTable:
+    """A table, the way it is divided, and the ranks that hold its parts, in order."""
+
+    shape: TableShape
+    kind: TableKind
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TablePlacement:
+    """The ranks of all tables. Raises `ValueError` for ranks that a kind cannot use.
+
+    Rows and columns are divided as torch does: parts of ceil(length / parts), the last ones fewer.
+
+    >>> halves = PlacedTable(shape=TableShape(rows=9), kind="column", ranks=(2, 0))
+    >>> placement = TablePlacement(tables=(halves,), width=5, ranks=3)
+    >>> [(piece.start, piece.sizes) for piece in placement.pieces(0)]
+    [((0, 3), (9, 2))]
+    >>> placement.memory_bytes(item_bytes=4)
+    (72, 0, 108)
+    """
+
+    tables: tuple[PlacedTable, ...]
+    width: int
+    """Columns of every table."""
+    ranks: int
+
+    def __post_init__(self) -> None:
+        for number, table in enumerate(self.tables):
+            _check(number, table, width=self.width, ranks=self.ranks)
+
+    def pieces(self, rank: int) -> tuple[TablePiece, ...]:
+        """Returns the parts of divided tables that a rank holds, in the order of the tables."""
+        found = []
+        for number, table in enumerate(self.tables):
+            if table.kind != "replicated" and rank in table.ranks:
+                found.append(self._piece(number, table, table.ranks.index(rank)))
+        return tuple(found)
+
+    def _piece(self, number: int, table: PlacedTable, part: int) -> TablePiece:
+        start, sizes = [0, 0], [table.shape.rows, self.width]
+        if table.kind != "table":
+            dim = 0 if table.kind == "row" else 1
+            start[dim], sizes[dim] = part_of(sizes[dim], part, len(table.ranks))
+        return TablePiece(
+            table=number,
+            start=(start[0], start[1]),
+            sizes=(sizes[0], sizes[1]),
+            is_summed=table.kind == "row",
+        )
+
+    @property
+    def is_divided(self) -> bool:
+        """True if any table is not on every rank."""
+        return any(table.kind != "replicated" for table in self.tables)
+
+    @property
+    def replicated_rows(self) -> int:
+        """Rows of the tables that every rank holds."""
+        return sum(table.shape.rows for table in self.tables if table.kind == "replicated")
+
+    def memory_bytes(self, *, item_bytes: int) -> tuple[int, ...]:
+        """Returns the bytes of the weights of tables on each rank."""
+        whole = self.replicated_rows * self.width
+        parts = [sum(p.sizes[0] * p.sizes[1] for p in self.pieces(r)) for r in range(self.ranks)]
+        return tuple((whole + part) * item_bytes for part in parts)
+
+
+def column_parts(width: int, parts: int) -> int:
+    """Returns the most parts of at most `parts` into which columns divide without an empty one.
+
+    >>> column_parts(16, 5)
+    4
+    """
+    return -(-width // -(-width // parts))
+
+
+def _check(number: int, table: PlacedTable, *, width: int, ranks: int) -> None:
+    kind, held = table.kind, table.ranks
+    if kind not in KINDS:
+        raise ValueError(f"table {number}: expected one of {', '.join(KINDS)}, got {kind!r}")
+    if len(set(held)) < len(held) or not set(held) <= set(range(ranks)):
+        raise ValueError(f"table {number}: expected distinct ranks below {ranks}, got {held}")
+    if kind == "table" and len(held) != 1:
+        raise ValueError(f"table {number}: expected one rank for the kind table, got {held}")
+    if kind in ("row", "replicated") and held != tuple(range(ranks)):
+        raise ValueError(f"table {number}: expected all {ranks} ranks for {kind}, got {held}")
+    if kind == "column" and (not held or column_parts(width, len(held)) != len(held)):
+        raise ValueError(
+            f"table {number}: {len(held)} ranks cannot divide {width} columns; "
+            f"{column_parts(width, max(len(held), 1))} can"
+        )
