@@ -21,7 +21,12 @@ from unisono.parallel.recommendation import (
     rank_loads,
     step_bytes,
 )
-from unisono.parallel.recommendation.exchange_traffic import pass_bytes, piece_load
+from unisono.parallel.recommendation.exchange_traffic import (
+    SIZES_BYTES,
+    all_bytes,
+    pass_bytes,
+    piece_load,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -87,6 +92,17 @@ def test_memory_stays_within_the_capacity(
         assert f"capacity_bytes is {capacity}; expected at least" in str(refusal)
         return
     assert max(placement.memory_bytes(item_bytes=options["item_bytes"])) <= capacity
+
+
+@given(shapes, sizes, kinds)
+def test_the_bytes_of_the_ranks_add_up(
+    tables: list[TableShape], options: dict[str, Any], kind: str
+) -> None:
+    placement = place_tables(tables, kind=kind, **options)
+    step = {"samples": options["samples"], "item_bytes": options["item_bytes"]}
+    ranks = options["ranks"]
+    tells = ranks * (ranks - 1) * SIZES_BYTES * placement.is_divided
+    assert sum(step_bytes(placement, **step)) == pytest.approx(all_bytes(placement, **step) + tells)
 
 
 @given(shapes, sizes)
