@@ -45,7 +45,7 @@ def click_log(shape: DLRMShape, *, samples: int, seed: int) -> tuple[torch.Tenso
     """
     random = CounterRandom(seed)
     counts = (random.normal("counters", (samples, shape.counters)) * _COUNTER_SCALE).exp().long()
-    logits = counts.log1p() @ random.normal("counter weights", (shape.counters,))
+    logits = counts.double().log1p() @ random.normal("counter weights", (shape.counters,))
     logits = logits - logits.mean()
     columns = [counts]
     for number, table in enumerate(shape.tables):

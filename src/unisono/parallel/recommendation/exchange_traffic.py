@@ -42,16 +42,18 @@ def pass_bytes(
     """
     if not placement.is_divided:
         return 0.0
-    held = [placement.pieces(each) for each in range(placement.ranks)]
-    widths = [sum(piece.sizes[1] for piece in pieces if not piece.is_summed) for pieces in held]
-    summed = sum(piece.sizes[1] for piece in held[rank] if piece.is_summed)
-    others = [each for each in range(placement.ranks) if each != rank]
-    sent, elements = 0.0, 2 * len(others) * max(samples) * summed
-    for other in others:
-        sent += SIZES_BYTES + LENGTH_BYTES * samples[rank] * len(held[other])
-        sent += ID_BYTES * sum(ids(piece) for piece in held[other])
-        elements += samples[other] * widths[rank] + samples[rank] * widths[other]
-    return sent + elements * item_bytes
+    own, held = placement.pieces(rank), [placement.pieces(r) for r in range(placement.ranks)]
+    elsewhere = [p for other, pieces in enumerate(held) if other != rank for p in pieces]
+    others, here = placement.ranks - 1, samples[rank]
+    elements = 2 * others * max(samples) * _columns(own, are_summed=True)
+    elements += (sum(samples) - here) * _columns(own, are_summed=False)
+    elements += here * _columns(elsewhere, are_summed=False)
+    sent = SIZES_BYTES * others + LENGTH_BYTES * here * len(elsewhere)
+    return sent + ID_BYTES * sum(ids(piece) for piece in elsewhere) + elements * item_bytes
+
+
+def _columns(pieces: Sequence[TablePiece], *, are_summed: bool) -> int:
+    return sum(piece.sizes[1] for piece in pieces if piece.is_summed == are_summed)
 
 
 def step_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> tuple[float, ...]:
@@ -62,8 +64,7 @@ def step_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) ->
     """
     ranks = placement.ranks
     share = samples / ranks
-    weights = placement.replicated_rows * placement.width * item_bytes
-    gradients = 2 * (ranks - 1) / ranks * weights
+    gradients = _gradient_bytes(placement, item_bytes)
 
     def ids(piece: TablePiece) -> float:
         return share * placement.tables[piece.table].shape.ids / (ranks if piece.is_summed else 1)
@@ -73,6 +74,21 @@ def step_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) ->
         + pass_bytes(placement, rank, samples=[share] * ranks, ids=ids, item_bytes=item_bytes)
         for rank in range(ranks)
     )
+
+
+def _gradient_bytes(placement: TablePlacement, item_bytes: int) -> float:
+    """Returns the bytes that a rank sends to sum the gradients of replicated tables."""
+    weights = placement.replicated_rows * placement.width * item_bytes
+    return 2 * (placement.ranks - 1) / placement.ranks * weights
+
+
+def all_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> float:
+    """Returns the sum of `step_bytes` over the ranks, without the sizes that pairs of ranks tell.
+
+    What a rank exchanges for a piece is sent once, by it or by another rank.
+    """
+    loads = rank_loads(placement, samples=samples, item_bytes=item_bytes)
+    return sum(loads) + placement.ranks * _gradient_bytes(placement, item_bytes)
 
 
 def piece_load(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.parallel.recommendation.exchange_traffic import piece_load, step_bytes
+from unisono.parallel.recommendation.exchange_traffic import all_bytes, piece_load
 from unisono.parallel.recommendation.table_placement import (
     KINDS,
     PlacedTable,
@@ -169,7 +169,7 @@ class _Greedy:
     def _cost(self, table: PlacedTable) -> float:
         """Returns the bytes that all ranks send in a step for a table."""
         alone = self._placement(table)
-        return sum(step_bytes(alone, samples=self._samples, item_bytes=self._item_bytes))
+        return all_bytes(alone, samples=self._samples, item_bytes=self._item_bytes)
 
     def _part_bytes(self, table: PlacedTable) -> int:
         return max(self._placement(table).memory_bytes(item_bytes=self._item_bytes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 from unisono.parallel.parameter_block import part_of
@@ -36,7 +37,7 @@ class PlacedTable:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TablePlacement:
     """The ranks of all tables. Raises `ValueError` for ranks that a kind cannot use.
 
@@ -61,11 +62,16 @@ class TablePlacement:
 
     def pieces(self, rank: int) -> tuple[TablePiece, ...]:
         """Returns the parts of divided tables that a rank holds, in the order of the tables."""
-        found = []
+        return self._pieces[rank]
+
+    @cached_property
+    def _pieces(self) -> tuple[tuple[TablePiece, ...], ...]:
+        found: list[list[TablePiece]] = [[] for _ in range(self.ranks)]
         for number, table in enumerate(self.tables):
-            if table.kind != "replicated" and rank in table.ranks:
-                found.append(self._piece(number, table, table.ranks.index(rank)))
-        return tuple(found)
+            if table.kind != "replicated":
+                for part, rank in enumerate(table.ranks):
+                    found[rank].append(self._piece(number, table, part))
+        return tuple(tuple(pieces) for pieces in found)
 
     def _piece(self, number: int, table: PlacedTable, part: int) -> TablePiece:
         start, sizes = [0, 0], [table.shape.rows, self.width]
