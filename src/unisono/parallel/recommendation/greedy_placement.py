@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from unisono.parallel.recommendation.exchange_traffic import all_bytes, piece_load
 from unisono.parallel.recommendation.table_placement import (
@@ -30,8 +30,8 @@ def place_tables(
     """Chooses the ranks of each table.
 
     `samples`: of a step, on all ranks together. `kind`: one of `KINDS` for all tables, or "auto":
-    the kind that sends fewest bytes. A table that is larger than an even share of all tables is
-    divided into parts that are not. `capacity_bytes`: most bytes of tables on a rank; None: any.
+    the kind that sends fewest bytes. A table that is larger than an even share of all divided
+    tables is on several ranks. `capacity_bytes`: most bytes of tables on a rank; None: any.
 
     The tables are placed one by one, the largest load first, each part on the rank with the least
     load (Graham, "Bounds on multiprocessing timing anomalies", 1969). So without a capacity the
@@ -74,7 +74,7 @@ class _Greedy:
         self._memory = [0] * ranks
 
     def place(self, tables: Sequence[TableShape], kinds: Sequence[TableKind]) -> TablePlacement:
-        limit = self._largest_part(tables)
+        limit = self._largest_part(tables, kinds)
         # The first table of the order has the largest load as a whole; equal loads keep theirs.
         order = sorted(range(len(tables)), key=lambda number: -self._load_whole(tables[number]))
         placed: dict[int, PlacedTable] = {}
@@ -146,16 +146,33 @@ class _Greedy:
         fits = [w for w in range(2, most + 1) if column * -(-self._width // w) <= limit]
         return column_parts(self._width, fits[0]) if fits else 0
 
-    def _largest_part(self, tables: Sequence[TableShape]) -> int:
-        """Returns the bytes of an even share of the tables that are not replicated."""
-        divided = [
-            shape.rows * self._width * self._item_bytes
+    def _largest_part(self, tables: Sequence[TableShape], kinds: Sequence[TableKind]) -> int:
+        """Returns the bytes of an even share of the tables that are not replicated.
+
+        A table that is larger than the share may be replicated for that reason. Then the others
+        have a smaller share.
+        """
+        share = self._even_share(
+            shape
             for shape in tables
             if self._cost(self._whole(shape, "table"))
             < self._cost(self._whole(shape, "replicated"))
-        ]
-        share = -(-sum(divided) // self._ranks)
+        )
+        while (less := self._even_share(self._divided(tables, kinds, share))) < share:
+            share = less
         return share if self._capacity is None else min(share, self._capacity)
+
+    def _divided(
+        self, tables: Sequence[TableShape], kinds: Sequence[TableKind], limit: int
+    ) -> Iterator[TableShape]:
+        """Yields the tables that are not replicated if no part may be larger than the limit."""
+        for shape in tables:
+            if self._options(shape, kinds, limit)[0].kind != "replicated":
+                yield shape
+
+    def _even_share(self, tables: Iterable[TableShape]) -> int:
+        rows = sum(shape.rows for shape in tables)
+        return -(-rows * self._width * self._item_bytes // self._ranks)
 
     def _whole(self, shape: TableShape, kind: TableKind) -> PlacedTable:
         ranks = (0,) if kind == "table" else tuple(range(self._ranks))
