@@ -42,15 +42,30 @@ def start(
     return process
 
 
+def start_ranks(
+    file: str, function: str, ranks: int, *words: object, folder: Path
+) -> list[BaseProcess]:
+    """Starts `function(rank, *words, folder)` of a file on each rank; its log is in the folder."""
+    return [
+        start(file, function, rank, *words, folder, log=folder / f"{rank}.log")
+        for rank in range(ranks)
+    ]
+
+
+def join_all(processes: Sequence[BaseProcess]) -> None:
+    """Joins the processes, and kills those that do not end."""
+    for process in processes:
+        process.join(30)
+        process.kill()
+        process.join()
+
+
 def kill_last(processes: Sequence[BaseProcess], *, alive_s: float = 0.0) -> float:
     """Kills the last process, `alive_s` from now, and joins all. Returns the time of the kill."""
     time.sleep(alive_s)
     processes[-1].kill()
     killed = time.time()
-    for process in processes:
-        process.join(30)
-        process.kill()
-        process.join()
+    join_all(processes)
     return killed
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from time_limits import limit_s
-from torch_backend.forked import kill_last, start
+from torch_backend.forked import kill_last, start_ranks
 from unisono.errors import MismatchError, PeerLostError
 from unisono.parallel import CounterRandom
 from unisono.parallel.context import CONTEXT_KINDS, ContextAttention, zigzag_part
@@ -325,13 +325,7 @@ def attend_until_killed(rank, ranks, kind, folder):
 @pytest.mark.parametrize("kind", CONTEXT_KINDS)
 def test_killed_rank_is_named(kind, tmp_path):
     ranks = 3
-    processes = [
-        start(
-            __file__, "attend_until_killed", rank, ranks, kind, tmp_path,
-            log=tmp_path / f"{rank}.log",
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
+    processes = start_ranks(__file__, "attend_until_killed", ranks, ranks, kind, folder=tmp_path)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("ready*"))) < ranks and time.monotonic() < deadline:
         time.sleep(0.01)

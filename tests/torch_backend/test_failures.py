@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from time_limits import limit_s
-from torch_backend.forked import kill_last, start
+from torch_backend.forked import kill_last, start_ranks
 from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, PeerLostError
 
 pytestmark = pytest.mark.torch
@@ -199,10 +199,7 @@ def kill_last_rank(function: str, ranks: int, folder: Path) -> tuple[float, dict
     """Runs `function` on all ranks and kills the last when it is ready. Returns the time and the
     reports.
     """
-    processes = [
-        start(__file__, function, rank, ranks, folder, log=folder / f"{rank}.log")
-        for rank in range(ranks)
-    ]
+    processes = start_ranks(__file__, function, ranks, ranks, folder=folder)
     deadline = time.monotonic() + 60
     while not (folder / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -14,7 +14,7 @@ import torch
 from torch import distributed as dist
 
 from time_limits import limit_s
-from torch_backend.forked import start
+from torch_backend.forked import join_all, start, start_ranks
 from torch_backend.layout_training import sgd, small_shape, token_batches
 from unisono.errors import PeerLostError
 from unisono.parallel import Layout
@@ -92,16 +92,7 @@ def arm(run, phase, folder):
     ],
 )
 def test_a_lost_rank_is_named_by_all_ranks(text, phase, tmp_path):
-    processes = [
-        start(
-            __file__, "train_until_killed", rank, text, phase, tmp_path,
-            log=tmp_path / f"{rank}.log",
-        )
-        for rank in range(RANKS)
-    ]  # fmt: skip
-    for process in processes:
-        process.join(60)
-        process.kill()
+    join_all(start_ranks(__file__, "train_until_killed", RANKS, text, phase, folder=tmp_path))
     killed = float((tmp_path / "killed").read_text())
     for rank in set(range(RANKS)) - {LOST}:
         name, told, ended, steps = json.loads((tmp_path / f"{rank}.json").read_text())

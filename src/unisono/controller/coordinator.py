@@ -1,11 +1,11 @@
 """Rank 0's part of the agreement: which tensors all ranks have, and what all ranks do next.
 
-The coordinator learns while the ranks talk. When some steps in a row had the same tensors, it sends
-a frozen plan. From then on the ranks follow the plan without a message. A rank that cannot follow
-asks for a break; then all ranks leave the plan at the same bucket and negotiate again.
+The coordinator learns while the ranks negotiate. When some steps in a row had the same tensors, it
+sends a frozen plan. From then on the ranks follow the plan without a message. A rank that cannot
+follow asks for a break; then all ranks leave the plan at the same bucket and negotiate again.
 
 With a tuner, a plan may be a trial of a limited length. At its end no rank has to leave it: all
-ranks stand at the same bucket, report what they measured, and get the next plan.
+ranks are at the same bucket, report what they measured, and get the next plan.
 """
 
 from __future__ import annotations

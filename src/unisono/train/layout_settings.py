@@ -38,7 +38,7 @@ class LayoutRun:
     context: str = "ring"
     """How ranks of `cp` exchange keys and values."""
     placement: str = "auto"
-    """How ranks of `dp` divide embedding tables."""
+    """Division of embedding tables over the ranks of `dp`: a kind, or "auto"."""
     save: str | None = None
     """Folder of a checkpoint to write at the end."""
     load: str | None = None

@@ -14,10 +14,17 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from unisono.parallel.layers.grid_cuts import (
+    COLUMN,
+    DEPTH,
+    ROW,
+    cut_between_layers,
+    cut_on_grid,
+)
 from unisono.parallel.layers.summa import summa
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.layers.tensor_exchanges import sum_to_parts, swap_blocks
-from unisono.parallel.parameter_block import cut, part_of
+from unisono.parallel.parameter_block import part_of
 from unisono.parallel.training_mesh import TrainingMesh
 
 
@@ -28,10 +35,8 @@ class Tensor2D:
         self._mesh = mesh
         self._planes, self.parts, _ = mesh.layout.tensor_grid
         place = mesh.coordinates
-        self._depth, self._row, self._column = (
-            place[axis] for axis in ("tp_depth", "tp_row", "tp_column")
-        )
-        self._along_row, self._along_column = mesh.group("tp_column"), mesh.group("tp_row")
+        self._depth, self._row, self._column = (place[axis] for axis in (DEPTH, ROW, COLUMN))
+        self._along_row, self._along_column = mesh.group(COLUMN), mesh.group(ROW)
 
     def divide_first(self, linear: nn.Linear) -> None:
         self.divide_table(linear, "weight")
@@ -40,28 +45,10 @@ class Tensor2D:
     divide_last = divide_first
 
     def divide_table(self, module: nn.Module, name: str) -> None:
-        for dim, part in ((0, self._column), (1, self._row)):
-            cut(
-                module,
-                name,
-                dim=dim,
-                part=part,
-                parts=self.parts,
-                summed_over="depth_tokens",
-                held_by="depth_tokens",
-            )
+        cut_on_grid(module, name, self._mesh, [(0, COLUMN), (1, ROW)], copies="depth_tokens")
 
     def divide_between(self, module: nn.Module, name: str) -> None:
-        parameter: nn.Parameter | None = getattr(module, name)
-        cut(
-            module,
-            name,
-            dim=parameter.dim() - 1 if parameter is not None else 0,
-            part=self._column,
-            parts=self.parts,
-            summed_over="row_tokens",
-            held_by="row_tokens",
-        )
+        cut_between_layers(module, name, self._mesh)
 
     def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
         """Multiplies by all matrices at once, so that the input travels once."""

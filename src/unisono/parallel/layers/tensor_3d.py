@@ -17,12 +17,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.parallel.layers.grid_cuts import (
+    COLUMN,
+    DEPTH,
+    ROW,
+    cut_between_layers,
+    cut_on_grid,
+)
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.layers.tensor_exchanges import gather_parts, sum_to_parts
-from unisono.parallel.parameter_block import cut, part_of
+from unisono.parallel.parameter_block import part_of
 from unisono.parallel.training_mesh import TrainingMesh
-
-_ROW, _COLUMN, _DEPTH = "tp_row", "tp_column", "tp_depth"
 
 
 class Tensor3D:
@@ -35,48 +40,34 @@ class Tensor3D:
 
     def divide_first(self, linear: nn.Linear) -> None:
         self.divide_table(linear, "weight")
-        self._cut(linear, "bias", [(0, _ROW)], "column_tokens")
+        cut_on_grid(linear, "bias", self._mesh, [(0, ROW)], copies="column_tokens")
 
     def divide_last(self, linear: nn.Linear) -> None:
-        self._cut(linear, "weight", [(0, _COLUMN), (1, _ROW), (1, _DEPTH)], "tokens")
+        cuts = [(0, COLUMN), (1, ROW), (1, DEPTH)]
+        cut_on_grid(linear, "weight", self._mesh, cuts, copies="tokens")
         self.divide_between(linear, "bias")
 
     def divide_table(self, module: nn.Module, name: str) -> None:
-        self._cut(module, name, [(0, _ROW), (1, _COLUMN), (1, _DEPTH)], "tokens")
+        cuts = [(0, ROW), (1, COLUMN), (1, DEPTH)]
+        cut_on_grid(module, name, self._mesh, cuts, copies="tokens")
 
     def divide_between(self, module: nn.Module, name: str) -> None:
-        parameter: nn.Parameter | None = getattr(module, name)
-        if parameter is not None:
-            self._cut(module, name, [(parameter.dim() - 1, _COLUMN)], "row_tokens")
-
-    def _cut(
-        self, module: nn.Module, name: str, cuts: Sequence[tuple[int, str]], summed_over: str
-    ) -> None:
-        for dim, axis in cuts:
-            cut(
-                module,
-                name,
-                dim=dim,
-                part=self._place[axis],
-                parts=self.parts,
-                summed_over=summed_over,
-                held_by=summed_over,
-            )
+        cut_between_layers(module, name, self._mesh)
 
     def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
-        gathered = self._gather_samples(x, _ROW)
-        return [self._product(gathered, each, _COLUMN) for each in linears]
+        gathered = self._gather_samples(x, ROW)
+        return [self._product(gathered, each, COLUMN) for each in linears]
 
     def last(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-        return self._product(self._gather_samples(x, _COLUMN), linear, _ROW)
+        return self._product(self._gather_samples(x, COLUMN), linear, ROW)
 
     def look_up(
         self, tokens: torch.Tensor, table: torch.Tensor, *, first: int, width: int
     ) -> torch.Tensor:
-        begin, count = part_of(len(tokens), self._place[_DEPTH], self.parts)
-        whole = self._gather_inputs(table, width, _COLUMN)
+        begin, count = part_of(len(tokens), self._place[DEPTH], self.parts)
+        whole = self._gather_inputs(table, width, COLUMN)
         found = own_rows(tokens[begin : begin + count], whole, first)
-        return sum_to_parts(found, self._mesh.group(_ROW), dim=0)
+        return sum_to_parts(found, self._mesh.group(ROW), dim=0)
 
     def _product(self, gathered: torch.Tensor, linear: nn.Linear, summed: str) -> torch.Tensor:
         """Multiplies by a matrix whose inputs the axis `summed` divides."""
@@ -91,4 +82,4 @@ class Tensor3D:
     def _gather_inputs(self, weight: torch.Tensor, width: int, axis: str) -> torch.Tensor:
         """Returns a block with all inputs of this rank's part along an axis, of `width` inputs."""
         _, count = part_of(width, self._place[axis], self.parts)
-        return gather_parts(weight, self._mesh.group(_DEPTH), dim=1, length=count)
+        return gather_parts(weight, self._mesh.group(DEPTH), dim=1, length=count)

@@ -46,7 +46,7 @@ def divide_batch(
         )
     parts = microbatches * layout.dp
     if layout.pp > 1 and (len(inputs) % parts or len(inputs) == 0):
-        near = max(round(len(inputs) / parts), 1) * parts
+        near = _nearest_multiple(len(inputs), parts)
         raise ValueError(
             f"a pipeline needs a multiple of microbatches x dp = {microbatches} x {layout.dp} = "
             f"{parts} samples, not {len(inputs)}; {near} is"
@@ -54,7 +54,7 @@ def divide_batch(
     grid = layout.tensor_grid
     samples = grid.depth * grid.row * parts
     if layout.tensor != "1d" and (len(inputs) % samples or len(inputs) == 0):
-        near = max(round(len(inputs) / samples), 1) * samples
+        near = _nearest_multiple(len(inputs), samples)
         raise ValueError(
             f"tensor = {layout.tensor} divides samples: expected a multiple of microbatches x dp x "
             f"depth x rows = {microbatches} x {layout.dp} x {grid.depth} x {grid.row} = {samples}, "
@@ -73,6 +73,10 @@ def divide_batch(
         samples=tuple(len(piece) for piece in inputs.tensor_split(microbatches)),
         valid=count_valid(targets),
     )
+
+
+def _nearest_multiple(count: int, factor: int) -> int:
+    return max(round(count / factor), 1) * factor
 
 
 def count_valid(targets: torch.Tensor) -> int:

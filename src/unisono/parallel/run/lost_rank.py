@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from torch import distributed as dist
 
 from unisono.errors import PeerLostError, UnisonoError
@@ -29,10 +31,9 @@ def _of_default_group() -> PeerLostError | None:
     comm = communicator_of(group) if group is not None else None
     if comm is None:
         return None
-    try:
-        comm.barrier(async_op=True).wait(_WAIT_S)
-    except PeerLostError as found:
-        return found
-    except (UnisonoError, TimeoutError):
-        return None
+    with contextlib.suppress(UnisonoError, TimeoutError):
+        try:
+            comm.barrier(async_op=True).wait(_WAIT_S)
+        except PeerLostError as found:
+            return found
     return None

@@ -8,6 +8,7 @@ those of this rank's blocks, which may be uneven.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
 from torch import nn
@@ -61,54 +62,51 @@ def _products(module: nn.Module) -> Iterator[tuple[list[nn.Linear], bool]]:
         yield [module.projection], False
 
 
-class _Planes:
-    """2D and 2.5D."""
+class _Grid(ABC):
+    """The blocks of one rank."""
 
     def __init__(self, layout: Layout, place: Mapping[str, int], *, tokens: int) -> None:
-        self._row, self._column = place["tp_row"], place["tp_column"]
-        planes, self._side, _ = layout.tensor_grid
+        self._place, self._side = place, layout.tensor_grid.row
         self._others = self._side - 1
-        self._tokens = tokens // (planes * self._side)
-
-    def _width(self, width: int, part: int) -> int:
-        return part_of(width, part, self._side)[1]
-
-    def sums(self, count: int) -> float:
-        """Sums of one element a token along the row."""
-        return count * 2 * self._others / self._side * self._tokens
-
-    def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
-        """The exchanges of one input with several matrices."""
-        width = linears[0].in_features
-        own_x = self._tokens * self._width(width, self._column)
-        outputs = sum(self._width(each.out_features, self._column) for each in linears)
-        own_weight = outputs * self._width(width, self._row)
-        broadcasts = 2 * self._others * (own_x + own_weight)  # forward, and again backward
-        return broadcasts + (self._tokens * width - own_x) + (outputs * width - own_weight)
-
-    def look_up(self, module: TokenEmbedding) -> float:
-        width = module.width
-        scattered = self._others * self._tokens * self._width(width, self._row)
-        if self._row == self._column:
-            return 2 * scattered
-        swapped = self._tokens * (self._width(width, self._row) + self._width(width, self._column))
-        return 2 * scattered + swapped
-
-
-class _Cube:
-    """3D."""
-
-    def __init__(self, layout: Layout, place: Mapping[str, int], *, tokens: int) -> None:
-        self._place = place
-        self._side = layout.tensor_grid.row
-        self._others = self._side - 1
-        self._tokens = tokens // self._side**2
+        self._tokens = tokens // (layout.tensor_grid.depth * self._side)
 
     def _width(self, width: int, axis: str) -> int:
         return part_of(width, self._place[axis], self._side)[1]
 
     def sums(self, count: int) -> float:
+        """Sums of one element a token over the ranks that hold parts of a vector."""
         return count * 2 * self._others / self._side * self._tokens
+
+    @abstractmethod
+    def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
+        """The exchanges of one input with several matrices."""
+
+    @abstractmethod
+    def look_up(self, module: TokenEmbedding) -> float:
+        """The exchanges of an embedding."""
+
+
+class _Planes(_Grid):
+    """2D and 2.5D."""
+
+    def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
+        width = linears[0].in_features
+        own_x = self._tokens * self._width(width, "tp_column")
+        outputs = sum(self._width(each.out_features, "tp_column") for each in linears)
+        own_weight = outputs * self._width(width, "tp_row")
+        broadcasts = 2 * self._others * (own_x + own_weight)  # forward, and again backward
+        return broadcasts + (self._tokens * width - own_x) + (outputs * width - own_weight)
+
+    def look_up(self, module: TokenEmbedding) -> float:
+        of_row, of_column = (self._width(module.width, axis) for axis in ("tp_row", "tp_column"))
+        scattered = 2 * self._others * self._tokens * of_row
+        if self._place["tp_row"] == self._place["tp_column"]:
+            return scattered
+        return scattered + self._tokens * (of_row + of_column)  # the swap, forward and back
+
+
+class _Cube(_Grid):
+    """3D."""
 
     def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
         inner, outer = ("tp_row", "tp_column") if is_last else ("tp_column", "tp_row")

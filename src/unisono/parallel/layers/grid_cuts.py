@@ -1,0 +1,39 @@
+"""Blocks of parameters on the grid of `tp`, for tensor parallelism over planes and cubes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from unisono.parallel.parameter_block import cut
+from unisono.parallel.training_mesh import TrainingMesh
+
+ROW, COLUMN, DEPTH = "tp_row", "tp_column", "tp_depth"
+
+
+def cut_on_grid(
+    module: nn.Module,
+    name: str,
+    mesh: TrainingMesh,
+    cuts: Sequence[tuple[int, str]],
+    *,
+    copies: str,
+) -> None:
+    """Keeps this rank's block of a parameter, cut along each (dimension, axis) in turn.
+
+    `copies`: the group of `GROUPS` whose ranks hold the block, and see different tokens.
+    """
+    for dim, axis in cuts:
+        part, parts = mesh.coordinates[axis], mesh.grid.sizes[axis]
+        cut(module, name, dim=dim, part=part, parts=parts, summed_over=copies, held_by=copies)
+
+
+def cut_between_layers(module: nn.Module, name: str, mesh: TrainingMesh) -> None:
+    """Keeps this rank's part of the width of a parameter that applies between layers.
+
+    There the columns of the grid divide the width, and the other axes the samples.
+    """
+    parameter: nn.Parameter | None = getattr(module, name)
+    if parameter is not None:
+        cut_on_grid(module, name, mesh, [(parameter.dim() - 1, COLUMN)], copies="row_tokens")
