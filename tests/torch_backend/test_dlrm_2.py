@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from torch_backend.dlrm_training import click_batches, compare_dlrm, small_shape
 from unisono.parallel import Layout
-from unisono.parallel.recommendation import DLRM, PlacedTable, TablePlacement
+from unisono.parallel.recommendation import DLRM, PlacedTable, TablePlacement, TableShape
 from unisono.parallel.run import parallelize
 
 pytestmark = pytest.mark.torch
@@ -46,6 +46,11 @@ def own_hybrid_shards_hold_each_table_once(world):
 def own_one_row_and_one_table(world):
     compare_dlrm("dp=2", "row", tables=small_shape().tables[:1])
     compare_dlrm("dp=2", "table", tables=small_shape().tables[:1], width=1)
+
+
+def own_the_longest_bags(world):
+    for kind in ("table", "row"):
+        compare_dlrm("dp=2", kind, tables=(TableShape(rows=5, ids=255),))
 
 
 def refused(text: str, pattern: str, placement: TablePlacement | str = "table") -> None:
