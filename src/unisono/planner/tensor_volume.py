@@ -13,7 +13,7 @@ def layer_elements(kind: str, tp: int, *, tokens: int, hidden: int) -> float:
     a token, are left out. Raises `ValueError` for a `tp` that makes no such grid.
 
     >>> [round(layer_elements(kind, 8, tokens=8192, hidden=1024) / 2**20) for kind in ("1d", "3d")]
-    [56, 30]
+    [56, 35]
 
     Sources: Shoeybi et al., "Megatron-LM", 2019 (1d); `layers/summa.py` and `layers/tensor_3d.py`
     of `unisono.parallel` name those of the others.
