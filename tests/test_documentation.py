@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from torch_backend.forked_program import run_program
 from unisono.bench.lab import reason_unavailable
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+
+_TIMEOUT_S = 110
 
 # These commands set up whole environments; CI and the reader run them.
 _WHOLE_RUNS = ("make demo", "make test")
@@ -37,7 +40,7 @@ def run(command: list[str], **environment: str) -> str:
         env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=_TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +65,7 @@ def page_blocks() -> list[tuple[str, int]]:
 def test_page_code_runs(page: str, number: int, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(blocks("python", (ROOT / "docs" / page).read_text())[number])
-    run([sys.executable, str(program)])
+    run_program(program, folder=ROOT, log=tmp_path / "log", timeout_s=_TIMEOUT_S)
 
 
 def commands() -> list[str]:
@@ -118,10 +121,10 @@ def examples() -> list[str]:
 
 
 @pytest.mark.parametrize("example", examples())
-def test_example_runs(example: str) -> None:
-    text = (ROOT / "examples" / example).read_text()
-    launcher = [sys.executable]
-    if "torchrun" in text.split('"""')[1]:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        launcher += ["--nproc-per-node", "2"]
-    run([*launcher, f"examples/{example}"])
+def test_example_runs(example: str, tmp_path: Path) -> None:
+    path = ROOT / "examples" / example
+    if "torchrun" not in path.read_text().split('"""')[1]:
+        run_program(path, folder=ROOT, log=tmp_path / "log", timeout_s=_TIMEOUT_S)
+        return
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    run([sys.executable, *launcher, "--nproc-per-node", "2", str(path)])

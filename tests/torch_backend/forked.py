@@ -21,7 +21,8 @@ import pytest
 _IMPORTED = (
     "numpy", "pytest", "torch", "torch._dynamo", "torch.distributed.checkpoint",
     "torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel", "torch.testing", "unisono.torch_backend.process_group",
+    "torch.distributed.tensor.parallel", "torch.testing", "unisono.parallel.run",
+    "unisono.torch_backend.process_group",
 )  # fmt: skip
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 

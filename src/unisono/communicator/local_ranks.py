@@ -146,7 +146,7 @@ def _child(task: _RankTask, world: config.LaunchedRank, port: int, pipe: Connect
     # Ranks end when their parent process ends, even by a signal.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid != os.getppid():
+    if parent is not None and not parent.is_alive():
         os._exit(1)  # the parent ended before the prctl call
     config.export(world)
     config.export_to_torch(world, port)

@@ -14,32 +14,74 @@ each. `CounterRandom` draws the same weights and masks whatever the layout.
 embedding tables on all ranks; `place_tables` chooses their ranks.
 """
 
-from unisono.parallel.compression import Compression
-from unisono.parallel.counter_random import CounterRandom
-from unisono.parallel.data_parallel import DataParallel, data_parallel
-from unisono.parallel.diloco import DiLoCo, nesterov_sgd
-from unisono.parallel.distributed_optimizer import DistributedOptimizer
-from unisono.parallel.int8_codec import Int8
-from unisono.parallel.layers import CrossEntropy, TransformerModel, draw_weights
-from unisono.parallel.local_sgd import LocalSGD
-from unisono.parallel.module_shape import model_shape
-from unisono.parallel.narrow_float_exchange import Bf16, Fp16
-from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
-from unisono.parallel.power_sgd import PowerSGD
-from unisono.parallel.rank_grid import RankGrid
-from unisono.parallel.recommendation import (
-    DLRM,
-    DLRMShape,
-    PlacedTable,
-    TablePlacement,
-    TableShape,
-    place_tables,
+from typing import TYPE_CHECKING
+
+from unisono.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from unisono.parallel.compression import Compression
+    from unisono.parallel.counter_random import CounterRandom
+    from unisono.parallel.data_parallel_model import DataParallel, data_parallel
+    from unisono.parallel.diloco import DiLoCo, nesterov_sgd
+    from unisono.parallel.distributed_optimizer import DistributedOptimizer
+    from unisono.parallel.int8_codec import Int8
+    from unisono.parallel.layers import CrossEntropy, TransformerModel, draw_weights
+    from unisono.parallel.local_sgd import LocalSGD
+    from unisono.parallel.module_shape import model_shape
+    from unisono.parallel.narrow_float_exchange import Bf16, Fp16
+    from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
+    from unisono.parallel.power_sgd import PowerSGD
+    from unisono.parallel.rank_grid import RankGrid
+    from unisono.parallel.recommendation import (
+        DLRM,
+        DLRMShape,
+        PlacedTable,
+        TablePlacement,
+        TableShape,
+        place_tables,
+    )
+    from unisono.parallel.run import ParallelRun, RunReport, parallelize
+    from unisono.parallel.sharded_optimizer import ShardedOptimizer
+    from unisono.parallel.top_k_codec import TopK
+    from unisono.parallel.training_mesh import TrainingMesh
+    from unisono.planner import Layout
+
+# The first use of a name imports its module: torch's own parts take seconds to import.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "unisono.parallel.compression": ["Compression"],
+        "unisono.parallel.counter_random": ["CounterRandom"],
+        "unisono.parallel.data_parallel_model": ["DataParallel", "data_parallel"],
+        "unisono.parallel.diloco": ["DiLoCo", "nesterov_sgd"],
+        "unisono.parallel.distributed_optimizer": ["DistributedOptimizer"],
+        "unisono.parallel.int8_codec": ["Int8"],
+        "unisono.parallel.layers": ["CrossEntropy", "TransformerModel", "draw_weights"],
+        "unisono.parallel.local_sgd": ["LocalSGD"],
+        "unisono.parallel.module_shape": ["model_shape"],
+        "unisono.parallel.narrow_float_exchange": ["Bf16", "Fp16"],
+        "unisono.parallel.parameter_server": [
+            "LostUpdates",
+            "ParameterServer",
+            "ParameterServerStats",
+        ],
+        "unisono.parallel.power_sgd": ["PowerSGD"],
+        "unisono.parallel.rank_grid": ["RankGrid"],
+        "unisono.parallel.recommendation": [
+            "DLRM",
+            "DLRMShape",
+            "PlacedTable",
+            "TablePlacement",
+            "TableShape",
+            "place_tables",
+        ],
+        "unisono.parallel.run": ["ParallelRun", "RunReport", "parallelize"],
+        "unisono.parallel.sharded_optimizer": ["ShardedOptimizer"],
+        "unisono.parallel.top_k_codec": ["TopK"],
+        "unisono.parallel.training_mesh": ["TrainingMesh"],
+        "unisono.planner": ["Layout"],
+    },
 )
-from unisono.parallel.run import ParallelRun, RunReport, parallelize
-from unisono.parallel.sharded_optimizer import ShardedOptimizer
-from unisono.parallel.top_k_codec import TopK
-from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Layout
 
 __all__ = [
     "DLRM",

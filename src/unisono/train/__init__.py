@@ -1,7 +1,8 @@
 """Data-parallel training of real models with several `torch.distributed` backends, compared.
 
-`settings`, `events`, `torchrun`, `progress` and `report` run in the parent process and never import
-torch. `worker`, `loop`, `communication`, `replicas`, `digits` and `text` run on every rank.
+`settings`, `events`, `local_ranks`, `progress` and `report` run in the parent process and never
+import torch. `rank_starter` starts the ranks. `worker`, `training_loop`, `communication`,
+`replicas`, `digits` and `text` run on every rank.
 `layout_*` train one task with one layout of `unisono.parallel`.
 `overlap` is an example of overlap and fusion, without torch; `overlap_report` shows it.
 """
@@ -9,6 +10,7 @@ torch. `worker`, `loop`, `communication`, `replicas`, `digits` and `text` run on
 from unisono.train.events import Event, Stepped
 from unisono.train.layout_report import figures_table, loss_line, tables_table, time_line, title
 from unisono.train.layout_settings import LayoutRun, LayoutTask
+from unisono.train.local_ranks import launch, launch_layout
 from unisono.train.overlap import Example, OverlapResult, run_overlap
 from unisono.train.overlap_report import (
     FULL_SCALE,
@@ -19,7 +21,6 @@ from unisono.train.overlap_report import (
 )
 from unisono.train.progress import shown
 from unisono.train.settings import TaskName, TrainingRun
-from unisono.train.torchrun import launch, launch_layout
 from unisono.train.training_report import Outcome, Report
 
 __all__ = [

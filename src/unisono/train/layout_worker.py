@@ -1,8 +1,7 @@
-"""One rank of a layout's run: `torchrun ... -m unisono.train.layout_worker RUN EVENT_FILE`."""
+"""One rank of a layout's run; see `launch_layout`."""
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,12 +16,12 @@ from unisono.train.worker import emitter
 
 
 @record
-def main() -> None:
-    """Joins torchrun's group and trains. A layout that cannot be is told, not raised."""
-    run = LayoutRun.decode(sys.argv[1])
+def main(settings: str, event_path: Path) -> None:
+    """Joins the group of all ranks and trains. A layout that cannot be is told, not raised."""
+    run = LayoutRun.decode(settings)
     dist.init_process_group("unisono", timeout=timedelta(seconds=run.timeout_s))
     try:
-        with emitter(Path(sys.argv[2])) as emit:
+        with emitter(event_path) as emit:
             try:
                 train_layout(run, emit)
             except ValueError as refusal:  # the same on all ranks, before any exchange
@@ -30,7 +29,3 @@ def main() -> None:
         dist.barrier()
     finally:
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,8 @@
-"""One rank: `torchrun ... -m unisono.train.worker RUN_AS_JSON EVENT_FILE`; see `launch`."""
+"""One rank of a comparison of backends; see `launch`."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,11 +16,11 @@ from unisono.train.settings import CONTROLLER, TrainingRun
 from unisono.train.training_loop import Emit, train
 
 
-# torchrun shows the traceback of the rank that failed first, if that rank has recorded it.
+# Torch's agent shows the traceback of the rank that failed first, if that rank has recorded it.
 @record
-def main() -> None:
-    """Joins torchrun's group, makes one more group for each other backend, and trains."""
-    run = TrainingRun.decode(sys.argv[1])
+def main(settings: str, event_path: Path) -> None:
+    """Joins the group of all ranks, makes one more group for each other backend, and trains."""
+    run = TrainingRun.decode(settings)
     timeout = timedelta(seconds=run.timeout_s)
     first, *others = run.backends
     dist.init_process_group(_backend(first), timeout=timeout)
@@ -31,7 +30,7 @@ def main() -> None:
         groups = {first: world}
         for other in others:
             groups[other] = dist.new_group(backend=_backend(other), timeout=timeout)
-        with emitter(Path(sys.argv[2])) as emit:
+        with emitter(event_path) as emit:
             train(run, task.build(run.task), groups, emit)
         dist.barrier()
     finally:
@@ -50,7 +49,3 @@ def emitter(path: Path) -> Iterator[Emit]:
         return
     with path.open("a", encoding="utf-8", buffering=1) as file:
         yield lambda event: print(events.encode(event), file=file)
-
-
-if __name__ == "__main__":
-    main()

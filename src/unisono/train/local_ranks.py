@@ -1,4 +1,4 @@
-"""Starts the ranks of a job under torchrun and reads the events of rank 0."""
+"""Runs a job on local ranks and reads the events of rank 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unisono.train.layout_settings import LayoutRun
 from unisono.train.settings import TrainingRun
 
 _POLL_S = 0.1
-_EXIT_S = 45.0  # torchrun itself gives its ranks 30 s
+_EXIT_S = 45.0  # torch's agent gives its ranks 30 s
 _LOG_LINES = 40
 _PR_SET_PDEATHSIG = 1
 
@@ -115,11 +115,8 @@ def command(worker: str, settings: str, event_path: Path, *, ranks: int) -> list
         # one thread per rank. Gloo needs the interface, since a host name may resolve to no
         # address.
         *("env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"),
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)),
-        # Without this option, torchrun makes its own folder and does not remove it.
-        *("--log-dir", str(event_path.parent)),
-        *("-m", worker, settings, str(event_path)),
+        *(sys.executable, "-m", "unisono.train.rank_starter"),
+        *(worker, settings, str(event_path), str(ranks)),
     ]
 
 
@@ -131,7 +128,7 @@ def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[byt
         stdout=log,
         stderr=log,
         stdin=subprocess.DEVNULL,
-        # Ctrl-C reaches only this process; two signals at once would interrupt torchrun's cleanup.
+        # Ctrl-C reaches only this process; two signals at once would interrupt the agent's cleanup.
         start_new_session=True,
         preexec_fn=_end_with_parent,  # noqa: PLW1509 - it makes one system call
     )
@@ -139,7 +136,7 @@ def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[byt
         yield process
     finally:
         if process.poll() is None:
-            # torchrun passes SIGTERM to its ranks; after SIGKILL its ranks would keep running.
+            # The agent passes SIGTERM to its ranks; after SIGKILL its ranks would keep running.
             process.terminate()
         try:
             process.wait(_EXIT_S)
@@ -149,7 +146,7 @@ def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[byt
 
 
 def _end_with_parent() -> None:
-    """Makes the kernel send SIGTERM to torchrun, which ends its ranks, if this process is
+    """Makes the kernel send SIGTERM to the agent, which ends its ranks, if this process is
     killed.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
