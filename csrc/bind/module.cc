@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
     unisono::bind::register_machine(m);
     unisono::bind::register_memory(m);
     unisono::bind::register_messages(m);
+    unisono::bind::register_planned_tensors(m);
     unisono::bind::register_quick(m);
     unisono::bind::register_simulator(m);
     unisono::bind::register_timeline(m);

@@ -9,6 +9,7 @@ void register_group(nanobind::module_& module);
 void register_machine(nanobind::module_& module);
 void register_memory(nanobind::module_& module);
 void register_messages(nanobind::module_& module);
+void register_planned_tensors(nanobind::module_& module);
 void register_quick(nanobind::module_& module);
 void register_simulator(nanobind::module_& module);
 void register_timeline(nanobind::module_& module);

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, overload
 
 from unisono.communicator.work import Work
@@ -126,6 +126,24 @@ class TimelineRing:
         ended_ns: int = 0,
     ) -> None: ...
     def disown(self) -> None: ...
+
+class PlannedTensors:
+    def __init__(
+        self,
+        handle: type,
+        owner: object,
+        open: dict[str, Any],
+        launch: Callable[[], None],
+        ring: TimelineRing | None,
+    ) -> None: ...
+    def follow(self, tensors: Iterable[object]) -> None: ...
+    def leave(self) -> None: ...
+    def close(self) -> None: ...
+    def submit(self, name: object, array: object, op: object) -> Any: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
 
 class TlsContext:
     @overload

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from unisono import native
 from unisono.controller import messages as m
 from unisono.controller.frozen_plan import FrozenPlan, job_of
 from unisono.controller.fusion_report import FusionReport
@@ -50,16 +51,20 @@ class ActionRunner:
         self,
         changed: threading.Condition,
         transfer: Transfer,
+        open_handles: dict[str, Handle],
+        planned: native.PlannedTensors,
         *,
         rank: int,
         size: int,
         stall_warning_s: float,
         on_left: Callable[[int], None],
     ) -> None:
-        """`on_left` is called with a rank that has closed its controller."""
+        """`open_handles`: the last handle of each name. `planned` submits tensors without the lock
+        while it follows a plan. `on_left` is called with a rank that has closed its controller.
+        """
         self.counters = Counters()
-        self.open: dict[str, Handle] = {}
-        """The last handle of each name."""
+        self.open = open_handles
+        self._planned = planned
         self.plan: FrozenPlan | None = None
         self.joined = JoinedTensors()
         self.last_joined: int | None = None
@@ -141,6 +146,7 @@ class ActionRunner:
     def _adopt(self, adopt: Adopt) -> Sequence[Event]:
         with self._changed:
             self.counters.plan_changes += 1
+            self._planned.leave()
             finished = self.plan
             self.plan = self._plan_of(adopt)
             if finished is not None:  # the program may be a pass ahead
@@ -156,8 +162,11 @@ class ActionRunner:
         with self._changed:
             plan = self.plan
             assert plan is not None  # the agreement has said so
+            self._planned.leave()
             for name in names:
                 plan.add(plan.tensors[name], self.open[name])
+            if not (plan.stopped or isinstance(plan, TrialPlan)):  # a trial takes times
+                self._planned.follow(plan.tensors.values())
             self._changed.notify_all()  # a thread that waits for a bucket finds what it lacks
             if names and isinstance(plan, TrialPlan) and plan.finished:
                 return [HasFinished(plan.epoch, plan.times())]
@@ -167,6 +176,7 @@ class ActionRunner:
         _log.debug("leaves the frozen plan: %s", reason)
         with self._changed:
             plan = self.plan
+            self._planned.leave()
             if plan is None:
                 return [HasStopped(0)]
             plan.stopped = True

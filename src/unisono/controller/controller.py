@@ -115,6 +115,9 @@ class Controller:
 
         Raises `ValueError` if the last tensor of this name has not ended.
         """
+        handle: Handle | None = self._loop.submit_planned(name, x, op)
+        if handle is not None:
+            return handle
         return self._loop.submit(name, x, "all_reduce", op, -1, priority)
 
     def broadcast(self, name: str, x: Array, root: int = 0) -> Handle:

@@ -65,7 +65,7 @@ class PlannedBucket:
 
     def take(self) -> tuple[Handle, ...]:
         """Returns the handles of the current pass, and begins the next one."""
-        handles = tuple(tensor.handle for tensor in self.tensors if tensor.handle is not None)
+        handles = tuple([each.handle for each in self.tensors if each.handle is not None])
         for tensor in self.tensors:
             tensor.handle = None
         self.missing = len(self.tensors)
@@ -113,7 +113,7 @@ class FrozenPlan:
         bucket = tensor.bucket
         bucket.missing -= 1
         if bucket.missing == 0:
-            self._launch_full()
+            self.launch_full()
 
     def lacking(self, name: str) -> str:
         """Returns the reason why the tensor `name` has not been launched."""
@@ -126,7 +126,8 @@ class FrozenPlan:
     def void_up_to(self, launched: int) -> None:
         """Launches void buckets until `launched` buckets were launched."""
         while self.launched < launched:
-            self._launch(self._next, (), self._transfer.begin_void())
+            bucket = self._buckets[self._place()]
+            self._launch(bucket, (), self._transfer.begin_void())
 
     def unlaunched(self) -> list[Handle]:
         """Returns the handles that wait for their bucket, and takes them out of the plan."""
@@ -139,12 +140,12 @@ class FrozenPlan:
         """Returns the index of the next bucket."""
         return self.launched % len(self._buckets)
 
-    @property
-    def _next(self) -> PlannedBucket:
-        return self._buckets[self._place()]
-
-    def _launch_full(self) -> None:
-        while not self.stopped and (bucket := self._next).missing == 0:
+    def launch_full(self) -> None:
+        """Launches the buckets that are full, in order."""
+        while not self.stopped:
+            bucket = self._buckets[self._place()]
+            if bucket.missing > 0:
+                return
             handles = bucket.take()
             if bucket.job is None:
                 bucket.job = self._transfer.prepare(job_of(handles))

@@ -10,6 +10,8 @@ from unisono.controller.request import Request
 from unisono.controller.transfer import Array, Pending, PendingVote
 from unisono.errors import UnisonoError
 
+_IN_PLACE = ("all_reduce", "broadcast")
+
 
 class Owner(Protocol):
     """The methods that a handle needs of the loop that made it."""
@@ -167,10 +169,19 @@ class Flight:
             if self.has_settled():
                 return
             self.ran = getattr(self.pending, "ran", True)
-            for handle in self.handles:
-                self._end(handle, result)
+            if self.ran and self._divisor == 1 and self._is_in_place():
+                for handle in self.handles:  # the result is the array, as from the beginning
+                    handle._done = True
+                    handle.flight = None
+            else:
+                for handle in self.handles:
+                    self._end(handle, result)
             self._settled = True
         self._on_end(self)
+
+    def _is_in_place(self) -> bool:
+        """Returns True if all tensors, of one operation, are reduced where they are."""
+        return not self.handles or self.handles[0].request.operation in _IN_PLACE
 
     def _end(self, handle: Handle, result: Any) -> None:
         if not self.ran:
@@ -178,8 +189,7 @@ class Flight:
             return
         if self._divisor > 1:
             _divide(handle.array, self._divisor)
-        in_place = handle.request.operation in ("all_reduce", "broadcast")
-        handle.complete(handle.array if in_place else result)
+        handle.complete(handle.array if self._is_in_place() else result)
 
     def _fail(self, error: UnisonoError) -> None:
         for handle in self.handles:

@@ -11,10 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
+from unisono import native
 from unisono.communicator import dtype_of
 from unisono.controller import messages as m
-from unisono.controller.action_runner import ActionRunner
+from unisono.controller.action_runner import ActionRunner, Counters
 from unisono.controller.agreement import State, step
 from unisono.controller.channel import Channel
 from unisono.controller.fusion_report import FusionReport
@@ -75,16 +77,24 @@ class Loop:
         self._changed = threading.Condition(self._lock)
         self._events: deque[Event] = deque()
         self._groups: dict[str, tuple[str, ...]] = {}
+        self._open: dict[str, Handle] = {}
+        """The last handle of each name."""
+        self._planned = native.PlannedTensors(
+            Handle, self, self._open, self._launch_full, timeline.ring
+        )
+        self.submit_planned = self._planned.submit
+        """Submits an all_reduce that the frozen plan has, without the lock; else returns None."""
         self._runner = ActionRunner(
             self._changed,
             transfer,
+            self._open,
+            self._planned,
             rank=channel.rank,
             size=channel.size,
             stall_warning_s=stall_warning_s,
             on_left=self._note_left,
         )
-        self.counters = self._runner.counters
-        self._open = self._runner.open
+        self._counters = self._runner.counters
         self._entering = 0
         """Submitted tensors that the thread has not dealt with yet."""
         self._waits = 0
@@ -108,7 +118,7 @@ class Loop:
             if plan is not None and tensor is not None and tensor.fits(array, operation, op, root):
                 handle = Handle(self, tensor.request, array)
                 self._enter(name, handle, tensor.nbytes)
-                self.counters.cache_hits += 1
+                self._counters.cache_hits += 1
                 plan.add(tensor, handle)
                 if isinstance(plan, TrialPlan) and plan.finished:
                     self._post(HasFinished(plan.epoch, plan.times()))
@@ -130,6 +140,18 @@ class Loop:
             self._entering += 1
             self._post(Submitted((request,)))
             return handle
+
+    @property
+    def counters(self) -> Counters:
+        """The counts so far."""
+        count, nbytes = self._planned.count, self._planned.bytes
+        found = self._counters
+        return replace(
+            found,
+            tensors_submitted=found.tensors_submitted + count,
+            cache_hits=found.cache_hits + count,
+            bytes=found.bytes + nbytes,
+        )
 
     @property
     def fusion_report(self) -> FusionReport | None:
@@ -157,8 +179,14 @@ class Loop:
             )
         self._open[name] = handle
         self._record(_SUBMITTED, name, 0, nbytes)
-        self.counters.tensors_submitted += 1
-        self.counters.bytes += nbytes
+        self._counters.tensors_submitted += 1
+        self._counters.bytes += nbytes
+
+    def _launch_full(self) -> None:
+        """Launches the buckets that a submission without the lock has filled."""
+        with self._lock:
+            if (plan := self._runner.plan) is not None:
+                plan.launch_full()
 
     def _settle_ended(self, handle: Handle) -> bool:
         """Ends a handle that nobody waited for. True if it has ended. With the lock."""
@@ -192,7 +220,7 @@ class Loop:
                 self._changed.wait(min(limit_s, warn_s) - waited_s)
             else:
                 ended_s = time.monotonic()
-                self.counters.wait_s += ended_s - began_s
+                self._counters.wait_s += ended_s - began_s
                 self._record(_WAITED, handle.name, 0, 0, int(1e9 * began_s), int(1e9 * ended_s))
                 return
         if timeout_s is not None and timeout_s <= self._timeout_s:
@@ -280,6 +308,7 @@ class Loop:
             if self._closing:
                 return
             self._closing = True
+            self._planned.close()
             self._post(Closes())
         if self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
@@ -307,6 +336,7 @@ class Loop:
     def _end(self, error: Exception) -> None:
         if self._error is None:
             self._error = error
+        self._planned.close()
         for handle in self._open.values():
             if handle.flight is None:
                 handle.fail(error)

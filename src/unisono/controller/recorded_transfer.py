@@ -114,8 +114,8 @@ class RecordedPending:
             record(_WAITED, name, number, 0, begun_ns, ended_ns)
         if not self._recorded:
             self._recorded = True
-            moved = self.times_ns() or (self._launched_ns, ended_ns)
-            record(_TRANSFERRED, name, number, int(self.ran), moved[0], moved[1])
+            moved_ns, moved_until_ns = self.times_ns() or (self._launched_ns, ended_ns)
+            record(_TRANSFERRED, name, number, self.ran, moved_ns, moved_until_ns)
         return result
 
     def is_completed(self) -> bool:

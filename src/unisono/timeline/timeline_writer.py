@@ -72,6 +72,8 @@ class TimelineWriter:
         self.path: Path | None = None
         self.now_ns = now_ns
         self.record: Record = _ignore
+        self.ring: native.TimelineRing | None = None
+        """What `record` writes to; None: nothing is recorded."""
         self.next_number = itertools.count(1).__next__
         """Returns a number that no other collective or bucket of this rank has."""
         self._facts: dict[str, Any] = {}
@@ -93,9 +95,9 @@ class TimelineWriter:
         self._facts = _facts(rank, size, job, now_ns, clock)
         self._writer = FactsWriter(memory, events)
         self._writer.write(self._facts)
-        ring = _ring(memory, events, None if now_ns is time.monotonic_ns else now_ns)
-        _disown_in_children(ring)
-        self.record = ring.record
+        self.ring = _ring(memory, events, None if now_ns is time.monotonic_ns else now_ns)
+        _disown_in_children(self.ring)
+        self.record = self.ring.record
         self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
 
     def note_clock(self, reading: ClockReading) -> None:

@@ -1,0 +1,191 @@
+"""Submissions of tensors that the frozen plan has: the native path, and where it gives way."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks import Threads
+from unisono import Communicator, MismatchError, native
+from unisono.controller import Controller
+from unisono.controller.handle import Handle
+
+World = Callable[[int], Threads]
+
+
+def _freeze(controller: Controller, names: list[str], length: int = 3) -> None:
+    for _ in range(6):
+        handles = [controller.all_reduce(name, np.ones(length)) for name in names]
+        for handle in handles:
+            handle.wait()
+    assert controller._loop._planned.count > 0
+
+
+def test_threads_of_a_rank_fill_the_buckets_of_a_plan_together(threads: World) -> None:
+    names = [f"tensor {i}" for i in range(32)]
+
+    def check(comm: Communicator) -> None:
+        with Controller(comm, fusion_bytes=400) as controller:
+            _freeze(controller, names, 9)
+            before = controller.stats()
+
+            def work(own: list[str], seed: int) -> None:
+                order = np.random.default_rng([seed, comm.rank])
+                try:
+                    for step in range(60):
+                        arrays = {name: np.full(9, step + comm.rank + 1.0) for name in own}
+                        picked = [own[i] for i in order.permutation(len(own))]
+                        handles = [controller.all_reduce(name, arrays[name]) for name in picked]
+                        for name, handle in zip(picked, handles, strict=True):
+                            handle.wait()
+                            assert (arrays[name] == 2 * step + 3).all(), (name, step)
+                except BaseException as error:
+                    failures.append(error)
+
+            failures: list[BaseException] = []
+            workers = [
+                threading.Thread(target=work, args=(names[i::4], i), daemon=True) for i in range(4)
+            ]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join(60)
+            assert not failures, failures
+            after = controller.stats()
+            assert after.tensors_submitted - before.tensors_submitted == 60 * len(names)
+            assert after.bytes - before.bytes == 60 * len(names) * 72
+
+    threads(2).run(check)
+
+
+@pytest.mark.parametrize(
+    ("changed", "op"),
+    [
+        (np.ones((3, 1)), "sum"),
+        (np.ones(3, np.float32), "sum"),
+        (np.ones(3), "max"),
+        (np.ones(4), "sum"),
+    ],
+)
+def test_a_tensor_that_differs_leaves_the_plan(changed: Any, op: str, threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        with Controller(comm) as controller:
+            _freeze(controller, ["a", "b"])
+            before = controller.stats()
+            array = changed.copy()
+            controller.all_reduce("b", np.ones(3))
+            controller.all_reduce("a", array, op).wait()
+            assert (array == (comm.size if op == "sum" else 1)).all()
+            after = controller.stats()
+            assert after.plan_changes == before.plan_changes + 1
+            assert after.cache_hits <= before.cache_hits + 1  # "b" may wait in the plan
+
+    threads(2).run(check)
+
+
+def test_a_tensor_that_differs_on_one_rank_is_refused_on_all(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        with Controller(comm) as controller:
+            _freeze(controller, ["a"])
+            with pytest.raises(MismatchError, match="shape"):
+                controller.all_reduce("a", np.ones(3 + comm.rank)).wait()
+            assert (controller.all_reduce("a", np.ones(3)).wait() == comm.size).all()
+
+    threads(2).run(check)
+
+
+def test_views_and_subclasses_take_the_plan_too(threads: World) -> None:
+    class Named(np.ndarray):
+        pass
+
+    def check(comm: Communicator) -> None:
+        with Controller(comm) as controller:
+            _freeze(controller, ["a", "b"])
+            whole = np.ones(6)
+            handles = [
+                controller.all_reduce("a", whole[::2]),
+                controller.all_reduce("b", np.ones(3).view(Named)),
+            ]
+            assert all((handle.wait() == comm.size).all() for handle in handles)
+            assert whole.tolist() == [comm.size, 1] * 3
+            assert controller.stats().plan_changes == 1
+
+    threads(2).run(check)
+
+
+def test_a_tensor_that_has_not_ended_is_refused(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        with Controller(comm) as controller:
+            _freeze(controller, ["a", "b"])
+            first = controller.all_reduce("a", np.ones(3))
+            with pytest.raises(ValueError, match="'a' was submitted again before"):
+                controller.all_reduce("a", np.ones(3))
+            controller.all_reduce("b", np.ones(3)).wait()
+            assert (first.wait() == comm.size).all()
+
+    threads(2).run(check)
+
+
+def test_nothing_stays_of_a_closed_controller(threads: World) -> None:
+    def check(comm: Communicator) -> list[weakref.ref[Any]]:
+        with Controller(comm) as controller:
+            _freeze(controller, ["a"])
+            array = np.ones(3)
+            controller.all_reduce("a", array).wait()
+            return [weakref.ref(controller._loop), weakref.ref(array)]
+
+    found = threads(2).run(check)
+    gc.collect()
+    assert not any(reference() for references in found for reference in references)
+
+
+# ---- the native object alone
+
+
+def _planned(name: str, bucket: Any, length: int) -> Any:
+    array = np.ones(length)
+    return SimpleNamespace(
+        request=SimpleNamespace(name=name), bucket=bucket, shape=array.shape, reduction="sum",
+        nbytes=array.nbytes, dtype=array.dtype, handle=None,
+    )  # fmt: skip
+
+
+def test_a_full_bucket_is_launched_once() -> None:
+    launches: list[int] = []
+    bucket = SimpleNamespace(missing=2)
+    tensors = [_planned(name, bucket, 3) for name in ("a", "b")]
+    opened: dict[str, Any] = {}
+    planned = native.PlannedTensors(
+        Handle, "owner", opened, lambda: launches.append(bucket.missing), None
+    )
+    assert planned.submit("a", np.ones(3), "sum") is None  # follows no plan
+    planned.follow(tensors)
+    assert planned.submit("c", np.ones(3), "sum") is None
+    assert planned.submit(["a"], np.ones(3), "sum") is None
+    assert planned.submit("a", 3.0, "sum") is None
+    assert planned.submit("a", np.ones(3), "max") is None
+    assert (bucket.missing, opened, planned.count) == (2, {}, 0)
+    array = np.ones(3)
+    handle = planned.submit("a", array, "sum")
+    assert isinstance(handle, Handle)
+    assert handle.array is array and handle.flight is None and handle.name == "a"
+    assert opened == {"a": handle} and tensors[0].handle is handle
+    assert not launches
+    assert planned.submit("a", np.ones(3), "sum") is None  # has not ended
+    planned.submit("b", np.ones(3), "sum")
+    assert launches == [0]
+    assert (planned.count, planned.bytes) == (2, 48)
+    planned.leave()
+    assert planned.submit("b", np.ones(3), "sum") is None
+    planned.follow(tensors)
+    planned.close()
+    planned.follow(tensors)
+    handle.complete(array)
+    assert planned.submit("a", np.ones(3), "sum") is None
