@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono import algorithms
-from unisono.bench.alternating_measurement import (
+from unisono.bench.algorithm_measurement import (
     MeasurementLength,
     distinct,
     measure_alternating,

@@ -27,7 +27,6 @@ import typer
 from rich.console import Console
 
 import unisono
-from unisono.bench.machine_facts import describe_machine
 from unisono.bench.sizes import format_size, parse_sizes
 
 HERE = Path(__file__).parent
@@ -106,6 +105,8 @@ def main(
     rounds: Annotated[int, typer.Option(help="Rounds of each tree.")] = 11,
     path: Annotated[Path, typer.Option(help="Results.")] = HERE / "results" / "trees.json",
 ) -> None:
+    from unisono.bench.machine_facts import describe_machine  # an older tree may lack it
+
     console = Console(stderr=True)
     words = ["git", "-C", str(other), "describe", "--always"]
     revision = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()

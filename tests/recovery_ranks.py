@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from unisono.control.vote import (
+from unisono.control.recovery_vote import (
     Vote,
     VotePhase,
     VoteReply,

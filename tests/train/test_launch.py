@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 
 from unisono.errors import UnisonoError
 from unisono.train import events
-from unisono.train.local_ranks import launch
+from unisono.train.rank_launch import launch
 from unisono.train.settings import TrainingRun
 
 pytestmark = pytest.mark.torch
@@ -79,9 +79,9 @@ def test_a_failing_rank_is_quoted(folder: Path) -> None:
 
 KILLED_AT_ONCE = """
 import os, signal, sys
-from unisono.train import local_ranks
+from unisono.train import rank_launch
 sleep = [sys.executable, "-c", "print(0, flush=True); import time; time.sleep(100)"]
-with local_ranks._started(sleep, sys.stdout) as process:
+with rank_launch._started(sleep, sys.stdout) as process:
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

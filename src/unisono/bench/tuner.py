@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from math import sqrt
 
 from unisono import algorithms
-from unisono.bench.alternating_measurement import (
+from unisono.bench.algorithm_measurement import (
     MeasurementLength,
     distinct,
     measure_alternating,

@@ -148,7 +148,10 @@ def _write(contents: Sequence[bytes], output: Path, torch_paths: Sequence[Path])
     console = result_console(None)
     if output.suffix == _DUMP_SUFFIX:
         if torch_paths:
-            raise typer.BadParameter(f"--torch: add these files when you merge, not to {output}")
+            raise typer.BadParameter(
+                f"--torch: {output} stores only the ranks' timelines; "
+                "give --torch when you merge them into a trace"
+            )
         save_dumps(output, contents)
     else:
         try:

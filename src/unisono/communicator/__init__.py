@@ -52,10 +52,10 @@ from unisono.communicator.local_ranks import run
 from unisono.communicator.point_to_point import wait_for_message as wait_for_message
 from unisono.communicator.premul import premul_sum
 from unisono.communicator.value_index import pairs
-from unisono.communicator.voted import FusedAllReduce, VotedWork
-from unisono.communicator.voted import begin_unvoted as begin_unvoted
-from unisono.communicator.voted import begin_voted as begin_voted
-from unisono.communicator.voted import call_of as call_of
+from unisono.communicator.voted_collectives import FusedAllReduce, VotedWork
+from unisono.communicator.voted_collectives import begin_unvoted as begin_unvoted
+from unisono.communicator.voted_collectives import begin_voted as begin_voted
+from unisono.communicator.voted_collectives import call_of as call_of
 from unisono.communicator.work import Work
 from unisono.selection import IntRange, Measured, Rule, Selection
 

@@ -10,7 +10,14 @@ from unisono.control.connection_manager import ConnectionManager
 from unisono.control.group_endpoint import PeerInfo
 from unisono.control.mpi_watch import MpiWatch
 from unisono.control.peer_messages import GaveUp, RecoveryText, Unreachable, VoteArrived
-from unisono.control.vote import END_OF_BALLOTS, Vote, VotePhase, VoteReply, VoteRequest, cast_in
+from unisono.control.recovery_vote import (
+    END_OF_BALLOTS,
+    Vote,
+    VotePhase,
+    VoteReply,
+    VoteRequest,
+    cast_in,
+)
 
 __all__ = [
     "END_OF_BALLOTS",

@@ -20,7 +20,13 @@ from typing import TypeAlias
 from unisono.control.control_channel import ControlChannel
 from unisono.control.control_messages import ControlMessage, MessageKind
 from unisono.control.entered_groups import EnteredGroups
-from unisono.control.vote import VotePhase, VoteReply, VoteRequest, unpack_reply, unpack_request
+from unisono.control.recovery_vote import (
+    VotePhase,
+    VoteReply,
+    VoteRequest,
+    unpack_reply,
+    unpack_request,
+)
 from unisono.control.world import World
 from unisono.transport import TAG_BYTES, ConnectionKind, Dial, DialFailure, Introduction
 

@@ -38,8 +38,9 @@ class PassTimes:
     step_ns: tuple[int, ...]
     """For each pass but the last, from its first tensor to the first tensor of the next pass."""
     ready_ns: tuple[int, ...]
-    """For each tensor, in the order of the plan's own buckets, from the first tensor of a pass to
-    this one: the median over the passes that use these buckets. Empty without details."""
+    """For each tensor, in the order of the plan's own buckets: the time from the first tensor of a
+    pass to this tensor, as the median over the passes that use these buckets. Empty without
+    details."""
     bucket_ns: tuple[tuple[int, ...], ...]
     """For each pass but the last, the times of its `sampled` buckets: from the time at which this
     rank was ready for the bucket, and the bucket before had ended, to its end."""

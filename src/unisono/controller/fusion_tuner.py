@@ -38,7 +38,7 @@ from unisono.controller.request import Request
 from unisono.controller.trial_results import bucket_times, pair_times, slowest_s
 from unisono.controller.tuning_settings import TuningSettings
 
-_MOST_UNITS = 4096  # the dynamic programme takes the square of this
+_MOST_UNITS = 4096  # the time of the dynamic programme grows with the square of this number
 _MOST_BYTES = 1 << 30  # of all tensors: each plan of a trial has buffers of this size
 _MOST_SETS = 8  # of tensors that are tuned; later ones keep their buckets
 _MOST_TRIES = 4  # of one set: the ranks may leave a plan during a trial

@@ -1,4 +1,4 @@
-"""Contributions of a rank that has joined: arrays that change no result of the other ranks."""
+"""Contributions of a rank that called `join`: arrays that change no result of other ranks."""
 
 from __future__ import annotations
 

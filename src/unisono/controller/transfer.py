@@ -68,7 +68,7 @@ class Transfer(Protocol):
         """Begins a job for which all ranks are known to be ready. Does not wait for them."""
 
     def prepare(self, job: Job) -> VotedJob:
-        """Prepares a voted job that will run many times. Does not begin it."""
+        """Prepares a voted job, which runs only if all ranks are ready. Does not begin it."""
 
     def begin_void(self) -> PendingVote:
         """Begins the voted job that is next, as a rank that is not ready: it runs on no rank."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unisono.controller import Controller
-from unisono.parallel.gathered_exchange import GatheredExchange
+from unisono.parallel.error_feedback_exchange import GatheredExchange
 from unisono.parallel.gradient_exchange import DenseExchange, GradientExchange
 from unisono.parallel.int8_codec import Int8, Int8Codec
 from unisono.parallel.narrow_float_exchange import Bf16, Fp16, NarrowFloatExchange

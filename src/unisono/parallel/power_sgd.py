@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from unisono.controller import Controller, Handle
-from unisono.parallel.gathered_exchange import all_finite, working_dtype
+from unisono.parallel.error_feedback_exchange import all_finite, working_dtype
 from unisono.parallel.gradient_exchange import (
     DenseExchange,
     GradientExchange,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         constants_from,
         default_constants,
     )
+    from unisono.planner.calibration_from_files import calibrate
     from unisono.planner.checkpoint_interval import (
         FAILURES_PER_DEVICE_HOUR,
         CheckpointPlan,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from unisono.planner.layout_check import check_layout
     from unisono.planner.layout_front import pareto_front
     from unisono.planner.layout_search import OBJECTIVES, search, smaller_clusters
-    from unisono.planner.machine_calibration import calibrate
     from unisono.planner.memory_changes import MemoryChange, smallest_change
     from unisono.planner.model_presets import (
         PRESETS,
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
         load_model,
         model_named,
     )
+    from unisono.planner.own_calibration import Calibration, LinkRate, OwnRun, RunEffect
     from unisono.planner.own_runs import read_own_runs
     from unisono.planner.pipeline_bubble import bubble_share
     from unisono.planner.pipeline_run import PipelineRun, run_schedule, stage_tasks
     from unisono.planner.prediction import Prediction, predict
-    from unisono.planner.run_calibration import Calibration, LinkRate, OwnRun, RunEffect
     from unisono.planner.step_sensitivity import Sensitivity, sensitivity
     from unisono.planner.tensor_grid import TENSOR_KINDS, TensorGrid
     from unisono.planner.tensor_volume import layer_elements
@@ -91,10 +91,10 @@ _NAMES = {
         "search",
         "smaller_clusters",
     ),
-    "machine_calibration": ("calibrate",),
+    "calibration_from_files": ("calibrate",),
     "own_runs": ("read_own_runs",),
     "layout_front": ("pareto_front",),
-    "run_calibration": (
+    "own_calibration": (
         "Calibration",
         "LinkRate",
         "OwnRun",

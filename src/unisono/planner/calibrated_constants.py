@@ -74,7 +74,7 @@ class CalibratedConstants:
     expert_share: float
     """Rate of the experts' grouped matrix products over the rate of one large product."""
     expert_traffic: float
-    """Bytes moved for each routed value of a token: order by expert, and back."""
+    """Bytes moved to sort the tokens by expert and back, for each value of a routed token."""
     straggler: float
     """Standard deviation of one device's step, as a share."""
     fragmentation: float

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from unisono.planner.calibrated_constants import CalibratedConstants
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout_search import search, smaller_clusters
+from unisono.planner.own_calibration import Calibration
 from unisono.planner.prediction import Prediction
-from unisono.planner.run_calibration import Calibration
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import Workload
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class StageKind(NamedTuple):
-    """Determines the load of a stage: its layers, its dense layers, True for the last stage."""
+    """The load of a stage: its number of layers, how many are dense, and whether it is last."""
 
     layers: int
     dense: int

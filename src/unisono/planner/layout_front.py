@@ -16,8 +16,8 @@ from unisono.planner.layout_options import (
     tensor_pipeline_sizes,
 )
 from unisono.planner.layout_search import smaller_clusters
+from unisono.planner.own_calibration import Calibration
 from unisono.planner.prediction import Prediction, prediction_of
-from unisono.planner.run_calibration import Calibration
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import Workload
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from unisono.planner.calibrated_constants import CalibratedConstants
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout import Layout
-from unisono.planner.run_calibration import Calibration
+from unisono.planner.own_calibration import Calibration
 from unisono.planner.run_choices import RunModel
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import Workload
@@ -95,14 +95,14 @@ def tensor_pipeline_sizes(model: Transformer, cluster: Cluster) -> list[tuple[in
 def layout_options(
     run: RunModel, sizes: Sequence[tuple[int, int]], schedules: Sequence[str]
 ) -> list[LayoutOption]:
-    """Returns the combinations of these (tp, pp), lowest bound first."""
+    """Returns the options whose layouts have these (tp, pp), lowest bound first."""
     options = [option for tp, pp in sizes for option in _of_sizes(run, tp, pp, schedules)]
     options.sort(key=lambda option: (option.bound_s, option.place))
     return options
 
 
 def _of_sizes(run: RunModel, tp: int, pp: int, schedules: Sequence[str]) -> Iterator[LayoutOption]:
-    """Yields the combinations of one (tp, pp)."""
+    """Yields the options whose layouts have these `tp` and `pp`."""
     number = 0
     for layout in _open_layouts(run, tp, pp, schedules):
         open_layout = OpenLayout(layout)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.planner.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.candidate_reasons import reason_of_loss
+from unisono.planner.candidate_comparison import reason_of_loss
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout_candidates import Candidate, Candidates, SearchCounts
 from unisono.planner.layout_options import (
@@ -19,8 +19,8 @@ from unisono.planner.layout_options import (
     layout_options,
     tensor_pipeline_sizes,
 )
+from unisono.planner.own_calibration import Calibration
 from unisono.planner.prediction import prediction_of
-from unisono.planner.run_calibration import Calibration
 from unisono.planner.run_choices import RunModel
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import Workload

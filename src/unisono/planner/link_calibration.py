@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unisono.planner.calibrated_constants import CalibratedConstants
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.exchange_times import ExchangeTimes, GroupPlace
-from unisono.planner.run_calibration import LinkRate
+from unisono.planner.own_calibration import LinkRate
 from unisono.simulator import Sample, of_contestant, read
 
 _PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}

@@ -10,8 +10,8 @@ from itertools import combinations
 from unisono.planner.calibrated_constants import CalibratedConstants
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout import Layout
+from unisono.planner.own_calibration import Calibration
 from unisono.planner.prediction import Prediction, predict
-from unisono.planner.run_calibration import Calibration
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import RECOMPUTE, Workload
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from unisono.planner.calibrated_constants import CalibratedConstants
 from unisono.planner.ground_truth import MeasuredRun
+from unisono.planner.own_calibration import Calibration, OwnRun
 from unisono.planner.prediction import QUANTILE_90, Prediction
-from unisono.planner.run_calibration import Calibration, OwnRun
 from unisono.planner.run_likeness import RunLikeness, likeness
 
 _LARGEST = 12

@@ -11,7 +11,7 @@ from unisono.planner.calibrated_constants import CalibratedConstants, default_co
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout import Layout
 from unisono.planner.layout_check import check_layout
-from unisono.planner.run_calibration import Calibration, RunEffect
+from unisono.planner.own_calibration import Calibration, RunEffect
 from unisono.planner.run_choices import RunModel
 from unisono.planner.stage_memory import MEMORY_KINDS
 from unisono.planner.time_tree import TimeNode, time_tree

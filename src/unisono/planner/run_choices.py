@@ -10,7 +10,7 @@ from unisono.planner.calibrated_constants import CalibratedConstants
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layer_division import stage_layers
 from unisono.planner.layout import Layout
-from unisono.planner.run_calibration import Calibration, RunEffect
+from unisono.planner.own_calibration import Calibration, RunEffect
 from unisono.planner.run_likeness import RunLikeness, likeness
 from unisono.planner.stage_memory import MemoryModel
 from unisono.planner.step_time import StepModel
@@ -91,7 +91,7 @@ class RunModel:
                 if best is None or step_s < best_s:
                     best, best_s = (full, micro_batch, recompute, kinds), step_s
                 if self.calibration is None:
-                    break  # the next recomputations are slower
+                    break  # the recomputation modes that follow are slower
         if best is None:
             if smallest is None:
                 raise ValueError(

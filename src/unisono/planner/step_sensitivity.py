@@ -9,8 +9,8 @@ from math import log
 from unisono.planner.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.layout import Layout
+from unisono.planner.own_calibration import Calibration
 from unisono.planner.prediction import predict
-from unisono.planner.run_calibration import Calibration
 from unisono.planner.transformer import Transformer
 from unisono.planner.workload import Workload
 
@@ -31,7 +31,8 @@ class Sensitivity:
     """Percent that the step shortens if the property improves by one percent."""
     factor: float
     improved_s: float
-    """Seconds of a step if the property is better by `factor`, with open choices made again."""
+    """Step time if the property is better by `factor` and the planner chooses again what the user
+    left open."""
     saved: float
     """Share of the step time that this saves."""
 

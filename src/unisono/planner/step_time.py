@@ -266,7 +266,7 @@ class StepModel:
         return 2 * layout.chunks * self._message_s(layout, micro_batch)
 
     def sends_behind_compute(self, layout: Layout) -> bool:
-        """Returns True for interleaved schedules of later software, except while they fill."""
+        """Returns True for interleaved schedules of software newer than megatron-2021."""
         return layout.chunks > 1 and not self._eager(layout)
 
     def _fill_sends_s(self, layout: Layout, micro_batch: int) -> float:

@@ -1,8 +1,8 @@
 """Recovery transport for a failed group on several hosts.
 
 Messages go directly between connection managers. The ledger of the agreement is not in memory that
-all ranks can read. Instead, the votes of the old group's hosts hold it (`control/vote.py`), each in
-the segment of the host's ranks.
+all ranks can read. Instead, the votes of the old group's hosts hold it
+(`control/recovery_vote.py`), each in the segment of the host's ranks.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Endpoint:
     engine."""
     receive_Bps: float = inf
     reduce_Bps: float = inf
-    """Received bytes that the rank can reduce into its own per second."""
+    """Bytes per second at which the rank reduces received bytes into its own buffer."""
     enters_s: float = 0.0
     """Time at which the rank starts: a straggler starts late."""
     slowdown: float = 1.0

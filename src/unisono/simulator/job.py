@@ -51,8 +51,8 @@ class Job:
     first_round: int = 0
     """Offset of its rounds among the rounds of other jobs, for `Order.STREAMS`."""
     blocks: Blocks | None = None
-    """Blocks in which the executor of ranks on different hosts runs the job. None: no blocks; a
-    message leaves when its values are available."""
+    """Blocks into which the executor of ranks on different hosts divides the job. None: no
+    blocks; a message leaves when its values are available."""
 
     def __post_init__(self) -> None:
         try:

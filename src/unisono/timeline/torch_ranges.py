@@ -23,7 +23,7 @@ class TorchTrace:
 
     path: str
     base_ns: int
-    """Unix time at which its times begin."""
+    """Unix time of time 0 in the file."""
     rank: int | None
     """The rank, if the file names it."""
     events: Sequence[Mapping[str, Any]]

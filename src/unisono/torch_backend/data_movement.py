@@ -13,7 +13,7 @@ from unisono.torch_backend.convert import CallOptions, movable, movable_list, sp
 from unisono.torch_backend.group_base import GroupBase
 from unisono.torch_backend.pending_work import DONE
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo
-from unisono.torch_backend.refusal import reports_refusals
+from unisono.torch_backend.refusal_report import reports_refusals
 
 
 class DataMovement(GroupBase):

@@ -56,7 +56,7 @@ class MixedGroup(ProcessGroup):
         self._batched = Batched(others.group)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> WorkBase:
-        """Waits until every rank has called it, with the backend of `opts.device`."""
+        """A barrier on the backend of `opts.device`: waits until every rank has called it."""
         device = getattr(opts, "device", None)
         if device is None or device.type == "cpu":
             return super().barrier(opts, timeout)

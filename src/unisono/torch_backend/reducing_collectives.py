@@ -17,7 +17,7 @@ from unisono.torch_backend.convert import REDUCE_OPS, CallOptions, reduce_op
 from unisono.torch_backend.group_base import GroupBase
 from unisono.torch_backend.pending_work import DONE, CombinedHandle, FinishedWork
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profiling
-from unisono.torch_backend.refusal import reports_refusals
+from unisono.torch_backend.refusal_report import reports_refusals
 from unisono.torch_backend.sparse import all_reduce_sparse
 from unisono.types import DType, ReduceOp
 

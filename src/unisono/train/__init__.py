@@ -1,6 +1,6 @@
 """Data-parallel training of real models with several `torch.distributed` backends, compared.
 
-`settings`, `events`, `local_ranks`, `progress` and `report` run in the parent process and never
+`settings`, `events`, `rank_launch`, `progress` and `report` run in the parent process and never
 import torch. `rank_starter` starts the ranks. `worker`, `training_loop`, `communication`,
 `replicas`, `digits` and `text` run on every rank.
 `layout_*` train one task with one layout of `unisono.parallel`.
@@ -10,7 +10,7 @@ import torch. `rank_starter` starts the ranks. `worker`, `training_loop`, `commu
 from unisono.train.events import Event, Stepped
 from unisono.train.layout_report import figures_table, loss_line, tables_table, time_line, title
 from unisono.train.layout_settings import LayoutRun, LayoutTask
-from unisono.train.local_ranks import launch, launch_layout
+from unisono.train.rank_launch import launch, launch_layout
 from unisono.train.overlap import Example, OverlapResult, run_overlap
 from unisono.train.overlap_report import (
     FULL_SCALE,

@@ -65,7 +65,7 @@ class LayoutRun:
 
     @staticmethod
     def decode(text: str) -> LayoutRun:
-        """Returns the run of a line of `encode`."""
+        """Returns the run that `encode` wrote as `text`."""
         fields: dict[str, Any] = json.loads(text)
         layout = Layout.from_document(fields.pop("layout"))
         shape = fields.pop("shape")

@@ -102,7 +102,7 @@ class _TravellingSums:
 
     def returned(self) -> Tensors:
         """Returns the sums of all ranks for this rank's own block."""
-        assert self._arriving is not None  # the own block came first
+        assert self._arriving is not None  # `add` has run for this rank's own block
         return self._arriving.wait()
 
 

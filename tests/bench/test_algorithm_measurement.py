@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from unisono import algorithms
-from unisono.bench.alternating_measurement import MeasurementLength, distinct, measure_alternating
+from unisono.bench.algorithm_measurement import MeasurementLength, distinct, measure_alternating
 from unisono.bench.cases import Case
 from unisono.bench.contestant_ranks import ContestantRanks
 from unisono.bench.contestants import Contestant

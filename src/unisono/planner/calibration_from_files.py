@@ -11,9 +11,9 @@ from unisono.planner.calibrated_constants import CalibratedConstants, default_co
 from unisono.planner.device_cluster import Cluster
 from unisono.planner.ground_truth import MeasuredRun
 from unisono.planner.link_calibration import CollectiveTimes, fit_links, read_collectives
+from unisono.planner.own_calibration import Calibration, OwnRun
 from unisono.planner.own_runs import read_own_runs
 from unisono.planner.prediction import predict
-from unisono.planner.run_calibration import Calibration, OwnRun
 from unisono.planner.run_likeness import likeness
 from unisono.text_files import reading
 

@@ -19,7 +19,7 @@ from unisono.train.layout_settings import LayoutRun
 from unisono.train.settings import TrainingRun
 
 _POLL_S = 0.1
-_EXIT_S = 45.0  # torch's agent gives its ranks 30 s
+_EXIT_S = 45.0  # torch's agent waits up to 30 s for its ranks to end
 _LOG_LINES = 40
 _PR_SET_PDEATHSIG = 1
 
