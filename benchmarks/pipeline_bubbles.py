@@ -1,0 +1,189 @@
+"""Measures the bubbles of all pipeline schedules on stages that sleep, beside their closed forms.
+
+Every pass of a stage sleeps for a given time: forward, input gradient and weight gradient equally
+long. So the cores do not limit the ranks, and the bubble is that of the schedule alone.
+
+    python benchmarks/pipeline_bubbles.py               # pp = 2 and 4; 3 minutes
+    python benchmarks/pipeline_bubbles.py --pass-s 0.005
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from timing import on_every, write
+from torch import distributed as dist
+from torch import nn
+
+from unisono.parallel import Layout, ParallelRun, parallelize
+from unisono.parallel.run.model_stages import stage_count
+
+SCHEDULES = (
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("interleaved", 4),
+    ("zb1p", 1),
+    ("zbv", 1),
+    ("dualpipev", 1),
+)
+"""Schedules, and the chunks of a rank that the layout names."""
+STEPS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The bubble of a schedule: its share of a pipeline's time."""
+
+    schedule: str
+    stages: int
+    chunks: int
+    microbatches: int
+    predicted: float
+    measured: tuple[float, ...]
+    """One entry per step."""
+
+    @property
+    def error(self) -> float:
+        """Measured over predicted bubble, less one."""
+        return median(self.measured) / self.predicted - 1
+
+
+class _SleepInInputs(torch.autograd.Function):
+    """Sleeps in the forward pass, and in the gradient of the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, pass_s: float) -> torch.Tensor:
+        ctx.pass_s = pass_s
+        time.sleep(pass_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.pass_s)
+        return gradient, None
+
+
+class _SleepInWeights(torch.autograd.Function):
+    """Sleeps in the gradient of the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, pass_s: float) -> torch.Tensor:
+        ctx.pass_s = pass_s
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.pass_s)
+        return gradient, None
+
+
+class SleepingLayer(nn.Module):
+    """Scales its input; every pass takes `pass_s` seconds."""
+
+    def __init__(self, pass_s: float) -> None:
+        super().__init__()
+        self.pass_s = pass_s
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slow: torch.Tensor = _SleepInInputs.apply(x, self.pass_s)
+        weight: torch.Tensor = _SleepInWeights.apply(self.weight, self.pass_s)
+        return slow * weight
+
+
+# ---- a rank
+
+
+def measure(pass_s: float) -> list[Row]:
+    """Measures all schedules with as many stages as ranks. Runs on every rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group("unisono")
+    try:
+        return list(_rows(dist.get_world_size(), pass_s))
+    finally:
+        dist.destroy_process_group()
+
+
+def _rows(stages: int, pass_s: float) -> Iterator[Row]:
+    for schedule, chunks in SCHEDULES:
+        layout = Layout(pp=stages, vpp=chunks, schedule=schedule)
+        for microbatches in (stages, 2 * stages, 4 * stages):
+            if schedule == "dualpipev" and microbatches < 2 * stages:
+                continue  # torch's schedule needs more
+            run = _sleeping_run(layout, microbatches, pass_s)
+            measured = _bubbles(run, microbatches)
+            yield Row(
+                schedule=schedule,
+                stages=stages,
+                chunks=stage_count(layout) // stages,
+                microbatches=microbatches,
+                predicted=run.report().predicted.bubble,
+                measured=measured,
+            )
+
+
+def _sleeping_run(layout: Layout, microbatches: int, pass_s: float) -> ParallelRun:
+    count = stage_count(layout)
+    layers = [SleepingLayer(pass_s * layout.pp / count) for _ in range(count)]
+    return parallelize(
+        nn.Sequential(*layers),
+        layout,
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+        microbatches=microbatches,
+    )
+
+
+def _bubbles(run: ParallelRun, microbatches: int) -> tuple[float, ...]:
+    inputs, targets = torch.ones(microbatches, 8), torch.zeros(microbatches, 8)
+    run.step(inputs, targets)  # torch exchanges shapes in the first step
+    found = []
+    for _ in range(STEPS):
+        dist.barrier()  # a stage that begins late is not a bubble of the schedule
+        run.step(inputs, targets)
+        found.append(run.report().bubble)
+    return tuple(found)
+
+
+# ---- the program
+
+
+def render(rows: Sequence[Row]) -> Table:
+    """Returns a table of predicted and measured bubbles."""
+    table = Table(title="bubble, part of a pipeline's time")
+    for name in ("schedule", "stages", "chunks", "microbatches", "predicted", "measured", "error"):
+        table.add_column(name, justify="left" if name == "schedule" else "right")
+    for row in rows:
+        numbers = (row.stages, row.chunks, row.microbatches)
+        shares = (f"{row.predicted:.4f}", f"{median(row.measured):.4f}", f"{row.error:+.1%}")
+        table.add_row(row.schedule, *map(str, numbers), *shares)
+    return table
+
+
+def main(
+    *,
+    ranks: Annotated[str, typer.Option(help="Numbers of stages, separated by commas.")] = "2,4",
+    pass_s: Annotated[float, typer.Option(help="Seconds of each pass of a stage.")] = 0.02,
+    json_path: Annotated[Path, typer.Option("--json", help="File for all measurements.")] = Path(
+        __file__
+    ).parent
+    / "results"
+    / "pipeline-bubbles.json",
+) -> None:
+    rows, probes_s = on_every(ranks, measure, (pass_s,))
+    Console(width=110).print(render(rows))
+    write(json_path, rows, probes_s)
+
+
+if __name__ == "__main__":
+    typer.run(main)
