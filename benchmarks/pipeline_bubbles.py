@@ -37,7 +37,6 @@ SCHEDULES = (
     ("dualpipev", 1),
 )
 """Schedules, and the chunks of a rank that the layout names."""
-STEPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,38 +89,43 @@ class _SleepInWeights(torch.autograd.Function):
 class SleepingLayer(nn.Module):
     """Scales its input; every pass takes `pass_s` seconds."""
 
-    def __init__(self, pass_s: float) -> None:
+    def __init__(self, pass_s: float, *, is_first: bool) -> None:
+        """`is_first`: torch computes no gradient of the inputs, so that of the weights takes both
+        times."""
         super().__init__()
         self.pass_s = pass_s
+        self.weight_s = 2 * pass_s if is_first else pass_s
         self.weight = nn.Parameter(torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         slow: torch.Tensor = _SleepInInputs.apply(x, self.pass_s)
-        weight: torch.Tensor = _SleepInWeights.apply(self.weight, self.pass_s)
+        weight: torch.Tensor = _SleepInWeights.apply(self.weight, self.weight_s)
         return slow * weight
 
 
 # ---- a rank
 
 
-def measure(pass_s: float) -> list[Row]:
+def measure(pass_s: float, steps: int, schedules: str) -> list[Row]:
     """Measures all schedules with as many stages as ranks. Runs on every rank."""
     torch.set_num_threads(1)
     dist.init_process_group("unisono")
     try:
-        return list(_rows(dist.get_world_size(), pass_s))
+        return list(_rows(dist.get_world_size(), pass_s, steps, schedules.split(",")))
     finally:
         dist.destroy_process_group()
 
 
-def _rows(stages: int, pass_s: float) -> Iterator[Row]:
+def _rows(stages: int, pass_s: float, steps: int, schedules: Sequence[str]) -> Iterator[Row]:
     for schedule, chunks in SCHEDULES:
+        if schedule not in schedules:
+            continue
         layout = Layout(pp=stages, vpp=chunks, schedule=schedule)
         for microbatches in (stages, 2 * stages, 4 * stages):
             if schedule == "dualpipev" and microbatches < 2 * stages:
                 continue  # torch's schedule needs more
             run = _sleeping_run(layout, microbatches, pass_s)
-            measured = _bubbles(run, microbatches)
+            measured = _bubbles(run, microbatches, steps)
             yield Row(
                 schedule=schedule,
                 stages=stages,
@@ -134,7 +138,8 @@ def _rows(stages: int, pass_s: float) -> Iterator[Row]:
 
 def _sleeping_run(layout: Layout, microbatches: int, pass_s: float) -> ParallelRun:
     count = stage_count(layout)
-    layers = [SleepingLayer(pass_s * layout.pp / count) for _ in range(count)]
+    pass_s *= layout.pp / count
+    layers = [SleepingLayer(pass_s, is_first=number == 0) for number in range(count)]
     return parallelize(
         nn.Sequential(*layers),
         layout,
@@ -144,11 +149,11 @@ def _sleeping_run(layout: Layout, microbatches: int, pass_s: float) -> ParallelR
     )
 
 
-def _bubbles(run: ParallelRun, microbatches: int) -> tuple[float, ...]:
+def _bubbles(run: ParallelRun, microbatches: int, steps: int) -> tuple[float, ...]:
     inputs, targets = torch.ones(microbatches, 8), torch.zeros(microbatches, 8)
     run.step(inputs, targets)  # torch exchanges shapes in the first step
     found = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         dist.barrier()  # a stage that begins late is not a bubble of the schedule
         run.step(inputs, targets)
         found.append(run.report().bubble)
@@ -174,13 +179,17 @@ def main(
     *,
     ranks: Annotated[str, typer.Option(help="Numbers of stages, separated by commas.")] = "2,4",
     pass_s: Annotated[float, typer.Option(help="Seconds of each pass of a stage.")] = 0.02,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each case.")] = 4,
+    schedules: Annotated[str, typer.Option(help="Schedules, separated by commas.")] = ",".join(
+        dict.fromkeys(schedule for schedule, _ in SCHEDULES)
+    ),
     json_path: Annotated[Path, typer.Option("--json", help="File for all measurements.")] = Path(
         __file__
     ).parent
     / "results"
     / "pipeline-bubbles.json",
 ) -> None:
-    rows, probes_s = on_every(ranks, measure, (pass_s,))
+    rows, probes_s = on_every(ranks, measure, (pass_s, steps, schedules))
     Console(width=110).print(render(rows))
     write(json_path, rows, probes_s)
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.parallel import Layout
 from unisono.parallel.divisible import Balanced
-from unisono.parallel.layers import CrossEntropy, TransformerModel
+from unisono.parallel.layers import BatchPlace, CrossEntropy, LayoutDropout, TransformerModel
 from unisono.parallel.parameter_block import part_of
 from unisono.parallel.run import ParallelRun, parallelize
 from unisono.planner import Transformer
@@ -68,8 +68,11 @@ def train_alone(
 ) -> tuple[list[float], list[float]]:
     """Trains a model in this process; returns losses and norms of the gradients."""
     optimizer, losses, norms = sgd(list(model.parameters())), [], []
-    for inputs, targets in batches:
+    for step, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad()
+        for module in model.modules():
+            if isinstance(module, LayoutDropout):
+                module.place = BatchPlace(step=step)
         balanced = [each for each in model.modules() if isinstance(each, Balanced)]
         for each in balanced:
             each.reset_auxiliary()
@@ -84,7 +87,13 @@ def train_alone(
 
 
 def compare_transformer(
-    text: str, *, microbatches: int = 1, samples: int = 8, **changes: Any
+    text: str,
+    *,
+    microbatches: int = 1,
+    samples: int = 8,
+    dropout: float = 0.0,
+    capacity_factor: float | None = None,
+    **changes: Any,
 ) -> ParallelRun:
     """Trains a decoder with a layout, and fails if anything differs from one process.
 
@@ -94,7 +103,7 @@ def compare_transformer(
     batches = token_batches(shape, samples=samples)
     return compare_model(
         text,
-        lambda: TransformerModel(shape, seed=1),
+        lambda: TransformerModel(shape, seed=1, dropout=dropout, capacity_factor=capacity_factor),
         lambda: CrossEntropy(shape.vocab),
         batches,
         microbatches=microbatches,

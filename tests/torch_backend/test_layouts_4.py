@@ -56,3 +56,23 @@ def own_plane(world):
     compare_transformer("tp=4,tensor=2d", gated=True, kv_heads=2, tied=False, ffn=26)
     with pytest.raises(ValueError, match=r"depth x rows = 1 x 1 x 1 x 2 = 2, got 7; 8 works"):
         compare_transformer("tp=4,tensor=2d", samples=7)
+
+
+def own_dropout(world):
+    compare_transformer("dp=4,zero=3", microbatches=2, samples=7, dropout=0.3)
+    compare_transformer("tp=2,pp=2,sequence_parallel=1", microbatches=2, dropout=0.3)
+    compare_transformer("cp=2,tp=2,sequence_parallel=1", positions=8, dropout=0.3)
+    compare_transformer("dp=2,pp=2,schedule=zbv", microbatches=4, dropout=0.3)
+    with pytest.raises(ValueError, match=r"dropout is not built for tensor = 2d; tensor = 1d"):
+        compare_transformer("tp=4,tensor=2d", dropout=0.3)
+
+
+def own_capacity(world):
+    few = {"capacity_factor": 0.6, **expert_shape()}
+    run = compare_transformer("dp=2,tp=2,ep=4,zero=1", microbatches=2, **few)
+    assert any(each.dropped for each in run.stages[0][1].modules() if hasattr(each, "dropped"))
+    compare_transformer("cp=2,tp=2,ep=2,sequence_parallel=1", positions=8, dropout=0.2, **few)
+    compare_transformer("tp=4", **few | {"positions": 6})  # parts of 2, 2, 2 and 0 positions
+    compare_transformer("cp=4", positions=16, **few)
+    with pytest.raises(ValueError, match="capacity_factor: expected a number above 0, got 0"):
+        compare_transformer("dp=4", **few | {"capacity_factor": 0.0})

@@ -58,6 +58,10 @@ class LayoutOptions:
         Literal["ring", "ulysses", "allgather"],
         typer.Option("--context", help="How ranks of cp exchange keys and values."),
     ] = "ring"
+    dropout: Annotated[
+        float,
+        typer.Option(min=0.0, max=0.99, help="Probability that a transformer drops a value."),
+    ] = 0.0
     clip: Annotated[
         float | None, typer.Option(min=0.0, help="Largest norm of all gradients together.")
     ] = None
@@ -98,6 +102,7 @@ LAYOUT_ONLY = (
     "dtype",
     "tensor",
     "exchange",
+    "dropout",
     "clip",
     "save",
     "load",

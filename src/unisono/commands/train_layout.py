@@ -48,6 +48,20 @@ class ClickOptions(LayoutTaskOptions):
     ] = "auto"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertOptions(LayoutTaskOptions):
+    """The options of `unisono train moe`."""
+
+    capacity_factor: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            help="Most tokens that an expert takes of a sequence, over its mean load; "
+            "default: all of them.",
+        ),
+    ] = None
+
+
 def train_one_layout(
     task: LayoutTask,
     options: LayoutOptions,
@@ -55,8 +69,11 @@ def train_one_layout(
     steps: int,
     learning_rate: float,
     placement: str = "auto",
+    capacity_factor: float | None = None,
 ) -> None:
     """Trains a task with one layout and prints its figures. Ends with status 1 if it fails."""
+    if options.dropout and task in ("digits", "dlrm"):
+        raise typer.BadParameter(f"--dropout is for transformers; the model of {task} has none")
     console, errors = result_console(options.json_path), Console(stderr=True)
     try:
         run = LayoutRun(
@@ -71,6 +88,8 @@ def train_one_layout(
             seed=options.seed,
             dtype=options.dtype,
             context=options.exchange,
+            dropout=options.dropout,
+            capacity_factor=capacity_factor,
             placement=placement,
             save=str(options.save.resolve()) if options.save else None,
             load=str(options.load.resolve()) if options.load else None,
@@ -100,10 +119,16 @@ def _followed(run: LayoutRun) -> dict[str, object]:
         return launch_layout(run, listen)
 
 
-@with_options(LayoutTaskOptions)
-def moe(context: typer.Context, options: LayoutTaskOptions) -> None:
+@with_options(ExpertOptions)
+def moe(context: typer.Context, options: ExpertOptions) -> None:
     """A transformer with eight experts in each layer, on the source of Python's library."""
-    train_one_layout("moe", options, steps=options.steps, learning_rate=options.learning_rate)
+    train_one_layout(
+        "moe",
+        options,
+        steps=options.steps,
+        learning_rate=options.learning_rate,
+        capacity_factor=options.capacity_factor,
+    )
 
 
 @with_options(LayoutTaskOptions)

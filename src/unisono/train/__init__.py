@@ -10,7 +10,6 @@ import torch. `rank_starter` starts the ranks. `worker`, `training_loop`, `commu
 from unisono.train.events import Event, Stepped
 from unisono.train.layout_report import figures_table, loss_line, tables_table, time_line, title
 from unisono.train.layout_settings import LayoutRun, LayoutTask
-from unisono.train.rank_launch import launch, launch_layout
 from unisono.train.overlap import Example, OverlapResult, run_overlap
 from unisono.train.overlap_report import (
     FULL_SCALE,
@@ -20,6 +19,7 @@ from unisono.train.overlap_report import (
     overlap_trace,
 )
 from unisono.train.progress import shown
+from unisono.train.rank_launch import launch, launch_layout
 from unisono.train.settings import TaskName, TrainingRun
 from unisono.train.training_report import Outcome, Report
 

@@ -37,6 +37,10 @@ class LayoutRun:
     dtype: Literal["float32", "float64"] = "float32"
     context: str = "ring"
     """How ranks of `cp` exchange keys and values."""
+    dropout: float = 0.0
+    """Probability that a transformer drops a value."""
+    capacity_factor: float | None = None
+    """Capacity of an expert over its mean load; None: no token is dropped."""
     placement: str = "auto"
     """Division of embedding tables over the ranks of `dp`: a kind, or "auto"."""
     save: str | None = None

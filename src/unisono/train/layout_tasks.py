@@ -78,7 +78,13 @@ def _clicks(run: LayoutRun) -> LayoutTaskParts:
 def _language(run: LayoutRun) -> LayoutTaskParts:
     shape = run.shape or SHAPES[run.task]
     windows = library_windows(shape.positions)
-    model = TransformerModel(shape, seed=run.seed, context=run.context)
+    model = TransformerModel(
+        shape,
+        seed=run.seed,
+        context=run.context,
+        dropout=run.dropout,
+        capacity_factor=run.capacity_factor,
+    )
 
     def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(

@@ -9,6 +9,7 @@ from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
 from unisono.parallel.layers.expert_exchange import move_rows
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
+from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
 from unisono.parallel.layers.linear_pair import LinearPair, pair_linears
 from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
 from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part, sum_to_parts
@@ -21,9 +22,11 @@ from unisono.parallel.layers.transformer_model import (
 
 __all__ = [
     "IGNORED",
+    "BatchPlace",
     "CrossEntropy",
     "FeatureNorm",
     "FeedForward",
+    "LayoutDropout",
     "LinearPair",
     "LogitHead",
     "MixtureOfExperts",

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.parallel.layers.balance_loss import add_gradient, balance_loss
+from unisono.parallel.layers.expert_capacity import capacity_of, within_capacity
 from unisono.parallel.layers.expert_exchange import ExpertExchange
 from unisono.parallel.layers.feed_forward import activate
 from unisono.parallel.layers.tensor_1d import SEQUENCE
@@ -19,15 +20,31 @@ _BALANCE = 0.01
 
 
 class MixtureOfExperts(nn.Module):
-    """Sends each token to the `top_k` experts of highest score; no token is dropped.
+    """Sends each token to the `top_k` experts of highest score.
 
-    Shape (batch, sequence, hidden) in and out. Each rank routes tokens of its own: the ranks of
-    `tp` divide the positions here, also without sequence parallelism.
+    With a capacity, an expert takes only the first tokens of a sequence: it adds nothing to the
+    others. Shape (batch, sequence, hidden) in and out.
+
+    Each rank routes tokens of its own: the ranks of `tp` divide the positions here, also without
+    sequence parallelism.
     """
 
-    def __init__(self, shape: Transformer, *, balance: float = _BALANCE) -> None:
-        """`balance`: the factor of the loss that balances the experts' loads."""
+    def __init__(
+        self,
+        shape: Transformer,
+        *,
+        balance: float = _BALANCE,
+        capacity_factor: float | None = None,
+    ) -> None:
+        """`balance`: the factor of the loss that balances the experts' loads.
+
+        `capacity_factor`: capacity over the mean load of an expert; None: no token is dropped.
+        Raises `ValueError` for a factor that is not above 0.
+        """
         super().__init__()
+        if capacity_factor is not None and not capacity_factor > 0:
+            raise ValueError(f"capacity_factor: expected a number above 0, got {capacity_factor}")
+        self.capacity_factor = capacity_factor
         self.experts, self.top_k, self.hidden = shape.experts, shape.top_k, shape.hidden
         self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
         self.routed = Experts(shape, count=shape.experts, ffn=shape.expert_ffn)
@@ -38,6 +55,8 @@ class MixtureOfExperts(nn.Module):
         self.auxiliary_scale: float | None = None
         self.rows_moved = 0
         """Rows sent to other ranks by the exchanges forward since `reset_auxiliary`."""
+        self.dropped = 0
+        """Choices of this rank's tokens that found their expert full, since `reset_auxiliary`."""
         self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
@@ -56,7 +75,7 @@ class MixtureOfExperts(nn.Module):
 
     def reset_auxiliary(self) -> None:
         self.auxiliary_loss = torch.zeros(())
-        self.rows_moved = 0
+        self.rows_moved = self.dropped = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mesh = self._mesh
@@ -66,17 +85,41 @@ class MixtureOfExperts(nn.Module):
         weights, chosen = scores.topk(self.top_k)
         weights = weights / weights.sum(-1, keepdim=True)
         rows = own.reshape(-1, self.hidden)
-        found = self._routed(rows, weights.flatten(), chosen.flatten())
+        found = self._routed(rows, weights.flatten(), chosen.flatten(), self._taken(chosen))
         if self.shared is not None:
             found = found + self.shared(rows, [len(rows)])
         y = self._with_balance(found.view_as(own), scores, chosen)
         return gather_copies(y, group, dim=SEQUENCE, length=x.shape[SEQUENCE])
 
+    @property
+    def _whole_length(self) -> int:
+        """Positions of a whole sequence, in a mesh."""
+        assert self._mesh is not None
+        return self._mesh.sequence * self._mesh.layout.cp
+
+    def _taken(self, chosen: torch.Tensor) -> torch.Tensor | None:
+        """Returns True for each choice that its expert takes; None: for all."""
+        if self.capacity_factor is None:
+            return None
+        length = chosen.shape[SEQUENCE] if self._mesh is None else self._whole_length
+        capacity = capacity_of(
+            self.capacity_factor, length=length, top_k=self.top_k, experts=self.experts
+        )
+        taken = within_capacity(chosen, experts=self.experts, capacity=capacity, mesh=self._mesh)
+        self.dropped += int((~taken).sum())
+        return taken.flatten()
+
     def _routed(
-        self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
+        self,
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        chosen: torch.Tensor,
+        taken: torch.Tensor | None,
     ) -> torch.Tensor:
         """Returns the weighted sum of the experts' results for each row."""
         order = chosen.argsort(stable=True)
+        if taken is not None:
+            order, chosen = order[taken[order]], chosen[taken]
         sources = order // self.top_k
         counts = torch.bincount(chosen, minlength=self.experts)
         exchange = ExpertExchange(counts, self._mesh.group("ep") if self._mesh else None)
@@ -89,9 +132,8 @@ class MixtureOfExperts(nn.Module):
     def _with_balance(
         self, y: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor
     ) -> torch.Tensor:
-        mesh, length = self._mesh, y.shape[SEQUENCE]
-        if mesh is not None:
-            length = mesh.sequence * mesh.layout.cp
+        mesh = self._mesh
+        length = y.shape[SEQUENCE] if mesh is None else self._whole_length
         groups = [mesh.group(axis) for axis in ("tp", "cp")] if mesh else []
         loss = balance_loss(scores, chosen, groups=groups, length=length)
         scale = 1 / len(y) if self.auxiliary_scale is None else self.auxiliary_scale

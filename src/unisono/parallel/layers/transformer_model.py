@@ -8,15 +8,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.context import zigzag_part
 from unisono.parallel.counter_random import CounterRandom
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
+from unisono.parallel.layers.layout_dropout import LayoutDropout
 from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
+from unisono.parallel.layers.own_positions import own_positions
 from unisono.parallel.layers.tensor_exchanges import gather_copies
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
-from unisono.parallel.parameter_block import block_of, part_of
+from unisono.parallel.parameter_block import block_of
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer
 
@@ -30,8 +31,10 @@ class TokenEmbedding(nn.Module):
     Tensor parallelism divides the vocabulary, and some kinds the width; parts may be uneven.
     """
 
-    def __init__(self, shape: Transformer) -> None:
+    def __init__(self, shape: Transformer, *, dropout: LayoutDropout) -> None:
+        """`dropout`: of the sum of both vectors."""
         super().__init__()
+        self.dropout = dropout
         self.weight = nn.Parameter(torch.empty(shape.vocab, shape.hidden))
         self.position = nn.Parameter(torch.empty(max(shape.positions, 1), shape.hidden))
         self._has_positions = shape.positions > 0
@@ -52,36 +55,45 @@ class TokenEmbedding(nn.Module):
             x = functional.embedding(tokens, self.weight)
         else:
             x = self._tensor.look_up(tokens, self.weight, first=self._first, width=self.width)
-        return x + self.position[self._places(tokens.shape[1])] if self._has_positions else x
+        if self._has_positions:
+            x = x + self.position[self._positions(tokens.shape[1])]
+        y: torch.Tensor = self.dropout(x)
+        return y
 
-    def _places(self, length: int) -> torch.Tensor:
+    def _positions(self, length: int) -> torch.Tensor:
         """Returns the positions of this rank's tokens in the whole sequence."""
         mesh = self._mesh
         if mesh is None:
             return torch.arange(length)
-        parts = mesh.layout.cp
-        places = zigzag_part(length * parts, mesh.coordinates["cp"], parts)
-        if not mesh.layout.sequence_parallel or mesh.group("tp") is None:
-            return places
-        first, count = part_of(length, mesh.coordinates["tp"], mesh.layout.tp)
-        return places[first : first + count]
+        divided = mesh.layout.sequence_parallel
+        return own_positions(mesh, length=length * mesh.layout.cp, is_divided=divided)
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then a feed-forward network or experts; each after a norm, added to its input."""
+    """Attention, then a feed-forward network or experts; each after a norm, added to its input.
+
+    Dropout applies to both results before they are added.
+    """
 
     def __init__(
-        self, shape: Transformer, *, is_causal: bool, context: str, has_experts: bool
+        self,
+        shape: Transformer,
+        *,
+        attention: SelfAttention,
+        network: nn.Module,
+        dropouts: tuple[LayoutDropout, LayoutDropout],
     ) -> None:
+        """`dropouts`: of the results of attention and network."""
         super().__init__()
         self.attention_norm = _norm(shape)
-        self.attention = SelfAttention(shape, is_causal=is_causal, context=context)
+        self.attention = attention
         self.network_norm = _norm(shape)
-        self.network: nn.Module = MixtureOfExperts(shape) if has_experts else FeedForward(shape)
+        self.network = network
+        self.attention_dropout, self.network_dropout = dropouts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        y: torch.Tensor = x + self.network(self.network_norm(x))
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x)))
+        y: torch.Tensor = x + self.network_dropout(self.network(self.network_norm(x)))
         return y
 
 
@@ -131,30 +143,43 @@ class TransformerModel(nn.Sequential):
     """
 
     def __init__(
-        self, shape: Transformer, *, seed: int = 0, is_causal: bool = True, context: str = "ring"
+        self,
+        shape: Transformer,
+        *,
+        seed: int = 0,
+        is_causal: bool = True,
+        context: str = "ring",
+        dropout: float = 0.0,
+        capacity_factor: float | None = None,
     ) -> None:
-        """`seed`: of the weights, which do not depend on the layout.
+        """`seed`: of the weights and of the dropout masks, which do not depend on the layout.
 
         `context`: how ranks of `cp` exchange keys and values: "ring", "ulysses" or "allgather".
-        Raises `ValueError` for latent attention.
+        `dropout`: probability, after the embedding, attention and feed-forward networks.
+        `capacity_factor`: an expert takes at most this multiple of the mean number of tokens of a
+        sequence; None: all tokens. Raises `ValueError` for latent attention and wrong numbers.
         """
         if shape.kv_rank:
             raise ValueError(
                 f"kv_rank: latent attention is not built; expected 0, got {shape.kv_rank}"
             )
-        embedding = TokenEmbedding(shape)
-        layers: list[tuple[str, nn.Module]] = [
-            (
-                f"layer{index}",
-                DecoderLayer(
-                    shape,
-                    is_causal=is_causal,
-                    context=context,
-                    has_experts=shape.experts > 0 and index >= shape.dense_layers,
-                ),
+
+        def drop(site: str) -> LayoutDropout:
+            return LayoutDropout(dropout, seed=seed, site=f"dropout/{site}")
+
+        def layer(index: int) -> DecoderLayer:
+            has_experts = shape.experts > 0 and index >= shape.dense_layers
+            return DecoderLayer(
+                shape,
+                attention=SelfAttention(shape, is_causal=is_causal, context=context),
+                network=MixtureOfExperts(shape, capacity_factor=capacity_factor)
+                if has_experts
+                else FeedForward(shape),
+                dropouts=(drop(f"layer{index}/attention"), drop(f"layer{index}/network")),
             )
-            for index in range(shape.layers)
-        ]
+
+        embedding = TokenEmbedding(shape, dropout=drop("embedding"))
+        layers = [(f"layer{index}", layer(index)) for index in range(shape.layers)]
         head = LogitHead(shape, embedding.weight if shape.tied else None)
         super().__init__(OrderedDict([("embedding", embedding), *layers, ("head", head)]))
         self.shape = shape

@@ -20,6 +20,8 @@ class BatchPart:
     targets: tuple[torch.Tensor, ...]
     samples: tuple[int, ...]
     """Samples of each microbatch, on all ranks of `dp` together."""
+    first_samples: tuple[int, ...]
+    """Number, in the whole batch, of the first sample of each microbatch on this rank."""
     valid: int
     """Valid targets of the whole batch: the divisor of the loss."""
 
@@ -63,14 +65,19 @@ def divide_batch(
     place = mesh.coordinates["dp_replicate"] * mesh.grid.sizes["dp_shard"]
     place += mesh.coordinates["dp_shard"]
 
+    def cuts(x: torch.Tensor) -> list[torch.Tensor]:
+        return [piece.tensor_split(layout.dp)[place] for piece in x.tensor_split(microbatches)]
+
     def own(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        cuts = [piece.tensor_split(layout.dp)[place] for piece in x.tensor_split(microbatches)]
-        return tuple(_own_positions(piece, mesh) for piece in cuts)
+        return tuple(_own_positions(piece, mesh) for piece in cuts(x))
+
+    numbers = cuts(torch.arange(len(inputs)))
 
     return BatchPart(
         inputs=own(inputs),
         targets=own(targets),
         samples=tuple(len(piece) for piece in inputs.tensor_split(microbatches)),
+        first_samples=tuple(int(each[0]) if len(each) else 0 for each in numbers),
         valid=count_valid(targets),
     )
 

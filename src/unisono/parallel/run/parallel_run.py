@@ -13,6 +13,7 @@ from torch import nn
 
 from unisono.parallel.checkpoint import load_blocks, save_blocks
 from unisono.parallel.divisible import Balanced
+from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.run.batch_parts import BatchPart, count_valid, divide_batch
 from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.parameter_sets import ParameterSet
@@ -60,14 +61,18 @@ class ParallelRun:
         """Seconds of each step."""
         self._loss, self._valid = loss, 1
         self._sent_before: dict[str, int] = {}
+        self._first_samples: tuple[int, ...] = ()
         self._size = StepSize(microbatches=microbatches, tokens=0, samples=0, item_bytes=0)
         self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
+        self._place = BatchPlace()
+        self._share_place()
         self._pipeline = (
             PipelineRunner(
                 stages,
                 mesh,
                 microbatches=microbatches,
                 loss=self._weighted_loss,
+                before_pass=self._enter_microbatch,
                 after_trial=_reset_auxiliary,
             )
             if mesh.layout.pp > 1
@@ -95,6 +100,7 @@ class ParallelRun:
         part = divide_batch(inputs, targets, self.mesh, self.microbatches)
         self._valid = max(part.valid, 1)
         self._note_size(part)
+        self._place.step, self._first_samples = self.steps, part.first_samples
         self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
         for module in self._balanced:
             module.reset_auxiliary()
@@ -168,11 +174,21 @@ class ParallelRun:
         losses = []
         ((_, model),) = self.stages
         with self.clock.working():
-            for inputs, targets in zip(part.inputs, part.targets, strict=True):
+            for number, (inputs, targets) in enumerate(zip(part.inputs, part.targets, strict=True)):
+                self._enter_microbatch(number)
                 loss = self._weighted_loss(model(inputs), targets)
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss)
         return losses
+
+    def _share_place(self) -> None:
+        for module in (each for _, stage in self.stages for each in stage.modules()):
+            if isinstance(module, LayoutDropout):
+                module.place = self._place
+
+    def _enter_microbatch(self, number: int) -> None:
+        """Notes the samples of a forward pass, from which dropout masks follow."""
+        self._place.first_sample = self._first_samples[number]
 
     def _weighted_loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the share of a microbatch's part in the mean over the whole batch."""

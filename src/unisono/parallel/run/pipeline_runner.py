@@ -42,17 +42,19 @@ class PipelineRunner:
         *,
         microbatches: int,
         loss: Loss,
+        before_pass: Callable[[int], None],
         after_trial: Callable[[nn.Module], None],
     ) -> None:
         """`stages`: number and modules of each stage of this rank.
 
-        `after_trial` gets each stage after torch's additional pass through it. Raises `ValueError`
-        if the schedule needs another number of microbatches.
+        `before_pass` gets the number of each microbatch before its forward pass. `after_trial` gets
+        each stage after torch's additional pass through it. Raises `ValueError` if the schedule
+        needs another number of microbatches.
         """
         check_microbatches(mesh.layout, microbatches)
         self._stages, self._mesh, self._loss = stages, mesh, loss
         self._microbatches = microbatches
-        self._after_trial = after_trial
+        self._before_pass, self._after_trial = before_pass, after_trial
         self._schedules: dict[tuple[object, ...], Any] = {}
         self.clock = StageClock()
 
@@ -92,6 +94,7 @@ class PipelineRunner:
                 torch.device("cpu"),
                 group=self._mesh.group("pp"),
                 clock=self.clock,
+                before_pass=self._before_pass,
                 after_trial=self._after_trial,
             )
             for number, module in self._stages
@@ -113,14 +116,17 @@ class _TimedStage(PipelineStage):
         self,
         *arguments: Any,
         clock: StageClock,
+        before_pass: Callable[[int], None],
         after_trial: Callable[[nn.Module], None],
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self._clock, self._after_trial = clock, after_trial
+        self._clock = clock
+        self._before_pass, self._after_trial = before_pass, after_trial
         self._is_trial = True
 
     def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+        self._before_pass(arguments[0])  # number of the microbatch
         if self._is_trial:
             self._is_trial = False
             self._after_trial(self.submod)

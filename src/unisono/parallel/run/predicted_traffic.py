@@ -94,9 +94,11 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
             elements += 2 * tokens * _hidden(stage)
         elif isinstance(module, MixtureOfExperts):
             elements += 2 * size.samples * module.experts  # the loads of the balance loss
+            padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
             if not layout.sequence_parallel:  # the results forward, the gradients back
-                padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
                 elements += 2 * padded * _hidden(stage)
+            if module.capacity_factor is not None:
+                elements += padded * module.top_k  # the choices
         elif isinstance(module, LogitHead):
             logits = 6 if module.keeps_parts else module.vocab
             elements += 2 * tokens * _hidden(stage) + size.tokens * logits
@@ -112,6 +114,8 @@ def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
     for module in stage.modules():
         if isinstance(module, MixtureOfExperts):  # the loads of the balance loss
             elements += 2 * _rest(ranks) * size.samples * module.experts
+            if module.capacity_factor is not None:
+                elements += (ranks - 1) * tokens * module.top_k  # the choices
         if not isinstance(module, SelfAttention):
             continue
         wide = module.heads // parts * module.head_dim * tokens

@@ -1,0 +1,61 @@
+"""The capacity of experts: how many tokens of a sequence an expert takes; others are dropped.
+
+Lepikhin et al., "GShard", 2020: an expert takes tokens in their order. The capacity is that of one
+sequence. A capacity of a batch would drop other tokens for each division into ranks and
+microbatches.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+from torch import distributed as dist
+from torch.nn import functional
+
+from unisono.parallel.context import in_natural_order
+from unisono.parallel.layers.own_positions import own_positions
+from unisono.parallel.layers.tensor_exchanges import gather_copies
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+def capacity_of(factor: float, *, length: int, top_k: int, experts: int) -> int:
+    """Returns the tokens of one sequence that an expert takes, if the mean is 1 / `factor` of it.
+
+    >>> capacity_of(1.25, length=16, top_k=2, experts=8)
+    5
+    """
+    return ceil(factor * length * top_k / experts)
+
+
+def within_capacity(
+    chosen: torch.Tensor, *, experts: int, capacity: int, mesh: TrainingMesh | None
+) -> torch.Tensor:
+    """Returns True for each choice that its expert takes. Collective over `tp` and `cp`.
+
+    `chosen`: the experts of this rank's tokens, (samples, positions, k). Same shape out.
+
+    >>> chosen = torch.tensor([[[0], [1], [0], [0]]])
+    >>> within_capacity(chosen, experts=2, capacity=2, mesh=None).flatten().tolist()
+    [True, True, True, False]
+    """
+    whole = chosen if mesh is None else _whole_sequences(chosen, mesh)
+    flat = functional.one_hot(whole.flatten(1), experts)  # choices of a sequence, in order
+    before = (flat.cumsum(1) - flat).gather(2, whole.flatten(1).unsqueeze(-1))
+    taken = (before.squeeze(-1) < capacity).view_as(whole)
+    if mesh is None:
+        return taken
+    return taken[:, own_positions(mesh, length=whole.shape[1], is_divided=True)]
+
+
+def _whole_sequences(chosen: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
+    """Returns the choices of all positions, in order."""
+    # Numbers of experts travel as elements of the model's type, exact in all of them.
+    numbers = chosen.to(torch.get_default_dtype())
+    found = gather_copies(numbers, mesh.group("tp"), dim=1, length=mesh.sequence)
+    group = mesh.group("cp")
+    if group is not None:
+        parts = found.new_empty(mesh.layout.cp, *found.shape)
+        dist.all_gather_single(parts.flatten(0, 1), found.contiguous(), group=group)
+        found = in_natural_order(parts)
+    return found.long()

@@ -1,0 +1,23 @@
+"""The positions of a sequence that a rank holds."""
+
+from __future__ import annotations
+
+import torch
+
+from unisono.parallel.context import zigzag_part
+from unisono.parallel.parameter_block import part_of
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+def own_positions(mesh: TrainingMesh, *, length: int, is_divided: bool) -> torch.Tensor:
+    """Returns the positions that this rank holds in a sequence of `length` positions, in order.
+
+    int64, one dimension. The ranks of `cp` divide the sequence in zigzag. `is_divided`: the ranks
+    of `tp` divide these positions again, as sequence parallelism does.
+    """
+    layout, place = mesh.layout, mesh.coordinates
+    found = zigzag_part(length, place["cp"], layout.cp)
+    if not is_divided or mesh.group("tp") is None:
+        return found
+    first, count = part_of(len(found), place["tp"], layout.tp)
+    return found[first : first + count]
