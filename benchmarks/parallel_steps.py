@@ -154,7 +154,7 @@ def torch_tensor(task: Task, group: dist.ProcessGroup) -> Step:
         loss = task.loss(model(task.inputs), task.targets)
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from torch_backend.layout_training import compare_transformer, expert_shape
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from torch_backend.layout_training import compare_transformer, expert_shape, sgd
+from unisono.parallel import Layout, parallelize
+from unisono.planner import bubble_share
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -76,3 +83,51 @@ def own_capacity(world):
     compare_transformer("cp=4", positions=16, **few)
     with pytest.raises(ValueError, match="capacity_factor: expected a number above 0, got 0"):
         compare_transformer("dp=4", **few | {"capacity_factor": 0.0})
+
+
+def own_bubbles(world):
+    for schedule, chunks in (
+        ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb1p", 1), ("zbv", 1), ("dualpipev", 1)
+    ):  # fmt: skip
+        layout = Layout(pp=4, vpp=chunks, schedule=schedule)
+        for microbatches in (8, 16):
+            waits = 3 * bubble_share(layout, "none")
+            found = _predicted_bubble(layout, microbatches)
+            assert found == pytest.approx(waits / (microbatches + waits), rel=1e-9), layout
+    # Fewer microbatches than 2 pp leave ZB-V twice the bubble of its closed form.
+    waits = 2 * 3 * bubble_share(Layout(pp=4, schedule="zbv"), "none")
+    found = _predicted_bubble(Layout(pp=4, schedule="zbv"), 4)
+    assert found == pytest.approx(waits / (4 + waits), rel=1e-9)
+
+
+def _predicted_bubble(layout, microbatches):
+    run = _chain(layout, microbatches)
+    run.step(torch.ones(microbatches, 3), torch.zeros(microbatches, 3))
+    return run.report().predicted.bubble
+
+
+def own_passes(world):
+    run = _chain(Layout(dp=2, pp=2, schedule="zb1p"), 4)
+    for early in (run.report, run.passes):
+        with pytest.raises(ValueError, match="expected a step before"):
+            early()
+    for _ in range(2):
+        run.step(torch.ones(8, 3), torch.zeros(8, 3))
+    passes = run.passes()
+    for rank in range(2):
+        predicted, measured = (
+            [span.task for span in passes[name].spans[rank]] for name in ("predicted", "measured")
+        )
+        assert predicted == measured
+        assert sorted(task.kind for task in measured) == ["F"] * 4 + ["I"] * 4 + ["W"] * 4
+    assert 0 < passes["predicted"].bubble < 1
+
+
+def _chain(layout, microbatches):
+    return parallelize(
+        nn.Sequential(*(nn.Linear(3, 3) for _ in range(8))),
+        layout,
+        loss=nn.functional.mse_loss,
+        optimizer=sgd,
+        microbatches=microbatches,
+    )

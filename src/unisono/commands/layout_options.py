@@ -65,6 +65,10 @@ class LayoutOptions:
     clip: Annotated[
         float | None, typer.Option(min=0.0, help="Largest norm of all gradients together.")
     ] = None
+    schedule_plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the passes of the last step, predicted and measured: PNG or SVG."),
+    ] = None
     save: Annotated[
         Path | None, typer.Option(help="Write a checkpoint to this folder at the end.")
     ] = None
@@ -104,6 +108,7 @@ LAYOUT_ONLY = (
     "exchange",
     "dropout",
     "clip",
+    "schedule_plot",
     "save",
     "load",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from unisono.train import (
     figures_table,
     launch_layout,
     loss_line,
+    save_passes_plot,
     tables_table,
     time_line,
     title,
@@ -91,6 +92,7 @@ def train_one_layout(
             dropout=options.dropout,
             capacity_factor=capacity_factor,
             placement=placement,
+            tells_passes=options.schedule_plot is not None,
             save=str(options.save.resolve()) if options.save else None,
             load=str(options.load.resolve()) if options.load else None,
         )
@@ -104,10 +106,13 @@ def train_one_layout(
     if "tables" in result:
         console.print(tables_table(result))
     console.print(time_line(result), highlight=False)
+    if options.schedule_plot is not None:
+        save_passes_plot(result.pop("passes"), options.schedule_plot)
+        console.print(f"wrote {options.schedule_plot}", highlight=False)
     write_json(result, options.json_path)
 
 
-def _followed(run: LayoutRun) -> dict[str, object]:
+def _followed(run: LayoutRun) -> dict[str, Any]:
     """Returns the result of a run, and shows its progress."""
     with progress() as show:
 

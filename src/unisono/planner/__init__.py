@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from unisono.planner.pipeline_run import PipelineRun, run_schedule, stage_tasks
     from unisono.planner.prediction import Prediction, predict
     from unisono.planner.step_sensitivity import Sensitivity, sensitivity
+    from unisono.planner.task_plot import save_task_plot
+    from unisono.planner.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
     from unisono.planner.tensor_grid import TENSOR_KINDS, TensorGrid
     from unisono.planner.tensor_volume import layer_elements
     from unisono.planner.time_tree import TimeNode
@@ -135,6 +137,8 @@ _NAMES = {
     "prediction": ("Prediction", "predict"),
     "layer_division": ("stage_layers",),
     "zero_states": ("StateBytes", "state_bytes"),
+    "task_plot": ("save_task_plot",),
+    "task_run": ("StageTask", "TaskGroup", "TaskRun", "TaskSpan", "run_tasks"),
     "time_tree": ("TimeNode",),
     "training_flops": ("forward_flops", "step_flops", "training_days"),
     "transformer": ("Transformer",),
@@ -184,7 +188,11 @@ __all__ = [
     "ScalingPoint",
     "SearchCounts",
     "Sensitivity",
+    "StageTask",
     "StateBytes",
+    "TaskGroup",
+    "TaskRun",
+    "TaskSpan",
     "TensorGrid",
     "TimeNode",
     "Transformer",
@@ -217,7 +225,9 @@ __all__ = [
     "read_own_runs",
     "run_of_row",
     "run_schedule",
+    "run_tasks",
     "save_front_plot",
+    "save_task_plot",
     "save_validation_plot",
     "scaling_curve",
     "search",

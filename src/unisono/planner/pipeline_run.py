@@ -6,10 +6,11 @@ the tests compare both.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from unisono.planner.task_run import StageTask, run_tasks
 
 
 class PipelineTask(NamedTuple):
@@ -128,23 +129,16 @@ def run_schedule(
     times = list(zip(forward_s, backward_s, strict=True))
     durations = [_durations(f, b, weight_share, chunks) for f, b in times]
     orders = stage_tasks(schedule, stages=stages, microbatches=microbatches, chunks=chunks)
-    ends: dict[tuple[int, PipelineTask], float] = {}
-    clock = [0.0] * stages
-    waiting = [deque(order) for order in orders]
-    while any(waiting):
-        before = len(ends)
-        for stage, tasks in enumerate(waiting):
-            while tasks:
-                ready_s = _ready_s(tasks[0], stage, stages, chunks, ends, send_s)
-                if ready_s is None:
-                    break
-                task = tasks.popleft()
-                clock[stage] = max(clock[stage], ready_s) + durations[stage][task.kind]
-                ends[stage, task] = clock[stage]
-        if len(ends) == before:
-            raise ValueError(f"the schedule {schedule} waits for itself")
+    run = run_tasks(
+        [
+            [(StageTask(each.kind, each.microbatch, each.chunk * stages + rank),) for each in order]
+            for rank, order in enumerate(orders)
+        ],
+        lambda task: durations[task.stage % stages][task.kind],
+        send_s=send_s,
+    )
     busy = tuple(microbatches * (f + b) for f, b in times)
-    return PipelineRun(makespan_s=max(clock), busy_s=busy, kept=tuple(map(_most_kept, orders)))
+    return PipelineRun(makespan_s=run.makespan_s, busy_s=busy, kept=tuple(map(_most_kept, orders)))
 
 
 def _durations(
@@ -153,32 +147,6 @@ def _durations(
     weight_s = backward_s * weight_share
     whole = {"F": forward_s, "B": backward_s, "W": weight_s, "I": backward_s - weight_s}
     return {kind: seconds / chunks for kind, seconds in whole.items()}
-
-
-def _ready_s(
-    task: PipelineTask,
-    stage: int,
-    stages: int,
-    chunks: int,
-    ends: dict[tuple[int, PipelineTask], float],
-    send_s: float,
-) -> float | None:
-    """Returns when a task's input is there; None if its predecessor has not run."""
-    kind, microbatch, chunk = task
-    if kind == "F":
-        if stage == 0 and chunk == 0:
-            return 0.0
-        source = (stage - 1, chunk) if stage else (stages - 1, chunk - 1)
-        wanted = PipelineTask("F", microbatch, source[1])
-    elif kind == "W":
-        return ends.get((stage, PipelineTask("I", microbatch, chunk)))
-    elif stage == stages - 1 and chunk == chunks - 1:
-        return ends.get((stage, PipelineTask("F", microbatch, chunk)))
-    else:
-        source = (stage + 1, chunk) if stage < stages - 1 else (0, chunk + 1)
-        wanted = PipelineTask(kind, microbatch, source[1])
-    end_s = ends.get((source[0], wanted))
-    return None if end_s is None else end_s + send_s
 
 
 def _most_kept(order: Sequence[PipelineTask]) -> int:

@@ -8,7 +8,14 @@ import torch. `rank_starter` starts the ranks. `worker`, `training_loop`, `commu
 """
 
 from unisono.train.events import Event, Stepped
-from unisono.train.layout_report import figures_table, loss_line, tables_table, time_line, title
+from unisono.train.layout_report import (
+    figures_table,
+    loss_line,
+    save_passes_plot,
+    tables_table,
+    time_line,
+    title,
+)
 from unisono.train.layout_settings import LayoutRun, LayoutTask
 from unisono.train.overlap import Example, OverlapResult, run_overlap
 from unisono.train.overlap_report import (
@@ -44,6 +51,7 @@ __all__ = [
     "overlap_table",
     "overlap_trace",
     "run_overlap",
+    "save_passes_plot",
     "shown",
     "tables_table",
     "time_line",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+
+from unisono import planner
 
 _SHOWN_RANKS = 8
 _SHOWN_LOSSES = 5
@@ -69,6 +72,24 @@ def time_line(result: Mapping[str, Any]) -> str:
     return (
         f"{text}; bubble {result['bubble']:.1%} measured, {result['predicted']['bubble']:.1%} "
         "predicted for equal stages on cores of their own"
+    )
+
+
+def save_passes_plot(passes: Mapping[str, Any], path: Path) -> None:
+    """Draws the passes of a result, one panel each for the predicted and the measured ones."""
+    runs = {f"{name} passes": _task_run(rows) for name, rows in passes.items()}
+    planner.save_task_plot(runs, path)
+
+
+def _task_run(rows: Sequence[Any]) -> planner.TaskRun:
+    return planner.TaskRun(
+        spans=tuple(
+            tuple(
+                planner.TaskSpan(planner.StageTask(*task), begin_s, end_s)
+                for task, begin_s, end_s in row
+            )
+            for row in rows
+        )
     )
 
 

@@ -43,6 +43,8 @@ class LayoutRun:
     """Capacity of an expert over its mean load; None: no token is dropped."""
     placement: str = "auto"
     """Division of embedding tables over the ranks of `dp`: a kind, or "auto"."""
+    tells_passes: bool = False
+    """The result also has the passes of the last step, measured and predicted."""
     save: str | None = None
     """Folder of a checkpoint to write at the end."""
     load: str | None = None

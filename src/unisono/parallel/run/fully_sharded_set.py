@@ -17,6 +17,7 @@ from unisono.parallel.run.parameter_sets import (
     HeldParameter,
     replicas,
     shard_name,
+    sum_of_squares,
     sum_traffic,
 )
 from unisono.parallel.training_mesh import TrainingMesh
@@ -75,9 +76,7 @@ class FullyShardedSet:
 
     def squares(self) -> torch.Tensor:
         zero = torch.zeros((), dtype=torch.float64)
-        return sum((each.double().square().sum() for each in self._gradients()), zero) / (
-            self._replicas
-        )
+        return sum((sum_of_squares(each) for each in self._gradients()), zero) / (self._replicas)
 
     def scale(self, factor: torch.Tensor) -> None:
         for gradient in self._gradients():

@@ -26,8 +26,10 @@ from unisono.parallel.run.run_report import (
     predicted_memory,
 )
 from unisono.parallel.run.run_state import state_blocks
+from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import StageTask, TaskGroup, TaskRun
 
 _NORM_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -136,8 +138,13 @@ class ParallelRun:
         self.steps = int(load_blocks(Path(folder), blocks)["steps"])
 
     def report(self) -> RunReport:
-        """Returns the figures of the last step, predicted and measured. Collective."""
+        """Returns the figures of the last step, predicted and measured. Collective.
+
+        Raises `ValueError` before the first step.
+        """
+        self._require_step("report")
         mesh = self.mesh
+        tasks = self._pipeline.tasks() if self._pipeline is not None else []
         sent = mesh.bytes_sent()
         figures = {
             "pipeline": mesh.ranks("pp"),
@@ -147,12 +154,33 @@ class ParallelRun:
             "span": self.clock.span,
             "bytes_sent": {name: sent[name] - self._sent_before.get(name, 0) for name in sent},
             "memory": memory_by_kind(self.sets, self.optimizer),
+            "predicted_bubble": run_equal_passes(tasks).bubble if tasks else 0.0,
             "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, self._size),
             "predicted_memory": predicted_memory(self.sets, mesh, self.optimizer),
         }
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, figures)
-        return make_report(mesh.layout, found, microbatches=self.microbatches)
+        return make_report(mesh.layout, found)
+
+    def passes(self) -> dict[str, TaskRun]:
+        """Returns the passes of rank 0's pipeline in the last step, measured and predicted.
+
+        The prediction runs the schedule with the median times of the measured passes. Collective.
+        Raises `ValueError` before the first step.
+        """
+        self._require_step("passes")
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, self.clock.spans)
+        rows = [found[rank] for rank in self.mesh.grid.group(0, "pp")]
+        tasks: list[list[TaskGroup]] = [[(span.task,) for span in row] for row in rows]
+        if self._pipeline is not None:
+            tasks = self._pipeline.tasks()
+        predicted = run_like(tasks, [span for row in rows for span in row])
+        return {"predicted": predicted, "measured": TaskRun(spans=tuple(map(tuple, rows)))}
+
+    def _require_step(self, what: str) -> None:
+        if not self.step_s:
+            raise ValueError(f"{what}: expected a step before, but none was taken; call step first")
 
     def _note_size(self, part: BatchPart) -> None:
         """Notes the counters and the size of the step that begins, for the report."""
@@ -173,12 +201,13 @@ class ParallelRun:
         self.clock.restart()
         losses = []
         ((_, model),) = self.stages
-        with self.clock.working():
-            for number, (inputs, targets) in enumerate(zip(part.inputs, part.targets, strict=True)):
-                self._enter_microbatch(number)
+        for number, (inputs, targets) in enumerate(zip(part.inputs, part.targets, strict=True)):
+            self._enter_microbatch(number)
+            with self.clock.working(StageTask("F", number, 0)):
                 loss = self._weighted_loss(model(inputs), targets)
+            with self.clock.working(StageTask("B", number, 0)):
                 loss.backward()  # type: ignore[no-untyped-call]
-                losses.append(loss)
+            losses.append(loss)
         return losses
 
     def _share_place(self) -> None:

@@ -86,7 +86,7 @@ class WholeSet:
                 dist.all_reduce(self._flat.gradient, group=group)
 
     def squares(self) -> torch.Tensor:
-        return self._flat.gradient.double().square().sum() / self._replicas
+        return sum_of_squares(self._flat.gradient) / self._replicas
 
     def scale(self, factor: torch.Tensor) -> None:
         self._flat.gradient.mul_(factor)
@@ -134,7 +134,7 @@ class ShardedSet:
 
     def squares(self) -> torch.Tensor:
         assert self.part.grad is not None  # `reduce` has made it
-        return self.part.grad.double().square().sum() / self._replicas
+        return sum_of_squares(self.part.grad) / self._replicas
 
     def scale(self, factor: torch.Tensor) -> None:
         assert self.part.grad is not None  # `reduce` has made it
@@ -148,6 +148,12 @@ class ShardedSet:
     def traffic(self, microbatches: int) -> dict[str, float]:
         moved = sum_traffic([(self._shard, self._group)], [self.flat.gradient])
         return moved | sum_traffic(self._others, [self.part])
+
+
+def sum_of_squares(x: torch.Tensor) -> torch.Tensor:
+    """Returns the sum in float64, without a copy of the array in float64."""
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm.square()
 
 
 def sum_traffic(

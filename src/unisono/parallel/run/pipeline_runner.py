@@ -19,9 +19,10 @@ from torch.distributed.pipelining import (
 )
 
 from unisono.parallel.run.model_stages import stage_count
+from unisono.parallel.run.schedule_tasks import single_stage_tasks, tasks_of
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Layout
+from unisono.planner import Layout, StageTask, TaskGroup
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SPLIT_SCHEDULES = ("zb1p", "zbv", "dualpipev")
@@ -84,6 +85,16 @@ class PipelineRunner:
         )
         return losses
 
+    def tasks(self) -> list[list[TaskGroup]]:
+        """Returns the passes of each rank of the pipeline, in order."""
+        layout = self._mesh.layout
+        if _is_single(layout):
+            return single_stage_tasks(
+                layout.schedule, stages=layout.pp, microbatches=self._microbatches
+            )
+        schedule = next(iter(self._schedules.values()), None)
+        return tasks_of(self._schedule() if schedule is None else schedule)
+
     def _schedule(self) -> Any:
         layout = self._mesh.layout
         stages = [
@@ -100,9 +111,8 @@ class PipelineRunner:
             for number, module in self._stages
         ]
         kind = _kind(layout)
-        is_single = kind in (ScheduleGPipe, Schedule1F1B)
         return kind(
-            stages[0] if is_single else stages,
+            stages[0] if _is_single(layout) else stages,
             self._microbatches,
             loss_fn=self._loss,
             scale_grads=False,
@@ -130,15 +140,16 @@ class _TimedStage(PipelineStage):
         if self._is_trial:
             self._is_trial = False
             self._after_trial(self.submod)
-        with self._clock.working():
+        with self._clock.working(StageTask("F", arguments[0], self.stage_index)):
             return super().forward_one_chunk(*arguments, **options)
 
     def backward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        with self._clock.working():
+        kind = "B" if options.get("full_backward", True) else "I"
+        with self._clock.working(StageTask(kind, arguments[0], self.stage_index)):
             return super().backward_one_chunk(*arguments, **options)
 
     def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        with self._clock.working():
+        with self._clock.working(StageTask("W", arguments[0], self.stage_index)):
             return super().backward_weight_one_chunk(*arguments, **options)
 
 
@@ -162,6 +173,11 @@ def check_microbatches(layout: Layout, microbatches: int) -> None:
             f"the schedule {layout.schedule} with pp = {pp} needs a multiple of {rounds} "
             f"microbatches, not {microbatches}; {rounds * pp} works"
         )
+
+
+def _is_single(layout: Layout) -> bool:
+    """Returns True for torch's schedules of one stage on each rank."""
+    return layout.schedule in ("gpipe", "1f1b") and layout.chunks == 1
 
 
 def _kind(layout: Layout) -> Any:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.parallel.run.parameter_sets import ParameterSet, shard_name
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Layout, StateBytes, bubble_share, state_bytes
+from unisono.planner import Layout, StateBytes, state_bytes
 
 _FLOAT32_BYTES = 4
 _ADAM_STATES = 2
@@ -113,16 +113,6 @@ def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(each.numel() * each.element_size() for each in local)
 
 
-def bubble_of(layout: Layout, microbatches: int) -> float:
-    """Returns the share of a pipeline's time that is bubble, if all stages take equally long.
-
-    >>> bubble_of(Layout(pp=4), 4)
-    0.42857142857142855
-    """
-    waits = (layout.pp - 1) * bubble_share(layout, "none")
-    return waits / (microbatches + waits)
-
-
 def measured_bubble(busy: Sequence[float], spans: Sequence[tuple[float, float]]) -> float:
     """Returns the average share of the time in which ranks do not compute.
 
@@ -132,9 +122,7 @@ def measured_bubble(busy: Sequence[float], spans: Sequence[tuple[float, float]])
     return 1 - sum(busy) / len(busy) / makespan if makespan > 0 else 0.0
 
 
-def make_report(
-    layout: Layout, figures: Sequence[Mapping[str, Any]], *, microbatches: int
-) -> RunReport:
+def make_report(layout: Layout, figures: Sequence[Mapping[str, Any]]) -> RunReport:
     """Returns the report of the figures that each rank has gathered, in rank order."""
     pipelines: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for each in figures:
@@ -153,7 +141,7 @@ def make_report(
         predicted=PredictedFigures(
             bytes_sent=_by_name([each["predicted_bytes"] for each in figures]),
             memory=_by_name([each["predicted_memory"] for each in figures]),
-            bubble=bubble_of(layout, microbatches),
+            bubble=figures[0]["predicted_bubble"],
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The time that the stages of a rank compute, and the span in which they do."""
+"""The times in which the stages of a rank compute."""
 
 from __future__ import annotations
 
@@ -6,33 +6,37 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from unisono.planner import StageTask, TaskSpan
+
 
 class StageClock:
-    """Seconds of computation in a step, and the first and last moment of it."""
+    """The passes of a step and their times."""
 
     def __init__(self) -> None:
-        self.busy_s = 0.0
+        self.spans: list[TaskSpan] = []
+        """The passes of the step, by the host's monotonic clock."""
+
+    @property
+    def busy_s(self) -> float:
         """Seconds in forward and backward passes."""
-        self._first_s: float | None = None
-        self._last_s = 0.0
+        return sum(end_s - begin_s for _, begin_s, end_s in self.spans)
 
     @property
     def span(self) -> tuple[float, float]:
-        """The first begin and the last end, by the host's monotonic clock; equal without work."""
-        return (self._last_s if self._first_s is None else self._first_s), self._last_s
+        """The first begin and the last end; equal without work."""
+        if not self.spans:
+            return 0.0, 0.0
+        return self.spans[0].begin_s, self.spans[-1].end_s
 
     def restart(self) -> None:
         """Forgets the last step."""
-        self.busy_s, self._first_s, self._last_s = 0.0, None, 0.0
+        self.spans = []
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Counts the block as computation."""
-        start_s = time.monotonic()
-        if self._first_s is None:
-            self._first_s = start_s
+    def working(self, task: StageTask) -> Iterator[None]:
+        """Counts the block as the computation of a task."""
+        begin_s = time.monotonic()
         try:
             yield
         finally:
-            self._last_s = time.monotonic()
-            self.busy_s += self._last_s - start_s
+            self.spans.append(TaskSpan(task, begin_s, time.monotonic()))

@@ -1,0 +1,56 @@
+"""The tasks of torch's pipeline schedules as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from unisono.planner import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks, stage_tasks
+
+_KINDS = ("F", "B", "I", "W")
+
+
+def tasks_of(schedule: Any) -> list[list[TaskGroup]]:
+    """Returns the tasks of each rank, in order, of a schedule of `torch.distributed.pipelining`.
+
+    The schedule has several stages on a rank, or is one of zero bubbles: torch 2.13 gives the last
+    rank of its 1F1B wrong numbers.
+    """
+    order = schedule.pipeline_order
+    groups = {rank: (_group(action) for action in order[rank] if action) for rank in order}
+    return [[group for group in groups[rank] if group] for rank in sorted(order)]
+
+
+def _group(action: Any) -> TaskGroup:
+    """Returns the passes of an action; none for a sum of gradients."""
+    actions = action.sub_actions or (action,)
+    kinds = [(each.computation_type.value, each) for each in actions]
+    return tuple(
+        StageTask(kind, each.microbatch_index, each.stage_index)
+        for kind, each in kinds
+        if kind in _KINDS
+    )
+
+
+def single_stage_tasks(schedule: str, *, stages: int, microbatches: int) -> list[list[TaskGroup]]:
+    """Returns the tasks of each rank of "gpipe" or "1f1b", with one stage on a rank."""
+    return [
+        [(StageTask(task.kind, task.microbatch, rank),) for task in order]
+        for rank, order in enumerate(
+            stage_tasks(schedule, stages=stages, microbatches=microbatches)
+        )
+    ]
+
+
+def run_equal_passes(tasks: Sequence[Sequence[TaskGroup]]) -> TaskRun:
+    """Runs tasks whose forward passes, input and weight gradients take a second each."""
+    return run_tasks(tasks, lambda task: 2.0 if task.kind == "B" else 1.0)
+
+
+def run_like(tasks: Sequence[Sequence[TaskGroup]], measured: Sequence[TaskSpan]) -> TaskRun:
+    """Runs tasks that take the median time of the measured tasks of their kind."""
+    times: dict[str, list[float]] = {}
+    for task, begin_s, end_s in measured:
+        times.setdefault(task.kind, []).append(end_s - begin_s)
+    return run_tasks(tasks, lambda task: median(times[task.kind]))
