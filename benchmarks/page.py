@@ -16,6 +16,7 @@ from p2p_page import render_p2p
 from published_page import render_published
 from results_page import render_page
 from simulator_page import render_calibration, render_lab, render_speed
+from training_page import PARTS, render_training
 from trees_page import render_trees
 
 HERE = Path(__file__).parent
@@ -42,6 +43,10 @@ def write_page(folder: Path, page: Path) -> None:
         sections["Point-to-point"] = render_p2p(found)
     if found := _named(folder, "controller-"):
         sections["Controller"] = render_controller(found)
+    paths = {name: folder / f"{name}.json" for name in PARTS}
+    found = {name: json.loads(each.read_text()) for name, each in paths.items() if each.exists()}
+    if found:
+        sections["Training"] = render_training(found)
     for title, (stem, render) in SECTIONS.items():
         path = folder / f"{stem}.json"
         if path.exists():

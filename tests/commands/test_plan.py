@@ -150,6 +150,17 @@ def test_picture_of_errors() -> None:
     assert Path("errors.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("options", [(), ("--layout", "dp=4,tp=4,zero=1")])
+def test_picture_of_the_four_walls(options: tuple[str, ...]) -> None:
+    pytest.importorskip("matplotlib")
+    code, output = plan(*GPT, *options, "--plot", "walls.svg")
+    assert code == 0 and "written: walls.svg" in output
+    drawn = Path("walls.svg").read_text()
+    assert all(
+        f"<!-- {wall}" in drawn for wall in ("memory:", "performance:", "communication:", "tuning:")
+    )
+
+
 def test_picture_of_a_front() -> None:
     pytest.importorskip("matplotlib")
     code, output = plan(*GPT, "--pareto", "--plot", "front.png")
@@ -180,7 +191,7 @@ def test_cost_checkpoints_and_sensitivity() -> None:
         (("--calibrate",), "--calibrate needs FILES"),
         (("--calibrate", "none.txt"), "none.txt: cannot be read"),
         ((*GPT, "--calibration", "none.json"), "none.json: cannot be read"),
-        ((*GPT, "--plot", "x.png"), "--plot needs --pareto or --validate"),
+        ((*GPT, "--scaling", "--plot", "x.png"), "--plot does not draw --scaling"),
         ((*GPT, "--weak"), "--weak needs --scaling"),
         ((*GPT, "--price", "2"), "need --tokens"),
         ((*GPT, "--pareto", "--explain"), "are of one layout"),

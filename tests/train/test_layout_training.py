@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+from unisono import planner
 from unisono.planner import Layout
 from unisono.train import LayoutRun, Stepped, launch_layout
 from unisono.train.layout_settings import SHAPES
@@ -52,6 +53,17 @@ def test_experts_train_alike_and_continue_in_another_layout(tmp_path: Path) -> N
     assert first["parameters"] == alone["parameters"]
     assert all(len(ranks) == 4 and max(ranks) > 0 for ranks in first["bytes_sent"].values())
     assert len(first["peak_bytes"]) == 4
+
+
+def test_a_saved_plan_trains(tmp_path: Path) -> None:
+    job = planner.Workload(seq=SHAPES["text"].positions, global_batch=4)
+    found = planner.search(SHAPES["text"], planner.Cluster.parse("a100:2"), job)
+    path = tmp_path / "layout.json"
+    next(iter(found)).layout.save(path)
+    layout = Layout.read(str(path))
+    run = replace(a_run("text", "dp=2"), layout=layout)
+    losses = train(run)["losses"]
+    assert len(losses) == 2
 
 
 def test_what_cannot_be_is_refused_with_what_works() -> None:

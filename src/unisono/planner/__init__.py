@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         validate_memory,
     )
     from unisono.planner.validation_plot import save_validation_plot
+    from unisono.planner.walls_plot import save_walls_plot
     from unisono.planner.workload import PRECISIONS, RECOMPUTE, SOFTWARE, Workload
     from unisono.planner.zero_states import StateBytes, state_bytes
 
@@ -152,6 +153,7 @@ _NAMES = {
         "validate_memory",
     ),
     "validation_plot": ("save_validation_plot",),
+    "walls_plot": ("save_walls_plot",),
     "workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
 }
 __getattr__ = lazy_names(
@@ -229,6 +231,7 @@ __all__ = [
     "save_front_plot",
     "save_task_plot",
     "save_validation_plot",
+    "save_walls_plot",
     "scaling_curve",
     "search",
     "sensitivity",

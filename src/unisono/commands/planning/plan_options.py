@@ -99,7 +99,8 @@ class PlanOptions:
             "--plot",
             callback=writable,
             metavar="FILE",
-            help="Draw --pareto or --validate (PNG or SVG).",
+            help="Draw the layouts' four walls: memory, performance, communication, tuning; or "
+            "--pareto, or --validate (PNG or SVG).",
         ),
     ] = None
     scaling: Annotated[
@@ -158,8 +159,8 @@ class PlanOptions:
             raise ValueError("FILES need --calibrate")
         if self.calibrate and not self.files:
             raise ValueError("--calibrate needs FILES: collectives or own step times")
-        if self.plot_path is not None and not (self.pareto or self.validate):
-            raise ValueError("--plot needs --pareto or --validate")
+        if self.plot_path is not None and (self.scaling or self.calibrate):
+            raise ValueError("--plot does not draw --scaling or --calibrate")
         if self.weak and not self.scaling:
             raise ValueError("--weak needs --scaling")
         if self.tokens is None and (self.price is not None or self.watts is not None):

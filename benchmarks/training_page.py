@@ -1,0 +1,130 @@
+"""The parts of benchmarks/RESULTS.md about training: parameter servers, compression, tuned fusion,
+the timeline's cost, parallel steps and pipeline bubbles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median, quantiles
+from typing import Any
+
+from target_rows import HEAD, at_most
+
+Document = dict[str, Any]
+Renderer = Callable[[Document], Iterator[str]]
+
+SERVER_BAR, RECORD_BAR, BUBBLE_BAR = 1.3, 0.01, 0.05
+_TUNING_STEPS = 140  # of benchmarks/fusion_tuning.py
+_OURS, _ON_UNISONO, _ON_GLOO = "parallelize", "torch on unisono", "torch on gloo"
+
+
+def render_training(documents: Mapping[str, Document]) -> list[str]:
+    """Renders the documents that `PARTS` knows, by the name of their results file."""
+    lines: list[str] = []
+    for name, draw in PARTS.items():
+        if name in documents:
+            lines += ["", *draw(documents[name])] if lines else draw(documents[name])
+    return lines
+
+
+def _servers(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/parameter_server_steps.py`: synchronous training steps of 4"
+    yield "workers, on hosts of a lab with links of 50 Mbit/s. Parameters equal those of the"
+    yield "ring bit by bit, and bytes equal the closed form. The bound is the bytes of the"
+    yield "busiest rank over the link's rate."
+    yield from ("", *HEAD)
+    for row in document["rows"]:
+        if row["name"] != "ring":
+            what = f"{row['name']}, {row['nbytes'] >> 20} MiB: time over the bound"
+            yield at_most(what, SERVER_BAR, median(row["times_s"]) / row["bound_s"], ".2f")
+    yield from ("", "| servers | busiest rank sends | step, ms | bound, ms |", "|---|---|---|---|")
+    for row in document["rows"]:
+        share = f"{row['busiest_bytes'] / row['nbytes']:.2f} B"
+        yield f"| {row['name']} | {share} | {_ms(row['times_s'])} | {1e3 * row['bound_s']:.1f} |"
+
+
+def _compression(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/compression_steps.py`: steps with compressed gradients over steps"
+    yield "without compression, alternating. On shared memory the computation of a code costs"
+    yield "more than it saves; on a slower link it pays."
+    yield from ("", "| compression | wire | ranks | time over dense | bytes over dense |")
+    yield "|---|---|---|---|---|"
+    for row in document["rows"]:
+        pairs = zip(row["compressed_s"], row["dense_s"], strict=True)
+        ratio = median(compressed / dense for compressed, dense in pairs)
+        size = row["compressed_bytes"] / row["dense_bytes"]
+        name = row["name"].split("(")[0]
+        yield f"| {name} | {row['wire']} | {row['ranks']} | {ratio:.2f} | {size:.3f} |"
+
+
+def _fusion(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/fusion_tuning.py`: steps with fusion that tunes itself over steps"
+    yield "with the buckets of `fusion_bytes`, in pairs, after the tuner has decided."
+    yield from ("", "| case | ranks | default, ms | tuned, ms | tuned over default | decision |")
+    yield "|---|---|---|---|---|---|"
+    for row in document["rows"]:
+        default, tuned = row["default_s"][_TUNING_STEPS:], row["tuned_s"][_TUNING_STEPS:]
+        ratio = median(b / a for a, b in zip(default, tuned, strict=True))
+        report = row["report"]
+        text = report if isinstance(report, str) else report["reason"]
+        times = " | ".join(f"{1e3 * median(each):.3f}" for each in (default, tuned))
+        yield f"| {row['case']} | {row['ranks']} | {times} | {ratio:.3f} | {text} |"
+
+
+def _timeline(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/timeline_cost.py`: processor time of the recorded events of a"
+    yield "step over that of the step."
+    yield from ("", *HEAD)
+    for row in document["rows"]:
+        share = 1e-9 * row["event_ns"] * row["events_per_step"] / row["cpu_s"]
+        what = f"{row['model']}, n = {row['ranks']}: record over a step"
+        yield at_most(what, RECORD_BAR, share, ".2%")
+
+
+def _steps(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/parallel_steps.py`: steps of `parallelize` beside torch's own"
+    yield "strategies on the backends unisono and Gloo, alternating, with equal losses; medians"
+    yield "(quartiles)."
+    yield from ("", *HEAD)
+    for row in document["rows"]:
+        for other in (_ON_UNISONO, _ON_GLOO):
+            pairs = zip(row["times_s"][_OURS], row["times_s"][other], strict=True)
+            ratio = median(ours / theirs for ours, theirs in pairs)
+            what = f"{row['model']}, {row['strategy']}, n = {row['ranks']}: over {other}"
+            yield at_most(what, 1.0, ratio, ".2f")
+    yield from ("", f"| model | strategy | {_OURS}, ms | {_ON_UNISONO}, ms | {_ON_GLOO}, ms |")
+    yield "|---|---|---|---|---|"
+    for row in document["rows"]:
+        times = " | ".join(_ms(row["times_s"][who]) for who in (_OURS, _ON_UNISONO, _ON_GLOO))
+        yield f"| {row['model']} | {row['strategy']} | {times} |"
+
+
+def _bubbles(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/pipeline_bubbles.py`: bubbles of pipelines whose passes sleep."
+    yield "The cores do not limit the ranks, so the bubble is that of the schedule and of"
+    yield "torch's time between passes."
+    yield from (
+        "",
+        "| schedule | stages | microbatches | predicted | measured | error | within 5 % |",
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for row in document["rows"]:
+        measured = median(row["measured"])
+        error = measured / row["predicted"] - 1
+        mark = "yes" if abs(error) <= BUBBLE_BAR else "**no**"
+        places = f"{row['schedule']} | {row['stages']} | {row['microbatches']}"
+        yield f"| {places} | {row['predicted']:.4f} | {measured:.4f} | {error:+.1%} | {mark} |"
+
+
+def _ms(times_s: list[float]) -> str:
+    low, _, high = quantiles(times_s, n=4, method="inclusive")
+    return f"{1e3 * median(times_s):.1f} ({1e3 * low:.1f}-{1e3 * high:.1f})"
+
+
+PARTS: Mapping[str, Renderer] = {
+    "parallel-steps": _steps,
+    "pipeline-bubbles": _bubbles,
+    "parameter-server-steps": _servers,
+    "compression-steps": _compression,
+    "fusion-tuning": _fusion,
+    "timeline-cost": _timeline,
+}
