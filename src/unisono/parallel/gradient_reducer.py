@@ -165,10 +165,13 @@ class GradientReducer:
             grad = gradient.parameter.grad = grad.to_dense()
         self._begin(gradient, grad)
 
-    @torch.no_grad()
     def _begin(self, gradient: _Gradient, grad: torch.Tensor) -> None:
         exchange = self._sparse if gradient.sparse else self._dense
-        gradient.pending = exchange.begin(gradient.name, grad)
+        if not torch.is_grad_enabled():  # as in most hooks; `no_grad` takes longer than the rest
+            gradient.pending = exchange.begin(gradient.name, grad)
+            return
+        with torch.no_grad():
+            gradient.pending = exchange.begin(gradient.name, grad)
 
     # ---- the end of a backward pass. Several reducers may share one pass: each submits all that it
     # has before any of them waits, so that ranks may run them in different orders.
@@ -219,19 +222,20 @@ class GradientReducer:
         return [each for each in self._gradients if each.parameter.requires_grad]
 
     def _submit_flags(self, *, failed: bool) -> None:
-        flags = torch.zeros(len(self._gradients) + 1)
+        flags = [0.0] * (len(self._gradients) + 1)
         for gradient in self._active():
             grad = gradient.parameter.grad
             if (gradient.accumulated or gradient.local) and grad is not None:
                 flags[gradient.index] = _SPARSE if grad.is_sparse else _DENSE
         flags[-1] = _FAILED if failed else 0.0
-        self._flags = self.controller.all_reduce(self._prefix + _FLAGS, flags, "max")
+        values = torch.tensor(flags, dtype=torch.float32)
+        self._flags = self.controller.all_reduce(self._prefix + _FLAGS, values, "max")
 
     def _learn(self) -> None:
         """Finds the sparse gradients in the first pass, then submits the others."""
-        flags = self._flags.wait()
+        flags = self._flags.wait().tolist()
         for gradient in self._active():
-            gradient.sparse = bool(flags[gradient.index] == _SPARSE)
+            gradient.sparse = flags[gradient.index] == _SPARSE
         self._submit_late()
 
     def _submit_late(self) -> None:
@@ -262,7 +266,7 @@ class GradientReducer:
     @torch.no_grad()
     def _collect(self) -> bool:
         """Waits for all gradients. True if the backward pass of some rank failed."""
-        flags = self._flags.wait()
+        flags = self._flags.wait().tolist()
         failed = bool(flags[-1])
         for gradient in self._active():
             self._take(gradient, used=bool(flags[gradient.index]) and not failed)
