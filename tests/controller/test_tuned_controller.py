@@ -89,7 +89,7 @@ def test_costs_of_a_link_are_not_underestimated(threads: World) -> None:
     assert report.alpha_s > 0.3 * cost.latency_s or report.beta_s_per_byte > cost.s_per_byte
 
 
-def test_tuning_is_off_unless_asked_for(threads: World) -> None:
+def test_tuning_is_off_where_it_would_change_bits(threads: World) -> None:
     def check(comm: Communicator, options: dict[str, Any]) -> Any:
         with Controller(comm, **options) as controller:
             _steps(controller, 40)
@@ -97,6 +97,20 @@ def test_tuning_is_off_unless_asked_for(threads: World) -> None:
 
     for options in ({}, {"tune_fusion": False}):
         assert threads(2).run(check, options) == [(None, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "tunes"),
+    [({}, True), ({"tune_fusion": False}, False), ({"fusion_bytes": 1 << 20}, False)],
+)
+def test_tuning_is_on_where_it_changes_no_bit(options: dict[str, Any], tunes: bool) -> None:
+    def check(comm: Communicator) -> Any:
+        with Controller(comm, **options) as controller:
+            _steps(controller, STEPS)
+            return controller.fusion_report() is not None
+
+    with Threads(2, reproducible=True) as world:
+        assert world.run(check) == [tunes] * 2
 
 
 def test_buckets_of_a_chosen_size_are_tuned(threads: World) -> None:

@@ -109,6 +109,8 @@ def main(name: str) -> None:
             check_transfer(transfer, comm.rank, comm.size, kind)
             transfer.close()
             check_controller(comm, made(), kind)
+        if name == "ProcessGroupTransfer":
+            dist.destroy_process_group()  # a thread of Gloo at the end would abort
         print(f"rank {comm.rank} is done")
 
 

@@ -73,11 +73,13 @@ class Controller:
         comm: Communicator,
         *,
         fusion_bytes: int | None = None,
-        tune_fusion: bool = False,
+        tune_fusion: bool | None = None,
         stall_warning_s: float = 10.0,
         transfer: Transfer | None = None,
     ) -> None:
-        """`tune_fusion`: finds better buckets than those of `fusion_bytes`; rank 0 decides.
+        """`tune_fusion`: finds better buckets than those of `fusion_bytes`; rank 0 decides. None:
+        if the buckets change no bit of a result, as with a `reproducible` communicator, and neither
+        `fusion_bytes` nor `transfer` is given.
 
         `transfer`: what moves the data; None: communicators of these ranks.
         """
@@ -89,6 +91,8 @@ class Controller:
         self.size = comm.size
         self.timeline = comm.timeline
         """The record of this rank's last events."""
+        if tune_fusion is None:
+            tune_fusion = comm.reproducible and fusion_bytes is None and transfer is None
         channel = Channel(_compared(duplicate(comm), self.timeline))
         if transfer is None:
             transfer = CommunicatorTransfer.over(comm)

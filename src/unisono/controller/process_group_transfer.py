@@ -81,7 +81,7 @@ class _ProcessGroup:
 
         tensor = self._tensor(array)
         share = torch.empty_like(tensor[: len(tensor) // self.size])
-        self._dist.reduce_scatter_tensor(share, tensor, self._op(op), group=self._group)
+        self._dist.reduce_scatter_single(share, tensor, self._op(op), group=self._group)
         return _like(array, share)
 
     def all_to_all(self, array: Array) -> Array:

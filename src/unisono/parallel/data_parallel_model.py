@@ -112,7 +112,7 @@ def data_parallel(
     controller: Controller | None = None,
     broadcast_buffers: bool = True,
     fusion_bytes: int | None = None,
-    tune_fusion: bool = False,
+    tune_fusion: bool | None = None,
     compression: Compression | None = None,
     reproducible: bool = False,
     name: str = "",

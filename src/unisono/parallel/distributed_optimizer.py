@@ -51,7 +51,7 @@ class DistributedOptimizer:
         comm: Communicator | None = None,
         controller: Controller | None = None,
         fusion_bytes: int | None = None,
-        tune_fusion: bool = False,
+        tune_fusion: bool | None = None,
         compression: Compression | None = None,
         reproducible: bool = False,
     ) -> None:

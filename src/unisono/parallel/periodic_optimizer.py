@@ -45,7 +45,7 @@ class PeriodicOptimizer(ABC):
             options.get("controller"),
             options.get("fusion_bytes"),
             options.get("reproducible", False),
-            options.get("tune_fusion", False),
+            options.get("tune_fusion"),
         )
         self._context.broadcast([*model.parameters(), *self._buffers.values()])
         self._dense = DenseExchange(self._context.controller, self._prefix)

@@ -19,7 +19,7 @@ class ContextOptions(TypedDict, total=False):
     controller: Controller | None
     fusion_bytes: int | None
     reproducible: bool
-    tune_fusion: bool
+    tune_fusion: bool | None
 
 
 class RankContext:
@@ -31,7 +31,7 @@ class RankContext:
         controller: Controller | None,
         fusion_bytes: int | None = None,
         reproducible: bool = False,
-        tune_fusion: bool = False,
+        tune_fusion: bool | None = None,
     ) -> None:
         """Uses the ranks of `comm`, or else of torch's default group, or else of `unisono.init`.
 
@@ -55,7 +55,7 @@ class RankContext:
         self.controller = controller
 
     def _make_controller(
-        self, fusion_bytes: int | None, reproducible: bool, tune_fusion: bool
+        self, fusion_bytes: int | None, reproducible: bool, tune_fusion: bool | None
     ) -> Controller:
         comm = self.comm
         if reproducible and not comm.reproducible:

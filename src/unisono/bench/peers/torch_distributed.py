@@ -77,9 +77,9 @@ def _bind(case: Case, rank: int, x: torch.Tensor, out: torch.Tensor) -> Call:
         case "all_reduce":
             return partial(dist.all_reduce, x, reduction)
         case "reduce_scatter":
-            return partial(dist.reduce_scatter_tensor, out, x, reduction)
+            return partial(dist.reduce_scatter_single, out, x, reduction)
         case "all_gather":
-            return partial(dist.all_gather_into_tensor, out, x)
+            return partial(dist.all_gather_single, out, x)
         case "all_to_all":
             return partial(dist.all_to_all_single, out, x)
         case "broadcast":
