@@ -98,6 +98,43 @@ def _steps(document: Document) -> Iterator[str]:
         yield f"| {row['model']} | {row['strategy']} | {times} |"
 
 
+def _figures(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/parallel_figures.py`: each strategy trains the same model to the"
+    yield "losses of one process (1e-5, float32). Figures of a step in KiB, of the rank with most;"
+    yield "in brackets what the closed forms predict, if it differs by more than 2 %."
+    heads = ("task", "layout", "microbatches", "sent", "weights", "gradients", "optimizer")
+    yield from ("", f"| {' | '.join((*heads, 'bubble', 'step, ms', 'peak, MiB'))} |")
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for row in document["rows"]:
+        yield "| " + " | ".join(_figure_cells(row)) + " |"
+
+
+def _figure_cells(row: Document) -> Iterator[str]:
+    predicted = row["predicted"]
+    further = "".join(f" {value}" for value in row["settings"].values())
+    yield from (row["task"], row["layout"] + further, str(row["microbatches"]))
+    known = {axis: each for axis, each in row["bytes_sent"].items() if axis != "world"}
+    yield _compared(_most(known), _most(predicted["bytes_sent"]))
+    for kind in ("weights", "gradients", "optimizer"):
+        pair = (max(found["memory"].get(kind, [0])) for found in (row, predicted))
+        yield _compared(*pair)
+    pipeline = "pp" in row["layout"]
+    yield f"{row['bubble']:.1%} ({predicted['bubble']:.1%})" if pipeline else ""
+    yield f"{1e3 * row['step_s']:.1f}"
+    yield f"{max(row['peak_bytes']) / 2**20:.0f}"
+
+
+def _most(by_axis: Mapping[str, list[float]]) -> float:
+    """Returns the bytes of the rank that sends most."""
+    return max(map(sum, zip(*by_axis.values(), strict=True)), default=0.0)
+
+
+def _compared(measured: float, predicted: float) -> str:
+    text = f"{measured / 1024:,.1f}"
+    close = abs(measured - predicted) <= 0.02 * max(predicted, 1)
+    return text if close else f"{text} ({predicted / 1024:,.1f})"
+
+
 def _bubbles(document: Document) -> Iterator[str]:
     yield "`python benchmarks/pipeline_bubbles.py`: bubbles of pipelines whose passes sleep."
     yield "The cores do not limit the ranks, so the bubble is that of the schedule and of"
@@ -121,6 +158,7 @@ def _ms(times_s: list[float]) -> str:
 
 
 PARTS: Mapping[str, Renderer] = {
+    "parallel-figures": _figures,
     "parallel-steps": _steps,
     "pipeline-bubbles": _bubbles,
     "parameter-server-steps": _servers,

@@ -19,10 +19,16 @@ nb::str interned(const char* text) {
     return nb::steal<nb::str>(PyUnicode_InternFromString(text));
 }
 
-// Returns an attribute, or null after an error, which it clears: Python will find it again.
+// Clears an error, which Python will find again. Throws one that interrupts the program.
+void clear_error() {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) nb::raise_python_error();
+    PyErr_Clear();
+}
+
+// Returns an attribute, or null after an error.
 nb::object attribute(nb::handle of, const nb::str& name) {
     nb::object found = nb::steal(PyObject_GetAttr(of.ptr(), name.ptr()));
-    if (!found.is_valid()) PyErr_Clear();
+    if (!found.is_valid()) clear_error();
     return found;
 }
 
@@ -33,7 +39,7 @@ void set(nb::handle of, const nb::str& name, nb::handle value) {
 bool equal(nb::handle a, nb::handle b) {
     if (a.is(b)) return true;
     const int found = PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ);
-    if (found < 0) PyErr_Clear();
+    if (found < 0) clear_error();
     return found == 1;
 }
 
@@ -70,16 +76,16 @@ class PlannedTensors {
 
     // Accepts the tensors of a plan from now on. Does nothing once it is closed.
     void follow(const nb::iterable& tensors) {
-        if (!loop_) return;
         auto plan = std::make_shared<Plan>();
-        plan->loop = loop_;
         for (const nb::handle each : tensors) {
             plan->numbers[each.attr("request").attr("name")] = plan->tensors.size();
             plan->tensors.push_back({nb::borrow(each), each.attr("bucket"), each.attr("request"),
                                      each.attr("shape"), each.attr("reduction"),
                                      nb::cast<int64_t>(each.attr("nbytes"))});
         }
-        plan_ = std::move(plan);
+        // Python code above may have closed this.
+        plan->loop = loop_;
+        if (loop_) plan_ = std::move(plan);
     }
 
     // Accepts no tensors from now on.

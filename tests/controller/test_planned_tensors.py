@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ranks import Threads
-from unisono import Communicator, MismatchError, native
+from unisono import CommunicationError, Communicator, MismatchError, PeerLostError, native
 from unisono.controller import Controller
 from unisono.controller.handle import Handle
 
@@ -129,6 +129,83 @@ def test_a_tensor_that_has_not_ended_is_refused(threads: World) -> None:
                 controller.all_reduce("a", np.ones(3))
             controller.all_reduce("b", np.ones(3)).wait()
             assert (first.wait() == comm.size).all()
+
+    threads(2).run(check)
+
+
+def test_an_array_that_cannot_be_reduced_fails_the_controller_on_all_ranks(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        with Controller(comm) as controller:
+            _freeze(controller, ["a", "b"])
+            array = np.ones(3)
+            array.flags.writeable = comm.rank != 0
+            handle = controller.all_reduce("b", np.ones(3))
+            with pytest.raises((ValueError, CommunicationError)):
+                controller.all_reduce("a", array).wait()
+            with pytest.raises(CommunicationError):
+                handle.wait()
+            with pytest.raises(CommunicationError):
+                controller.all_reduce("c", np.ones(3))
+
+    with Threads(2) as world:
+        world.outcomes(check)
+
+
+def test_a_failure_that_a_submission_finds_ends_it(threads: World) -> None:
+    class Ended:
+        """A flight that ends with an error."""
+
+        def __init__(self, controller: Controller) -> None:
+            self._fail = controller._loop.fail
+
+        def has_ended(self) -> bool:
+            return True
+
+        def settle(self, timeout_s: float | None) -> None:
+            self._fail(PeerLostError("rank 1 is lost"))
+
+    def check(comm: Communicator) -> None:
+        controller = Controller(comm)
+        handle = controller.all_reduce("a", np.ones(3))
+        handle.wait()
+        handle._done, handle.flight = False, Ended(controller)  # type: ignore[assignment]
+        with pytest.raises(PeerLostError, match="rank 1 is lost"):
+            controller.all_reduce("a", np.ones(3))
+        late = Handle(controller._loop, handle.request, np.ones(3))  # of a void flight
+        with pytest.raises(PeerLostError, match="rank 1 is lost"):
+            late.wait(5)
+        controller.close()
+
+    with Threads(1) as world:
+        world.run(check)
+
+
+def test_nothing_is_launched_after_a_failure(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        controller = Controller(comm)
+        _freeze(controller, ["a"])
+        plan = controller._loop._runner.plan
+        assert plan is not None
+        launched = plan.launched
+        controller._loop.fail(PeerLostError("rank 1 is lost"))
+        tensor = plan.tensors["a"]
+        tensor.bucket.missing = 0
+        controller._loop._launch_full()
+        assert plan.launched == launched
+        controller.close()
+
+    with Threads(1) as world:
+        world.run(check)
+
+
+def test_names_are_strings(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        with Controller(comm) as controller:
+            for name in ("a", np.str_("a"), "a", "a", "a"):
+                controller.all_reduce(name, np.ones(3)).wait()
+            assert all(type(name) is str for name in controller._loop._open)
+            with pytest.raises(TypeError, match="name: expected a string, got 3"):
+                controller.all_reduce(3, np.ones(3))  # type: ignore[arg-type]
 
     threads(2).run(check)
 

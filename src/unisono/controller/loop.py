@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from unisono import native
@@ -113,13 +113,17 @@ class Loop:
         with self._lock:  # quicker to take than the condition
             if self._error is not None or self._closing:
                 self._require_usable()
+            if type(name) is not str:  # comparisons of other names may run Python code
+                if not isinstance(name, str):
+                    raise TypeError(f"name: expected a string, got {name!r}")
+                name = str.__str__(name)
             plan = self._runner.plan
             tensor = None if plan is None or plan.stopped else plan.tensors.get(name)
             if plan is not None and tensor is not None and tensor.fits(array, operation, op, root):
                 handle = Handle(self, tensor.request, array)
                 self._enter(name, handle, tensor.nbytes)
                 self._counters.cache_hits += 1
-                plan.add(tensor, handle)
+                self._begin(plan.add, tensor, handle)
                 if isinstance(plan, TrialPlan) and plan.finished:
                     self._post(HasFinished(plan.epoch, plan.times()))
                 return handle
@@ -171,13 +175,20 @@ class Loop:
         self._waits += 1
 
     def _enter(self, name: str, handle: Handle, nbytes: int) -> None:
-        before = self._open.get(name)
-        if before is not None and not before._done and not self._settle_ended(before):
+        opened = self._open
+        before = opened.get(name)
+        if before is not None and not before._done:
+            self._settle_ended(before)
+            if self._error is not None:  # that end has failed the controller
+                raise self._error
+        # No call between the test and the store: threads switch at calls, and a submission without
+        # the lock may have been first.
+        if name in opened and not opened[name]._done:
             raise ValueError(
                 f"tensor {name!r} was submitted again before its last call ended: wait for that "
                 "handle first, or use another name"
             )
-        self._open[name] = handle
+        opened[name] = handle
         self._record(_SUBMITTED, name, 0, nbytes)
         self._counters.tensors_submitted += 1
         self._counters.bytes += nbytes
@@ -185,16 +196,28 @@ class Loop:
     def _launch_full(self) -> None:
         """Launches the buckets that a submission without the lock has filled."""
         with self._lock:
-            if (plan := self._runner.plan) is not None:
-                plan.launch_full()
+            plan = self._runner.plan
+            if plan is not None and self._error is None and not self._closing:
+                self._begin(plan.launch_full)
 
-    def _settle_ended(self, handle: Handle) -> bool:
-        """Ends a handle that nobody waited for. True if it has ended. With the lock."""
+    def _begin(self, begin: Callable[..., None], *arguments: object) -> None:
+        """Begins buckets of the plan. An error fails the controller: the tensors of the bucket are
+        in no flight and no longer in the plan.
+        """
+        try:
+            begin(*arguments)
+        except UnisonoError as error:
+            self.fail(error)
+            raise
+        except Exception as error:
+            self.fail(AbortedError(f"a bucket of the plan did not begin: {error!r}"))
+            raise
+
+    def _settle_ended(self, handle: Handle) -> None:
+        """Ends a handle that nobody waited for, if its flight has ended. With the lock."""
         flight = handle.flight
-        if flight is None or not flight.has_ended():
-            return False
-        flight.settle(None)
-        return handle._done
+        if flight is not None and flight.has_ended():
+            flight.settle(None)
 
     def wait_for_flight(self, handle: Handle, timeout_s: float | None, is_late: bool) -> None:
         """Waits until the handle has a flight or has ended; warns of stalls.
@@ -209,6 +232,9 @@ class Loop:
         warn_s = _ANNOUNCE_S if is_late else self.stall_warning_s
         with self._changed:
             while handle.flight is None and not handle._done:
+                if self._error is not None:  # the flight was void, so the failure passed it
+                    handle.fail(self._error)
+                    continue
                 self._leave_plan_for(handle)
                 waited_s = time.monotonic() - began_s
                 if waited_s >= limit_s:
