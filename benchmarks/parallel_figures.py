@@ -18,8 +18,8 @@ from rich.table import Table
 from timing import write
 
 from unisono.bench.core_latency import probe_core_latency_s
-from unisono.train import LayoutRun, launch_layout
 from unisono.planner import Layout
+from unisono.train import LayoutRun, launch_layout
 
 STEPS, BATCH, AGREEMENT = 6, 16, 1e-5
 Task = Literal["text", "moe", "long"]

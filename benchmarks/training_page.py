@@ -98,10 +98,27 @@ def _steps(document: Document) -> Iterator[str]:
         yield f"| {row['model']} | {row['strategy']} | {times} |"
 
 
+def _context(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/context_attention.py` (root): causal attention, forward and"
+    yield "backward, over a sequence that the ranks divide. *hidden*: part of the ring's"
+    yield "messages that attention hides."
+    kinds = ("one process", "ring", "ulysses", "allgather")
+    heads = ("network", "ranks", "length", *(f"{kind}, ms" for kind in kinds), "hidden")
+    heads = (*heads, *(f"{kind}, peak MiB" for kind in kinds))
+    yield from ("", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads))
+    for row in document["rows"]:
+        times = [f"{1e3 * median(row['seconds'][kind]):.1f}" for kind in kinds]
+        hidden = "" if row["hidden"] is None else f"{row['hidden']:.0%}"
+        peaks = [f"{row['peak_bytes'][kind] / 2**20:.1f}" for kind in kinds]
+        places = (row["network"], str(row["ranks"]), str(row["length"]))
+        yield "| " + " | ".join((*places, *times, hidden, *peaks)) + " |"
+
+
 def _figures(document: Document) -> Iterator[str]:
     yield "`python benchmarks/parallel_figures.py`: each strategy trains the same model to the"
-    yield "losses of one process (1e-5, float32). Figures of a step in KiB, of the rank with most;"
-    yield "in brackets what the closed forms predict, if it differs by more than 2 %."
+    yield "losses of one process (1e-5, float32). Figures of a step in KiB, of the rank with"
+    yield "most; in brackets what the closed forms predict, if it differs by more than 2 %."
+    yield "Memory is that between two steps, when ZeRO-2 too has divided its weights."
     heads = ("task", "layout", "microbatches", "sent", "weights", "gradients", "optimizer")
     yield from ("", f"| {' | '.join((*heads, 'bubble', 'step, ms', 'peak, MiB'))} |")
     yield "|---|---|---|---|---|---|---|---|---|---|"
@@ -161,6 +178,7 @@ PARTS: Mapping[str, Renderer] = {
     "parallel-figures": _figures,
     "parallel-steps": _steps,
     "pipeline-bubbles": _bubbles,
+    "context-attention": _context,
     "parameter-server-steps": _servers,
     "compression-steps": _compression,
     "fusion-tuning": _fusion,
