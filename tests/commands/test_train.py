@@ -108,3 +108,10 @@ def test_help_has_an_example(name: str) -> None:
     status, printed, _ = call(name, "--help")
     assert status == 0
     assert f"Example: unisono train {name}" in printed
+
+
+@pytest.mark.parametrize("name", ["digits", "dlrm"])
+def test_dropout_is_for_transformers(name: str) -> None:
+    status, _, stderr = call(name, "-n", "1", "--layout", "dp=1", "--dropout", "0.1")
+    assert status == 2
+    assert "--dropout is for transformers" in stderr
