@@ -100,7 +100,8 @@ class StepModel:
         kinds["host"] += microbatches * slowest.host_s
         kinds["output"] = microbatches * slowest.output_s
         kinds["send"] = microbatches * slowest.send_s + self._fill_sends_s(layout, micro_batch)
-        kinds["bubble"] = (whole_s - slowest_s) * bubble_share(layout, recompute)
+        share = bubble_share(layout, recompute, microbatches)
+        kinds["bubble"] = (whole_s - slowest_s) * share
         # With interleaving, the gradients of a group of layers are ready when its last group of pp
         # microbatches has passed, so they travel behind the other groups of layers.
         behind = min(microbatches, layout.pp) if layout.chunks > 1 else 1
