@@ -59,9 +59,9 @@ class PlannedBucket:
         for tensor in tensors:
             tensor.bucket = self
         self.job: VotedJob | None = None
-        """Prepared by the first launch."""
+        """The job of this bucket, which the first launch prepares."""
         self.flight: Flight | None = None
-        """The last one."""
+        """The last flight of this bucket."""
 
     def take(self) -> tuple[Handle, ...]:
         """Returns the handles of the current pass, and begins the next one."""

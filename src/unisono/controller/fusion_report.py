@@ -32,7 +32,7 @@ class FusionReport:
     residual: float | None = None
     """Median relative error of the fit."""
     predicted_before_s: float | None = None
-    """From the first tensor of a step to the end of its last bucket."""
+    """Seconds from the first tensor of a step to the end of its last bucket."""
     predicted_after_s: float | None = None
     measured_before_s: float | None = None
     """Median time of a step, in the comparison of both plans."""

@@ -36,14 +36,14 @@ class PassTimes:
     """Times that one rank measured in the passes of a trial, in nanoseconds."""
 
     step_ns: tuple[int, ...]
-    """For each pass but the last, from its first tensor to the first tensor of the next pass."""
+    """Time of each pass but the last, from its first tensor to that of the next pass."""
     ready_ns: tuple[int, ...]
-    """For each tensor, in the order of the plan's own buckets: the time from the first tensor of a
-    pass to this tensor, as the median over the passes that use these buckets. Empty without
+    """Time of each tensor, in the order of the plan's own buckets: from the first tensor of a pass
+    to this tensor, as the median over the passes that use these buckets. Empty without
     details."""
     bucket_ns: tuple[tuple[int, ...], ...]
-    """For each pass but the last, the times of its `sampled` buckets: from the time at which this
-    rank was ready for the bucket, and the bucket before had ended, to its end."""
+    """Times of the `sampled` buckets of each pass but the last. The time of a bucket begins when
+    this rank is ready for it and the previous bucket has ended."""
 
 
 def sampled(buckets: int) -> range:
@@ -75,9 +75,10 @@ class TrialClock:
         self._begun_ns: list[int | None] = [None] * (passes + 1)
         self._submitted_ns = [[0] * tensors for _ in range(passes if trial.details else 0)]
         self._launches: deque[list[tuple[int, Pending]]] = deque([[]])
-        """Of the present pass and the one before: this rank was ready, what was launched."""
+        """Launches of the present and the previous pass: the time at which this rank was ready, and
+        the job that it launched."""
         self._before_ns: int | None = 0
-        """The end of the bucket before."""
+        """Time at which the previous bucket ended."""
         self._bucket_ns: list[tuple[int, ...]] = []
 
     def note_submission(self, tensor: int) -> None:

@@ -51,7 +51,7 @@ class NextPlan:
     buckets: tuple[Bucket, ...]
     trial: Trial | None = None
     report: FusionReport | None = None
-    """Set once, when the tuner has decided."""
+    """The result of the tuning; None until the tuner has decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

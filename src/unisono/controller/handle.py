@@ -27,7 +27,7 @@ class Owner(Protocol):
 
     @property
     def stall_warning_s(self) -> float:
-        """After this time the loop wants to know of a collective that has not ended."""
+        """Seconds after which the loop wants to know of a collective that has not ended."""
 
     def look_for_late_ranks(self, handle: Handle) -> None:
         """Finds out which ranks have not begun the collective of this handle, and logs them."""

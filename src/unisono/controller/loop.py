@@ -70,7 +70,7 @@ class Loop:
         self._channel = channel
         self._transfer = transfer
         self.stall_warning_s = stall_warning_s
-        """After this time a tensor that waits is logged on all ranks."""
+        """Seconds after which a tensor that waits is logged on all ranks."""
         self._timeout_s = timeout_s
         self._state = State.first(channel.rank, channel.size, fusion_bytes, tuner)
         self._lock = threading.RLock()

@@ -98,7 +98,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """From here on the ranks follow this plan, pass after pass, and exchange no message about it.
+    """The order of rank 0 to follow this plan, pass after pass, without further messages.
 
     A `trial` limits the plan to some passes. All ranks then report `Finished`.
     """

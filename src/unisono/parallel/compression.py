@@ -66,7 +66,7 @@ class CompressionState:
         parameters: Mapping[str, torch.Tensor],
     ) -> None:
         self.exists = exchange.keeps_state
-        """False for exchanges without state: then a checkpoint has none."""
+        """True if the exchange keeps a state, which a checkpoint then has."""
         self._exchange = exchange
         self._owner = {
             "kind": type(compression).__name__,

@@ -98,7 +98,7 @@ class GatheredExchange(GradientExchange):
 
     @property
     def keeps_state(self) -> bool:
-        """True with error feedback."""
+        """True if the exchange adds the errors of earlier passes (error feedback)."""
         return self._error_feedback
 
     def state(self) -> TensorState:

@@ -168,7 +168,7 @@ class _LowRankAverage(PendingAverage):
 
 
 class _DensePass(PendingAverage):
-    """One of the first passes, without compression."""
+    """An average of one of the first passes, which send without compression."""
 
     def __init__(self, exchange: PowerSGDExchange, name: str, dense: PendingAverage) -> None:
         self._exchange = exchange

@@ -26,7 +26,7 @@ class PipelineRun:
     """The result of running a schedule. Times in seconds."""
 
     makespan_s: float
-    """From the first task's begin to the last task's end."""
+    """Seconds from the first task's begin to the last task's end."""
     busy_s: tuple[float, ...]
     """Time that each stage works."""
     kept: tuple[int, ...]

@@ -39,7 +39,7 @@ class TaskRun:
 
     @property
     def makespan_s(self) -> float:
-        """From the first task's begin to the last task's end."""
+        """Seconds from the first task's begin to the last task's end."""
         return max(span.end_s for row in self.spans for span in row) - min(
             span.begin_s for row in self.spans for span in row
         )

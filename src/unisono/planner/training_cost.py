@@ -21,9 +21,9 @@ class RunCost:
     high_s: float
     device_hours: float
     energy_kWh: float | None
-    """None if the device's power is not known."""
+    """Energy of the run; None if the device's power is not known."""
     cost: float | None
-    """In the currency of the price. None if the price is not known."""
+    """Cost of the run in the currency of the price; None if the price is not known."""
 
     @property
     def days(self) -> float:

@@ -14,15 +14,16 @@ class Order(IntEnum):
     """Order in which a rank sends the messages whose values it has."""
 
     NONE = 0
-    """At once."""
+    """A rank sends all of them at once."""
     PROGRAM = 1
-    """In each channel in the order of the schedule: a message starts when the previous one has
+    """Each channel sends in the order of the schedule: a message starts when the previous one has
     left."""
     ROUNDS = 2
-    """After everything that the rank sends and receives in earlier rounds has arrived."""
+    """A message starts when everything that the rank sends and receives in earlier rounds has
+    arrived."""
     STREAMS = 3
-    """Between each two ranks in the order of rounds, as on one connection: a message starts when
-    the previous one has left. A job adds its `first_round` to its rounds."""
+    """Each two ranks send in the order of rounds, as on one connection: a message starts when the
+    previous one has left. A job adds its `first_round` to its rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from unisono.timeline.rank_dump import RankDump
 
 
 class Interval(NamedTuple):
-    """From `begun_ns` to `ended_ns` of the rank's clock."""
+    """An interval from `begun_ns` to `ended_ns` of the rank's clock."""
 
     begun_ns: int
     ended_ns: int

@@ -73,7 +73,7 @@ class TimelineWriter:
         self.now_ns = now_ns
         self.record: Record = _ignore
         self.ring: native.TimelineRing | None = None
-        """What `record` writes to; None: nothing is recorded."""
+        """The ring that `record` writes to; None: nothing is recorded."""
         self.next_number = itertools.count(1).__next__
         """Returns a number that no other collective or bucket of this rank has."""
         self._facts: dict[str, Any] = {}

@@ -36,7 +36,7 @@ class LayoutRun:
     seed: int
     dtype: Literal["float32", "float64"] = "float32"
     context: str = "ring"
-    """How ranks of `cp` exchange keys and values."""
+    """Exchange of keys and values between the ranks of `cp`: ring, ulysses or allgather."""
     dropout: float = 0.0
     """Probability that a transformer drops a value."""
     capacity_factor: float | None = None

@@ -106,7 +106,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One measured step. `computed_s`: when each gradient was there, from the step's begin."""
+    """A measured step. `computed_s`: seconds from the step's begin to the end of each gradient's
+    computation."""
 
     seconds: float
     computed_s: tuple[float, ...]

@@ -16,16 +16,16 @@ class MemberStanding:
     """The state of one rank."""
 
     number: int
-    """Its rank in the group that the parameter server began with."""
+    """Rank of the member in the group that the parameter server began with."""
     step: int
-    """Number of steps that it has completed as a worker."""
+    """Number of steps that the member has completed as a worker."""
     finished: bool
     has_state: bool
-    """True if it comes from a parameter server that has trained."""
+    """True if the member comes from a parameter server that has trained."""
     shards: tuple[int, ...]
     """The shards whose state it holds."""
     snapshots: tuple[int, ...]
-    """For each shard, the steps of the newest snapshot that it can read; -1 without one."""
+    """Steps of the newest snapshot of each shard that the member can read; -1 without one."""
     run: str
     """Identifies the run in the names of snapshots."""
     settings: Mapping[str, object]
@@ -66,7 +66,7 @@ class LostUpdates:
 
     shard: int
     place: str
-    """Its bytes and the names of its tensors."""
+    """Bytes of the shard and names of its tensors, as text."""
     lost_server: int
     new_server: int
     snapshot_step: int

@@ -28,10 +28,10 @@ class Gradient(NamedTuple):
 class _Piece(NamedTuple):
     parameter: nn.Parameter
     mark: int
-    """Its place among the shard's tensors."""
+    """Place of the parameter among the shard's tensors."""
     run: int
     first: int
-    """Its first element in the run."""
+    """Place of the parameter's first element in the run."""
 
 
 class ServedRange:

@@ -57,7 +57,7 @@ class ArrivedBags:
     """The bags of all ranks for the pieces of this rank."""
 
     bags: tuple[Bags, ...]
-    """For each piece, the samples of all ranks in rank order."""
+    """Samples of all ranks, in rank order, for each piece."""
     samples: tuple[int, ...]
     """Samples of each rank."""
 
