@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from timing import on_every, write
+from timing import milliseconds, on_every, write
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -280,15 +280,10 @@ def render(rows: Sequence[Row]) -> Table:
     for name in (PARALLELIZE, ON_UNISONO, ON_GLOO, "over unisono", "over gloo"):
         table.add_column(name, justify="right")
     for row in rows:
-        times = [_milliseconds(row.times_s[who]) for who in (PARALLELIZE, ON_UNISONO, ON_GLOO)]
+        times = [milliseconds(row.times_s[who]) for who in (PARALLELIZE, ON_UNISONO, ON_GLOO)]
         ratios = [f"{row.ratio(who):.2f}" for who in (ON_UNISONO, ON_GLOO)]
         table.add_row(row.model, row.strategy, *times, *ratios)
     return table
-
-
-def _milliseconds(times_s: Sequence[float]) -> str:
-    low, _, high = quantiles(times_s, n=4, method="inclusive")
-    return f"{1e3 * median(times_s):.1f} ({1e3 * low:.1f}-{1e3 * high:.1f})"
 
 
 def main(

@@ -35,10 +35,20 @@ def alternate(
     return tuple(times[0]), tuple(times[1])
 
 
-def microseconds(times_s: tuple[float, ...]) -> str:
+def microseconds(times_s: Sequence[float]) -> str:
     """Returns median and quartiles as text."""
+    return _spread(times_s, 1e6, ".0f")
+
+
+def milliseconds(times_s: Sequence[float]) -> str:
+    """Returns median and quartiles as text."""
+    return _spread(times_s, 1e3, ".1f")
+
+
+def _spread(times_s: Sequence[float], scale: float, form: str) -> str:
     first, _, third = quantiles(times_s, n=4, method="inclusive")
-    return f"{median(times_s) * 1e6:.0f} ({first * 1e6:.0f}-{third * 1e6:.0f})"
+    low, middle, high = (format(scale * each, form) for each in (first, median(times_s), third))
+    return f"{middle} ({low}-{high})"
 
 
 def on_every(

@@ -4,10 +4,11 @@ the timeline's cost, parallel steps and pipeline bubbles."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from target_rows import HEAD, at_most
+from timing import milliseconds
 
 Document = dict[str, Any]
 Renderer = Callable[[Document], Iterator[str]]
@@ -39,7 +40,8 @@ def _servers(document: Document) -> Iterator[str]:
     yield from ("", "| servers | busiest rank sends | step, ms | bound, ms |", "|---|---|---|---|")
     for row in document["rows"]:
         share = f"{row['busiest_bytes'] / row['nbytes']:.2f} B"
-        yield f"| {row['name']} | {share} | {_ms(row['times_s'])} | {1e3 * row['bound_s']:.1f} |"
+        times = f"{milliseconds(row['times_s'])} | {1e3 * row['bound_s']:.1f}"
+        yield f"| {row['name']} | {share} | {times} |"
 
 
 def _compression(document: Document) -> Iterator[str]:
@@ -94,7 +96,9 @@ def _steps(document: Document) -> Iterator[str]:
     yield from ("", f"| model | strategy | {_OURS}, ms | {_ON_UNISONO}, ms | {_ON_GLOO}, ms |")
     yield "|---|---|---|---|---|"
     for row in document["rows"]:
-        times = " | ".join(_ms(row["times_s"][who]) for who in (_OURS, _ON_UNISONO, _ON_GLOO))
+        times = " | ".join(
+            milliseconds(row["times_s"][who]) for who in (_OURS, _ON_UNISONO, _ON_GLOO)
+        )
         yield f"| {row['model']} | {row['strategy']} | {times} |"
 
 
@@ -167,11 +171,6 @@ def _bubbles(document: Document) -> Iterator[str]:
         mark = "yes" if abs(error) <= BUBBLE_BAR else "**no**"
         places = f"{row['schedule']} | {row['stages']} | {row['microbatches']}"
         yield f"| {places} | {row['predicted']:.4f} | {measured:.4f} | {error:+.1%} | {mark} |"
-
-
-def _ms(times_s: list[float]) -> str:
-    low, _, high = quantiles(times_s, n=4, method="inclusive")
-    return f"{1e3 * median(times_s):.1f} ({1e3 * low:.1f}-{1e3 * high:.1f})"
 
 
 PARTS: Mapping[str, Renderer] = {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "bind/python_errors.h"
 #include "core/call.h"
 
 namespace nb = nanobind;
@@ -19,17 +20,9 @@ namespace {
 // Limits the memory of a program that keeps making new types. Most programs use a few.
 constexpr size_t kMostKnown = 256;
 
-nb::str interned(const char* text) {
-    return nb::steal<nb::str>(PyUnicode_InternFromString(text));
-}
-
-// Clears the Python error that prevented locating an array. Throws on an exception that interrupts
-// the program, such as KeyboardInterrupt.
+// Clears the Python error that prevented locating an array, if there is one.
 std::nullopt_t give_up() {
-    if (PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception)) nb::raise_python_error();
-        PyErr_Clear();
-    }
+    if (PyErr_Occurred()) clear_error();
     return std::nullopt;
 }
 

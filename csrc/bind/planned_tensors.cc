@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/python_errors.h"
 #include "bind/register.h"
 #include "bind/timeline_ring.h"
 
@@ -15,17 +16,7 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-nb::str interned(const char* text) {
-    return nb::steal<nb::str>(PyUnicode_InternFromString(text));
-}
-
-// Clears an error, which Python will find again. Throws one that interrupts the program.
-void clear_error() {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) nb::raise_python_error();
-    PyErr_Clear();
-}
-
-// Returns an attribute, or null after an error.
+// Returns an attribute, or null after an error, which Python will find again.
 nb::object attribute(nb::handle of, const nb::str& name) {
     nb::object found = nb::steal(PyObject_GetAttr(of.ptr(), name.ptr()));
     if (!found.is_valid()) clear_error();

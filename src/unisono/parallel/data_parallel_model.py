@@ -53,7 +53,7 @@ class DataParallel(nn.Module):
         self._context = context
         self._broadcast_buffers = broadcast_buffers
         context.broadcast([*module.parameters(), *module.buffers()])
-        self._with_buffers = [each for each in module.modules() if each._buffers]
+        self._all_modules = list(module.modules())
         parameters, prefix = dict(module.named_parameters()), f"{name}." if name else ""
         exchange = make_exchange(compression, context.controller, prefix)
         self._reducer = GradientReducer(parameters, context.controller, exchange, prefix)
@@ -82,9 +82,9 @@ class DataParallel(nn.Module):
         self._phases.begin_forward()
 
     def _buffers_now(self) -> list[torch.Tensor]:
-        """Returns the buffers, each once. To search all modules would take longer than a step of a
-        small model."""
-        found = (each for module in self._with_buffers for each in module._buffers.values())
+        """Returns the buffers of the modules at the begin, each once. To search for modules takes
+        longer than a step of a small model."""
+        found = (each for module in self._all_modules for each in module._buffers.values())
         return list({id(each): each for each in found if each is not None}.values())
 
     @contextmanager

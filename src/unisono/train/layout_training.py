@@ -57,23 +57,21 @@ def _figures(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
     peaks: list[Any] = [None] * dist.get_world_size()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBIBYTE
     dist.all_gather_object(peaks, peak)
-    return (
-        _tables(trained)
-        | _passes(run, trained)
-        | {
-            "bytes_sent": _lists(report.bytes_sent),
-            "memory": _lists(report.memory),
-            "bubble": report.bubble,
-            "step_s": report.step_s,
-            "peak_bytes": peaks,
-            "layout": asdict(run.layout),
-            "predicted": {
-                "bytes_sent": _lists(report.predicted.bytes_sent),
-                "memory": _lists(report.predicted.memory),
-                "bubble": report.predicted.bubble,
-            },
-        }
-    )
+    return {
+        **_tables(trained),
+        **_passes(run, trained),
+        "bytes_sent": _lists(report.bytes_sent),
+        "memory": _lists(report.memory),
+        "bubble": report.bubble,
+        "step_s": report.step_s,
+        "peak_bytes": peaks,
+        "layout": asdict(run.layout),
+        "predicted": {
+            "bytes_sent": _lists(report.predicted.bytes_sent),
+            "memory": _lists(report.predicted.memory),
+            "bubble": report.predicted.bubble,
+        },
+    }
 
 
 def _passes(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:

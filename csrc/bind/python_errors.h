@@ -1,0 +1,18 @@
+// Names of Python attributes, and errors of Python code that C++ has asked.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace unisono::bind {
+
+inline nanobind::str interned(const char* text) {
+    return nanobind::steal<nanobind::str>(PyUnicode_InternFromString(text));
+}
+
+// Clears a Python error. Throws one that interrupts the program, such as KeyboardInterrupt.
+inline void clear_error() {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) nanobind::raise_python_error();
+    PyErr_Clear();
+}
+
+}  // namespace unisono::bind
