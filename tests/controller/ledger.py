@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unisono.controller.transfer import Job
+from unisono.controller.transfers.transfer import Job
 
 
 @dataclass(frozen=True)

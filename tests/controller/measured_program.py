@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from unisono.controller.fusion import Bucket
-from unisono.controller.fusion_choice import predicted_s
-from unisono.controller.fusion_report import FusionReport
-from unisono.controller.fusion_times import LinkCost
-from unisono.controller.fusion_trial import PassTimes, Trial, sampled
-from unisono.controller.fusion_tuner import FusionTuner
+from unisono.controller.fusion.buckets import Bucket
+from unisono.controller.fusion.fusion_choice import predicted_s
+from unisono.controller.fusion.fusion_report import FusionReport
+from unisono.controller.fusion.fusion_times import LinkCost
+from unisono.controller.fusion.fusion_trial import PassTimes, Trial, sampled
+from unisono.controller.fusion.fusion_tuner import FusionTuner
 from unisono.controller.request import Request
 from unisono.types import DType
 

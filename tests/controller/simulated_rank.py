@@ -17,11 +17,11 @@ from unisono.controller import member as mb
 from unisono.controller import messages as m
 from unisono.controller.agreement import State, step
 from unisono.controller.frozen_plan import FrozenPlan, job_of
-from unisono.controller.fusion_report import FusionReport
+from unisono.controller.fusion.fusion_report import FusionReport
+from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import Flight, Handle
 from unisono.controller.request import Request
-from unisono.controller.transfer import Job
-from unisono.controller.trial_plan import TrialPlan
+from unisono.controller.transfers.transfer import Job
 from unisono.errors import AbortedError, MismatchError, PeerLostError
 from unisono.types import DType
 

@@ -8,7 +8,7 @@ from controller.simulated_rank import Command, Submit, Wait
 from controller.world import World, step_of
 from unisono.controller import messages as m
 from unisono.controller.agreement import State, step
-from unisono.controller.fusion import buckets_of
+from unisono.controller.fusion.buckets import buckets_of
 from unisono.controller.member import (
     Adopt,
     Closes,

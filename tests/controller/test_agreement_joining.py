@@ -10,7 +10,7 @@ from controller.simulated_rank import Ask, Close, Command, JoinAll, Submit, Wait
 from controller.world import World, step_of
 from unisono.controller import messages as m
 from unisono.controller.agreement import State, step
-from unisono.controller.fusion import Bucket
+from unisono.controller.fusion.buckets import Bucket
 from unisono.controller.member import Received, Submitted
 from unisono.controller.request import Request
 from unisono.errors import PeerLostError, UnisonoError

@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 
 from controller.ledger import Ledger, SimulatedTransfer, Submission
 from controller.measured_program import all_cuts, cut, gradient
-from unisono.controller.fusion import Bucket, buckets_of, kind_of
-from unisono.controller.fusion_choice import best_buckets, fit_cost, predicted_s, probe_buckets
-from unisono.controller.fusion_times import LinkCost, best_ends, finish_s
-from unisono.controller.fusion_trial import Trial, sampled
+from unisono.controller.fusion.buckets import Bucket, buckets_of, kind_of
+from unisono.controller.fusion.fusion_choice import (
+    best_buckets,
+    fit_cost,
+    predicted_s,
+    probe_buckets,
+)
+from unisono.controller.fusion.fusion_times import LinkCost, best_ends, finish_s
+from unisono.controller.fusion.fusion_trial import Trial, sampled
+from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import Handle
 from unisono.controller.request import Request
-from unisono.controller.trial_plan import TrialPlan
 from unisono.types import DType
 
 # ---- the fit

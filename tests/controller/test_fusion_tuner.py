@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from controller.measured_program import MeasuredProgram, Noise, all_cuts, cut, gradient, tune
 from unisono.controller import messages as m
-from unisono.controller.fusion import Bucket
-from unisono.controller.fusion_choice import probe_buckets
-from unisono.controller.fusion_report import FusionReport
-from unisono.controller.fusion_times import LinkCost
-from unisono.controller.fusion_trial import PassTimes, Trial
-from unisono.controller.fusion_tuner import FusionTuner
-from unisono.controller.trial_results import pair_times, slowest_s
-from unisono.controller.tuning_settings import TuningSettings
+from unisono.controller.fusion.buckets import Bucket
+from unisono.controller.fusion.fusion_choice import probe_buckets
+from unisono.controller.fusion.fusion_report import FusionReport
+from unisono.controller.fusion.fusion_times import LinkCost
+from unisono.controller.fusion.fusion_trial import PassTimes, Trial
+from unisono.controller.fusion.fusion_tuner import FusionTuner
+from unisono.controller.fusion.trial_results import pair_times, slowest_s
+from unisono.controller.fusion.tuning_settings import TuningSettings
 
 TOGETHER = cut((gradient("a"), gradient("b")), (2,))
 APART = cut((gradient("a"), gradient("b")), (1, 2))

@@ -17,9 +17,9 @@ from controller.simulated_rank import Ask, Close, Command, JoinAll, Submit, Wait
 from controller.test_agreement_machine import Step, commands_of, seeds, steps
 from controller.world import World, explore, step_of
 from unisono.controller import messages as m
-from unisono.controller.fusion_tuner import FusionTuner
+from unisono.controller.fusion.fusion_tuner import FusionTuner
+from unisono.controller.fusion.tuning_settings import TuningSettings
 from unisono.controller.member import Adopt
-from unisono.controller.tuning_settings import TuningSettings
 
 SHORT = TuningSettings(
     warm_up=0,

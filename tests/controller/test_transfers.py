@@ -15,7 +15,7 @@ from ranks import Threads
 from unisono import AbortedError, Communicator, UnisonoError, UnsupportedError
 from unisono.bench.contestants import mpi_command
 from unisono.controller import CommunicatorTransfer, Job
-from unisono.controller.blocking_transfer import BlockingTransfer
+from unisono.controller.transfers.blocking_transfer import BlockingTransfer
 
 PROGRAM = Path(__file__).with_name("transfer_program.py")
 RANKS = 3

@@ -23,7 +23,7 @@ from unisono.controller import (
     LinkCost,
     LinkTransfer,
 )
-from unisono.controller.tuning_settings import TuningSettings
+from unisono.controller.fusion.tuning_settings import TuningSettings
 
 World = Callable[[int], Threads]
 

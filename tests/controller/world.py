@@ -20,12 +20,12 @@ from controller.simulated_rank import Command, JoinAll, SimulatedRank, Submit, W
 from unisono.controller import messages as m
 from unisono.controller.agreement import State
 from unisono.controller.frozen_plan import FrozenPlan, PlannedBucket, PlannedTensor
-from unisono.controller.fusion import DEFAULT_FUSION_BYTES
-from unisono.controller.fusion_trial import TrialClock
-from unisono.controller.fusion_tuner import FusionTuner
+from unisono.controller.fusion.buckets import DEFAULT_FUSION_BYTES
+from unisono.controller.fusion.fusion_trial import TrialClock
+from unisono.controller.fusion.fusion_tuner import FusionTuner
+from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import Flight, Handle
 from unisono.controller.member import Mode, Received
-from unisono.controller.trial_plan import TrialPlan
 
 _MOST_MOVES = 100_000
 

@@ -17,11 +17,11 @@ from ranks import Threads  # noqa: E402
 from unisono import Communicator  # noqa: E402
 from unisono.controller import Controller  # noqa: E402
 from unisono.parallel import Bf16, Fp16, Int8, PowerSGD, TopK, data_parallel  # noqa: E402
-from unisono.parallel.compression import make_exchange  # noqa: E402
-from unisono.parallel.gradient_exchange import average_all  # noqa: E402
-from unisono.parallel.int8_codec import Int8Codec  # noqa: E402
-from unisono.parallel.narrow_float_exchange import part_of_average  # noqa: E402
-from unisono.parallel.top_k_codec import TopKCodec  # noqa: E402
+from unisono.parallel.compression.compression import make_exchange  # noqa: E402
+from unisono.parallel.compression.int8_codec import Int8Codec  # noqa: E402
+from unisono.parallel.compression.narrow_float_exchange import part_of_average  # noqa: E402
+from unisono.parallel.compression.top_k_codec import TopKCodec  # noqa: E402
+from unisono.parallel.data_parallelism.gradient_exchange import average_all  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

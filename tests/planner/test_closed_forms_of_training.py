@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono import planner
-from unisono.planner.stage_memory import MemoryModel
+from unisono.planner.memory.stage_memory import MemoryModel
 
 gpts = st.builds(
     lambda layers, heads, width, vocab: planner.Transformer(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from unisono import planner
-from unisono.planner.constant_fit import fit_constants, informing_families
-from unisono.planner.interval_fit import interval_widths
+from unisono.planner.calibration.constant_fit import fit_constants, informing_families
+from unisono.planner.calibration.interval_fit import interval_widths
 
 pytest.importorskip("scipy")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from unisono import planner
-from unisono.planner.exchange_times import ExchangeTimes, GroupPlace
+from unisono.planner.step_times.exchange_times import ExchangeTimes, GroupPlace
 
 CLUSTER = planner.Cluster.parse("a100:16")
 SIZES = [1 << power for power in range(12, 31)]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono import planner
-from unisono.planner.stage_memory import kept_chunks
+from unisono.planner.memory.stage_memory import kept_chunks
 
 sizes = {"stages": st.integers(1, 6), "rounds": st.integers(1, 4)}
 times = st.floats(0.1, 10)

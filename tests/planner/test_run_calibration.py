@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono import planner
-from unisono.planner.error_correlation import shared_shares
-from unisono.planner.one_run_validation import one_run_errors
+from unisono.planner.validation.error_correlation import shared_shares
+from unisono.planner.validation.one_run_validation import one_run_errors
 
 MODEL = planner.load_model("gpt3-7.5b")
 CLUSTER = planner.Cluster.parse("a100:16")

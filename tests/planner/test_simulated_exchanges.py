@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from unisono import planner, topology
-from unisono.planner.exchange_times import ExchangeTimes
-from unisono.planner.simulated_exchanges import SimulatedExchanges
+from unisono.planner.step_times.exchange_times import ExchangeTimes
+from unisono.planner.step_times.simulated_exchanges import SimulatedExchanges
 
 CONSTANTS = planner.default_constants().changed(network_share=1.0, exchange_share=1.0)
 

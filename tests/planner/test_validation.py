@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unisono import planner
-from unisono.planner.constant_fit import thinned
+from unisono.planner.calibration.constant_fit import thinned
 
 # Largest mean absolute errors with the shipped constants.
 FITTED = {

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from unisono import native
 from unisono.controller import messages as m
 from unisono.controller.frozen_plan import FrozenPlan, job_of
-from unisono.controller.fusion_report import FusionReport
+from unisono.controller.fusion.fusion_report import FusionReport
+from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import Flight, Handle
 from unisono.controller.join import JoinedTensors
 from unisono.controller.member import (
@@ -25,8 +26,7 @@ from unisono.controller.member import (
     StopPlan,
 )
 from unisono.controller.request import ranks_text
-from unisono.controller.transfer import Transfer
-from unisono.controller.trial_plan import TrialPlan
+from unisono.controller.transfers.transfer import Transfer
 from unisono.errors import MismatchError
 
 _log = logging.getLogger("unisono.controller")

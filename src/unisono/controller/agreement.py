@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from unisono.controller import messages as m
 from unisono.controller.coordinator import Coordinator
-from unisono.controller.fusion import DEFAULT_FUSION_BYTES
-from unisono.controller.fusion_tuner import FusionTuner
+from unisono.controller.fusion.buckets import DEFAULT_FUSION_BYTES
+from unisono.controller.fusion.fusion_tuner import FusionTuner
 from unisono.controller.member import Action, Event, Member, Mode, Received, Send
 
 

@@ -11,15 +11,15 @@ from types import TracebackType
 
 from unisono.communicator import Communicator
 from unisono.controller.channel import Channel
-from unisono.controller.communicator_transfer import CommunicatorTransfer, duplicate
-from unisono.controller.fusion import DEFAULT_FUSION_BYTES
-from unisono.controller.fusion_report import FusionReport
-from unisono.controller.fusion_tuner import FusionTuner
+from unisono.controller.fusion.buckets import DEFAULT_FUSION_BYTES
+from unisono.controller.fusion.fusion_report import FusionReport
+from unisono.controller.fusion.fusion_tuner import FusionTuner
 from unisono.controller.handle import Handle
 from unisono.controller.loop import Loop
 from unisono.controller.messages import Stalled
-from unisono.controller.recorded_transfer import RecordedTransfer
-from unisono.controller.transfer import Array, Transfer
+from unisono.controller.transfers.communicator_transfer import CommunicatorTransfer, duplicate
+from unisono.controller.transfers.recorded_transfer import RecordedTransfer
+from unisono.controller.transfers.transfer import Array, Transfer
 from unisono.timeline import TimelineWriter, clock_identity, compare_clocks
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from unisono.controller import messages as m
-from unisono.controller.fusion import DEFAULT_FUSION_BYTES, buckets_of
-from unisono.controller.fusion_trial import PassTimes
-from unisono.controller.fusion_tuner import FusionTuner, NextPlan
+from unisono.controller.fusion.buckets import DEFAULT_FUSION_BYTES, buckets_of
+from unisono.controller.fusion.fusion_trial import PassTimes
+from unisono.controller.fusion.fusion_tuner import FusionTuner, NextPlan
 from unisono.controller.request import Request, disagreement, ranks_text
 
 FREEZE_AFTER = 2

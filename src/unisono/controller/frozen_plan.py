@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from unisono.communicator import dtype_of
-from unisono.controller.fusion import Bucket
+from unisono.controller.fusion.buckets import Bucket
 from unisono.controller.handle import Flight, Handle
 from unisono.controller.request import Request
-from unisono.controller.transfer import Array, Job, PendingVote, Transfer, VotedJob
+from unisono.controller.transfers.transfer import Array, Job, PendingVote, Transfer, VotedJob
 
 
 class PlannedTensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from unisono.controller.request import Request
-from unisono.controller.transfer import Array, Pending, PendingVote
+from unisono.controller.transfers.transfer import Array, Pending, PendingVote
 from unisono.errors import UnisonoError
 
 _IN_PLACE = ("all_reduce", "broadcast")

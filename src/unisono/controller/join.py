@@ -9,7 +9,7 @@ import numpy as np
 
 from unisono.communicator import empty_like
 from unisono.controller.request import Request
-from unisono.controller.transfer import Array, Job
+from unisono.controller.transfers.transfer import Array, Job
 from unisono.types import DType
 
 

@@ -19,8 +19,9 @@ from unisono.controller import messages as m
 from unisono.controller.action_runner import ActionRunner, Counters
 from unisono.controller.agreement import State, step
 from unisono.controller.channel import Channel
-from unisono.controller.fusion_report import FusionReport
-from unisono.controller.fusion_tuner import FusionTuner
+from unisono.controller.fusion.fusion_report import FusionReport
+from unisono.controller.fusion.fusion_tuner import FusionTuner
+from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import Handle
 from unisono.controller.member import (
     CannotFollow,
@@ -34,8 +35,7 @@ from unisono.controller.member import (
     WantsStalls,
 )
 from unisono.controller.request import Request, ranks_text
-from unisono.controller.transfer import Array, Transfer
-from unisono.controller.trial_plan import TrialPlan
+from unisono.controller.transfers.transfer import Array, Transfer
 from unisono.errors import (
     AbortedError,
     CollectiveTimeoutError,

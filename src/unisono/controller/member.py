@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from unisono.controller import messages as m
-from unisono.controller.fusion import Bucket
-from unisono.controller.fusion_trial import PassTimes, Trial
+from unisono.controller.fusion.buckets import Bucket
+from unisono.controller.fusion.fusion_trial import PassTimes, Trial
 from unisono.controller.request import Request
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 from typing import Any, TypeAlias
 
-from unisono.controller.fusion import Bucket
-from unisono.controller.fusion_report import FusionReport
-from unisono.controller.fusion_trial import PassTimes, Trial
+from unisono.controller.fusion.buckets import Bucket
+from unisono.controller.fusion.fusion_report import FusionReport
+from unisono.controller.fusion.fusion_trial import PassTimes, Trial
 from unisono.controller.request import Request
 from unisono.errors import UnisonoError
 

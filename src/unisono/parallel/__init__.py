@@ -19,18 +19,20 @@ from typing import TYPE_CHECKING
 from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from unisono.parallel.compression import Compression
+    from unisono.parallel.compression.compression import Compression
+    from unisono.parallel.compression.int8_codec import Int8
+    from unisono.parallel.compression.narrow_float_exchange import Bf16, Fp16
+    from unisono.parallel.compression.power_sgd import PowerSGD
+    from unisono.parallel.compression.top_k_codec import TopK
     from unisono.parallel.counter_random import CounterRandom
-    from unisono.parallel.data_parallel_model import DataParallel, data_parallel
-    from unisono.parallel.diloco import DiLoCo, nesterov_sgd
-    from unisono.parallel.distributed_optimizer import DistributedOptimizer
-    from unisono.parallel.int8_codec import Int8
+    from unisono.parallel.data_parallelism.data_parallel_model import DataParallel, data_parallel
+    from unisono.parallel.data_parallelism.diloco import DiLoCo, nesterov_sgd
+    from unisono.parallel.data_parallelism.distributed_optimizer import DistributedOptimizer
+    from unisono.parallel.data_parallelism.local_sgd import LocalSGD
+    from unisono.parallel.data_parallelism.sharded_optimizer import ShardedOptimizer
     from unisono.parallel.layers import CrossEntropy, TransformerModel, draw_weights
-    from unisono.parallel.local_sgd import LocalSGD
     from unisono.parallel.module_shape import model_shape
-    from unisono.parallel.narrow_float_exchange import Bf16, Fp16
     from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
-    from unisono.parallel.power_sgd import PowerSGD
     from unisono.parallel.rank_grid import RankGrid
     from unisono.parallel.recommendation import (
         DLRM,
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
         place_tables,
     )
     from unisono.parallel.run import ParallelRun, RunReport, parallelize
-    from unisono.parallel.sharded_optimizer import ShardedOptimizer
-    from unisono.parallel.top_k_codec import TopK
     from unisono.parallel.training_mesh import TrainingMesh
     from unisono.planner import Layout
 
@@ -50,22 +50,22 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
-        "unisono.parallel.compression": ["Compression"],
+        "unisono.parallel.compression.compression": ["Compression"],
         "unisono.parallel.counter_random": ["CounterRandom"],
-        "unisono.parallel.data_parallel_model": ["DataParallel", "data_parallel"],
-        "unisono.parallel.diloco": ["DiLoCo", "nesterov_sgd"],
-        "unisono.parallel.distributed_optimizer": ["DistributedOptimizer"],
-        "unisono.parallel.int8_codec": ["Int8"],
+        "unisono.parallel.data_parallelism.data_parallel_model": ["DataParallel", "data_parallel"],
+        "unisono.parallel.data_parallelism.diloco": ["DiLoCo", "nesterov_sgd"],
+        "unisono.parallel.data_parallelism.distributed_optimizer": ["DistributedOptimizer"],
+        "unisono.parallel.compression.int8_codec": ["Int8"],
         "unisono.parallel.layers": ["CrossEntropy", "TransformerModel", "draw_weights"],
-        "unisono.parallel.local_sgd": ["LocalSGD"],
+        "unisono.parallel.data_parallelism.local_sgd": ["LocalSGD"],
         "unisono.parallel.module_shape": ["model_shape"],
-        "unisono.parallel.narrow_float_exchange": ["Bf16", "Fp16"],
+        "unisono.parallel.compression.narrow_float_exchange": ["Bf16", "Fp16"],
         "unisono.parallel.parameter_server": [
             "LostUpdates",
             "ParameterServer",
             "ParameterServerStats",
         ],
-        "unisono.parallel.power_sgd": ["PowerSGD"],
+        "unisono.parallel.compression.power_sgd": ["PowerSGD"],
         "unisono.parallel.rank_grid": ["RankGrid"],
         "unisono.parallel.recommendation": [
             "DLRM",
@@ -76,8 +76,8 @@ __getattr__ = lazy_names(
             "place_tables",
         ],
         "unisono.parallel.run": ["ParallelRun", "RunReport", "parallelize"],
-        "unisono.parallel.sharded_optimizer": ["ShardedOptimizer"],
-        "unisono.parallel.top_k_codec": ["TopK"],
+        "unisono.parallel.data_parallelism.sharded_optimizer": ["ShardedOptimizer"],
+        "unisono.parallel.compression.top_k_codec": ["TopK"],
         "unisono.parallel.training_mesh": ["TrainingMesh"],
         "unisono.planner": ["Layout"],
     },

@@ -7,6 +7,11 @@
 >>> job = planner.Workload(seq=2048, global_batch=1536, micro_batch=1, recompute="full")
 >>> 20 < planner.predict(model, cluster, layout, job).step_s < 35
 True
+
+`inputs/` describes model, cluster, layout and workload. `prediction.py` adds up `memory/` and
+`step_times/`, with the numbers of `constants/`; `pipeline/` has the order of a pipeline's tasks.
+`layout_search/` compares predictions. `validation/` compares them with published runs, and
+`calibration/` fits constants and error intervals.
 """
 
 from __future__ import annotations
@@ -16,14 +21,8 @@ from typing import TYPE_CHECKING
 from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from unisono.planner.activation_bytes import layer_activation_bytes, output_activation_bytes
-    from unisono.planner.calibrated_constants import (
-        CalibratedConstants,
-        constants_document,
-        constants_from,
-        default_constants,
-    )
-    from unisono.planner.calibration_from_files import calibrate
+    from unisono.planner.calibration.calibration_from_files import calibrate
+    from unisono.planner.calibration.own_runs import read_own_runs
     from unisono.planner.checkpoint_interval import (
         FAILURES_PER_DEVICE_HOUR,
         CheckpointPlan,
@@ -32,39 +31,50 @@ if TYPE_CHECKING:
         goodput,
         young_interval_s,
     )
-    from unisono.planner.device_cluster import Cluster
-    from unisono.planner.device_scaling import ScalingPoint, scaling_curve
-    from unisono.planner.devices import Device, catalogue, device_named
-    from unisono.planner.front_plot import save_front_plot
-    from unisono.planner.ground_truth import MeasuredRun, measured_runs, run_of_row
-    from unisono.planner.layer_division import stage_layers
-    from unisono.planner.layout import SCHEDULES, Layout, nearest_divisor
-    from unisono.planner.layout_candidates import Candidate, Candidates, SearchCounts
-    from unisono.planner.layout_check import check_layout
-    from unisono.planner.layout_front import pareto_front
-    from unisono.planner.layout_search import OBJECTIVES, search, smaller_clusters
-    from unisono.planner.memory_changes import MemoryChange, smallest_change
-    from unisono.planner.model_presets import (
+    from unisono.planner.constants.calibrated_constants import (
+        CalibratedConstants,
+        constants_document,
+        constants_from,
+        default_constants,
+    )
+    from unisono.planner.constants.own_calibration import Calibration, LinkRate, OwnRun, RunEffect
+    from unisono.planner.inputs.device_cluster import Cluster
+    from unisono.planner.inputs.devices import Device, catalogue, device_named
+    from unisono.planner.inputs.layer_division import stage_layers
+    from unisono.planner.inputs.layout import SCHEDULES, Layout, nearest_divisor
+    from unisono.planner.inputs.layout_check import check_layout
+    from unisono.planner.inputs.model_presets import (
         PRESETS,
         from_hugging_face,
         load_model,
         model_named,
     )
-    from unisono.planner.own_calibration import Calibration, LinkRate, OwnRun, RunEffect
-    from unisono.planner.own_runs import read_own_runs
-    from unisono.planner.pipeline_bubble import bubble_share
-    from unisono.planner.pipeline_run import PipelineRun, run_schedule, stage_tasks
+    from unisono.planner.inputs.tensor_grid import TENSOR_KINDS, TensorGrid
+    from unisono.planner.inputs.tensor_volume import layer_elements
+    from unisono.planner.inputs.training_flops import forward_flops, step_flops, training_days
+    from unisono.planner.inputs.transformer import Transformer
+    from unisono.planner.inputs.workload import PRECISIONS, RECOMPUTE, SOFTWARE, Workload
+    from unisono.planner.layout_search.device_scaling import ScalingPoint, scaling_curve
+    from unisono.planner.layout_search.front_plot import save_front_plot
+    from unisono.planner.layout_search.layout_candidates import Candidate, Candidates, SearchCounts
+    from unisono.planner.layout_search.layout_front import pareto_front
+    from unisono.planner.layout_search.search import OBJECTIVES, search, smaller_clusters
+    from unisono.planner.memory.activation_bytes import (
+        layer_activation_bytes,
+        output_activation_bytes,
+    )
+    from unisono.planner.memory.memory_changes import MemoryChange, smallest_change
+    from unisono.planner.memory.zero_states import StateBytes, state_bytes
+    from unisono.planner.pipeline.pipeline_bubble import bubble_share
+    from unisono.planner.pipeline.pipeline_run import PipelineRun, run_schedule, stage_tasks
+    from unisono.planner.pipeline.task_plot import save_task_plot
+    from unisono.planner.pipeline.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
     from unisono.planner.prediction import Prediction, predict
     from unisono.planner.step_sensitivity import Sensitivity, sensitivity
-    from unisono.planner.task_plot import save_task_plot
-    from unisono.planner.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
-    from unisono.planner.tensor_grid import TENSOR_KINDS, TensorGrid
-    from unisono.planner.tensor_volume import layer_elements
-    from unisono.planner.time_tree import TimeNode
+    from unisono.planner.step_times.time_tree import TimeNode
     from unisono.planner.training_cost import RunCost, training_run, training_seconds
-    from unisono.planner.training_flops import forward_flops, step_flops, training_days
-    from unisono.planner.transformer import Transformer
-    from unisono.planner.validation import (
+    from unisono.planner.validation.ground_truth import MeasuredRun, measured_runs, run_of_row
+    from unisono.planner.validation.validation import (
         ErrorRow,
         MemoryComparison,
         errors_markdown,
@@ -73,10 +83,8 @@ if TYPE_CHECKING:
         validate,
         validate_memory,
     )
-    from unisono.planner.validation_plot import save_validation_plot
+    from unisono.planner.validation.validation_plot import save_validation_plot
     from unisono.planner.walls_plot import save_walls_plot
-    from unisono.planner.workload import PRECISIONS, RECOMPUTE, SOFTWARE, Workload
-    from unisono.planner.zero_states import StateBytes, state_bytes
 
 _NAMES = {
     "checkpoint_interval": (
@@ -85,25 +93,24 @@ _NAMES = {
         "checkpoint_plan",
         "daly_interval_s",
         "goodput",
-        "layer_elements",
         "young_interval_s",
     ),
-    "front_plot": ("save_front_plot",),
-    "layout_search": (
+    "layout_search.front_plot": ("save_front_plot",),
+    "layout_search.search": (
         "OBJECTIVES",
         "search",
         "smaller_clusters",
     ),
-    "calibration_from_files": ("calibrate",),
-    "own_runs": ("read_own_runs",),
-    "layout_front": ("pareto_front",),
-    "own_calibration": (
+    "calibration.calibration_from_files": ("calibrate",),
+    "calibration.own_runs": ("read_own_runs",),
+    "layout_search.layout_front": ("pareto_front",),
+    "constants.own_calibration": (
         "Calibration",
         "LinkRate",
         "OwnRun",
         "RunEffect",
     ),
-    "device_scaling": (
+    "layout_search.device_scaling": (
         "ScalingPoint",
         "scaling_curve",
     ),
@@ -116,34 +123,34 @@ _NAMES = {
         "training_run",
         "training_seconds",
     ),
-    "activation_bytes": ("layer_activation_bytes", "output_activation_bytes"),
-    "calibrated_constants": (
+    "memory.activation_bytes": ("layer_activation_bytes", "output_activation_bytes"),
+    "constants.calibrated_constants": (
         "CalibratedConstants",
         "constants_document",
         "constants_from",
         "default_constants",
     ),
-    "device_cluster": ("Cluster",),
-    "devices": ("Device", "catalogue", "device_named"),
-    "ground_truth": ("MeasuredRun", "measured_runs", "run_of_row"),
-    "layout": ("SCHEDULES", "Layout", "nearest_divisor"),
-    "tensor_grid": ("TENSOR_KINDS", "TensorGrid"),
-    "tensor_volume": ("layer_elements",),
-    "layout_check": ("check_layout",),
-    "layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
-    "memory_changes": ("MemoryChange", "smallest_change"),
-    "model_presets": ("PRESETS", "from_hugging_face", "load_model", "model_named"),
-    "pipeline_bubble": ("bubble_share",),
-    "pipeline_run": ("PipelineRun", "run_schedule", "stage_tasks"),
+    "inputs.device_cluster": ("Cluster",),
+    "inputs.devices": ("Device", "catalogue", "device_named"),
+    "validation.ground_truth": ("MeasuredRun", "measured_runs", "run_of_row"),
+    "inputs.layout": ("SCHEDULES", "Layout", "nearest_divisor"),
+    "inputs.tensor_grid": ("TENSOR_KINDS", "TensorGrid"),
+    "inputs.tensor_volume": ("layer_elements",),
+    "inputs.layout_check": ("check_layout",),
+    "layout_search.layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
+    "memory.memory_changes": ("MemoryChange", "smallest_change"),
+    "inputs.model_presets": ("PRESETS", "from_hugging_face", "load_model", "model_named"),
+    "pipeline.pipeline_bubble": ("bubble_share",),
+    "pipeline.pipeline_run": ("PipelineRun", "run_schedule", "stage_tasks"),
     "prediction": ("Prediction", "predict"),
-    "layer_division": ("stage_layers",),
-    "zero_states": ("StateBytes", "state_bytes"),
-    "task_plot": ("save_task_plot",),
-    "task_run": ("StageTask", "TaskGroup", "TaskRun", "TaskSpan", "run_tasks"),
-    "time_tree": ("TimeNode",),
-    "training_flops": ("forward_flops", "step_flops", "training_days"),
-    "transformer": ("Transformer",),
-    "validation": (
+    "inputs.layer_division": ("stage_layers",),
+    "memory.zero_states": ("StateBytes", "state_bytes"),
+    "pipeline.task_plot": ("save_task_plot",),
+    "pipeline.task_run": ("StageTask", "TaskGroup", "TaskRun", "TaskSpan", "run_tasks"),
+    "step_times.time_tree": ("TimeNode",),
+    "inputs.training_flops": ("forward_flops", "step_flops", "training_days"),
+    "inputs.transformer": ("Transformer",),
+    "validation.validation": (
         "ErrorRow",
         "MemoryComparison",
         "errors_markdown",
@@ -152,9 +159,9 @@ _NAMES = {
         "validate",
         "validate_memory",
     ),
-    "validation_plot": ("save_validation_plot",),
+    "validation.validation_plot": ("save_validation_plot",),
     "walls_plot": ("save_walls_plot",),
-    "workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
+    "inputs.workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
 }
 __getattr__ = lazy_names(
     __name__, {f"{__name__}.{module}": names for module, names in _NAMES.items()}

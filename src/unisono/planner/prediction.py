@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import exp, sqrt
 
-from unisono.planner.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.device_cluster import Cluster
-from unisono.planner.layout import Layout
-from unisono.planner.layout_check import check_layout
-from unisono.planner.own_calibration import Calibration, RunEffect
+from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
+from unisono.planner.constants.own_calibration import Calibration, RunEffect
+from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.layout_check import check_layout
+from unisono.planner.inputs.training_flops import step_flops
+from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import Workload
+from unisono.planner.memory.stage_memory import MEMORY_KINDS
 from unisono.planner.run_choices import RunModel
-from unisono.planner.stage_memory import MEMORY_KINDS
-from unisono.planner.time_tree import TimeNode, time_tree
-from unisono.planner.training_flops import step_flops
-from unisono.planner.transformer import Transformer
-from unisono.planner.workload import Workload
+from unisono.planner.step_times.time_tree import TimeNode, time_tree
 
 QUANTILE_90 = 1.2816
 """The normal distribution's 90 % quantile: the interval between -q and q holds 80 %."""

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from unisono.planner.calibrated_constants import CalibratedConstants
-from unisono.planner.device_cluster import Cluster
-from unisono.planner.layer_division import stage_layers
-from unisono.planner.layout import Layout
-from unisono.planner.own_calibration import Calibration, RunEffect
-from unisono.planner.run_likeness import RunLikeness, likeness
-from unisono.planner.stage_memory import MemoryModel
-from unisono.planner.step_time import StepModel
-from unisono.planner.transformer import Transformer
-from unisono.planner.workload import RECOMPUTE, Workload
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.constants.own_calibration import Calibration, RunEffect
+from unisono.planner.constants.run_likeness import RunLikeness, likeness
+from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.inputs.layer_division import stage_layers
+from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import RECOMPUTE, Workload
+from unisono.planner.memory.stage_memory import MemoryModel
+from unisono.planner.step_times.step_time import StepModel
 
 _LARGEST_MICRO_BATCH = 64
 _USABLE = 0.95

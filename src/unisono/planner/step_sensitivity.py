@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import log
 
-from unisono.planner.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.device_cluster import Cluster
-from unisono.planner.layout import Layout
-from unisono.planner.own_calibration import Calibration
+from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
+from unisono.planner.constants.own_calibration import Calibration
+from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import Workload
 from unisono.planner.prediction import predict
-from unisono.planner.transformer import Transformer
-from unisono.planner.workload import Workload
 
 _CHANGE = 1.01
 _HOST_TIMES = (

@@ -9,8 +9,8 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.layers.tensor_exchanges import Group
-from unisono.parallel.parameter_block import part_of
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.training_mesh import TrainingMesh
 

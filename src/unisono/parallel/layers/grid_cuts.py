@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from unisono.parallel.parameter_block import cut
+from unisono.parallel.data_parallelism.parameter_block import cut
 from unisono.parallel.training_mesh import TrainingMesh
 
 ROW, COLUMN, DEPTH = "tp_row", "tp_column", "tp_depth"

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.parallel.data_parallelism.parameter_block import cut, mark
 from unisono.parallel.layers.balance_loss import add_gradient, balance_loss
 from unisono.parallel.layers.expert_capacity import capacity_of, within_capacity
 from unisono.parallel.layers.expert_exchange import ExpertExchange
 from unisono.parallel.layers.feed_forward import activate
 from unisono.parallel.layers.tensor_1d import SEQUENCE
 from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part
-from unisono.parallel.parameter_block import cut, mark
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer, nearest_divisor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unisono.parallel.context import zigzag_part
-from unisono.parallel.parameter_block import part_of
+from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.training_mesh import TrainingMesh
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.parallel.data_parallelism.parameter_block import cut, mark
 from unisono.parallel.layers.tensor_exchanges import (
     Group,
     copy_to_all,
@@ -18,7 +19,6 @@ from unisono.parallel.layers.tensor_exchanges import (
     sum_of_all,
     sum_to_parts,
 )
-from unisono.parallel.parameter_block import cut, mark
 from unisono.parallel.training_mesh import TrainingMesh
 
 SEQUENCE = 1

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.parallel.counter_random import CounterRandom
+from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
@@ -17,7 +18,6 @@ from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
 from unisono.parallel.layers.own_positions import own_positions
 from unisono.parallel.layers.tensor_exchanges import gather_copies
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
-from unisono.parallel.parameter_block import block_of
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer
 

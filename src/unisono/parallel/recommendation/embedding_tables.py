@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from unisono.parallel.data_parallelism.parameter_block import keep
 from unisono.parallel.divisible import MicrobatchPart
-from unisono.parallel.parameter_block import keep
 from unisono.parallel.recommendation.bag_exchange import NO_ID, Bags, sum_bags
 from unisono.parallel.recommendation.divided_lookup import DividedLookup, piece_bags
 from unisono.parallel.recommendation.exchange_traffic import pass_bytes, rank_loads

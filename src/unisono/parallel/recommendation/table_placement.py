@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from unisono.parallel.parameter_block import part_of
+from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.recommendation.table_shapes import TableShape
 
 TableKind = Literal["table", "row", "column", "replicated"]

@@ -8,6 +8,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.divisible import Divisible
 from unisono.parallel.layers import (
     CrossEntropy,
@@ -16,7 +17,6 @@ from unisono.parallel.layers import (
     SelfAttention,
     pair_linears,
 )
-from unisono.parallel.parameter_block import block_of
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.model_stages import ModelStage, stage_names, stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun

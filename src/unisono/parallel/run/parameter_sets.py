@@ -10,8 +10,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.flat_parameters import FlatParameters
-from unisono.parallel.parameter_block import ParameterBlock
+from unisono.parallel.data_parallelism.flat_parameters import FlatParameters
+from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.training_mesh import TrainingMesh
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
+from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.layers import (
     FeatureNorm,
     FeedForward,
@@ -20,7 +21,6 @@ from unisono.parallel.layers import (
     SelfAttention,
     TokenEmbedding,
 )
-from unisono.parallel.parameter_block import part_of
 from unisono.planner import Layout
 
 _LOSS_SUMS = 3

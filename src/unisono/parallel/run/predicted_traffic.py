@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.divisible import Exchanging, MicrobatchPart
 from unisono.parallel.layers import (
     FeedForward,
@@ -20,7 +21,6 @@ from unisono.parallel.layers import (
     SelfAttention,
     TokenEmbedding,
 )
-from unisono.parallel.parameter_block import part_of
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.predicted_grid_traffic import grid_elements

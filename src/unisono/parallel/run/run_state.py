@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from unisono.parallel.checkpoint import TensorBlock, flat_range_blocks
-from unisono.parallel.parameter_block import ParameterBlock, part_of
+from unisono.parallel.data_parallelism.parameter_block import ParameterBlock, part_of
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet, ShardedSet
 from unisono.parallel.training_mesh import TrainingMesh
 

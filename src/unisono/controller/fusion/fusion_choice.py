@@ -1,0 +1,194 @@
+"""The choice of buckets: a fit of the time of a bucket, and the buckets that finish first by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.controller.fusion.buckets import Bucket, kind_of
+from unisono.controller.fusion.fusion_times import LinkCost, best_ends, finish_s
+
+MOST_BUCKET_BYTES = 64 << 20
+"""A bucket of several tensors is not larger: each bucket has a buffer."""
+
+_SPAN = 2.0  # the largest bucket over the smallest one that a fit needs
+_OUTLIER = 3 * 1.4826  # median absolute deviations of a normal variable
+_PROBE_PARTS = 6
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostFit:
+    """A fitted cost, and how well it describes the times."""
+
+    cost: LinkCost
+    r2: float
+    residual: float
+    """Median relative error."""
+
+
+def fit_cost(nbytes: Sequence[float], times_s: Sequence[float]) -> CostFit | None:
+    """Fits a latency and a time for each byte to the times of buckets.
+
+    Minimises squared relative errors, once for all times, and once without outliers. Negative
+    values become 0. Returns None if the times are not positive, or if the largest bucket has less
+    than twice the bytes of the smallest: then they cannot tell the latency from the rest.
+
+    >>> found = fit_cost([1e3, 1e4, 1e5], [1.1e-5, 2e-5, 1.1e-4])
+    >>> round(found.cost.latency_s * 1e6, 3), round(found.cost.s_per_byte * 1e9, 3)
+    (10.0, 1.0)
+    >>> fit_cost([1e3, 1.5e3], [1e-5, 2e-5]) is None
+    True
+    """
+    x, y = np.asarray(nbytes, float), np.asarray(times_s, float)
+    if len(x) < 2 or not (y > 0).all() or x.max() < _SPAN * max(1.0, x.min()):
+        return None
+    cost = _line(x, y)
+    errors = np.abs(cost.latency_s + cost.s_per_byte * x - y) / y
+    usual = errors <= np.median(errors) * _OUTLIER
+    if usual.sum() >= 2 and x[usual].max() >= _SPAN * max(1.0, x[usual].min()):
+        cost = _line(x[usual], y[usual])
+    fitted = cost.latency_s + cost.s_per_byte * x
+    spread = float(((y - y.mean()) ** 2).sum())
+    left = float(((y - fitted) ** 2).sum())
+    return CostFit(
+        cost=cost,
+        r2=1.0 - left / spread if spread > 0 else 0.0,
+        residual=float(np.median(np.abs(fitted - y) / y)),
+    )
+
+
+def _line(x: Floats, y: Floats) -> LinkCost:
+    latency_s, s_per_byte = np.polynomial.polynomial.polyfit(x, y, 1, w=1 / y)
+    if s_per_byte < 0:
+        latency_s, s_per_byte = np.median(y), 0.0
+    elif latency_s < 0:
+        some = x > 0
+        latency_s, s_per_byte = 0.0, np.median(y[some] / x[some])
+    return LinkCost(latency_s=float(latency_s), s_per_byte=float(s_per_byte))
+
+
+def predicted_s(buckets: Sequence[Bucket], ready_s: Mapping[str, float], cost: LinkCost) -> float:
+    """Returns the time from a step's first tensor to the end of its last bucket.
+
+    `ready_s` has the time at which each tensor is ready, by name.
+    """
+    requests = [request for bucket in buckets for request in bucket.requests]
+    ends = np.cumsum([len(bucket.requests) for bucket in buckets]).tolist()
+    in_order = np.maximum.accumulate([ready_s[each.name] for each in requests])
+    return finish_s(in_order.tolist(), [float(each.nbytes) for each in requests], ends, cost)
+
+
+def best_buckets(
+    buckets: Sequence[Bucket],
+    ready_s: Mapping[str, float],
+    cost: LinkCost,
+    most_bytes: int = MOST_BUCKET_BYTES,
+) -> tuple[Bucket, ...]:
+    """Returns the buckets of the same tensors that finish first, for `predicted_s`.
+
+    Tensors keep the order of phases and priorities; among equals they are in the order in which
+    they are ready. Of all ways to cut this order into buckets the result is the best, by
+    `best_ends`. A bucket has tensors of one kind, and not more than `most_bytes` of several
+    tensors. The tensors of a group stay together.
+    """
+    units = sorted(
+        units_of(buckets),
+        key=lambda unit: (unit.phase, -unit.priority, max(ready_s[name] for name in unit.names)),
+    )
+    last_s = [max(ready_s[name] for name in unit.names) for unit in units]
+    ends = best_ends(
+        np.maximum.accumulate(last_s).tolist(),
+        [float(unit.nbytes) for unit in units],
+        cost,
+        firsts=_firsts(units, most_bytes),
+    )
+    return _cut(units, ends)
+
+
+def probe_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """Returns other buckets of the same tensors, of several sizes.
+
+    Each has about twice the bytes of the one before. If the given buckets are so already, there is
+    one bucket for each kind. The times of both tell the latency from the time for each byte.
+    """
+    units = units_of(buckets)
+    ends = _runs(units)
+    runs = zip([0, *ends[:-1]], ends, strict=True)
+    doubling = _cut(units, [cut for run in runs for cut in _doubling(units, *run)])
+    alike = [each.names for each in doubling] == [each.names for each in buckets]
+    return _cut(units, ends) if alike else doubling
+
+
+def _runs(units: Sequence[Unit]) -> list[int]:
+    """Returns the ends of runs of units of one kind."""
+    kinds = [unit.kind for unit in units]
+    return [j for j in range(1, len(units)) if kinds[j] != kinds[j - 1]] + [len(units)]
+
+
+def _doubling(units: Sequence[Unit], begin: int, end: int) -> list[int]:
+    before = np.cumsum([unit.nbytes for unit in units[begin:end]])
+    cuts = [begin]
+    for k in range(1, _PROBE_PARTS):
+        limit = before[-1] * (2**k - 1) / (2**_PROBE_PARTS - 1)
+        cut = begin + int(np.searchsorted(before, limit, side="right"))
+        cuts.append(max(cuts[-1], cut if cut > cuts[-1] else cut + 1))
+    return sorted({cut for cut in cuts if begin < cut < end} | {end})
+
+
+class Unit(Bucket):
+    """Tensors that a bucket holds all or none of: one tensor, or the bucket of a group."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The properties that units of one bucket have in common."""
+        return kind_of(self.requests[0])
+
+    @property
+    def phase(self) -> int:
+        """The phase of all tensors."""
+        return self.requests[0].phase
+
+    @property
+    def priority(self) -> int:
+        """The highest priority of the tensors."""
+        return max(request.priority for request in self.requests)
+
+
+def units_of(buckets: Sequence[Bucket]) -> list[Unit]:
+    """Returns the units of these buckets, in order."""
+    units: list[Unit] = []
+    for bucket in buckets:
+        if bucket.requests[0].group:
+            units.append(Unit(bucket.requests))
+        else:
+            units += [Unit((request,)) for request in bucket.requests]
+    return units
+
+
+def _firsts(units: Sequence[Unit], most_bytes: int) -> list[int]:
+    """Returns the first unit that may share a bucket with each unit."""
+    before = np.concatenate([[0], np.cumsum([unit.nbytes for unit in units])])
+    kinds = [unit.kind for unit in units]
+    firsts: list[int] = []
+    first = 0
+    for j in range(len(units)):
+        if j > 0 and kinds[j] != kinds[j - 1]:
+            first = j
+        small = int(np.searchsorted(before, before[j + 1] - most_bytes, side="left"))
+        firsts.append(min(j, max(first, small)))
+    return firsts
+
+
+def _cut(units: Sequence[Unit], ends: Sequence[int]) -> tuple[Bucket, ...]:
+    begins = [0, *ends[:-1]]
+    return tuple(
+        Bucket(tuple(request for unit in units[begin:end] for request in unit.requests))
+        for begin, end in zip(begins, ends, strict=True)
+    )

@@ -1,0 +1,137 @@
+"""Trials of a frozen plan: which passes use other buckets, and what each rank measures."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from unisono.controller.fusion.buckets import Bucket
+from unisono.controller.transfers.transfer import Pending
+
+UNKNOWN = -1
+"""The time of a bucket that no rank can know: its transfer does not say when a job ended."""
+
+_MOST_BUCKETS = 256  # of one pass, whose times a rank reports
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A plan of limited length, some passes of which put the same tensors into other buckets.
+
+    A pass runs each tensor once. `order` has an entry for each pass: 0 for the plan's own buckets,
+    1 for `other`. `details`: the ranks measure tensors and buckets, not only steps.
+    """
+
+    other: tuple[Bucket, ...]
+    order: tuple[int, ...]
+    details: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Times that one rank measured in the passes of a trial, in nanoseconds."""
+
+    step_ns: tuple[int, ...]
+    """Time of each pass but the last, from its first tensor to that of the next pass."""
+    ready_ns: tuple[int, ...]
+    """Time of each tensor, in the order of the plan's own buckets: from the first tensor of a pass
+    to this tensor, as the median over the passes that use these buckets. Empty without
+    details."""
+    bucket_ns: tuple[tuple[int, ...], ...]
+    """Times of the `sampled` buckets of each pass but the last. The time of a bucket begins when
+    this rank is ready for it and the previous bucket has ended."""
+
+
+def sampled(buckets: int) -> range:
+    """Returns the buckets of a pass whose times are reported: at most 256, spread evenly.
+
+    >>> list(sampled(3)), len(sampled(1000))
+    ([0, 1, 2], 250)
+    """
+    return range(0, buckets, 1 + (buckets - 1) // _MOST_BUCKETS)
+
+
+class TrialClock:
+    """Notes the times of one rank in the passes of a trial."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        tensors: int,
+        own_buckets: int,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`tensors`: how many the plan has. `now_ns` is the clock of `PendingVote.times_ns`."""
+        self._trial = trial
+        self._now_ns = now_ns
+        self._counts = (own_buckets, len(trial.other))
+        passes = len(trial.order)
+        self._last_ns = 0
+        self._submissions = [0] * tensors
+        self._begun_ns: list[int | None] = [None] * (passes + 1)
+        self._submitted_ns = [[0] * tensors for _ in range(passes if trial.details else 0)]
+        self._launches: deque[list[tuple[int, Pending]]] = deque([[]])
+        """Launches of the present and the previous pass: the time at which this rank was ready, and
+        the job that it launched."""
+        self._before_ns: int | None = 0
+        """Time at which the previous bucket ended."""
+        self._bucket_ns: list[tuple[int, ...]] = []
+
+    def note_submission(self, tensor: int) -> None:
+        """Notes that the program has submitted a tensor, by its index in the plan."""
+        now_ns = self._last_ns = self._now_ns()
+        number = self._submissions[tensor]  # a tensor may be a pass ahead of the others
+        self._submissions[tensor] = number + 1
+        if number >= len(self._trial.order):
+            return
+        if self._begun_ns[number] is None:
+            self._begun_ns[number] = now_ns
+        if self._trial.details:
+            self._submitted_ns[number][tensor] = now_ns
+
+    def note_launch(self, pending: Pending) -> None:
+        """Notes the launch of the next bucket, right after a submission."""
+        if self._trial.details:
+            self._launches[-1].append((self._last_ns, pending))
+
+    def end_pass(self) -> None:
+        """Notes that all buckets of a pass were launched. Those of the pass before have ended."""
+        if len(self._launches) == 2:
+            which = self._trial.order[len(self._bucket_ns)]
+            times = [self._duration_ns(*launch) for launch in self._launches.popleft()]
+            some = sampled(self._counts[which]) if times else ()
+            self._bucket_ns.append(tuple(times[index] for index in some))
+        self._launches.append([])
+
+    def _duration_ns(self, ready_ns: int, pending: Pending) -> int:
+        before_ns, self._before_ns = self._before_ns, _ended_ns(pending)
+        if before_ns is None or self._before_ns is None:
+            return UNKNOWN
+        return max(0, self._before_ns - max(before_ns, ready_ns))
+
+    def times(self) -> PassTimes:
+        """Returns what was measured. All passes have been launched."""
+        begun = [at for at in self._begun_ns if at is not None]
+        steps = tuple(after - at for at, after in pairwise(begun))
+        if not self._trial.details:
+            return PassTimes(steps, (), ())
+        return PassTimes(steps, self._ready_ns(begun), tuple(self._bucket_ns))
+
+    def _ready_ns(self, begun: Sequence[int]) -> tuple[int, ...]:
+        own = [number for number, which in enumerate(self._trial.order) if which == 0]
+        return tuple(
+            round(median(self._submitted_ns[number][tensor] - begun[number] for number in own))
+            for tensor in range(len(self._submissions))
+        )
+
+
+def _ended_ns(pending: Pending) -> int | None:
+    times_ns = getattr(pending, "times_ns", None)
+    if times_ns is None or not pending.is_completed():
+        return None
+    found: tuple[int, int] | None = times_ns()
+    return None if found is None else found[1]

@@ -1,0 +1,251 @@
+"""Fusion that tunes itself: from measured steps to proven buckets, as a pure state machine.
+
+Rank 0 asks the tuner each time it freezes a plan. The tuner answers with the plan to follow. If
+that plan is a trial, all ranks report what they measured, and the tuner answers with the next one:
+
+1. A trial measures when tensors are ready, and the times of buckets of several sizes.
+2. A line through the times gives the latency and the time for each byte of a collective. A dynamic
+   programme finds the buckets that finish first (`best_buckets`).
+3. More trials compare both plans. They run pairs of blocks of steps, one block with each plan, in
+   an order that a coin decides. Of `pairs` pairs, `faster_pairs` must be faster with the new
+   buckets, by at least `least_gain` in the median. Otherwise the old buckets stay. The comparison
+   ends early once the new buckets cannot win any more.
+
+The rule in 3 is a sign test. If the new buckets are no better, each pair is faster with them with a
+probability of at most 1/2, whatever else slows steps down, since nothing else knows the coins. So
+the rule is wrong with a probability of at most `TuningSettings.error_rate`: 1.1 % by default.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from unisono.controller.fusion.buckets import Bucket
+from unisono.controller.fusion.fusion_choice import (
+    CostFit,
+    best_buckets,
+    fit_cost,
+    predicted_s,
+    probe_buckets,
+    units_of,
+)
+from unisono.controller.fusion.fusion_report import FusionReport
+from unisono.controller.fusion.fusion_trial import PassTimes, Trial
+from unisono.controller.fusion.trial_results import bucket_times, pair_times, slowest_s
+from unisono.controller.fusion.tuning_settings import TuningSettings
+from unisono.controller.request import Request
+
+_MOST_UNITS = 4096  # the time of the dynamic programme grows with the square of this number
+_MOST_BYTES = 1 << 30  # of all tensors: each plan of a trial has buffers of this size
+_MOST_SETS = 8  # of tensors that are tuned; later ones keep their buckets
+_MOST_TRIES = 4  # of one set: the ranks may leave a plan during a trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextPlan:
+    """The plan that all ranks follow next. Without a `trial` it has no end."""
+
+    buckets: tuple[Bucket, ...]
+    trial: Trial | None = None
+    report: FusionReport | None = None
+    """The result of the tuning; None until the tuner has decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionTuner:
+    """Rank 0's state of the tuning of buckets. Never changed: methods return a new one."""
+
+    settings: TuningSettings = field(default_factory=TuningSettings)
+    seed: int = 0
+    """Of the coins that order the steps of a comparison."""
+    tensors: frozenset[Request] = frozenset()
+    """The set that is tuned now."""
+    before: tuple[Bucket, ...] = ()
+    """The buckets that `fusion_bytes` gives for this set."""
+    after: tuple[Bucket, ...] = ()
+    """The buckets that were chosen. Empty until then."""
+    trial: Trial | None = None
+    """The trial that the ranks are in."""
+    tries: int = 0
+    steps_used: int = 0
+    draft: FusionReport | None = None
+    """The report before the comparison."""
+    compared_s: tuple[tuple[float, float], ...] = ()
+    """The mean step of each pair so far, with the old buckets and with the new."""
+    decided: tuple[tuple[frozenset[Request], tuple[Bucket, ...]], ...] = ()
+    """The sets that were tuned, and their buckets."""
+    coins: int = 0
+    """Number of trials with coins so far: each has its own."""
+
+    def freeze(self, buckets: tuple[Bucket, ...]) -> tuple[FusionTuner, NextPlan]:
+        """Returns the plan to follow, for the buckets that `fusion_bytes` gives."""
+        tensors = frozenset(request for bucket in buckets for request in bucket.requests)
+        known = dict(self.decided).get(tensors)
+        if known is not None:
+            return self, NextPlan(buckets=known)
+        again = tensors == self.tensors
+        tuner = replace(
+            self,
+            tensors=tensors,
+            before=buckets,
+            after=(),
+            trial=None,
+            draft=None,
+            compared_s=(),
+            tries=self.tries + 1 if again else 1,
+            steps_used=self.steps_used if again else 0,
+        )
+        if len(self.decided) >= _MOST_SETS:
+            return tuner, NextPlan(buckets=buckets)
+        obstacle = tuner._obstacle()
+        if obstacle is not None:
+            return tuner._keep(obstacle)
+        return tuner._measure()
+
+    def finish(self, times: Sequence[PassTimes]) -> tuple[FusionTuner, NextPlan]:
+        """Takes what each rank measured in the trial; returns the plan to follow next."""
+        assert self.trial is not None  # only then do ranks finish a plan
+        tuner = replace(self, steps_used=self.steps_used + len(self.trial.order))
+        return tuner._compared(times) if self.after else tuner._chosen(times)
+
+    # ---- the first trial
+
+    def _obstacle(self) -> str | None:
+        """Returns the reason why this set is not tuned."""
+        units = units_of(self.before)
+        nbytes = sum(bucket.nbytes for bucket in self.before)
+        if len(units) < 2:
+            return "the plan has one bucket that cannot be split"
+        if len(units) > _MOST_UNITS:
+            return f"{len(units)} tensors are more than the {_MOST_UNITS} that are tuned"
+        if nbytes > _MOST_BYTES:
+            return f"{nbytes} bytes are more than the {_MOST_BYTES} that are tuned"
+        if self.tries > _MOST_TRIES:
+            return f"the ranks left the plan in {_MOST_TRIES} trials"
+        return None
+
+    def _measure(self) -> tuple[FusionTuner, NextPlan]:
+        settings = self.settings
+        turns = [i % 2 for i in range(settings.measured)]
+        order = (*(0,) * settings.warm_up, *(1,) * settings.warm_up, *turns, 0)
+        trial = Trial(probe_buckets(self.before), order, True)
+        return replace(self, trial=trial), NextPlan(buckets=self.before, trial=trial)
+
+    def _chosen(self, times: Sequence[PassTimes]) -> tuple[FusionTuner, NextPlan]:
+        """Fits the cost and chooses the buckets to compare with."""
+        assert self.trial is not None
+        first = 2 * self.settings.warm_up
+        names = [request.name for bucket in self.before for request in bucket.requests]
+        ready_s = dict(zip(names, slowest_s([each.ready_ns for each in times]), strict=True))
+        fit = fit_cost(*bucket_times(self.before, self.trial, times, first))
+        if fit is None:
+            return self._keep("the times of buckets do not tell latency and bandwidth apart")
+        after = best_buckets(self.before, ready_s, fit.cost)
+        tuner = replace(self, draft=self._draft(fit, ready_s, after))
+        if fit.residual > self.settings.most_residual:
+            return tuner._keep(f"the fit is poor: its median error is {fit.residual:.0%}")
+        if _parts(after) == _parts(self.before):
+            return tuner._keep("no other buckets are predicted to finish earlier")
+        steps_s = slowest_s([each.step_ns for each in times])
+        own = [s for s, which in zip(steps_s, self.trial.order, strict=False) if which == 0]
+        saved_s = predicted_s(self.before, ready_s, fit.cost) - predicted_s(
+            after, ready_s, fit.cost
+        )
+        if saved_s < self.settings.least_gain * median(own[self.settings.warm_up :]):
+            return tuner._keep("the predicted gain is too small to matter")
+        return tuner._compare(after)
+
+    def _draft(
+        self, fit: CostFit, ready_s: Mapping[str, float], after: tuple[Bucket, ...]
+    ) -> FusionReport:
+        return replace(
+            self._report(""),
+            alpha_s=fit.cost.latency_s,
+            beta_s_per_byte=fit.cost.s_per_byte,
+            r2=fit.r2,
+            residual=fit.residual,
+            predicted_before_s=predicted_s(self.before, ready_s, fit.cost),
+            predicted_after_s=predicted_s(after, ready_s, fit.cost),
+        )
+
+    # ---- the comparison
+
+    def _compare(self, after: tuple[Bucket, ...]) -> tuple[FusionTuner, NextPlan]:
+        """Returns the next trial of the comparison; the first one begins with warm-up steps."""
+        settings = self.settings
+        coins = random.Random(f"{self.seed} {self.coins}")
+        count = min(settings.trial_pairs, settings.pairs - len(self.compared_s))
+        blocks = [which for _ in range(count) for which in coins.choice([(0, 1), (1, 0)])]
+        turns = tuple(which for which in blocks for _ in range(settings.block))
+        warm_up = () if self.compared_s else (*(0,) * settings.warm_up, *(1,) * settings.warm_up)
+        trial = Trial(after, (*warm_up, *turns, 0), False)
+        tuner = replace(self, after=after, trial=trial, coins=self.coins + 1)
+        return tuner, NextPlan(buckets=self.before, trial=trial)
+
+    def _compared(self, times: Sequence[PassTimes]) -> tuple[FusionTuner, NextPlan]:
+        """Goes on with the comparison, or decides by the sign test."""
+        assert self.trial is not None
+        settings = self.settings
+        warm_up = 0 if self.compared_s else 2 * settings.warm_up
+        steps_s = slowest_s([each.step_ns for each in times])
+        found = pair_times(self.trial.order[warm_up:], steps_s[warm_up:], settings.block)
+        tuner = replace(self, compared_s=(*self.compared_s, *found))
+        pairs = len(tuner.compared_s)
+        faster = sum(after < before for before, after in tuner.compared_s)
+        if pairs < settings.pairs and faster + settings.pairs - pairs >= settings.faster_pairs:
+            return tuner._compare(self.after)
+        return tuner._test(faster)
+
+    def _test(self, faster: int) -> tuple[FusionTuner, NextPlan]:
+        settings = self.settings
+        pairs = self.compared_s
+        gain = median((before - after) / before if before > 0 else 0.0 for before, after in pairs)
+        draft = replace(
+            self.draft or self._report(""),
+            measured_before_s=median(before for before, _ in pairs),
+            measured_after_s=median(after for _, after in pairs),
+            gain=gain,
+            faster_pairs=faster,
+            pairs=len(pairs),
+        )
+        tuner = replace(self, draft=draft)
+        found = f"{faster} of {len(pairs)} pairs faster, {gain:.1%} in the median"
+        if faster >= settings.faster_pairs and gain >= settings.least_gain:
+            return tuner._decide(self.after, f"the comparison showed a gain: {found}")
+        return tuner._keep(f"the comparison showed no certain gain: {found}")
+
+    # ---- the decision
+
+    def _keep(self, reason: str) -> tuple[FusionTuner, NextPlan]:
+        return self._decide(self.before, reason)
+
+    def _decide(self, buckets: tuple[Bucket, ...], reason: str) -> tuple[FusionTuner, NextPlan]:
+        draft = self.draft or self._report("")
+        report = replace(
+            draft,
+            replaced=buckets is not self.before,
+            reason=reason,
+            buckets=tuple(bucket.names for bucket in buckets),
+            bucket_bytes=tuple(bucket.nbytes for bucket in buckets),
+            steps_used=self.steps_used,
+        )
+        decided = (*self.decided, (self.tensors, buckets))
+        tuner = replace(self, trial=None, after=(), draft=None, compared_s=(), decided=decided)
+        return tuner, NextPlan(buckets=buckets, report=report)
+
+    def _report(self, reason: str) -> FusionReport:
+        sizes = tuple(bucket.nbytes for bucket in self.before)
+        return FusionReport(
+            replaced=False,
+            reason=reason,
+            buckets=(),
+            bucket_bytes=sizes,
+            before_bucket_bytes=sizes,
+        )
+
+
+def _parts(buckets: Sequence[Bucket]) -> list[frozenset[str]]:
+    return [frozenset(bucket.names) for bucket in buckets]

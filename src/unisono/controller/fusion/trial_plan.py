@@ -1,0 +1,101 @@
+"""The frozen plan of a trial as one rank follows it: its buckets change from pass to pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from unisono.controller.frozen_plan import FrozenPlan, PlannedBucket, PlannedTensor
+from unisono.controller.fusion.buckets import Bucket
+from unisono.controller.fusion.fusion_trial import PassTimes, Trial, TrialClock
+from unisono.controller.handle import Flight, Handle
+from unisono.controller.transfers.transfer import PendingVote, Transfer
+
+
+class TrialPlan(FrozenPlan):
+    """Runs the passes of a trial, measures them, and launches nothing after the last one."""
+
+    def __init__(
+        self,
+        epoch: int,
+        buckets: Sequence[Bucket],
+        transfer: Transfer,
+        on_end: Callable[[Flight], None],
+        trial: Trial,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`now_ns` is the clock of the transfer's `times_ns`."""
+        super().__init__(epoch, buckets, transfer, on_end)
+        own, tensors = self._buckets, self.tensors
+        other = tuple(
+            PlannedBucket(tuple(tensors[name] for name in bucket.names)) for bucket in trial.other
+        )
+        self._choices = (own, other)
+        self._order = trial.order
+        self.finished = False
+        """All passes were launched; the tensors that follow wait for the next plan."""
+        self._pass = 0
+        self._which = 0
+        """The choice that this pass uses."""
+        self._before_pass = 0
+        """Buckets launched before this pass."""
+        self._numbers = {name: number for number, name in enumerate(tensors)}
+        self._clock = TrialClock(trial, len(tensors), len(own), now_ns)
+        self._use(trial.order[0])
+
+    @property
+    def flights(self) -> list[Flight]:
+        """The last flight of each bucket that was launched."""
+        every = (bucket for buckets in self._choices for bucket in buckets)
+        return [bucket.flight for bucket in every if bucket.flight is not None]
+
+    @property
+    def has_waiting(self) -> bool:
+        """True also after the last pass: tensors that follow wait for the next plan."""
+        return self.finished or super().has_waiting
+
+    def add(self, tensor: PlannedTensor, handle: Handle) -> None:
+        """Adds a tensor to its bucket, and launches the buckets that are full, in order."""
+        self._clock.note_submission(self._numbers[tensor.request.name])
+        super().add(tensor, handle)
+
+    def times(self) -> PassTimes:
+        """Returns what this rank has measured, once the plan is `finished`."""
+        return self._clock.times()
+
+    def _place(self) -> int:
+        return self.launched - self._before_pass
+
+    def _launch(
+        self, bucket: PlannedBucket, handles: tuple[Handle, ...], pending: PendingVote
+    ) -> None:
+        super()._launch(bucket, handles, pending)
+        self._clock.note_launch(pending)
+        if self._place() == len(self._buckets):
+            self._end_pass()
+
+    def _end_pass(self) -> None:
+        self._clock.end_pass()
+        self._release()
+        self._pass += 1
+        self._before_pass = self.launched
+        if self._pass == len(self._order):
+            self.finished = self.stopped = True
+            return
+        if self._order[self._pass] != self._which:
+            self._use(self._order[self._pass])
+
+    def _use(self, which: int) -> None:
+        """Puts the tensors into the buckets of this choice, also those that are a pass ahead."""
+        self._which, self._buckets = which, self._choices[which]
+        for bucket in self._buckets:
+            for tensor in bucket.tensors:
+                tensor.bucket = bucket
+            bucket.missing = sum(tensor.handle is None for tensor in bucket.tensors)
+
+    def _release(self) -> None:
+        """Drops ended flights of the buckets that this pass did not use: they hold arrays."""
+        for bucket in self._choices[1 - self._which]:
+            flight = bucket.flight
+            if flight is not None and flight.has_settled() and flight.ran:
+                bucket.flight = None

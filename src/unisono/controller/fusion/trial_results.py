@@ -1,0 +1,60 @@
+"""Combines the measurements of all ranks in a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from unisono.controller.fusion.buckets import Bucket
+from unisono.controller.fusion.fusion_trial import UNKNOWN, PassTimes, Trial, sampled
+
+
+def pair_times(
+    order: Sequence[int], steps_s: Sequence[float], block: int
+) -> list[tuple[float, float]]:
+    """Returns the mean step with the old buckets and with the new, for each pair of blocks.
+
+    >>> pair_times([1, 1, 1, 0, 0, 0, 0], [9, 2, 4, 9, 6, 8], block=3)
+    [(7.0, 3.0)]
+    """
+    found: list[tuple[float, float]] = []
+    for begin in range(0, len(order) - 1, 2 * block):
+        means = [0.0, 0.0]
+        for first in (begin, begin + block):
+            means[order[first]] = sum(steps_s[first + 1 : first + block]) / (block - 1)
+        found.append((means[0], means[1]))
+    return found
+
+
+def slowest_s(by_rank: Sequence[Sequence[int]]) -> list[float]:
+    """Returns the largest of the ranks' values in seconds, one after another."""
+    return [max(values) / 1e9 for values in zip(*by_rank, strict=True)]
+
+
+def bucket_times(
+    own: Sequence[Bucket], trial: Trial, times: Sequence[PassTimes], first: int
+) -> tuple[list[float], list[float]]:
+    """Returns sizes and times of the all_reduces of both plans, from the pass `first`.
+
+    A rank that is ready early also measures how long it waits for the others. The last rank does
+    not, so the time of a bucket is that of the rank with the least. Of several passes it is the
+    median.
+    """
+    sizes: list[float] = []
+    seconds: list[float] = []
+    for which, buckets in enumerate((own, trial.other)):
+        passes = [
+            np.min([rank.bucket_ns[number] for rank in times], axis=0)
+            for number in range(first, len(trial.order) - 1)
+            if trial.order[number] == which
+        ]
+        if not passes:
+            continue
+        by_bucket = np.array(passes)
+        for place, index in enumerate(sampled(len(buckets))):
+            known = by_bucket[:, place][by_bucket[:, place] != UNKNOWN]
+            if len(known) and buckets[index].requests[0].fuses:
+                sizes.append(float(buckets[index].nbytes))
+                seconds.append(float(np.median(known)) / 1e9)
+    return sizes, seconds

@@ -1,0 +1,1 @@
+"""Transfers: the interface to what moves a bucket (`transfer.py`), and its implementations."""

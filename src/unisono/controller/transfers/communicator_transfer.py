@@ -1,0 +1,67 @@
+"""The default transfer: two communicators of the controller's own."""
+
+from __future__ import annotations
+
+from unisono.communicator import (
+    Call,
+    Communicator,
+    FusedAllReduce,
+    begin_unvoted,
+    begin_voted,
+    call_of,
+)
+from unisono.controller.transfers.transfer import Job, Pending, PendingVote, RemadeJob, VotedJob
+
+
+def duplicate(comm: Communicator) -> Communicator:
+    """Returns a new communicator of the same ranks. Collective."""
+    part = comm.split(0, comm.rank)
+    assert part is not None  # of color 0
+    return part
+
+
+class CommunicatorTransfer:
+    """Moves data by two communicators: decided jobs by one, voted jobs by the other."""
+
+    @staticmethod
+    def over(comm: Communicator) -> CommunicatorTransfer:
+        """Returns a transfer with communicators of its own for the ranks of `comm`. Collective."""
+        return CommunicatorTransfer(duplicate(comm), duplicate(comm))
+
+    def __init__(self, decided: Communicator, voted: Communicator) -> None:
+        """Takes both communicators; `close` closes them."""
+        self._decided = decided
+        self._voted = voted
+
+    def begin(self, job: Job) -> Pending:
+        """Begins a job for which all ranks are ready."""
+        return begin_unvoted(self._decided, job.operation, _call(self._decided, job))
+
+    def prepare(self, job: Job) -> VotedJob:
+        """Prepares a voted job. The vote takes one reduction of 8 bytes, without Python."""
+        if job.operation == "all_reduce":
+            return _VotedAllReduce(self._voted, job)
+        return RemadeJob(self._begin_voted, job)
+
+    def begin_void(self) -> PendingVote:
+        """Begins the next voted job as a rank that is not ready."""
+        return begin_voted(self._voted, "void call", None)
+
+    def _begin_voted(self, job: Job) -> PendingVote:
+        return begin_voted(self._voted, job.operation, _call(self._voted, job))
+
+    def close(self) -> None:
+        """Closes both communicators."""
+        self._voted.close()
+        self._decided.close()
+
+
+class _VotedAllReduce:
+    """An all_reduce of one or several arrays, prepared once."""
+
+    def __init__(self, comm: Communicator, job: Job) -> None:
+        self.begin = FusedAllReduce(comm, job.arrays, job.op).begin_voted
+
+
+def _call(comm: Communicator, job: Job) -> Call:
+    return call_of(comm, job.operation, job.arrays, op=job.op, root=job.root, lengths=job.lengths)

@@ -1,0 +1,119 @@
+"""A transfer whose collectives take the time of a slower link, to try out a controller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.controller.fusion.fusion_times import LinkCost
+from unisono.controller.transfers.transfer import (
+    Array,
+    Job,
+    Pending,
+    PendingVote,
+    Transfer,
+    VotedJob,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """One collective on the link; times are those of `time.perf_counter`."""
+
+    begun_s: float
+    ended_s: float
+    tensors: int
+    nbytes: int
+
+
+class LinkTransfer:
+    """Runs the jobs of another transfer, and ends each when a link of `cost` would have.
+
+    The link carries one job at a time, in the order of their begin. A void job takes no time.
+    """
+
+    def __init__(self, transfer: Transfer, cost: LinkCost) -> None:
+        self.cost = cost
+        self.uses: list[LinkUse] = []
+        """The jobs so far. The caller may clear it."""
+        self.enabled = True
+        """True if jobs take longer than those of the other transfer."""
+        self._transfer = transfer
+        self._free_s = 0.0
+
+    def begin(self, job: Job) -> Pending:
+        """Begins a job for which all ranks are ready."""
+        return _OnLink(self._transfer.begin(job), *self._times_s(job.arrays))
+
+    def prepare(self, job: Job) -> VotedJob:
+        """Prepares a voted job."""
+        return _VotedJobOnLink(self._transfer.prepare(job), self._times_s)
+
+    def begin_void(self) -> PendingVote:
+        """Begins the next voted job as a rank that is not ready."""
+        now_s = time.perf_counter()
+        return _OnLink(self._transfer.begin_void(), now_s, now_s)
+
+    def close(self) -> None:
+        """Closes the other transfer."""
+        self._transfer.close()
+
+    def _times_s(self, arrays: tuple[Array, ...]) -> tuple[float, float]:
+        """Returns when the link begins and ends to carry the arrays."""
+        now_s = time.perf_counter()
+        if not self.enabled:
+            return now_s, now_s
+        nbytes = sum(array.nbytes for array in arrays)
+        begun_s = max(now_s, self._free_s)
+        self._free_s = begun_s + self.cost.time_s(nbytes)
+        self.uses.append(
+            LinkUse(begun_s=begun_s, ended_s=self._free_s, tensors=len(arrays), nbytes=nbytes)
+        )
+        return begun_s, self._free_s
+
+
+class _VotedJobOnLink:
+    """A voted job whose runs take the time of the link."""
+
+    def __init__(
+        self, job: VotedJob, times_s: Callable[[tuple[Array, ...]], tuple[float, float]]
+    ) -> None:
+        self._job = job
+        self._times_s = times_s
+
+    def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
+        return _OnLink(self._job.begin(arrays), *self._times_s(arrays))
+
+
+class _OnLink:
+    """A job that has begun, and when the link has carried it."""
+
+    def __init__(self, pending: Pending | PendingVote, begun_s: float, due_s: float) -> None:
+        self._pending = pending
+        self._begun_s = begun_s
+        self._due_s = due_s
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        begun_s = time.perf_counter()
+        result = self._pending.wait(timeout_s)
+        left_s = self._due_s - time.perf_counter()
+        if left_s > 0 and self.ran:
+            if timeout_s is not None and self._due_s - begun_s > timeout_s:
+                raise TimeoutError(f"the link is still busy after {timeout_s:g} s (timeout)")
+            time.sleep(left_s)
+        return result
+
+    def is_completed(self) -> bool:
+        if not self._pending.is_completed():
+            return False
+        return not self.ran or time.perf_counter() >= self._due_s
+
+    def times_ns(self) -> tuple[int, int] | None:
+        """Returns when the link began and ended to carry the job, by `time.monotonic_ns`."""
+        return round(self._begun_s * 1e9), round(self._due_s * 1e9)
+
+    @property
+    def ran(self) -> bool:
+        return getattr(self._pending, "ran", True)

@@ -1,0 +1,1 @@
+"""Compressed gradient exchanges: narrow floats, int8, top-k and PowerSGD."""

@@ -1,0 +1,130 @@
+"""Gradients that cannot be summed while compressed: each rank gathers and decodes all messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from unisono.controller import Controller, Handle
+from unisono.parallel.data_parallelism.gradient_exchange import (
+    DenseExchange,
+    GradientExchange,
+    PendingAverage,
+    TensorState,
+)
+
+_ERROR = "error"
+
+
+class GradientCodec(Protocol):
+    """A lossy code for vectors of floats. Its messages of one length have one size."""
+
+    def message_bytes(self, count: int, itemsize: int) -> int:
+        """Returns the size of the message for `count` values of `itemsize` bytes each."""
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the message (uint8) for a contiguous vector of at least one value."""
+
+    def add_decoded(self, message: torch.Tensor, total: torch.Tensor) -> None:
+        """Adds the decoded message to a vector, of the type that was encoded."""
+
+
+def working_dtype(grad: torch.Tensor) -> torch.dtype:
+    """Returns the type in which to compute with a gradient: at least float32."""
+    return torch.promote_types(grad.dtype, torch.float32)
+
+
+def all_finite(values: torch.Tensor) -> bool:
+    """Returns True if no value is infinite or NaN. Needs at least one value."""
+    # `isfinite` of each value would take one more pass over memory.
+    return bool(torch.isfinite(values.abs().amax()))
+
+
+class GatheredExchange(GradientExchange):
+    """Averages gradients by an all_gather of messages, with error feedback.
+
+    Error feedback: what a message leaves out on this rank is added to the rank's next gradient, so
+    nothing is lost over time. Source: S. P. Karimireddy et al., "Error Feedback Fixes SignSGD and
+    other Gradient Compression Schemes", ICML 2019.
+
+    Each rank decodes and adds all messages in rank order, so all ranks have the same bits.
+    """
+
+    def __init__(
+        self, controller: Controller, prefix: str, codec: GradientCodec, *, error_feedback: bool
+    ) -> None:
+        self._controller = controller
+        self._prefix = prefix
+        self._codec = codec
+        self._error_feedback = error_feedback
+        self._dense = DenseExchange(controller, prefix)
+        self._errors: dict[str, torch.Tensor] = {}
+
+    def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
+        """Submits the message for the gradient and the error of earlier passes."""
+        if not self.compresses(grad):
+            return self._dense.begin(name, grad)
+        values = grad.detach().to(working_dtype(grad))
+        if name in self._errors:
+            values = values + self._errors[name]
+        values = values.reshape(-1)
+        message = self._codec.encode(values)
+        handle = self._controller.all_gather(self._prefix + name, message)
+        return _GatheredAverage(self, _Sent(name, grad, values, message), handle)
+
+    def compresses(self, grad: torch.Tensor) -> bool:
+        """Returns True if the messages have fewer bytes than an all_reduce of the gradient.
+
+        With N ranks, a rank receives N - 1 messages, or sends 2 (N - 1) / N times the gradient.
+        """
+        if not grad.is_floating_point() or grad.numel() == 0:
+            return False
+        message = self._codec.message_bytes(grad.numel(), working_dtype(grad).itemsize)
+        return message * self._controller.size < 2 * grad.numel() * grad.dtype.itemsize
+
+    def average(self, sent: _Sent, handle: Handle, *, used: bool) -> torch.Tensor:
+        """Returns the average of all messages. Keeps this rank's error if it is `used`."""
+        total = torch.zeros_like(sent.values)
+        for message in handle.wait().view(self._controller.size, -1):
+            self._codec.add_decoded(message, total)
+        total /= self._controller.size
+        if used and self._error_feedback and all_finite(total):
+            own = torch.zeros_like(sent.values)
+            self._codec.add_decoded(sent.message, own)
+            self._errors[sent.name] = (sent.values - own).view(sent.grad.shape)
+        return total.view(sent.grad.shape).to(sent.grad.dtype)
+
+    @property
+    def keeps_state(self) -> bool:
+        """True if the exchange adds the errors of earlier passes (error feedback)."""
+        return self._error_feedback
+
+    def state(self) -> TensorState:
+        """Returns the errors of this rank."""
+        return {name: {_ERROR: error} for name, error in self._errors.items()}
+
+    def load_state(self, state: TensorState) -> None:
+        """Replaces the errors of this rank."""
+        self._errors = {name: found[_ERROR].clone() for name, found in state.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A submission of this rank: the message for `values`, the gradient with the error."""
+
+    name: str
+    grad: torch.Tensor
+    values: torch.Tensor
+    message: torch.Tensor
+
+
+class _GatheredAverage(PendingAverage):
+    def __init__(self, exchange: GatheredExchange, sent: _Sent, handle: Handle) -> None:
+        self._exchange = exchange
+        self._sent = sent
+        self._handle = handle
+
+    def finish(self, *, used: bool) -> torch.Tensor:
+        return self._exchange.average(self._sent, self._handle, used=used)

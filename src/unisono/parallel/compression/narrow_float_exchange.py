@@ -1,0 +1,85 @@
+"""Gradients averaged as 16-bit floats: half of float32's bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unisono.controller import Controller, Handle
+from unisono.parallel.data_parallelism.gradient_exchange import (
+    DenseExchange,
+    GradientExchange,
+    PendingAverage,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp16:
+    """Sends gradients as float16: 11 significant bits, magnitudes from 6e-8 to 65,504.
+
+    Each rank divides by the number of ranks before it casts. So the sum is finite if every
+    gradient is within float16's range, and often beyond it.
+
+    >>> Fp16()
+    Fp16()
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bf16:
+    """Sends gradients as bfloat16: 8 significant bits, the range of float32.
+
+    >>> Bf16()
+    Bf16()
+    """
+
+
+class NarrowFloatExchange(GradientExchange):
+    """Averages float32 and float64 gradients in a narrower type, other gradients uncompressed."""
+
+    def __init__(self, controller: Controller, prefix: str, dtype: torch.dtype) -> None:
+        self._controller = controller
+        self._prefix = prefix
+        self._dtype = dtype
+        self._dense = DenseExchange(controller, prefix)
+
+    def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
+        """Submits this rank's part of the average, in the narrow type."""
+        if not grad.is_floating_point() or grad.dtype.itemsize <= self._dtype.itemsize:
+            return self._dense.begin(name, grad)
+        message = part_of_average(grad.detach(), self._controller.size, self._dtype)
+        handle = self._controller.all_reduce(self._prefix + name, message, "sum")
+        return _NarrowAverage(handle, grad.dtype)
+
+
+class _NarrowAverage(PendingAverage):
+    def __init__(self, handle: Handle, dtype: torch.dtype) -> None:
+        self._handle = handle
+        self._dtype = dtype
+
+    def finish(self, *, used: bool) -> torch.Tensor:
+        average: torch.Tensor = self._handle.wait().to(self._dtype)
+        return average
+
+
+def part_of_average(grad: torch.Tensor, ranks: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns `grad / ranks` as `dtype`, such that a sum of `ranks` such parts is finite.
+
+    This holds if each rank's gradient is within the range of `dtype`. Rounding alone does not
+    ensure it: with 3 ranks, 65,504 / 3 becomes 21,840, and 3 x 21,840 is inf in float16. So the
+    first value whose multiple is too large becomes the last whose multiple is not. Larger values
+    come only from gradients beyond the range, and infinities must stay visible to a GradScaler.
+
+    >>> part_of_average(torch.tensor([65504.0, 3.0]), 3, torch.float16).tolist()
+    [21824.0, 1.0]
+    """
+    part = (grad / ranks).to(dtype)
+    if ranks & (ranks - 1) == 0:
+        return part  # such quotients are exact
+    largest = torch.finfo(dtype).max
+    limit = torch.tensor(largest / ranks, dtype=torch.float64).to(dtype)
+    if float(limit) * ranks > largest:
+        limit = torch.nextafter(limit, torch.zeros((), dtype=dtype))
+    above = torch.nextafter(limit, torch.full((), torch.inf, dtype=dtype))
+    return torch.where(part.abs() == above, torch.copysign(limit, part), part)

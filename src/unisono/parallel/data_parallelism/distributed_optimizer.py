@@ -1,0 +1,117 @@
+"""An optimizer that averages its model's gradients over all ranks, as in Horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.communicator import Communicator
+from unisono.controller import Controller
+from unisono.parallel.compression.compression import (
+    STATE_KEY,
+    Compression,
+    CompressionState,
+    make_exchange,
+    require_compression,
+)
+from unisono.parallel.data_parallelism.gradient_reducer import GradientReducer
+from unisono.parallel.rank_context import RankContext
+from unisono.parallel.training_phases import TrainingPhases
+
+
+class DistributedOptimizer:
+    """Wraps a torch optimizer; all other attributes are those of the wrapped optimizer.
+
+    The gradients of `model` are averaged when `backward()` returns, so `step` only calls the
+    optimizer, and clipping before it works. The model is not wrapped. Parameters and buffers start
+    with the values of rank 0. Collective over all ranks.
+
+    >>> import torch, unisono
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> with unisono.init(rank=0, size=1, rendezvous="example of an optimizer") as comm:
+    ...     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    ...     optimizer = DistributedOptimizer(sgd, model, comm=comm)
+    ...     before = model.weight.detach().clone()
+    ...     model(torch.ones(1, 2)).sum().backward()
+    ...     optimizer.step()
+    ...     optimizer.close()
+    >>> torch.allclose(before - model.weight, torch.ones(1, 2))
+    True
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        *,
+        comm: Communicator | None = None,
+        controller: Controller | None = None,
+        fusion_bytes: int | None = None,
+        tune_fusion: bool | None = None,
+        compression: Compression | None = None,
+        reproducible: bool = False,
+    ) -> None:
+        """See `data_parallel` for the arguments."""
+        require_compression(compression)
+        self.optimizer = optimizer
+        self._context = RankContext(comm, controller, fusion_bytes, reproducible, tune_fusion)
+        self._context.broadcast([*model.parameters(), *model.buffers()])
+        parameters, ours = dict(model.named_parameters()), self._context.controller
+        exchange = make_exchange(compression, ours)
+        self._reducer = GradientReducer(parameters, ours, exchange)
+        self._compression = CompressionState(exchange, compression, ours, parameters)
+        self._phases = TrainingPhases(ours.timeline, model.parameters())
+        self._hooks = (
+            model.register_forward_pre_hook(self._prepare),
+            model.register_forward_hook(lambda _model, _args, out: self._phases.end_forward(out)),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optimizer"], name)
+
+    def step(self, closure: Any = None) -> Any:
+        """Takes a step of the optimizer."""
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the optimizer's state, with this rank's errors if the compression keeps some."""
+        state = self.optimizer.state_dict()
+        return {**state, STATE_KEY: self._compression.save()} if self._compression.exists else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a result of `state_dict` on this rank. Raises `ValueError` if it does not fit.
+
+        A state without errors, such as the optimizer's own, does not change the errors.
+        """
+        state_dict = dict(state_dict)
+        saved = state_dict.pop(STATE_KEY, None)
+        if saved is not None:
+            self._compression.load(saved)
+        self.optimizer.load_state_dict(state_dict)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulates gradients in backward passes inside; the next pass averages the sum."""
+        with self._reducer.no_sync():
+            yield
+
+    def close(self) -> None:
+        """Removes the hooks, and closes the controller and communicator made for this object."""
+        for hook in self._hooks:
+            hook.remove()
+        self._phases.close()
+        self._reducer.close()
+        self._context.close()
+
+    def _prepare(self, *_: Any) -> None:
+        if torch.is_grad_enabled():
+            self._reducer.prepare()
+            self._phases.begin_forward()

@@ -1,0 +1,284 @@
+"""Averages a model's gradients over all ranks while its backward pass still runs.
+
+Each gradient is submitted to the controller as soon as autograd has accumulated it. At the end of
+the backward pass the reducer waits for all of them, so that clipping, GradScaler and any other code
+after `backward()` sees averaged gradients.
+
+The ranks exchange one vector of flags with the gradients: which parameters this rank used. A
+parameter that no rank used keeps its gradient as it was.
+
+A `GradientExchange` averages one kind of gradient: dense, sparse, or compressed in some way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from unisono.controller import Controller, Handle
+from unisono.errors import UnisonoError
+from unisono.parallel.compression.sparse_gradients import SparseExchange, sparse_zero
+from unisono.parallel.data_parallelism.gradient_exchange import (
+    GradientExchange,
+    PendingAverage,
+    finish_first_rounds,
+)
+from unisono.torch_backend import run_after_backward
+
+_FLAGS = "gradient flags"
+_DENSE, _SPARSE, _FAILED = 1.0, 2.0, 1.0
+
+
+@dataclass(slots=True)
+class _Gradient:
+    """One parameter, and the progress of its gradient in the current backward pass."""
+
+    name: str
+    parameter: nn.Parameter
+    index: int
+    expected: int = 0
+    """Number of times that autograd accumulated it in the first pass that used it."""
+    accumulated: int = 0
+    pending: PendingAverage | None = None
+    sparse: bool = False
+    """True if some rank has had a sparse gradient for it."""
+    local: bool = False
+    """True if passes inside `no_sync` have accumulated into it since the last average."""
+
+
+class GradientReducer:
+    """Averages the gradients of named parameters at each backward pass.
+
+    Raises `UnisonoError` in `backward()` if another rank's backward pass failed, and whatever the
+    controller raises: `MismatchError` if the ranks' parameters differ.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        controller: Controller,
+        dense: GradientExchange,
+        prefix: str = "",
+    ) -> None:
+        """`dense` averages all gradients that are not sparse.
+
+        `prefix` begins the names of the tensors that the controller gets.
+        """
+        self.controller = controller
+        self.enabled = True
+        """True if backward passes average their gradients. False inside `no_sync`."""
+        self._prefix = prefix
+        self._gradients = [
+            _Gradient(name, parameter, index)
+            for index, (name, parameter) in enumerate(parameters.items())
+        ]
+        self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        self._in_pass = False
+        self._learned = False
+        self._flags: Handle
+        self._lock = threading.Lock()
+        self._dense = dense
+        self._sparse = SparseExchange(controller, prefix)
+        self.watch()
+
+    def prepare(self) -> None:
+        """Prepares for a forward pass whose gradients will be averaged."""
+        self.recover()
+        self.watch()
+
+    def watch(self) -> None:
+        """Adds or removes hooks of parameters that were unfrozen or frozen since the last call."""
+        for gradient in self._gradients:
+            hooked = gradient.index in self._hooks
+            if gradient.parameter.requires_grad and not hooked:
+                register: Any = gradient.parameter.register_post_accumulate_grad_hook
+                self._hooks[gradient.index] = register(self._hook(gradient))
+            elif hooked and not gradient.parameter.requires_grad:
+                self._hooks.pop(gradient.index).remove()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulates gradients in backward passes inside; the next pass averages the sum."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    def recover(self) -> None:
+        """Releases the other ranks after a backward pass that raised on this rank.
+
+        Called before the next forward pass. The other ranks raise `UnisonoError`.
+        """
+        if self._in_pass:
+            with self._ending():
+                self._submit_flags(failed=True)
+                if not self._learned:
+                    self._learn()
+                else:
+                    self._submit_late()
+                self._begin_second_rounds()
+                self._collect()
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+    def _hook(self, gradient: _Gradient) -> Callable[[torch.Tensor], None]:
+        def accumulated(parameter: torch.Tensor) -> None:
+            if self.enabled:
+                self._accumulated(gradient)
+            else:
+                gradient.local = True
+
+        disable: Any = torch.compiler.disable
+        return cast(Callable[[torch.Tensor], None], disable(accumulated))
+
+    def _accumulated(self, gradient: _Gradient) -> None:
+        with self._lock:
+            if not self._in_pass:
+                self._in_pass = True
+                run_after_backward(self._submit_rest)
+            gradient.accumulated += 1
+            if gradient.pending is not None:
+                raise UnisonoError(
+                    f"the gradient of {gradient.name!r} was accumulated {gradient.accumulated} "
+                    f"times in this backward pass, but {gradient.expected} times in the first: "
+                    "it changed while it was being averaged"
+                )
+            if self._learned and gradient.accumulated == gradient.expected:
+                self._submit(gradient)
+
+    def _submit(self, gradient: _Gradient) -> None:
+        grad = gradient.parameter.grad
+        if grad is None:
+            return
+        if grad.is_sparse and not gradient.sparse:
+            grad = gradient.parameter.grad = grad.to_dense()
+        self._begin(gradient, grad)
+
+    def _begin(self, gradient: _Gradient, grad: torch.Tensor) -> None:
+        exchange = self._sparse if gradient.sparse else self._dense
+        if not torch.is_grad_enabled():  # as in most hooks; `no_grad` takes longer than the rest
+            gradient.pending = exchange.begin(gradient.name, grad)
+            return
+        with torch.no_grad():
+            gradient.pending = exchange.begin(gradient.name, grad)
+
+    # ---- the end of a backward pass. Several reducers may share one pass: each submits all that it
+    # has before any of them waits, so that ranks may run them in different orders.
+
+    def _submit_rest(self) -> None:
+        with self._ending(more=True):
+            self._submit_flags(failed=False)
+            if self._learned:
+                self._submit_late()
+            run_after_backward(self._wait_for_flags)
+
+    def _wait_for_flags(self) -> None:
+        with self._ending(more=True):
+            if not self._learned:
+                self._learn()
+            run_after_backward(self._wait_for_first_rounds)
+
+    def _wait_for_first_rounds(self) -> None:
+        with self._ending(more=True):
+            self._begin_second_rounds()
+            run_after_backward(self._wait_for_all)
+
+    def _wait_for_all(self) -> None:
+        with self._ending():
+            if self._collect():
+                raise UnisonoError("the backward pass of another rank raised: see its output")
+
+    @contextmanager
+    def _ending(self, *, more: bool = False) -> Iterator[None]:
+        """Runs a part of the end of a pass. An error ends the pass, and so does the last part."""
+        try:
+            yield
+        except BaseException:
+            self._end()
+            raise
+        if not more:
+            self._learned = True
+            self._end()
+
+    def _end(self) -> None:
+        for gradient in self._gradients:
+            if gradient.accumulated:
+                gradient.expected = gradient.accumulated
+            gradient.accumulated, gradient.pending, gradient.local = 0, None, False
+        self._in_pass = False
+
+    def _active(self) -> list[_Gradient]:
+        return [each for each in self._gradients if each.parameter.requires_grad]
+
+    def _submit_flags(self, *, failed: bool) -> None:
+        flags = [0.0] * (len(self._gradients) + 1)
+        for gradient in self._active():
+            grad = gradient.parameter.grad
+            if (gradient.accumulated or gradient.local) and grad is not None:
+                flags[gradient.index] = _SPARSE if grad.is_sparse else _DENSE
+        flags[-1] = _FAILED if failed else 0.0
+        values = torch.tensor(flags, dtype=torch.float32)
+        self._flags = self.controller.all_reduce(self._prefix + _FLAGS, values, "max")
+
+    def _learn(self) -> None:
+        """Finds the sparse gradients in the first pass, then submits the others."""
+        flags = self._flags.wait().tolist()
+        for gradient in self._active():
+            gradient.sparse = flags[gradient.index] == _SPARSE
+        self._submit_late()
+
+    def _submit_late(self) -> None:
+        """Submits the gradients that no hook has submitted."""
+        for gradient in self._active():
+            if gradient.pending is not None:
+                continue
+            if gradient.accumulated:
+                self._submit(gradient)
+            else:
+                self._submit_substitute(gradient)
+
+    def _submit_substitute(self, gradient: _Gradient) -> None:
+        # The gradient of earlier passes, since the other ranks' gradients contain theirs too.
+        parameter, grad = gradient.parameter, gradient.parameter.grad
+        if grad is not None:
+            mine = grad.detach().clone()
+            mine = mine.to_dense() if mine.is_sparse and not gradient.sparse else mine
+        else:
+            mine = sparse_zero(parameter) if gradient.sparse else torch.zeros_like(parameter)
+        self._begin(gradient, mine)
+
+    @torch.no_grad()
+    def _begin_second_rounds(self) -> None:
+        active = (gradient.pending for gradient in self._active())
+        finish_first_rounds([pending for pending in active if pending is not None])
+
+    @torch.no_grad()
+    def _collect(self) -> bool:
+        """Waits for all gradients. True if the backward pass of some rank failed."""
+        flags = self._flags.wait().tolist()
+        failed = bool(flags[-1])
+        for gradient in self._active():
+            self._take(gradient, used=bool(flags[gradient.index]) and not failed)
+        return failed
+
+    def _take(self, gradient: _Gradient, *, used: bool) -> None:
+        parameter, pending = gradient.parameter, gradient.pending
+        assert pending is not None
+        average = pending.finish(used=used)
+        if not used or average is parameter.grad:
+            return  # unused on all ranks, or averaged in place
+        if parameter.grad is None or gradient.sparse:
+            parameter.grad = average
+        else:
+            parameter.grad.copy_(average)

@@ -1,0 +1,1 @@
+"""The constants of the planner's formulas, as shipped or calibrated on a user's own runs."""

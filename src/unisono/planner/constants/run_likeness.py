@@ -1,0 +1,61 @@
+"""The properties of a run that the error of its prediction depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import Workload
+
+
+class RunLikeness(NamedTuple):
+    """The device and software, the model, and the work of each device. Runs that differ in data
+    parallelism and batch only do the same work."""
+
+    machine: tuple[str, str]
+    model: Transformer
+    work: tuple[object, ...]
+
+    def shared(self, other: RunLikeness, shares: Mapping[str, float]) -> float:
+        """Returns the correlation of the errors of two runs."""
+        if self.machine != other.machine:
+            return 0.0
+        if self.model != other.model:
+            return shares["machine"]
+        more = shares["work"] if self.work == other.work else 0.0
+        return shares["machine"] + shares["model"] + more
+
+
+def likeness(model: Transformer, cluster: Cluster, layout: Layout, job: Workload) -> RunLikeness:
+    """Returns the properties of a run.
+
+    >>> from unisono.planner import Cluster, Layout, Transformer, Workload
+    >>> gpt = Transformer(layers=2, hidden=8, heads=2, vocab=10)
+    >>> def run(devices: int, tp: int, seq: int) -> RunLikeness:
+    ...     layout = Layout(dp=devices // tp, tp=tp)
+    ...     job = Workload(seq=seq, global_batch=8, micro_batch=1, recompute="none")
+    ...     return likeness(gpt, Cluster(device="a100", devices=devices), layout, job)
+    >>> run(4, 1, 64) == run(8, 1, 64), run(4, 1, 64).work == run(4, 2, 64).work
+    (True, False)
+    """
+    return RunLikeness(
+        (cluster.kind.name, job.software_of(layout.zero)),
+        model,
+        (
+            layout.tp,
+            layout.pp,
+            layout.cp,
+            layout.ep,
+            layout.vpp,
+            layout.sequence_parallel,
+            layout.zero,
+            layout.schedule,
+            job.seq,
+            job.micro_batch,
+            job.recompute,
+            job.precision,
+        ),
+    )

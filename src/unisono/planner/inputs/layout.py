@@ -1,0 +1,176 @@
+"""A layout: how the devices of a training run divide a model and its batch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from unisono.planner.inputs.tensor_grid import TensorGrid
+from unisono.text_files import reading
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb1p", "zbv", "dualpipev")
+"""Pipeline schedules. With `vpp` over 1, "1f1b" is the interleaved schedule."""
+_TEXTS = ("schedule", "tensor")
+_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "dp_replicate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sizes of the parallel axes and the options of each.
+
+    The run has `dp x tp x pp x cp` devices. Experts divide the devices of `dp x cp x tp`: `ep` of
+    them hold different experts. Raises ValueError for sizes that cannot exist.
+
+    >>> Layout(dp=16, tp=8, pp=8).devices
+    1024
+    >>> Layout(tp=0)
+    Traceback (most recent call last):
+    ValueError: tp must be at least 1, not 0
+    """
+
+    dp: int = 1
+    """Data parallelism: replicas or shards that see different samples."""
+    tp: int = 1
+    """Tensor parallelism: devices that divide each matrix."""
+    pp: int = 1
+    """Pipeline parallelism: stages of layers."""
+    cp: int = 1
+    """Context parallelism: devices that divide each sequence."""
+    ep: int = 1
+    """Expert parallelism: devices that hold different experts."""
+    vpp: int | None = 1
+    """Interleaving: groups of layers of each stage. None: the planner chooses."""
+    sequence_parallel: bool = False
+    """True: the parts between the matrices are divided along the sequence, over `tp`."""
+    zero: int = 0
+    """ZeRO stage: 1 divides optimizer states over `dp x cp`, 2 also gradients, 3 also weights."""
+    dp_replicate: int = 1
+    """Replicas of the shards: ZeRO divides over `dp / dp_replicate` (hybrid sharding)."""
+    schedule: str = "1f1b"
+    """Pipeline schedule: one of `SCHEDULES`."""
+    tensor: str = "1d"
+    """Kind of tensor parallelism: one of `TENSOR_KINDS`."""
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if name == "vpp" and value is None:
+                continue
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.zero not in (0, 1, 2, 3):
+            raise ValueError(f"zero must be 0, 1, 2 or 3, not {self.zero}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(
+                f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}"
+            )
+        TensorGrid.of(self.tensor, self.tp)
+        if self.sequence_parallel and self.tensor != "1d":
+            raise ValueError(
+                f"tensor = {self.tensor} divides the samples between the matrices; "
+                "sequence_parallel = 0 works"
+            )
+        group = self.dp * self.cp * self.tp
+        if group % self.ep:
+            near = nearest_divisor(group, self.ep)
+            raise ValueError(
+                f"ep must divide dp x cp x tp: {self.ep} does not divide {self.dp} x {self.cp} x "
+                f"{self.tp} = {group}; {near} does"
+            )
+        if self.dp % self.dp_replicate:
+            near = nearest_divisor(self.dp, self.dp_replicate)
+            raise ValueError(
+                f"dp_replicate must divide dp: {self.dp_replicate} does not divide {self.dp}; "
+                f"{near} does"
+            )
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def chunks(self) -> int:
+        """Groups of layers of a stage: `vpp`, or 1 if it is not stated."""
+        return self.vpp or 1
+
+    @property
+    def tensor_grid(self) -> TensorGrid:
+        """The ranks of `tp` along the depth, the rows and the columns of their grid."""
+        return TensorGrid.of(self.tensor, self.tp)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the layout to a JSON file."""
+        Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Layout:
+        """Reads a layout from a JSON file of `save`. Raises ValueError for other content."""
+        with reading(Path(path)) as text:
+            return cls.from_document(json.loads(text))
+
+    @classmethod
+    def read(cls, text: str) -> Layout:
+        """Returns the layout of a text of the command line: a name of a .json file, or `parse`."""
+        return cls.load(text) if text.endswith(".json") else cls.parse(text)
+
+    @classmethod
+    def from_document(cls, document: Any) -> Layout:
+        """Returns the layout of a JSON object. Raises ValueError for unknown fields."""
+        if not isinstance(document, dict):
+            raise ValueError(f"a layout is a JSON object, not {type(document).__name__}")
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(document) - set(known))
+        if unknown:
+            raise ValueError(f"unknown fields {', '.join(unknown)}; known: {', '.join(known)}")
+        return cls(**document)
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Returns the layout of a short text such as "dp=16,tp=8,pp=8,sequence_parallel=1,zero=1".
+
+        Raises ValueError for other texts.
+
+        >>> Layout.parse("dp=2,tp=4").devices
+        8
+        """
+        known = {field.name: field for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for part in filter(None, text.replace(" ", "").split(",")):
+            name, _, value = part.partition("=")
+            if name not in known or not (name in _TEXTS or value.isdigit()):
+                raise ValueError(
+                    f"a layout is NAME=NUMBER,... with names of {', '.join(known)}, not {part!r}"
+                )
+            values[name] = value if name in _TEXTS else int(value)
+        if "sequence_parallel" in values:
+            values["sequence_parallel"] = bool(values["sequence_parallel"])
+        return cls(**values)
+
+    def text(self) -> str:
+        """Returns the axes that are used, in one line, such as "dp16 tp8 pp8 sp zero1"."""
+        names = ("dp", "tp", "pp", "vpp", "cp", "ep")
+        parts = [f"{name}{getattr(self, name)}" for name in names if (getattr(self, name) or 1) > 1]
+        if self.tensor != "1d":
+            parts.append(self.tensor)
+        if self.sequence_parallel:
+            parts.append("sp")
+        if self.zero:
+            parts.append(f"zero{self.zero}")
+        if self.dp_replicate > 1:
+            parts.append(f"replicas{self.dp_replicate}")
+        if self.pp > 1 and self.schedule != "1f1b":
+            parts.append(self.schedule)
+        return " ".join(parts) or "one device"
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """Returns the divisor of a number that is nearest to the wanted one.
+
+    >>> nearest_divisor(12, 5)
+    4
+    """
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return min(divisors, key=lambda d: abs(d - wanted))

@@ -1,0 +1,72 @@
+"""The rules that a layout must meet for a model, a cluster and a workload."""
+
+from __future__ import annotations
+
+from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.inputs.layer_division import stage_layers
+from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import Workload
+
+
+def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Workload) -> None:
+    """Raises ValueError if the layout cannot train the model, with the nearest one that can.
+
+    >>> gpt = Transformer(layers=12, hidden=768, heads=12, vocab=50304)
+    >>> check_layout(gpt, Cluster.parse("a100:8"), Layout(tp=8), Workload(seq=1024, global_batch=8))
+    Traceback (most recent call last):
+    ValueError: tp must divide the heads: 8 does not divide 12; 6 does
+    """
+    if layout.devices != cluster.devices:
+        rest = layout.tp * layout.pp * layout.cp
+        fitting = cluster.devices // rest
+        near = f"; dp = {fitting} uses {fitting * rest}" if fitting else ""
+        raise ValueError(
+            f"dp x tp x pp x cp = {layout.dp} x {layout.tp} x {layout.pp} x {layout.cp} = "
+            f"{layout.devices}, but the cluster has {cluster.devices} devices{near}"
+        )
+    if layout.tensor != "1d":
+        raise ValueError(
+            f"tensor = {layout.tensor} has no predicted time; tensor = 1d has (`unisono train "
+            f"text --tensor {layout.tensor}` measures it)"
+        )
+    _divides("tp", layout.tp, "the heads", model.heads)
+    stage_layers(model.layers, layout.pp, layout.chunks)
+    if layout.ep > 1 and not model.experts:
+        raise ValueError(f"ep = {layout.ep} needs a model with experts; ep = 1 works")
+    if model.experts:
+        _divides("ep", layout.ep, "the experts", model.experts)
+    parts = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+    _divides("cp x tp", parts, "the sequence", job.seq)
+    micro = job.micro_batch or 1
+    per_replica = job.global_batch / layout.dp
+    if per_replica < 1 or job.global_batch % (layout.dp * micro):
+        whole = layout.dp * micro
+        near_batch = max(round(job.global_batch / whole), 1) * whole
+        raise ValueError(
+            f"global_batch must be a multiple of dp x micro_batch: {job.global_batch} is not one "
+            f"of {layout.dp} x {micro} = {whole}; {near_batch} is"
+        )
+    _check_schedule(layout, job.global_batch // (layout.dp * micro))
+
+
+def _check_schedule(layout: Layout, microbatches: int) -> None:
+    if layout.schedule in ("zbv", "dualpipev") and layout.vpp not in (2, None):
+        raise ValueError(f"the schedule {layout.schedule} has vpp = 2, not {layout.vpp}")
+    if layout.schedule == "dualpipev" and microbatches < 2 * layout.pp:
+        raise ValueError(
+            f"the schedule dualpipev needs 2 x pp = {2 * layout.pp} microbatches, not "
+            f"{microbatches}; a micro batch of 1 has most"
+        )
+    if layout.schedule == "interleaved" and layout.vpp == 1 and layout.pp > 1:
+        raise ValueError("the schedule interleaved needs vpp over 1; 1f1b has vpp = 1")
+    if layout.chunks > 1 and layout.pp == 1:
+        raise ValueError(f"vpp = {layout.vpp} needs pp over 1; vpp = 1 works")
+    if layout.schedule in ("gpipe", "zb1p") and layout.chunks > 1:
+        raise ValueError(f"the schedule {layout.schedule} has vpp = 1, not {layout.vpp}")
+
+
+def _divides(name: str, value: int, what: str, whole: int) -> None:
+    if whole % value:
+        near = max(d for d in range(1, min(value, whole) + 1) if whole % d == 0)
+        raise ValueError(f"{name} must divide {what}: {value} does not divide {whole}; {near} does")

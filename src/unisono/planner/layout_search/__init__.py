@@ -1,0 +1,1 @@
+"""The search for the fastest layouts of a model on a cluster."""

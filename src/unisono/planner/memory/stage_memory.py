@@ -1,0 +1,213 @@
+"""The memory of each pipeline stage, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from unisono.planner.inputs.layer_division import stage_layers
+from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import Workload
+from unisono.planner.memory.activation_bytes import layer_activation_bytes
+from unisono.planner.memory.zero_states import StateBytes, state_bytes
+
+MEMORY_KINDS = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "working layer",
+    "logits",
+    "exchange buffers",
+    "fragmentation",
+)
+_LOGIT_BYTES = 10
+"""Bytes of a logit while the loss runs: 16 bits, float32, and the gradient in float32."""
+
+
+class MemoryModel:
+    """Computes the memory of stages of one model and workload.
+
+    `fragmentation` is the memory that the allocator reserves over the live tensors.
+    """
+
+    def __init__(self, model: Transformer, workload: Workload, *, fragmentation: float) -> None:
+        self._model, self._workload = model, workload
+        self._fragmentation = fragmentation
+        self._layers: dict[tuple[object, ...], float] = {}
+        self._known_states: dict[tuple[int, ...], StateBytes] = {}
+
+    def stages(
+        self, layout: Layout, micro_batch: int, recompute: str
+    ) -> tuple[dict[str, float], ...]:
+        """Returns the bytes of a device of each stage, by kind."""
+        return tuple(
+            self.stage(layout, micro_batch, recompute, stage) for stage in range(layout.pp)
+        )
+
+    def fullest_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> float:
+        """Returns the bytes of the fullest device."""
+        fullest = max(self._stage_bytes(layout, micro_batch, recompute))
+        return (fullest + self._buffers(layout)) * self._fragmentation
+
+    def fits(self, layout: Layout, micro_batch: int, recompute: str, capacity_bytes: float) -> bool:
+        """Returns True if the fullest device has at most this capacity."""
+        limit = capacity_bytes / self._fragmentation - self._buffers(layout)
+        return all(nbytes <= limit for nbytes in self._stage_bytes(layout, micro_batch, recompute))
+
+    def _stage_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> Iterator[float]:
+        """Yields the bytes of the stages that can be fullest, without buffers."""
+        # Later stages keep fewer microbatches, so only the first of each size can be fullest.
+        last = layout.pp - 1
+        stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
+        for stage in dict.fromkeys((0, last, min(1, last), stages.index(max(stages)))):
+            kept, working = self._activations(layout, micro_batch, recompute, stage)
+            nbytes = sum(self._states(layout, stage)) + kept + working
+            if stage == last:
+                nbytes += self._logits(layout, micro_batch)
+            yield nbytes
+
+    def stage(
+        self, layout: Layout, micro_batch: int, recompute: str, stage: int
+    ) -> dict[str, float]:
+        """Returns the bytes of a device of one stage, by kind."""
+        found: dict[str, float] = dict(
+            zip(StateBytes._fields, self._states(layout, stage), strict=True)
+        )
+        kept, working = self._activations(layout, micro_batch, recompute, stage)
+        found["activations"], found["working layer"] = kept, working
+        last = stage == layout.pp - 1
+        found["logits"] = self._logits(layout, micro_batch) if last else 0.0
+        found["exchange buffers"] = self._buffers(layout)
+        found["fragmentation"] = sum(found.values()) * (self._fragmentation - 1)
+        return found
+
+    def _logits(self, layout: Layout, micro_batch: int) -> float:
+        tokens = micro_batch * self._workload.seq / layout.cp
+        return tokens * self._model.vocab / layout.tp * _LOGIT_BYTES
+
+    def stage_parameters(self, layout: Layout, stage: int) -> tuple[float, float]:
+        """Returns the parameters of a stage on one device, before ZeRO: dense, and of experts."""
+        model = self._model
+        stages = stage_layers(model.layers, layout.pp, layout.chunks)
+        before = sum(stages[:stage])
+        dense_layers = model.layers - model.moe_layers
+        dense = min(max(dense_layers - before, 0), stages[stage])
+        moe = stages[stage] - dense
+        count = dense * model.dense_layer_parameters + moe * model.shared_layer_parameters
+        if stage == 0:
+            count += model.embedding_parameters
+        if stage == layout.pp - 1 and (layout.pp > 1 or not model.tied):
+            count += model.vocab * model.hidden
+        split = layout.tp if layout.ep == 1 else layout.ep
+        return count / layout.tp, moe * model.experts * model.expert_weights / split
+
+    def _states(self, layout: Layout, stage: int) -> StateBytes:
+        key = (layout.tp, layout.pp, layout.chunks, layout.ep, layout.zero, layout.dp, layout.cp)
+        found = self._known_states.get((*key, layout.dp_replicate, stage))
+        if found is None:
+            found = self._new_states(layout, stage)
+            self._known_states[*key, layout.dp_replicate, stage] = found
+        return found
+
+    def _new_states(self, layout: Layout, stage: int) -> StateBytes:
+        dense, routed = self.stage_parameters(layout, stage)
+        shards = layout.dp * layout.cp // layout.dp_replicate
+        precision = self._workload.precision
+        states = partial(state_bytes, zero=layout.zero, precision=precision, gradient_bytes=4)
+        found = states(dense, shards=shards)
+        if routed:
+            expert_shards = max(shards * layout.tp // layout.ep, 1) if layout.ep > 1 else shards
+            more = states(routed, shards=expert_shards)
+            found = StateBytes(*(a + b for a, b in zip(found, more, strict=True)))
+        if layout.zero == 3 and precision not in ("fp32", "tf32"):
+            # FSDP keeps float32 shards as the weights; the optimizer has the two moments.
+            return StateBytes(found.weights * 2, found.gradients, found.optimizer * 2 / 3)
+        return found
+
+    def _activations(
+        self, layout: Layout, micro_batch: int, recompute: str, stage: int
+    ) -> tuple[float, float]:
+        """Returns the bytes that stay until backward, and those of the layer in work."""
+        stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
+        microbatches = -(-self._workload.global_batch // (layout.dp * micro_batch))
+        held = kept_chunks(layout, stage, microbatches) / layout.chunks
+        experts = self._model.moe_layers > 0
+        layer = self._layer(layout, micro_batch, recompute, experts)
+        kept = held * stages[stage] * layer
+        working = 0.0
+        if recompute != "none":
+            working = self._layer(layout, micro_batch, "none", experts) - layer
+        if stage == 0 and self._workload.software_of(layout.zero) == "megatron-2021":
+            stream = micro_batch * self._workload.seq * self._model.hidden / layout.cp
+            kept += held * stream / (layout.tp if layout.sequence_parallel else 1)
+        return kept, max(working, 0.0)
+
+    def _layer(self, layout: Layout, micro_batch: int, recompute: str, experts: bool) -> float:
+        software = self._workload.software_of(layout.zero)
+        key = (
+            software,
+            layout.tp,
+            layout.cp,
+            layout.ep,
+            layout.sequence_parallel,
+            micro_batch,
+            recompute,
+            experts,
+        )
+        found = self._layers.get(key)
+        if found is None:
+            found = self._layers[key] = layer_activation_bytes(
+                self._model,
+                seq=self._workload.seq,
+                batch=micro_batch,
+                tp=layout.tp,
+                cp=layout.cp,
+                ep=layout.ep,
+                sequence_parallel=layout.sequence_parallel,
+                recompute=recompute,
+                software=software,
+                precision=self._workload.precision,
+                experts=experts,
+            )
+        return found
+
+    def _buffers(self, layout: Layout) -> float:
+        """Bytes of gathered weights: two layers in 16 bits, and their gradients (ZeRO-3)."""
+        if layout.zero < 3:
+            return 0.0
+        model = self._model
+        layer = model.dense_layer_parameters / layout.tp
+        if model.moe_layers:
+            split = layout.tp if layout.ep == 1 else layout.ep
+            routed = model.experts * model.expert_weights / split
+            layer = model.shared_layer_parameters / layout.tp + routed
+        outer = model.vocab * model.hidden / layout.tp
+        return 2 * 2 * layer + 2 * layer + 2 * outer
+
+
+def kept_chunks(layout: Layout, stage: int, microbatches: int) -> int:
+    """Returns how many chunks of one microbatch a stage keeps at most (a stage has `vpp` chunks).
+
+    1F1B keeps min(m, p - i) microbatches on stage i; the interleaved schedule p v + p - 1 - 2 i
+    chunks (Megatron-LM's warm-up); GPipe all. ZB1P keeps p microbatches, ZB-V 2 p half chunks
+    (arXiv 2401.10241, 2405.15362), DualPipeV one more.
+
+    >>> kept_chunks(Layout(pp=4), 0, 8), kept_chunks(Layout(pp=4), 3, 8)
+    (4, 1)
+    >>> kept_chunks(Layout(pp=4, vpp=2), 0, 8)
+    11
+    """
+    p, v = layout.pp, layout.chunks
+    if layout.schedule == "gpipe":
+        return microbatches * v
+    if layout.schedule == "zb1p":
+        return min(microbatches, p)
+    if layout.schedule == "zbv":
+        return min(microbatches * v, p * v)
+    if layout.schedule == "dualpipev":
+        return min(microbatches * v, p * v + 1)
+    if v == 1:
+        return min(microbatches, p - stage)
+    return min(microbatches * v, p * v + p - 1 - 2 * stage) if p > 1 else v

@@ -1,0 +1,99 @@
+"""Times of exchanges on a flat network of domains, in closed form.
+
+The ring's bandwidth term counts bytes and the start-up term counts ranks (alpha and beta), as in
+Thakur, Rabenseifner and Gropp (2005). A group that crosses domains has the network rate of all its
+devices of one domain together.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import NamedTuple
+
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.inputs.device_cluster import Cluster
+
+
+class GroupPlace(NamedTuple):
+    """The place of a group: its ranks, how many of them share a domain, and how far apart its
+    neighbours are."""
+
+    ranks: int
+    local: int
+    stride: int
+
+
+class ExchangeTimes:
+    """Times of exchanges in groups of a cluster. All sizes are bytes, all times seconds."""
+
+    def __init__(self, cluster: Cluster, constants: CalibratedConstants) -> None:
+        self._domain = cluster.domain
+        self._link_Bps = cluster.domain_Bps * constants.link_share
+        self._network_Bps = cluster.between_Bps * constants.network_share
+        self._expert_Bps = cluster.between_Bps * constants.exchange_share
+        self._constants = constants
+        self._known: dict[GroupPlace, tuple[float, float]] = {}
+
+    def place(self, ranks: int, stride: int) -> GroupPlace:
+        """Returns the place of a group whose neighbours are `stride` devices apart."""
+        return GroupPlace(ranks, max(min(ranks, self._domain // stride), 1), stride)
+
+    def all_reduce_s(self, nbytes: float, group: GroupPlace) -> float:
+        """Returns the time of an all_reduce of `nbytes` on each rank."""
+        return self._ring_s(2 * nbytes, group)
+
+    def gather_s(self, nbytes: float, group: GroupPlace) -> float:
+        """Returns the time of an all_gather or reduce_scatter; `nbytes`: all pieces together."""
+        return self._ring_s(nbytes, group)
+
+    def _ring_s(self, nbytes: float, group: GroupPlace) -> float:
+        if group.ranks < 2:
+            return 0.0
+        found = self._known.get(group)
+        if found is None:
+            found = self._known[group] = self.ring(group)
+        return found[0] + nbytes * found[1]
+
+    def ring(self, group: GroupPlace) -> tuple[float, float]:
+        """Returns the start-up time of a ring, and its time for each byte of an all_gather."""
+        rate = self._link_Bps
+        if group.local < group.ranks:
+            rate = min(rate, self._network_Bps * group.local)
+        return self.start_s(group), (group.ranks - 1) / group.ranks / rate
+
+    def start_s(self, group: GroupPlace) -> float:
+        """Returns the start-up time of a collective."""
+        constants = self._constants
+        inside = constants.link_start_s + constants.link_rank_s * (group.local - 1)
+        domains = group.ranks / group.local
+        return inside + constants.network_start_s * (log2(domains) if domains > 1 else 0.0)
+
+    def route_s(self, nbytes: float, copies: int, group: GroupPlace) -> float:
+        """Returns the time in which each rank sends `nbytes` of tokens to `copies` random ranks.
+
+        A token crosses to another domain once, however many of its experts are there, and is
+        copied inside (as in DeepEP). Both kinds of links work at the same time.
+        """
+        if group.ranks < 2:
+            return 0.0
+        domains = group.ranks / group.local
+        inside_s = nbytes * copies * (1 - 1 / group.local) / self._link_Bps
+        reached = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
+        outside_s = nbytes * reached / self._expert_Bps
+        return self.start_s(group) + max(inside_s, outside_s)
+
+    def send_s(self, nbytes: float, stride: int) -> float:
+        """Returns the time of a message to a device that is `stride` devices away."""
+        constants = self._constants
+        if stride < self._domain:
+            return constants.link_start_s / 2 + nbytes / self._link_Bps
+        return constants.network_start_s + nbytes / self._network_Bps
+
+
+def exchange_times(cluster: Cluster, constants: CalibratedConstants) -> ExchangeTimes:
+    """Returns the times of exchanges of a cluster: simulated if it has a topology."""
+    if cluster.topology is None:
+        return ExchangeTimes(cluster, constants)
+    from unisono.planner.step_times.simulated_exchanges import SimulatedExchanges
+
+    return SimulatedExchanges(cluster, constants)

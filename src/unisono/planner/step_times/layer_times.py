@@ -1,0 +1,254 @@
+"""Times of one layer on one device: its operators and its exchanges, forward and backward."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.step_times.exchange_times import ExchangeTimes
+from unisono.planner.step_times.operator_times import KernelTimes
+
+ROUTED_BYTES = 2
+BACKWARD_ATTENTION = 3.1
+"""Time of backward of fused attention over its forward: 2.5 times the FLOPs, at 0.8 of the rate
+(Dao, arXiv 2307.08691)."""
+_FUSED_NORM = 8
+"""Bytes of a value of the stream in the two norms: read and written in 16 bits."""
+_RESIDUAL, _RESIDUAL_WITH_DROPOUT = 12, 14
+"""Bytes of a value in the two sums with the residual, without and with a dropout mask."""
+
+
+class Shape(NamedTuple):
+    """Sizes that determine the times of a layer on one device."""
+
+    tokens: float
+    """Tokens of a microbatch on one device, before division by tensor parallelism."""
+    batch: int
+    seq: int
+    tp: int
+    cp: int
+    ep: int
+    sequence_parallel: bool
+    software: str
+    experts: bool
+
+
+class OperatorTime(NamedTuple):
+    """Times of one operator of a layer; FLOPs and bytes of forward."""
+
+    name: str
+    kind: str
+    forward_s: float
+    backward_s: float
+    flops: float
+    nbytes: float
+
+
+class LayerTimes(NamedTuple):
+    """Seconds of one layer: device time without exchanges, exchanges by axis, host time."""
+
+    forward_s: float
+    backward_s: float
+    attention_s: float
+    memory_s: float
+    memory_backward_s: float
+    tensor_s: float
+    context_s: float
+    expert_s: float
+    launches_s: float
+
+    def recomputed_s(self, recompute: str, software: str) -> float:
+        """Returns the device time of forward that backward repeats."""
+        if recompute == "none":
+            return 0.0
+        if recompute == "full":
+            return self.forward_s
+        if software == "megatron-2021":
+            return self.attention_s
+        if software == "transformer-engine":
+            return self.memory_s
+        products_s = self.forward_s - self.attention_s - self.memory_s
+        return products_s / 2 + self.memory_s
+
+
+class LayerModel:
+    """Computes the times of a layer from its shape."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        kernels: KernelTimes,
+        exchanges: ExchangeTimes,
+        constants: CalibratedConstants,
+    ) -> None:
+        self._model, self._kernels, self._exchanges = model, kernels, exchanges
+        self._constants = constants
+
+    def times(self, shape: Shape) -> LayerTimes:
+        """Returns the times of a layer."""
+        operators = self.operators(shape)
+        forward_s = sum(each[2] for each in operators)
+        backward_s = sum(each[3] for each in operators)
+        attention_s = sum(each[2] for each in operators if each[1] == "attention")
+        memory_s = sum(each[2] for each in operators if each[1] == "memory")
+        memory_backward_s = sum(each[3] for each in operators if each[1] == "memory")
+        tensor_s, context_s, expert_s, collectives = self._exchange_s(shape)
+        constants = self._constants
+        eager = shape.software == "megatron-2021"
+        launches_s = constants.eager_launch_s if eager else constants.launch_s
+        if eager:
+            pairs = shape.tp * (shape.tp - 1) / 2
+            launches_s += collectives * pairs * constants.pair_launch_s
+        if shape.experts:
+            launches_s += constants.expert_launch_s
+        return LayerTimes(
+            forward_s,
+            backward_s,
+            attention_s,
+            memory_s,
+            memory_backward_s,
+            tensor_s,
+            context_s,
+            expert_s,
+            launches_s,
+        )
+
+    def operators(self, shape: Shape) -> list[OperatorTime]:
+        """Returns the operators of a layer on one device."""
+        found = [*self._products(shape), self._attention(shape), *self._between(shape)]
+        return found + (self._expert_operators(shape) if shape.experts else [])
+
+    def _products(self, shape: Shape) -> list[OperatorTime]:
+        model, tokens, tp = self._model, shape.tokens, shape.tp
+        h, out = model.hidden, model.heads * model.head_dim / tp
+        if model.kv_rank:
+            query = self._query_products(shape)
+        else:
+            width = (model.query_width + _split_keys(model, tp) * tp) / tp
+            query = [self._product("queries, keys and values", tokens, width, h)]
+        found = [*query, self._product("attention output", tokens, h, out)]
+        if not shape.experts:
+            inner = model.ffn / tp
+            found.append(self._product("feed-forward in", tokens, (model.matrices - 1) * inner, h))
+            found.append(self._product("feed-forward out", tokens, h, inner))
+        return found
+
+    def _query_products(self, shape: Shape) -> list[OperatorTime]:
+        model, tokens, tp = self._model, shape.tokens, shape.tp
+        h, heads = model.hidden, model.heads / tp
+        down = model.query_rank + model.kv_rank + model.rope_dim
+        found = [self._product("latent down", tokens, down, h)]
+        rank = model.query_rank or h
+        found.append(self._product("latent queries", tokens, model.query_width / tp, rank))
+        keys = 2 * heads * model.head_dim
+        return [*found, self._product("latent keys and values", tokens, keys, model.kv_rank)]
+
+    def _product(self, name: str, rows: float, columns: float, inner: float) -> OperatorTime:
+        forward_s, backward_s = self._kernels.all_products_s(rows, columns, inner)
+        flops = 2 * rows * columns * inner
+        return OperatorTime(name, "matmul", forward_s, backward_s, flops, 0)
+
+    def _attention(self, shape: Shape) -> OperatorTime:
+        model, kernels = self._model, self._kernels
+        heads = model.heads / shape.tp
+        width = model.head_dim * 2 + model.rope_dim
+        flops = 2 * shape.tokens * shape.seq * width * heads
+        if shape.software == "megatron-2021":
+            scores = shape.tokens * shape.seq * heads
+            moved_s = scores * self._constants.score_traffic / kernels.memory_Bps
+            flops_s = flops / kernels.wide_rate * (1 + self._constants.inner_loss / model.head_dim)
+            forward_s = flops_s + moved_s
+            moved = scores * self._constants.score_traffic
+            return OperatorTime("attention", "attention", forward_s, 2 * forward_s, flops, moved)
+        # Causal kernels skip half of the pairs.
+        forward_s = flops / 2 / kernels.attention_rate(shape.software)
+        backward_s = BACKWARD_ATTENTION * forward_s
+        return OperatorTime("attention", "attention", forward_s, backward_s, flops / 2, 0)
+
+    def _between(self, shape: Shape) -> list[OperatorTime]:
+        model, tokens = self._model, shape.tokens
+        stream = tokens / (shape.tp if shape.sequence_parallel else 1)
+        residual = _RESIDUAL if model.gated else _RESIDUAL_WITH_DROPOUT
+        found = [
+            self._kernel("norms", stream * model.hidden * _FUSED_NORM),
+            self._kernel("residual sums", stream * model.hidden * residual),
+            self._kernel(
+                "layout of heads",
+                tokens / shape.tp * 4 * (model.query_width + model.key_value_width),
+            ),
+        ]
+        if not shape.experts:
+            values = 6 if model.gated else 4
+            found.append(self._kernel("activation", tokens / shape.tp * values * model.ffn))
+        if self._kernels.value_bytes < 2:
+            found.append(self._kernel("conversion", self._converted_bytes(shape)))
+        return found
+
+    def _converted_bytes(self, shape: Shape) -> float:
+        """Bytes of conversion to 8 or 4 bits: read 2, write the value and its transpose."""
+        model, tokens = self._model, shape.tokens
+        inner = 0.0 if shape.experts else model.ffn / shape.tp
+        values = 2 * model.hidden + model.heads * model.head_dim / shape.tp + inner
+        return tokens * values * (2 + 2 * self._kernels.value_bytes)
+
+    def _kernel(self, name: str, nbytes: float) -> OperatorTime:
+        kernels = self._kernels
+        forward_s = nbytes * self._constants.traffic / kernels.memory_Bps + kernels.start_s
+        return OperatorTime(name, "memory", forward_s, 2 * forward_s, 0, nbytes)
+
+    def _expert_operators(self, shape: Shape) -> list[OperatorTime]:
+        model, kernels = self._model, self._kernels
+        tokens = shape.tokens / (shape.tp if shape.ep > 1 else 1)
+        split = shape.tp if shape.ep == 1 else 1
+        local = model.experts / shape.ep
+        rows = tokens * model.top_k / local
+        inner, h = model.expert_ffn / split, model.hidden
+        share = self._constants.expert_share
+        into = kernels.all_products_s(rows, (model.matrices - 1) * inner, h, local, share)
+        out = kernels.all_products_s(rows, h, inner, local, share)
+        moved = tokens * model.top_k * h * self._constants.expert_traffic
+        ordered_s = moved / kernels.memory_Bps
+        flops = 2 * tokens * model.top_k * h * inner
+        values = 6 if model.gated else 4
+        found = [
+            OperatorTime("experts in", "matmul", *into, (model.matrices - 1) * flops, 0),
+            OperatorTime("experts out", "matmul", *out, flops, 0),
+            self._kernel("expert activation", tokens * model.top_k * values * inner),
+            OperatorTime("order by expert", "memory", ordered_s, ordered_s, 0, moved),
+        ]
+        if model.shared_experts:
+            width = model.shared_experts * model.expert_ffn / shape.tp
+            found += [
+                self._product("shared experts in", shape.tokens, (model.matrices - 1) * width, h),
+                self._product("shared experts out", shape.tokens, h, width),
+            ]
+        return found
+
+    def _exchange_s(self, shape: Shape) -> tuple[float, float, float, int]:
+        """Returns the times of the exchanges of forward by axis, and how many there are."""
+        model, exchanges, count = self._model, self._exchanges, 0
+        tensor_s = context_s = expert_s = 0.0
+        if shape.tp > 1:
+            nbytes = shape.tokens * model.hidden * ROUTED_BYTES
+            blocks = 1 if shape.experts and shape.ep > 1 else 2
+            tensor_s = blocks * exchanges.all_reduce_s(nbytes, exchanges.place(shape.tp, 1))
+            count += blocks
+        if shape.cp > 1:
+            nbytes = shape.tokens * _split_keys(model, shape.tp) * ROUTED_BYTES * shape.cp
+            context_s = exchanges.gather_s(nbytes, exchanges.place(shape.cp, shape.tp))
+            count += 1
+        if shape.experts and shape.ep > 1:
+            tokens = shape.tokens / shape.tp
+            nbytes = tokens * model.hidden * ROUTED_BYTES
+            place = exchanges.place(shape.ep, 1)
+            expert_s = 2 * exchanges.route_s(nbytes, model.top_k, place)
+            count += 2
+        return tensor_s, context_s, expert_s, count
+
+
+def _split_keys(model: Transformer, tp: int) -> float:
+    """Width of keys and values on one tensor-parallel rank; heads repeat if there are too few."""
+    if model.kv_rank:
+        return model.key_value_width / tp
+    return 2 * model.head_dim * max(model.kv_heads / tp, 1)

@@ -1,0 +1,90 @@
+"""Times of exchanges on a given network: simulated, with all groups of an axis at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from unisono.algorithms import build
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.step_times.exchange_times import ExchangeTimes, GroupPlace
+from unisono.simulator import Job, simulate
+
+_SMALL, _LARGE = 1e3, 64e6
+"""Bytes of the two messages whose times give the start-up and the rate."""
+
+
+class SimulatedExchanges(ExchangeTimes):
+    """Times of exchanges on `cluster.topology`.
+
+    Devices are numbered with tensor parallelism innermost, then context, data and pipeline
+    parallelism, and rank r of the network is device r. All groups of an axis exchange at the same
+    time and share links max-min fairly. A ring is simulated as one of its rounds, in which each
+    device sends to its neighbour; all rounds are alike. The share of a link's rate and the start-up
+    of a collective are the constants of flat networks.
+    """
+
+    def __init__(self, cluster: Cluster, constants: CalibratedConstants) -> None:
+        super().__init__(cluster, constants)
+        assert cluster.topology is not None
+        self._topology, self._devices = cluster.topology, cluster.devices
+        self._software, self._routes = constants, dict[GroupPlace, tuple[float, float]]()
+        self._sends: dict[int, tuple[float, float]] = {}
+
+    def ring(self, group: GroupPlace) -> tuple[float, float]:
+        """Returns the start-up time of a ring, and its time for each byte of an all_gather."""
+        pairs = [
+            (members[i], members[(i + 1) % len(members)])
+            for members in self._groups(group)
+            for i in range(len(members))
+        ]
+        latency_s, byte_s = self._line(pairs, "broadcast", "chain")
+        rounds = group.ranks - 1
+        start_s = self.start_s(group) + rounds * latency_s
+        return start_s, rounds / group.ranks * byte_s / self._software.network_share
+
+    def route_s(self, nbytes: float, copies: int, group: GroupPlace) -> float:
+        """Returns the time in which each rank sends `nbytes` of tokens to `copies` random ranks."""
+        if group.ranks < 2:
+            return 0.0
+        found = self._routes.get(group)
+        if found is None:
+            found = self._line(list(self._groups(group)), "all_to_all", "direct")
+            self._routes[group] = found
+        latency_s, byte_s = found
+        sent_s = nbytes * copies * byte_s / self._software.exchange_share
+        return self.start_s(group) + latency_s + sent_s
+
+    def send_s(self, nbytes: float, stride: int) -> float:
+        """Returns the time of a message to a device that is `stride` devices away."""
+        found = self._sends.get(stride)
+        if found is None:
+            pairs = [(i, (i + stride) % self._devices) for i in range(self._devices)]
+            found = self._sends[stride] = self._line(pairs, "broadcast", "chain")
+        latency_s, byte_s = found
+        start_s = self._software.link_start_s / 2 + latency_s
+        return start_s + nbytes * byte_s / self._software.network_share
+
+    def _groups(self, group: GroupPlace) -> Iterator[tuple[int, ...]]:
+        """Yields the members of every group of this size and stride."""
+        span = group.ranks * group.stride
+        # The first and the last stage of a pipeline are a group that others lie between.
+        last = self._devices - (span - group.stride)
+        for begin in range(0, last, span):
+            for first in range(begin, min(begin + group.stride, last)):
+                yield tuple(range(first, first + span, group.stride))
+
+    def _line(
+        self, groups: Sequence[tuple[int, ...]], op: str, algorithm: str
+    ) -> tuple[float, float]:
+        """Simulates a small and a large exchange of all groups. Returns latency and s/byte."""
+        schedule = build(op, algorithm, ranks=len(groups[0]))
+        times = []
+        for nbytes in (_SMALL, _LARGE):
+            jobs = [
+                Job(name=str(number), schedule=schedule, nbytes=nbytes, ranks=members)
+                for number, members in enumerate(groups)
+            ]
+            times.append(simulate(jobs, self._topology).time_s)
+        byte_s = (times[1] - times[0]) / (_LARGE - _SMALL)
+        return max(times[0] - _SMALL * byte_s, 0.0), byte_s

@@ -1,0 +1,285 @@
+"""The time of one training step of a layout, by kind."""
+
+from __future__ import annotations
+
+from math import log, sqrt
+from typing import NamedTuple
+
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.inputs.layer_division import StageKind, stage_kinds, stage_layers
+from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import Workload
+from unisono.planner.pipeline.pipeline_bubble import bubble_share
+from unisono.planner.step_times.exchange_times import exchange_times
+from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
+from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.step_times.update_times import UpdateTimes
+
+_LOSS_BYTES = 24
+"""Bytes moved for each logit: softmax and its gradient in float32."""
+
+
+class LayerStep(NamedTuple):
+    """Seconds of a layer for one microbatch, forward and backward together, by kind."""
+
+    matmul: float
+    attention: float
+    memory: float
+    recompute: float
+    tensor: float
+    context: float
+    expert: float
+    shards: float
+    host: float
+
+
+class _StageLoad(NamedTuple):
+    """Seconds of one microbatch on `stages` equal stages: layers, host, output, messages."""
+
+    stages: int
+    layers: int
+    layer: LayerStep
+    host_s: float
+    output_s: float
+    send_s: float
+
+
+class StepModel:
+    """Computes step times of layouts of one model on one cluster. Pieces are computed once."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        cluster: Cluster,
+        workload: Workload,
+        constants: CalibratedConstants,
+    ) -> None:
+        self.model, self.cluster, self.workload = model, cluster, workload
+        self.constants = constants
+        self.kernels = KernelTimes(cluster.kind, constants, precision=workload.precision)
+        self.exchanges = exchange_times(cluster, constants)
+        self.layers = LayerModel(model, self.kernels, self.exchanges, constants)
+        self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants)
+        self._layer_times: dict[Shape, LayerTimes] = {}
+        self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
+        self._layer_seconds: dict[tuple[object, ...], float] = {}
+        self._outputs: dict[tuple[int, float], float] = {}
+
+    def shape(self, layout: Layout, micro_batch: int, *, experts: bool) -> Shape:
+        """Returns the sizes that determine the times of a layer."""
+        return Shape(
+            micro_batch * self.workload.seq / layout.cp,
+            micro_batch,
+            self.workload.seq,
+            layout.tp,
+            layout.cp,
+            layout.ep if experts else 1,
+            layout.sequence_parallel,
+            self.workload.software_of(layout.zero),
+            experts,
+        )
+
+    def step(self, layout: Layout, micro_batch: int, recompute: str) -> dict[str, float]:
+        """Returns the seconds of a step by kind; their sum is the step time."""
+        stages = stage_layers(self.model.layers, layout.pp, layout.chunks)
+        microbatches = self.workload.global_batch // (layout.dp * micro_batch) or 1
+        loads = self._stage_loads(layout, micro_batch, recompute, stages)
+        whole_s, slowest_s, slowest = 0.0, -1.0, loads[0]
+        for load in loads:
+            load_s = load.layers * sum(load.layer) + load.host_s + load.output_s + load.send_s
+            whole_s += load.stages * load_s
+            if load_s > slowest_s:
+                slowest_s, slowest = load_s, load
+        kinds = {
+            kind: microbatches * slowest.layers * seconds
+            for kind, seconds in zip(LayerStep._fields, slowest.layer, strict=True)
+        }
+        eager = self._eager(layout)
+        kinds["host"] += microbatches * slowest.host_s
+        kinds["output"] = microbatches * slowest.output_s
+        kinds["send"] = microbatches * slowest.send_s + self._fill_sends_s(layout, micro_batch)
+        share = bubble_share(layout, recompute, microbatches)
+        kinds["bubble"] = (whole_s - slowest_s) * share
+        # With interleaving, the gradients of a group of layers are ready when its last group of pp
+        # microbatches has passed, so they travel behind the other groups of layers.
+        behind = min(microbatches, layout.pp) if layout.chunks > 1 else 1
+        kinds["gradients"] = self._updates.gradients_s(layout, stages, behind * slowest_s)
+        kinds["optimizer"] = self._updates.optimizer_s(layout, stages)
+        kinds["step"] = self.constants.eager_step_s if eager else self.constants.step_s
+        spread = self.constants.straggler * sqrt(2 * log(layout.devices))
+        kinds["straggler"] = spread * sum(kinds.values())
+        return kinds
+
+    def _stage_loads(
+        self, layout: Layout, micro_batch: int, recompute: str, stages: tuple[int, ...]
+    ) -> list[_StageLoad]:
+        """Returns the loads of a microbatch on each kind of stage."""
+        output_s = self._output_s(layout.tp, micro_batch * self.workload.seq / layout.cp)
+        send_s = self._send_s(layout, micro_batch)
+        host_s = self.constants.microbatch_s if self._eager(layout) else 0.0
+        dense_layers = self.model.layers - self.model.moe_layers
+        found = []
+        for kind, count in stage_kinds(stages, dense_layers):
+            layer = self._mixed_layer(layout, micro_batch, recompute, kind)
+            last_s = output_s if kind.last else 0.0
+            found.append(_StageLoad(count, kind.layers, layer, host_s, last_s, send_s))
+        return found
+
+    def _mixed_layer(
+        self, layout: Layout, micro_batch: int, recompute: str, kind: StageKind
+    ) -> LayerStep:
+        """Returns the mean of the layers of a stage."""
+        if kind.dense in (0, kind.layers):
+            return self.layer_step(layout, micro_batch, recompute, experts=kind.dense < kind.layers)
+        dense = self.layer_step(layout, micro_batch, recompute, experts=False)
+        routed = self.layer_step(layout, micro_batch, recompute, experts=True)
+        share = kind.dense / kind.layers
+        pairs = zip(dense, routed, strict=True)
+        return LayerStep(*(share * d + (1 - share) * r for d, r in pairs))
+
+    def _eager(self, layout: Layout) -> bool:
+        return self.workload.software_of(layout.zero) == "megatron-2021"
+
+    def layer_step(
+        self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool
+    ) -> LayerStep:
+        """Returns the seconds of one layer and microbatch by kind."""
+        shape = self.shape(layout, micro_batch, experts=experts)
+        group = layout.dp // layout.dp_replicate if layout.zero >= 2 else 1
+        overlapped = layout.schedule == "dualpipev"
+        key = (shape, recompute, layout.zero if layout.zero >= 2 else 0, group, overlapped)
+        found = self._layer_steps.get(key)
+        if found is None:
+            found = self._layer_steps[key] = self._layer_step(shape, layout, recompute)
+        return found
+
+    def layer_s(self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool) -> float:
+        """Returns the seconds of one layer and microbatch."""
+        zero = layout.zero if layout.zero >= 2 else 0
+        group = layout.dp // layout.dp_replicate if zero else 1
+        key = (
+            micro_batch,
+            layout.tp,
+            layout.cp,
+            layout.ep if experts else 1,
+            layout.sequence_parallel,
+            zero,
+            group,
+            layout.schedule == "dualpipev",
+            recompute,
+            experts,
+        )
+        found = self._layer_seconds.get(key)
+        if found is None:
+            step = self.layer_step(layout, micro_batch, recompute, experts=experts)
+            found = self._layer_seconds[key] = sum(step)
+        return found
+
+    def _layer_step(self, shape: Shape, layout: Layout, recompute: str) -> LayerStep:
+        times = self._times(shape)
+        again_s = times.recomputed_s(recompute, shape.software)
+        unfused = shape.software == "megatron-2021"
+        passes = 3 if recompute == "full" else 2
+        tensor_s = passes * times.tensor_s * self._tensor_exposed(shape)
+        hidden_s = 0.0 if unfused else times.attention_s
+        beside_s = min(times.context_s, hidden_s)
+        context_s = times.context_s - beside_s * (1 - self.constants.overlap_slowdown)
+        context_s *= passes
+        expert_s = passes * self._expert_exposed_s(layout, times)
+        attention_s = (3 if unfused else 1 + BACKWARD_ATTENTION) * times.attention_s
+        memory_s = times.memory_s + times.memory_backward_s
+        matmul_s = times.forward_s + times.backward_s - attention_s - memory_s
+        device_s = matmul_s + attention_s + memory_s + again_s + tensor_s + context_s + expert_s
+        host_s = passes * times.launches_s
+        waiting_s = max(host_s, device_s) - device_s
+        shards_s = self._shards_s(layout, shape, device_s + waiting_s)
+        return LayerStep(
+            matmul_s,
+            attention_s,
+            memory_s,
+            again_s,
+            tensor_s,
+            context_s,
+            expert_s,
+            shards_s,
+            waiting_s,
+        )
+
+    def _times(self, shape: Shape) -> LayerTimes:
+        found = self._layer_times.get(shape)
+        if found is None:
+            found = self._layer_times[shape] = self.layers.times(shape)
+        return found
+
+    def _expert_exposed_s(self, layout: Layout, times: LayerTimes) -> float:
+        """Exposed seconds of the exchanges of experts of one pass over a layer.
+
+        DualPipeV computes one microbatch while it exchanges another.
+        """
+        if layout.schedule != "dualpipev":
+            return times.expert_s
+        beside_s = min(times.expert_s, times.forward_s)
+        return times.expert_s - beside_s * (1 - self.constants.overlap_slowdown)
+
+    def _tensor_exposed(self, shape: Shape) -> float:
+        overlaps = shape.software == "transformer-engine" and shape.sequence_parallel
+        return self.constants.tensor_exposed if overlaps else 1.0
+
+    def layer_parameters(self, layout: Layout, *, experts: bool) -> float:
+        """Returns the parameters of one layer on one device, before ZeRO."""
+        model = self.model
+        if not experts:
+            return model.dense_layer_parameters / layout.tp
+        split = layout.tp if layout.ep == 1 else 1
+        routed = model.experts * model.expert_weights / (layout.ep * split)
+        return model.shared_layer_parameters / layout.tp + routed
+
+    def _shards_s(self, layout: Layout, shape: Shape, device_s: float) -> float:
+        """Exposed time of gathering weights and scattering gradients of a layer (ZeRO-2 and 3)."""
+        if layout.zero < 2:
+            return 0.0
+        shards = layout.dp * layout.cp // layout.dp_replicate
+        group = self.exchanges.place(shards, layout.tp)
+        nbytes = 2 * self.layer_parameters(layout, experts=shape.experts)
+        one_s = self.exchanges.gather_s(nbytes, group)
+        exchange_s = one_s * (3 if layout.zero == 3 else 2)
+        overlapped_s = min(exchange_s, device_s)
+        return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s
+
+    def _output_s(self, tp: int, tokens: float) -> float:
+        """Seconds of the output projection and the loss, forward and backward."""
+        found = self._outputs.get((tp, tokens))
+        if found is None:
+            columns, h, kernels = self.model.vocab / tp, self.model.hidden, self.kernels
+            found = kernels.wide_product_s(tokens, columns, h)
+            found += kernels.wide_product_s(tokens, h, columns)
+            found += kernels.wide_product_s(h, columns, tokens)
+            found += tokens * columns * _LOSS_BYTES / kernels.memory_Bps
+            self._outputs[tp, tokens] = found
+        return found
+
+    def _send_s(self, layout: Layout, micro_batch: int) -> float:
+        """Exposed seconds of a microbatch's messages to the next and the previous stage."""
+        if layout.pp == 1 or self.sends_behind_compute(layout):
+            return 0.0
+        return 2 * layout.chunks * self._message_s(layout, micro_batch)
+
+    def sends_behind_compute(self, layout: Layout) -> bool:
+        """Returns True for interleaved schedules of software newer than megatron-2021."""
+        return layout.chunks > 1 and not self._eager(layout)
+
+    def _fill_sends_s(self, layout: Layout, micro_batch: int) -> float:
+        """Exposed seconds of messages through all stages, while a pipeline fills and empties."""
+        if layout.pp == 1 or not self.sends_behind_compute(layout):
+            return 0.0
+        return 2 * (layout.pp - 1) * self._message_s(layout, micro_batch)
+
+    def _message_s(self, layout: Layout, micro_batch: int) -> float:
+        """Seconds of a message between two stages."""
+        values = micro_batch * self.workload.seq / layout.cp * self.model.hidden
+        # Megatron-LM sends 1 / tp of each message between stages, and gathers it in the domain.
+        nbytes = 2 * values / layout.tp
+        stride = layout.tp * layout.cp * layout.dp
+        return self.exchanges.send_s(nbytes, stride)

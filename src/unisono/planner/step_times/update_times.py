@@ -1,0 +1,83 @@
+"""Times of what follows backward: the exchange of gradients, and the optimizer."""
+
+from __future__ import annotations
+
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import Workload
+from unisono.planner.step_times.exchange_times import ExchangeTimes
+from unisono.planner.step_times.operator_times import KernelTimes
+
+
+class UpdateTimes:
+    """Computes the times of exchanges of gradients and of the optimizer, once a step.
+
+    `stages` are the layers of each pipeline stage; the largest stage counts.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        workload: Workload,
+        kernels: KernelTimes,
+        exchanges: ExchangeTimes,
+        constants: CalibratedConstants,
+    ) -> None:
+        self._model, self._workload = model, workload
+        self._kernels, self._exchanges = kernels, exchanges
+        self._constants = constants
+
+    def gradients_s(self, layout: Layout, stages: tuple[int, ...], window_s: float) -> float:
+        """Returns the exposed seconds of the exchange of gradients, and of weights with ZeRO-1.
+
+        `window_s`: compute behind which software that overlaps can hide the exchange, except for
+        the last layer's part. The hidden part slows this compute down.
+        """
+        shards = layout.dp * layout.cp
+        found = self._tied_s(layout)
+        if layout.zero >= 2 or shards == 1:
+            return found
+        dense, routed = self._stage_parameters(layout, stages)
+        exchanges = self._exchanges
+        group = exchanges.place(shards, layout.tp)
+        seconds = exchanges.all_reduce_s(2 * dense, group)
+        if routed:
+            edp = shards * layout.tp // layout.ep
+            place = exchanges.place(edp, layout.ep)
+            seconds += exchanges.all_reduce_s(2 * routed, place)
+        if self._eager(layout):
+            return found + seconds
+        overlapped_s = min(seconds * (1 - 1 / max(stages)), window_s)
+        return found + seconds - overlapped_s * (1 - self._constants.overlap_slowdown)
+
+    def _tied_s(self, layout: Layout) -> float:
+        """Seconds of the sum of both copies of a tied embedding, on the first and last stage."""
+        if layout.pp == 1 or not self._model.tied:
+            return 0.0
+        nbytes = 2 * self._model.vocab * self._model.hidden / layout.tp
+        stride = layout.tp * layout.cp * layout.dp * (layout.pp - 1)
+        return self._exchanges.all_reduce_s(nbytes, self._exchanges.place(2, stride))
+
+    def _stage_parameters(self, layout: Layout, stages: tuple[int, ...]) -> tuple[float, float]:
+        """Returns the parameters of the largest stage on one device: dense and of experts."""
+        model, layers = self._model, max(stages)
+        outer = model.vocab * model.hidden / layout.tp
+        if not model.moe_layers:
+            return layers * model.dense_layer_parameters / layout.tp + outer, 0.0
+        split = layout.tp if layout.ep == 1 else 1
+        routed = model.experts * model.expert_weights / (layout.ep * split)
+        return layers * model.shared_layer_parameters / layout.tp + outer, layers * routed
+
+    def optimizer_s(self, layout: Layout, stages: tuple[int, ...]) -> float:
+        """Returns the seconds of the optimizer."""
+        dense, routed = self._stage_parameters(layout, stages)
+        if layout.zero:
+            shards = layout.dp * layout.cp // layout.dp_replicate
+            dense /= shards
+            routed /= max(shards * layout.tp // layout.ep, 1)
+        moved = (dense + routed) * self._constants.optimizer_bytes
+        return moved / self._kernels.memory_Bps
+
+    def _eager(self, layout: Layout) -> bool:
+        return self._workload.software_of(layout.zero) == "megatron-2021"

@@ -1,0 +1,1 @@
+"""The planner's errors on published training runs (`data/training_runs.csv`)."""

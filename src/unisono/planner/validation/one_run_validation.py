@@ -1,0 +1,72 @@
+"""Errors after a calibration with one run: each other run of the same source is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.constants.own_calibration import Calibration, OwnRun
+from unisono.planner.constants.run_likeness import RunLikeness, likeness
+from unisono.planner.prediction import QUANTILE_90, Prediction
+from unisono.planner.validation.ground_truth import MeasuredRun
+
+_LARGEST = 12
+"""Runs of a source that calibrate, one after another."""
+
+
+class OneRunErrors(NamedTuple):
+    """Mean absolute error, and the share of runs inside the 80 % interval."""
+
+    error: float
+    covered: float
+
+
+class _Blind(NamedTuple):
+    run: MeasuredRun
+    like: RunLikeness
+    predicted: Prediction
+
+
+def one_run_errors(
+    runs: Sequence[MeasuredRun],
+    blind: Sequence[Prediction],
+    constants: CalibratedConstants,
+) -> OneRunErrors | None:
+    """Returns the errors of predictions that know one run of the same source.
+
+    `blind` are the predictions with `constants`, which were fitted to other families. Of each
+    source, up to 12 runs calibrate in turn, and predict all of its other runs. Returns None if no
+    source has two runs.
+    """
+    errors, inside = [], []
+    known = [
+        _Blind(run, likeness(run.model, run.cluster, step.layout, step.job), step)
+        for run, step in zip(runs, blind, strict=True)
+    ]
+    for source in dict.fromkeys(run.source for run in runs):
+        members = [each for each in known if each.run.source == source]
+        for own in members[:: -(-len(members) // _LARGEST)]:
+            calibration = Calibration(runs=(_own_run(own),))
+            for other in members:
+                if other is own:
+                    continue
+                effect = calibration.effect(other.like, constants)
+                step_s = other.predicted.step_s * effect.factor
+                width = QUANTILE_90 * other.predicted.deviation * np.sqrt(effect.unknown)
+                errors.append(abs(step_s / other.run.measured_s - 1))
+                inside.append(abs(np.log(other.run.measured_s / step_s)) <= width)
+    if not errors:
+        return None
+    return OneRunErrors(float(np.mean(errors)), float(np.mean(inside)))
+
+
+def _own_run(own: _Blind) -> OwnRun:
+    return OwnRun(
+        name=own.run.name,
+        like=own.like,
+        measured_s=own.run.measured_s,
+        predicted_s=own.predicted.step_s,
+    )
