@@ -23,7 +23,7 @@ from timing import on_every, write
 import unisono
 from unisono.controller import Controller
 
-WARM_UP_STEPS = 8
+WARM_UP_STEPS = 150  # the controller tunes its fusion for at most 133 steps
 SILENCE_S = 2.0
 """After this the controller's thread sleeps."""
 

@@ -31,7 +31,7 @@ from unisono.controller import Controller, ControllerStats
 TENSORS = 300
 SMALLEST, LARGEST = 1, 5000
 """Elements of float32: 4 B to 20 kB, together 3 MB."""
-WARM_UP_STEPS = 8
+WARM_UP_STEPS = 150  # the controller tunes its fusion for at most 133 steps
 
 Floats = NDArray[np.float32]
 Step = Callable[[], object]

@@ -28,7 +28,7 @@ import unisono
 from unisono.communicator.explain import time_s
 from unisono.timeline import EventKind, TimelineWriter
 
-WARM_UP_STEPS = 8
+WARM_UP_STEPS = 150  # the controller tunes its fusion for at most 133 steps
 RUNS = 4000
 _SUBMITTED = int(EventKind.SUBMITTED)
 

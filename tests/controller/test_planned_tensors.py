@@ -76,7 +76,7 @@ def test_threads_of_a_rank_fill_the_buckets_of_a_plan_together(threads: World) -
 )
 def test_a_tensor_that_differs_leaves_the_plan(changed: Any, op: str, threads: World) -> None:
     def check(comm: Communicator) -> None:
-        with Controller(comm) as controller:
+        with Controller(comm, tune_fusion=False) as controller:
             _freeze(controller, ["a", "b"])
             before = controller.stats()
             array = changed.copy()
@@ -92,7 +92,7 @@ def test_a_tensor_that_differs_leaves_the_plan(changed: Any, op: str, threads: W
 
 def test_a_tensor_that_differs_on_one_rank_is_refused_on_all(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        with Controller(comm) as controller:
+        with Controller(comm, tune_fusion=False) as controller:
             _freeze(controller, ["a"])
             with pytest.raises(MismatchError, match="shape"):
                 controller.all_reduce("a", np.ones(3 + comm.rank)).wait()
@@ -106,7 +106,7 @@ def test_views_and_subclasses_take_the_plan_too(threads: World) -> None:
         pass
 
     def check(comm: Communicator) -> None:
-        with Controller(comm) as controller:
+        with Controller(comm, tune_fusion=False) as controller:
             _freeze(controller, ["a", "b"])
             whole = np.ones(6)
             handles = [
@@ -122,7 +122,7 @@ def test_views_and_subclasses_take_the_plan_too(threads: World) -> None:
 
 def test_a_tensor_that_has_not_ended_is_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        with Controller(comm) as controller:
+        with Controller(comm, tune_fusion=False) as controller:
             _freeze(controller, ["a", "b"])
             first = controller.all_reduce("a", np.ones(3))
             with pytest.raises(ValueError, match="'a' was submitted again before"):
@@ -135,7 +135,7 @@ def test_a_tensor_that_has_not_ended_is_refused(threads: World) -> None:
 
 def test_an_array_that_cannot_be_reduced_fails_the_controller_on_all_ranks(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        with Controller(comm) as controller:
+        with Controller(comm, tune_fusion=False) as controller:
             _freeze(controller, ["a", "b"])
             array = np.ones(3)
             array.flags.writeable = comm.rank != 0
@@ -165,7 +165,7 @@ def test_a_failure_that_a_submission_finds_ends_it(threads: World) -> None:
             self._fail(PeerLostError("rank 1 is lost"))
 
     def check(comm: Communicator) -> None:
-        controller = Controller(comm)
+        controller = Controller(comm, tune_fusion=False)
         handle = controller.all_reduce("a", np.ones(3))
         handle.wait()
         handle._done, handle.flight = False, Ended(controller)  # type: ignore[assignment]
@@ -182,7 +182,7 @@ def test_a_failure_that_a_submission_finds_ends_it(threads: World) -> None:
 
 def test_nothing_is_launched_after_a_failure(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        controller = Controller(comm)
+        controller = Controller(comm, tune_fusion=False)
         _freeze(controller, ["a"])
         plan = controller._loop._runner.plan
         assert plan is not None
@@ -200,7 +200,7 @@ def test_nothing_is_launched_after_a_failure(threads: World) -> None:
 
 def test_names_are_strings(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        with Controller(comm) as controller:
+        with Controller(comm, tune_fusion=False) as controller:
             for name in ("a", np.str_("a"), "a", "a", "a"):
                 controller.all_reduce(name, np.ones(3)).wait()
             assert all(type(name) is str for name in controller._loop._open)
@@ -212,7 +212,7 @@ def test_names_are_strings(threads: World) -> None:
 
 def test_nothing_stays_of_a_closed_controller(threads: World) -> None:
     def check(comm: Communicator) -> list[weakref.ref[Any]]:
-        with Controller(comm) as controller:
+        with Controller(comm, tune_fusion=False) as controller:
             _freeze(controller, ["a"])
             array = np.ones(3)
             controller.all_reduce("a", array).wait()

@@ -89,28 +89,29 @@ def test_costs_of_a_link_are_not_underestimated(threads: World) -> None:
     assert report.alpha_s > 0.3 * cost.latency_s or report.beta_s_per_byte > cost.s_per_byte
 
 
-def test_tuning_is_off_where_it_would_change_bits(threads: World) -> None:
-    def check(comm: Communicator, options: dict[str, Any]) -> Any:
-        with Controller(comm, **options) as controller:
-            _steps(controller, 40)
-            return controller.fusion_report(), controller.stats().plan_changes
-
-    for options in ({}, {"tune_fusion": False}):
-        assert threads(2).run(check, options) == [(None, 1)] * 2
-
-
 @pytest.mark.parametrize(
     ("options", "tunes"),
     [({}, True), ({"tune_fusion": False}, False), ({"fusion_bytes": 1 << 20}, False)],
 )
-def test_tuning_is_on_where_it_changes_no_bit(options: dict[str, Any], tunes: bool) -> None:
+def test_tuning_is_on_unless_the_program_chose(options: dict[str, Any], tunes: bool) -> None:
     def check(comm: Communicator) -> Any:
         with Controller(comm, **options) as controller:
             _steps(controller, STEPS)
             return controller.fusion_report() is not None
 
-    with Threads(2, reproducible=True) as world:
-        assert world.run(check) == [tunes] * 2
+    for reproducible in (False, True):
+        with Threads(2, reproducible=reproducible) as world:
+            assert world.run(check) == [tunes] * 2
+
+
+def test_a_given_transfer_is_not_tuned(threads: World) -> None:
+    def check(comm: Communicator) -> Any:
+        transfer = CommunicatorTransfer.over(comm)
+        with Controller(comm, transfer=transfer) as controller:
+            _steps(controller, STEPS)
+            return controller.fusion_report()
+
+    assert threads(2).run(check) == [None] * 2
 
 
 def test_buckets_of_a_chosen_size_are_tuned(threads: World) -> None:

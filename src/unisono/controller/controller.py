@@ -78,8 +78,8 @@ class Controller:
         transfer: Transfer | None = None,
     ) -> None:
         """`tune_fusion`: finds better buckets than those of `fusion_bytes`; rank 0 decides. None:
-        if the buckets change no bit of a result, as with a `reproducible` communicator, and neither
-        `fusion_bytes` nor `transfer` is given.
+        True if neither `fusion_bytes` nor `transfer` is given. Other buckets round sums of three
+        or more ranks differently, except on a `reproducible` communicator.
 
         `transfer`: what moves the data; None: communicators of these ranks.
         """
@@ -92,7 +92,7 @@ class Controller:
         self.timeline = comm.timeline
         """The record of this rank's last events."""
         if tune_fusion is None:
-            tune_fusion = comm.reproducible and fusion_bytes is None and transfer is None
+            tune_fusion = fusion_bytes is None and transfer is None
         channel = Channel(_compared(duplicate(comm), self.timeline))
         if transfer is None:
             transfer = CommunicatorTransfer.over(comm)
