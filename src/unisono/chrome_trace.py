@@ -19,7 +19,9 @@ _NS_PER_S = 1_000_000_000
 def slice_event(
     name: str, begun_s: float, ended_s: float, *, pid: int, tid: int, **others: Any
 ) -> TraceEvent:
-    """Returns a slice. `others` are further fields, such as `cat` and `args`.
+    """Returns the event of a slice: a named interval on a thread.
+
+    `others` are further fields of the event, such as `cat` and `args`.
 
     >>> slice_event("forward", 0.5, 0.75, pid=0, tid=1)["dur"]
     250000.0
@@ -32,7 +34,7 @@ def slice_event(
 def async_events(
     name: str, begun_s: float, ended_s: float, *, pid: int, key: str, **others: Any
 ) -> list[TraceEvent]:
-    """Returns the begin and the end of an interval that belongs to no thread.
+    """Returns the begin and end events of an interval that belongs to no thread.
 
     Intervals with the same `cat` and `key` must nest.
 
@@ -45,7 +47,7 @@ def async_events(
 
 
 def instant_event(name: str, at_s: float, *, pid: int, tid: int, **others: Any) -> TraceEvent:
-    """Returns a mark of one moment on a thread.
+    """Returns an event without a duration on a thread.
 
     >>> instant_event("failed", 1.0, pid=0, tid=0)["ph"]
     'i'
@@ -54,7 +56,7 @@ def instant_event(name: str, at_s: float, *, pid: int, tid: int, **others: Any) 
 
 
 def process_name(pid: int, name: str) -> list[TraceEvent]:
-    """Returns the events that name a process and give its place among the others.
+    """Returns the events that set a process's name and its position in the list of processes.
 
     >>> [event["name"] for event in process_name(3, "rank 3")]
     ['process_name', 'process_sort_index']
@@ -66,7 +68,7 @@ def process_name(pid: int, name: str) -> list[TraceEvent]:
 
 
 def thread_name(pid: int, tid: int, name: str) -> list[TraceEvent]:
-    """Returns the events that name a thread and give its place among the others.
+    """Returns the events that set a thread's name and its position in the list of threads.
 
     >>> thread_name(0, 2, "waits")[0]["args"]
     {'name': 'waits'}
@@ -79,10 +81,11 @@ def thread_name(pid: int, tid: int, name: str) -> list[TraceEvent]:
 
 
 def trace_text(events: Iterable[TraceEvent], *, base_ns: int = 0, **others: Any) -> str:
-    """Returns the trace as JSON. `base_ns`: the Unix time at which its times begin, in ns.
+    """Returns the trace as JSON. `base_ns` is the Unix time in ns of the trace's time 0.
 
-    Raises `ValueError` unless `base_ns` is a number of whole seconds. Readers keep numbers as
-    doubles, which have all bits of whole seconds, but not of every time in ns (pytorch/kineto#919).
+    Raises `ValueError` unless `base_ns` is a number of whole seconds. Programs that read traces
+    store numbers as doubles, which are exact for whole seconds but not for every time in ns
+    (pytorch/kineto#919).
 
     >>> trace_text([], base_ns=1_700_000_000_000_000_000)[:40]
     '{"traceEvents": [], "displayTimeUnit": "'
@@ -94,9 +97,9 @@ def trace_text(events: Iterable[TraceEvent], *, base_ns: int = 0, **others: Any)
 
 
 def lanes(spans: Sequence[tuple[float, float]], *, nest: bool = False) -> list[int]:
-    """Returns a lane for each span (begin, end), so that the spans of a lane do not overlap.
+    """Returns a lane number for each span (begin, end). The spans of a lane do not overlap.
 
-    With `nest`, a span may also lie inside another one of its lane. Uses the fewest lanes without
+    With `nest`, a span may also lie inside another span of its lane. Uses the fewest lanes without
     `nest` (greedy interval partitioning; Kleinberg and Tardos, Algorithm Design, section 4.1).
 
     >>> lanes([(0, 2), (1, 3), (2, 4)])
@@ -105,7 +108,7 @@ def lanes(spans: Sequence[tuple[float, float]], *, nest: bool = False) -> list[i
     [0, 0, 1]
     """
     found = [0] * len(spans)
-    open_ends: list[list[float]] = []  # by lane: the ends of the spans that are open, outer first
+    open_ends: list[list[float]] = []  # for each lane, the ends of its open spans, outermost first
     for index in sorted(range(len(spans)), key=lambda i: (spans[i][0], -spans[i][1])):
         begun, ended = spans[index]
         found[index] = lane = _lane_for(open_ends, begun, ended, nest)
@@ -126,8 +129,8 @@ def _lane_for(open_ends: list[list[float]], begun: float, ended: float, nest: bo
 def nesting_faults(events: Iterable[TraceEvent]) -> list[str]:
     """Returns the faults that Perfetto would report; an empty list if there are none.
 
-    Slices of a thread must nest (google/perfetto#4280), and each `b` needs an `e` after it with the
-    same category, identifier and name, innermost first.
+    Slices of a thread must nest (google/perfetto#4280). Each begin event (`b`) needs a later end
+    event (`e`) with the same category, identifier and name. Inner intervals end first.
 
     >>> inner = slice_event("b", 1.0, 3.0, pid=0, tid=0)
     >>> nesting_faults([slice_event("a", 0.0, 2.0, pid=0, tid=0), inner])

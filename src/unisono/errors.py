@@ -1,4 +1,4 @@
-"""Every error that Unisono raises on purpose.
+"""The exception classes of Unisono.
 
 UnisonoError
 ├── CommunicationError          a collective could not finish; the communicator refuses further work
@@ -21,7 +21,7 @@ class UnisonoError(Exception):
 
 
 class CommunicationError(UnisonoError, RuntimeError):
-    """A collective could not finish. The communicator refuses all further work with this cause.
+    """A collective could not finish. All later calls of the communicator fail with the same cause.
 
     This is a RuntimeError, so programs written for Gloo or NCCL also catch it.
     """
@@ -32,7 +32,7 @@ class PeerLostError(CommunicationError):
 
 
 class CollectiveTimeoutError(CommunicationError, TimeoutError):
-    """A rank did not arrive within the timeout. The text names the rank and its last call."""
+    """A rank did not arrive within the timeout. The message names the rank and its last call."""
 
 
 class MismatchError(CommunicationError):
@@ -46,7 +46,7 @@ class AbortedError(CommunicationError):
 
 
 class ScheduleError(UnisonoError, ValueError):
-    """A schedule does not implement its collective. The text names rank, chunk and round."""
+    """A schedule does not implement its collective. The message names the rank, chunk and round."""
 
 
 class UnsupportedError(UnisonoError, ValueError):

@@ -1,4 +1,4 @@
-"""Figures of matplotlib, which is optional, without a window."""
+"""Matplotlib figures without a window. Matplotlib is an optional dependency."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def require_plotting() -> None:
-    """Raises UnsupportedError without matplotlib; call it before a run."""
+    """Raises UnsupportedError if matplotlib is not installed. Called before a long run."""
     if util.find_spec("matplotlib") is None:
         raise UnsupportedError("--plot needs matplotlib: pip install 'unisono[plot]'")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure, in inches. Raises UnsupportedError without matplotlib."""
+    """Returns an empty figure of a size in inches. Raises UnsupportedError without matplotlib."""
     require_plotting()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The C++ core. Other modules import its names from here only."""
+"""The C++ core. Other modules import the core's names from this module only."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class TemporaryFolder:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._lock = os.open(self.path / "new.lock", os.O_CREAT | os.O_WRONLY, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # The file gets its final name only when locked. So no process takes an unfinished folder
-        # for an orphan.
+        # The file gets its final name only when it is locked, so other processes do not delete an
+        # unfinished folder.
         os.rename(self.path / "new.lock", self.path / _LOCK)
 
     def __enter__(self) -> Path:

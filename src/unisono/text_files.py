@@ -1,4 +1,4 @@
-"""Reading of text files that users name. Every error names the file."""
+"""Reads text files that users name. Every error message contains the file's path."""
 
 from __future__ import annotations
 

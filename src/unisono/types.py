@@ -1,4 +1,4 @@
-"""The terms that every layer shares: element types, reductions, operations."""
+"""Types that all modules share: element types, reductions and operations."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ReduceOp(IntEnum):
     LOR = 9
     LXOR = 10
     PREMUL_SUM = 11
-    """A sum of contributions; each rank has already multiplied its own."""
+    """A sum of contributions that each rank has already multiplied by a factor."""
     MINLOC = 12
     MAXLOC = 13
 
@@ -141,8 +141,8 @@ class Op(StrEnum):
 
     @property
     def scans(self) -> bool:
-        """True if each rank gets the reduction over the ranks below it (scan: including its
-        own).
+        """True if each rank receives the reduction over all lower ranks. SCAN includes the rank
+        itself.
         """
         return self in (Op.SCAN, Op.EXSCAN)
 
@@ -153,8 +153,9 @@ class Op(StrEnum):
 
 
 class LengthsFrom(IntEnum):
-    """The argument that gives the lengths of pieces. The values equal those in
-    `csrc/core/call.h`.
+    """The argument of a call that gives the length of each rank's part.
+
+    The values equal those in `csrc/core/call.h`.
     """
 
     NONE = 0
@@ -163,7 +164,7 @@ class LengthsFrom(IntEnum):
 
 
 class SingleCopy(StrEnum):
-    """Use of single copy: ranks of one host read each other's memory in place.
+    """Policy for single copy: a rank reads directly from the memory of a rank on the same host.
 
     AUTO uses single copy where measurements found it faster (`bootstrap/single_copy.py`). ALWAYS
     uses it wherever the kernel permits.
@@ -175,9 +176,10 @@ class SingleCopy(StrEnum):
 
 
 class StorePolicy(IntEnum):
-    """Cache policy of result stores: through the caches, past them, or chosen by size and cores.
+    """Cache policy for storing results: cached, streaming (non-temporal), or chosen by size and
+    cores.
 
-    The values equal those in `csrc/execution/store_policy.h`. All policies give the same bits.
+    The values equal those in `csrc/execution/store_policy.h`. All policies give identical results.
     """
 
     CACHED = 0

@@ -53,7 +53,7 @@ class Settings:
     algorithm: str = ""
     """Algorithms by operation, such as all_reduce=ring;broadcast=chain."""
     tuned: str = ""
-    """Path of the selection tuned for this machine, whether the file exists or not."""
+    """Path of the selection file that is tuned for this machine. The file may not exist."""
     job_secret: str | None = field(default=None, repr=False)
     job_secret_file: str | None = None
     ports: range | None = None
@@ -61,18 +61,19 @@ class Settings:
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     """Seconds for which another host may be silent."""
     interface: str = ""
-    """Interfaces for connections to other hosts, in NCCL's syntax. Empty: all that lead to other
-    hosts."""
+    """Interfaces for connections to other hosts, in NCCL's syntax. Empty: all interfaces that reach
+    other hosts."""
     ip_version: int | None = None
     """IP version of these interfaces' addresses: 4 or 6. None: 4 if an interface has both."""
     rails: int | None = None
     """Maximum number of interfaces to use. None: all."""
     host_id: str = ""
-    """Ranks with different texts count as ranks of different hosts, even on one machine."""
+    """Name of this rank's host. Ranks with different names count as ranks of different hosts, even
+    on one machine."""
     wire: str = "tcp"
     """Transport between hosts: tcp or mpi."""
     streams: int = 1
-    """Number of connections to each peer on another host, over each rail."""
+    """Number of connections over each interface to each peer on another host."""
     tls: str = "off"
     """Protection of the data between hosts: off, psk (TLS by the job's secret) or certificates."""
     tls_certificate: str = ""
@@ -103,7 +104,7 @@ class Settings:
 
 
 def settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Returns the settings that the environment holds.
+    """Returns the settings from the environment variables.
 
     >>> settings({"UNISONO_TIMEOUT_S": "5"}).timeout_s
     5.0
@@ -170,8 +171,9 @@ def override(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightRecorder:
-    """Settings of torch's flight recorder: calls kept per group, and the path of dumps, to which
-    the rank is appended."""
+    """Settings of torch's flight recorder: the number of calls kept for each group, and the path of
+    dumps. The rank is appended to the path.
+    """
 
     calls: int = 0
     dump_prefix: str = ""
@@ -194,8 +196,9 @@ def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSettings:
-    """Settings of timelines: events kept per rank (0: none are recorded), and the folder of their
-    files (empty: the default)."""
+    """Settings of timelines: the number of events kept for each rank, and the folder of the files.
+    With 0 events, nothing is recorded. An empty folder means the default folder.
+    """
 
     events: int = DEFAULT_TIMELINE_EVENTS
     folder: str = ""
@@ -220,7 +223,7 @@ def timeline_settings(environ: Mapping[str, str] = os.environ) -> TimelineSettin
 
 
 def tuned_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the path of the selection tuned for this machine. Empty: no home directory.
+    """Returns the path of this machine's tuned selection, or "" without a home directory.
 
     There is one file for each CPU model and number of cores, in the user's cache (XDG base
     directory specification).
@@ -242,7 +245,7 @@ def _cache_home(environ: Mapping[str, str]) -> str:
 
 @functools.cache
 def cpu_model() -> str:
-    """Returns the CPU's model name, else its architecture."""
+    """Returns the CPU's model name, or its architecture if the model name is not known."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
             named = (line.partition(":")[2].strip() for line in file if line[:10] == "model name")
@@ -252,7 +255,7 @@ def cpu_model() -> str:
 
 
 def launched_rank(environ: Mapping[str, str] = os.environ) -> World:
-    """Returns rank, size and rendezvous, as the launcher set them.
+    """Returns the rank, the number of ranks and the rendezvous that the launcher set.
 
     Raises `RendezvousError` if no launcher is recognised, or if the launcher names no rendezvous
     for ranks of several hosts.
@@ -272,9 +275,10 @@ def export(found: World, environ: os._Environ[str] = os.environ) -> None:
 
 def export_to_torch(found: World, port: int, environ: os._Environ[str] = os.environ) -> None:
     """Sets the variables by which torch finds a world whose ranks are all on this host. Rank 0's
-    store listens at `port`."""
+    store listens on `port`.
+    """
     for name in [name for name in environ if name.startswith("TORCHELASTIC_")]:
-        del environ[name]  # set by a torchrun that started this program and whose store differs
+        del environ[name]  # from a torchrun that started this program and has another store
     environ["RANK"] = environ["LOCAL_RANK"] = str(found.rank)
     environ["WORLD_SIZE"] = environ["LOCAL_WORLD_SIZE"] = str(found.size)
     environ["MASTER_ADDR"] = "127.0.0.1"
@@ -282,8 +286,9 @@ def export_to_torch(found: World, port: int, environ: os._Environ[str] = os.envi
 
 
 def _ip_version(environ: Mapping[str, str]) -> int | None:
-    """Returns the IP version of UNISONO_SOCKET_FAMILY, which has the values of
-    NCCL_SOCKET_FAMILY."""
+    """Returns the IP version of UNISONO_SOCKET_FAMILY, which takes the values of
+    NCCL_SOCKET_FAMILY.
+    """
     given = environ.get("UNISONO_SOCKET_FAMILY", "")
     if given not in _IP_VERSIONS:
         raise ValueError(f"UNISONO_SOCKET_FAMILY must be AF_INET or AF_INET6, not {given!r}")

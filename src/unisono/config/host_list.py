@@ -23,19 +23,19 @@ class _Numbers:
         return (f"{n:0{self.width}}" for n in range(self.first, self.last + 1))
 
 
-_Piece = Sequence[str | _Numbers]  # one of the alternatives
+_Piece = Sequence[str | _Numbers]  # the alternatives for one part of a name
 
 
 def hosts(text: str) -> Iterator[str]:
     """Yields the host names of a host list, in order and lazily.
 
-    Numbers keep the leading zeros of the first number of their range. Raises `ValueError`, before
-    the first name, if `text` is not a host list.
+    Numbers keep the leading zeros of the first number of their range. Raises `ValueError` if `text`
+    is not a host list, before any name is yielded.
 
     >>> list(hosts("n[08-10,12],login")), next(hosts("rack[1-2]n[1-9]"))
     (['n08', 'n09', 'n10', 'n12', 'login'], 'rack1n1')
     """
-    entries = re.split(r",(?![^\[]*\])", text)  # at commas outside of brackets
+    entries = re.split(r",(?![^\[]*\])", text)  # splits at commas outside of brackets
     if not all(_ENTRY.fullmatch(entry) for entry in entries):
         raise ValueError(f"{text!r} is not a list of hosts such as n[01-16],login")
     patterns = [[_piece(match) for match in _PIECE.finditer(entry)] for entry in entries]
@@ -55,7 +55,7 @@ def _numbers(text: str) -> _Numbers:
 
 
 def _names(pattern: Sequence[_Piece]) -> Iterator[str]:
-    """Yields all names with one alternative for each part; the last part changes fastest."""
+    """Yields the names of all combinations of alternatives. The last part changes fastest."""
     if not pattern:
         yield ""
         return

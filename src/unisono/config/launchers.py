@@ -1,4 +1,4 @@
-"""Reads a rank's launcher: its rank, the number of ranks, and the rendezvous."""
+"""Reads a process's rank, the number of ranks and the rendezvous from its launcher's variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TCP = "tcp://"
 TORCH_STORE = "torch-store:"
 """Prefix of a rendezvous through the store that torch's variables denote."""
 MPI = "mpi:"
-"""Prefix of a rendezvous through MPI, which then connects the hosts, too."""
+"""Prefix of a rendezvous through MPI. MPI also carries the data between hosts."""
 DERIVED_PORTS = range(61440, 65536)
 """Ports of a rendezvous for which the launcher names only the host."""
 
@@ -29,10 +29,10 @@ _MPIEXEC = re.compile(r"prte(?:run)?-(?P<host>.+)-(?P<pid>\d+)@\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRank:
-    """This process among its peers.
+    """Rank of this process, the number of ranks, and the rendezvous.
 
-    `rendezvous` is equal on all ranks. It is `tcp://host:port` at which rank 0 listens, or
-    `torch-store:` and a text, or `mpi:`. Any other text, which only this job has, means that all
+    `rendezvous` is equal on all ranks. It is `tcp://host:port`, at which rank 0 listens, or
+    `torch-store:` and a text, or `mpi:`. Any other text is unique to the job and means that all
     ranks are on one host.
     """
 
@@ -43,7 +43,7 @@ class LaunchedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launch:
-    """A rank as its launcher started it."""
+    """Values that a launcher gave to this rank."""
 
     launcher: str
     rank: int
@@ -53,11 +53,12 @@ class _Launch:
     job: str
     """The rendezvous if all ranks are on this host."""
     place: Callable[[], str | None]
-    """Returns the rendezvous otherwise; None if the launcher does not name rank 0's host."""
+    """Function that returns the rendezvous of ranks on several hosts, or None if the launcher does
+    not name rank 0's host."""
 
 
 def world(environ: Mapping[str, str]) -> LaunchedRank:
-    """Returns rank, size and rendezvous, as the nearest launcher set them.
+    """Returns the rank, the number of ranks and the rendezvous that the innermost launcher set.
 
     If `UNISONO_RENDEZVOUS` is `tcp://host:port`, it is the rendezvous, whichever launcher started
     the ranks. With `UNISONO_WIRE=mpi`, the rendezvous is MPI. Raises `RendezvousError` if no
@@ -113,8 +114,8 @@ def _torchrun(environ: Mapping[str, str]) -> _Launch | None:
         size=size,
         local=number(environ, "LOCAL_WORLD_SIZE", size),
         job=f"torchrun:{store}:{environ.get('TORCHELASTIC_RESTART_COUNT', '')}",
-        # Torchrun's agents on several hosts disagree about the number of restarts: an agent counts
-        # only restarts for failures of its own ranks.
+        # This rendezvous omits the number of restarts. Torchrun's agents on several hosts disagree
+        # about the number, because an agent counts only the failures of its own ranks.
         place=lambda: f"{TORCH_STORE}{store}",
     )
 
@@ -127,7 +128,7 @@ def _open_mpi(environ: Mapping[str, str]) -> _Launch | None:
     mpiexec = _MPIEXEC.fullmatch(job)
 
     def place() -> str | None:
-        # Slurm names the hosts of the ranks; the job's name holds only mpiexec's host.
+        # Slurm's variables name the ranks' hosts. The job's name contains only mpiexec's host.
         pid = int(mpiexec["pid"]) if mpiexec else 0
         first = _first_host_of_slurm(environ) or (mpiexec and mpiexec["host"])
         return f"{TCP}{_netloc(first, _port(pid, 0))}/{job}" if first else None
@@ -146,7 +147,7 @@ def _mpich(environ: Mapping[str, str]) -> _Launch | None:
     if "PMI_RANK" not in environ or "PMI_SIZE" not in environ:
         return None
     if "SLURM_PROCID" in environ and "MPI_LOCALNRANKS" not in environ:
-        return None  # from srun; but mpiexec inside a Slurm job is the nearer launcher
+        return None  # started by srun, not by an mpiexec inside a Slurm job
     size = number(environ, "PMI_SIZE")
     local = number(environ, "MPI_LOCALNRANKS", size)
     return _Launch(
@@ -160,18 +161,18 @@ def _mpich(environ: Mapping[str, str]) -> _Launch | None:
 
 
 def _hydra_proxy(environ: Mapping[str, str]) -> int:
-    """Returns the process that identifies the job: Hydra has no job name, but one process starts
-    all ranks of a host.
+    """Returns the number of the process that started this host's ranks, which identifies the job.
 
-    That process is the parent, unless a shell script is between. It also made the socket by which
-    each rank talks to it, and the kernel remembers a socket's creator.
+    Hydra, the launcher of MPICH, has no job name. The process is the parent, unless a shell script
+    runs between them. The process also created the socket through which each rank talks to it, and
+    the kernel reports a socket's creator.
     """
     with contextlib.suppress(KeyError, ValueError, OSError):
         connection = socket.socket(fileno=int(environ["PMI_FD"]))
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         finally:
-            connection.detach()  # the socket stays MPI's
+            connection.detach()  # MPI still uses the socket
         pid = int(_CREDENTIALS.unpack(raw)[0])
         if pid > 0:
             return pid
@@ -194,7 +195,7 @@ def _slurm(environ: Mapping[str, str]) -> _Launch | None:
 
 
 def _in_slurm(environ: Mapping[str, str], name: str, step: int) -> str | None:
-    """Returns the rendezvous of a Slurm job's step, whose rank 0 is on the first of its hosts."""
+    """Returns the rendezvous of a step of a Slurm job. Rank 0 is on the step's first host."""
     first = _first_host_of_slurm(environ)
     if first is None:
         return None
@@ -213,7 +214,7 @@ def _first_host_of_slurm(environ: Mapping[str, str]) -> str | None:
 
 
 def _port(job: int, step: int) -> int:
-    """Returns a port; concurrent jobs and steps get different ones, as far as possible."""
+    """Returns a port for a job step. Concurrent jobs and steps rarely get the same port."""
     return DERIVED_PORTS[(job + 509 * step) % len(DERIVED_PORTS)]
 
 

@@ -12,7 +12,7 @@ _OURS = "UNISONO_"
 
 
 def text(environ: Mapping[str, str], name: str) -> str:
-    """Returns the value. Raises `RendezvousError` if the variable is not set."""
+    """Returns the variable's value. Raises `RendezvousError` if the variable is not set."""
     if name not in environ:
         raise RendezvousError(f"{name} is not set")
     return environ[name]
@@ -52,7 +52,7 @@ def switch(environ: Mapping[str, str], name: str) -> bool:
 
 
 def warn_of_unknown(names: Iterable[str], known: Collection[str]) -> None:
-    """Logs unknown variables that begin like unisono's, with the nearest known name."""
+    """Logs each unknown variable that has unisono's prefix, with the most similar known name."""
     for name in names:
         if name.startswith(_OURS) and name not in known:
             import difflib  # most processes never need this module

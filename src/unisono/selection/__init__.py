@@ -1,4 +1,4 @@
-"""Selection of the algorithm for a call, by rules, files and cost models. Without communication.
+"""Selection of the algorithm for a call by rules, files and cost models, without communication.
 
 A `Selection` is a tuple of rules. A `SelectionTable` combines several selections, in order of
 precedence: argument, environment, file, built-in. If no rule matches a call, a cost model decides:

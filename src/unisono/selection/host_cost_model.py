@@ -1,9 +1,9 @@
 """Cost of an algorithm on one host: the sum of rounds, bytes and reductions, each times a constant.
 
 The model is that of Hockney, "The communication challenge for MPP" (1994). Its term for reductions
-follows Thakur, Rabenseifner, Gropp (2005). It applies to ranks that share one memory and perhaps
-their cores. The time is a linear function of the bytes, so the sizes at which the fastest algorithm
-changes are exact. `network_cost_model` handles several hosts.
+follows Thakur, Rabenseifner, Gropp (2005). The ranks share memory and may share cores. The time is
+a linear function of the bytes, so the sizes at which the fastest algorithm changes are exact.
+`network_cost_model` handles several hosts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class CostLine(NamedTuple):
 
 
 class RoundWork(NamedTuple):
-    """Factors of the constants. `written` and `reduced` are multiples of the message's bytes."""
+    """Work of one rank: the factor of each of the `Constants`.
+
+    `written` and `reduced` are multiples of the message's bytes.
+    """
 
     calls: float
     rounds: float
@@ -137,7 +140,7 @@ def predict(
 
 
 class Fastest(NamedTuple):
-    """An algorithm that is the fastest from `least` bytes on."""
+    """The algorithm that is fastest from `least` bytes up to the next entry's `least`."""
 
     least: int
     algorithm: str
@@ -156,7 +159,7 @@ def fastest(
     lines: dict[str, CostLine] = {}
     for name in sorted(names(op), key=lambda name: (name not in _SIMPLE, name)):
         if find(op, name).for_hosts:
-            continue  # they save nothing on one host
+            continue  # saves nothing on one host
         try:
             lines[name] = line(op, name, ranks=ranks, cores=cores, constants=constants)
         except UnsupportedError:
@@ -165,7 +168,7 @@ def fastest(
 
 
 def envelope(lines: Mapping[str, CostLine]) -> tuple[Fastest, ...]:
-    """Returns the lowest line for each range of sizes, and among equal lines the first.
+    """Returns the lowest line for each range of sizes. Of equal lines, the first is chosen.
 
     >>> envelope({"a": CostLine(1.0, 2.0), "b": CostLine(3.0, 1.0)})
     (Fastest(least=0, algorithm='a'), Fastest(least=3, algorithm='b'))

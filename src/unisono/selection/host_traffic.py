@@ -34,7 +34,7 @@ class HostTraffic:
 
     @property
     def busiest(self) -> Fraction:
-        """The most that a host sends or receives, which limits the time on full-duplex links."""
+        """Largest amount that a host sends or receives. It limits the time on full-duplex links."""
         return max(*self.sent, *self.received)
 
 
@@ -74,7 +74,7 @@ def traffic(schedule: Schedule, hosts: Hosts) -> HostTraffic:
 
 
 def _busiest(rounds: Numbers, src: Numbers, dst: Numbers) -> int:
-    """Returns the messages of the busiest end in each round, summed over the rounds."""
+    """Returns the messages of the busiest rank or host in each round, summed over the rounds."""
     total = 0
     for number in np.unique(rounds):
         at = rounds == number

@@ -1,4 +1,4 @@
-"""Cost of an algorithm on several hosts: the cost model with two levels.
+"""Two-level cost model: the time of an algorithm on several hosts.
 
 The time starts with the cost inside a host (`host_cost_model`), without the rounds between hosts.
 Each round between hosts adds a latency. Each message of the busiest rank, and each message of the
@@ -63,7 +63,7 @@ _CANDIDATES: dict[Op, tuple[str, ...]] = {
     Op.SCAN: ("by_host", "direct", "chain"),
     Op.EXSCAN: ("by_host", "direct", "chain"),
 }
-"""Candidates for groups on several hosts, the preferred among equals first."""
+"""Candidates for groups on several hosts. Of equally fast candidates, the first is chosen."""
 
 _IN_RANK_ORDER: dict[Op, tuple[str, ...]] = {
     Op.ALL_REDUCE: ("one_shot", "rank_order"),
@@ -72,14 +72,14 @@ _IN_RANK_ORDER: dict[Op, tuple[str, ...]] = {
     Op.SCAN: ("direct", "chain"),
     Op.EXSCAN: ("direct", "chain"),
 }
-"""Candidates that fold in rank order, for operations whose other candidates do not."""
+"""Candidates that reduce in rank order, for operations whose usual candidates do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
     """Requirements of a call on its algorithm.
 
-    - `in_rank_order`: the algorithm must fold in rank order.
+    - `in_rank_order`: the algorithm must reduce in rank order.
     - `widening`: the growth factor of elements if the algorithm nests reductions. Narrow floats are
       then sent as float32.
     """

@@ -90,7 +90,7 @@ class Rule:
     def serves(
         self, op: Op, nbytes: int, *, ranks: int, hosts: int = 1, dtype_bytes: int | None = None
     ) -> bool:
-        """Returns true if the rule matches. A rule for one element size needs `dtype_bytes` to
+        """Returns True if the rule matches. A rule for one element size needs `dtype_bytes` to
         match.
         """
         return (
@@ -205,7 +205,7 @@ def _built_in() -> Iterator[Rule]:
 BUILT_IN = Selection(rules=tuple(replace(rule, hosts=_ONE_HOST) for rule in _built_in()))
 """Rules from measurements of up to 8 ranks on one host.
 
-While switches between ranks cost more than bytes, all ranks exchange everything in one step. For
-larger messages, each rank reduces a share. Several hosts have no built-in rules, because only the
-cost model knows the hosts of the ranks.
+For small messages, where switches between ranks cost more than bytes, all ranks exchange everything
+in one step. For larger messages, each rank reduces a share. Several hosts have no built-in rules,
+because only the cost model knows the hosts of the ranks.
 """

@@ -1,4 +1,4 @@
-"""A `Selection` as JSON text: versioned, with one rule a line, for manual edits.
+"""A `Selection` as JSON text: versioned, with one rule on each line, for manual edits.
 
     {
       "format": "unisono selection",
@@ -101,7 +101,7 @@ def save(
     path: str | os.PathLike[str],
     facts: Mapping[str, object] | None = None,
 ) -> None:
-    """Writes a selection to a file, completely or not at all. Creates folders. Raises `OSError`.
+    """Writes a selection to a file atomically. Creates missing folders. Raises `OSError`.
 
     >>> from tempfile import TemporaryDirectory
     >>> from pathlib import Path

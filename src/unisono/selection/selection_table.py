@@ -29,8 +29,9 @@ Selectable: TypeAlias = Selection | str | os.PathLike[str]
 BUILT_IN_SOURCE = "built-in"
 MODEL_SOURCE = "cost model"
 _PREDICTION_LOCK = threading.RLock()
-"""Serialises predictions, so that ranks that are threads of one process compute them only once."""
-os.register_at_fork(  # a forked child could never release another thread's lock
+"""Serialises predictions. So ranks that are threads of one process compute each prediction only
+once."""
+os.register_at_fork(  # else a child could inherit a lock that no thread releases
     before=_PREDICTION_LOCK.acquire,
     after_in_parent=_PREDICTION_LOCK.release,
     after_in_child=_PREDICTION_LOCK.release,
@@ -56,9 +57,9 @@ class SelectedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionTable:
-    """Layers in order of precedence, and the number of cores that the group's ranks share.
+    """Selections in order of precedence, and the number of cores that the group's ranks share.
 
-    The built-in rules apply after the layers, and the cost model after the built-in rules.
+    The built-in rules apply after these selections, and the cost model after the built-in rules.
 
     >>> SelectionTable(cores=2).choose(Op.ALL_REDUCE, 1024, ranks=4).rule.algorithm
     'one_shot'
@@ -100,7 +101,7 @@ class SelectionTable:
         return SelectedRule(rule=rule, source=MODEL_SOURCE)
 
     def times_s(self, op: Op, nbytes: int, ranks: int) -> dict[str, float]:
-        """Returns the seconds of each algorithm, from the first layer with measurements."""
+        """Returns the measured seconds of each algorithm in the first layer with measurements."""
         found = (layer.selection.times_s(op, nbytes, ranks) for layer in self.layers)
         return next((times_s for times_s in found if times_s), {})
 
@@ -134,7 +135,7 @@ class SelectionTable:
 
 @cache
 def modelled(op: Op, ranks: int, cores: int) -> Selection:
-    """Returns the choices of the cost model, by size.
+    """Returns the cost model's choices as a selection with one rule for each range of sizes.
 
     >>> print(modelled(Op.BROADCAST, 16, 2).rules[0])
     broadcast, 16 ranks: direct
@@ -145,7 +146,7 @@ def modelled(op: Op, ranks: int, cores: int) -> Selection:
 
 @cache
 def modelled_between(op: Op, hosts: Hosts, cores: int, demands: Demands = ANYTHING) -> Selection:
-    """Returns the choices of the cost model for ranks on several hosts, by size.
+    """Returns the cost model's choices for several hosts, with one rule for each range of sizes.
 
     >>> hosts = ((0,), (1,), (2,), (3,))
     >>> [rule.algorithm for rule in modelled_between(Op.ALL_REDUCE, hosts, 2).rules]
