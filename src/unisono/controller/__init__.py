@@ -1,4 +1,4 @@
-"""The controller: named tensors, submitted in any order, agreed on, fused and run.
+"""The controller: runs collectives on named tensors, which each rank may submit in any order.
 
 `Controller` is the public class. Its core is a pure step function (`agreement.py`): rank 0 decides
 (`coordinator.py`), all ranks follow (`member.py`). Ranks exchange `messages.py` about the tensors

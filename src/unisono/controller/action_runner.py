@@ -1,4 +1,4 @@
-"""Runs the tensors that the ranks have agreed on, and follows frozen plans."""
+"""Executes the actions of the agreement: runs collectives and follows frozen plans."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Counters:
 
 
 class ActionRunner:
-    """Does all actions but sending. Its attributes belong to the holder of the lock `changed`."""
+    """Executes all actions except `Send`. The lock `changed` protects the attributes."""
 
     def __init__(
         self,
@@ -59,8 +59,9 @@ class ActionRunner:
         stall_warning_s: float,
         on_left: Callable[[int], None],
     ) -> None:
-        """`open_handles`: the last handle of each name. `planned` submits tensors without the lock
-        while it follows a plan. `on_left` is called with a rank that has closed its controller.
+        """`open_handles` maps each name to its last handle. `planned` submits tensors without the
+        lock while it follows a plan. `on_left` is called with a rank that has closed its
+        controller.
         """
         self.counters = Counters()
         self.open = open_handles
@@ -81,7 +82,7 @@ class ActionRunner:
         self._on_left = on_left
 
     def act(self, action: Action) -> Sequence[Event]:
-        """Does one action; returns the events that it leads to at once."""
+        """Executes one action. Returns the events that result immediately."""
         match action:
             case m.Run():
                 self._launch(action)
@@ -149,7 +150,7 @@ class ActionRunner:
             self._planned.leave()
             finished = self.plan
             self.plan = self._plan_of(adopt)
-            if finished is not None:  # the program may be a pass ahead
+            if finished is not None:  # the program may already submit tensors of the next pass
                 for handle in finished.unlaunched():
                     self.plan.add(self.plan.tensors[handle.name], handle)
             return self._enter_plan(adopt.carried)
@@ -161,13 +162,13 @@ class ActionRunner:
     def _enter_plan(self, names: Sequence[str]) -> Sequence[Event]:
         with self._changed:
             plan = self.plan
-            assert plan is not None  # the agreement has said so
+            assert plan is not None  # the rank has adopted a plan
             self._planned.leave()
             for name in names:
                 plan.add(plan.tensors[name], self.open[name])
-            if not (plan.stopped or isinstance(plan, TrialPlan)):  # a trial takes times
+            if not (plan.stopped or isinstance(plan, TrialPlan)):  # a trial measures submissions
                 self._planned.follow(plan.tensors.values())
-            self._changed.notify_all()  # a thread that waits for a bucket finds what it lacks
+            self._changed.notify_all()  # threads that wait for a bucket check it again
             if names and isinstance(plan, TrialPlan) and plan.finished:
                 return [HasFinished(plan.epoch, plan.times())]
             return ()

@@ -1,8 +1,8 @@
-"""The agreement of all ranks on what runs next, as a pure step function.
+"""The agreement of all ranks on the next collectives, as a pure function.
 
-Each rank has a `State`. An event changes it and gives actions. Rank 0 also holds the coordinator;
-it needs no message to itself. Nothing here knows a network, a clock or a thread, so tests can play
-every order of events.
+Each rank has a `State`. An event gives a new state and actions. Rank 0 also has the coordinator,
+and sends no messages to itself. This module uses no network, clock or thread, so tests can run any
+order of events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.controller.member import Action, Event, Member, Mode, Received, Sen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """State of one rank; only rank 0 has a coordinator. Never changed: `step` returns a copy."""
+    """State of one rank. Only rank 0 has a coordinator. Immutable: `step` returns a new state."""
 
     size: int
     member: Member
@@ -27,7 +27,7 @@ class State:
 
     @property
     def mode(self) -> Mode:
-        """Present mode of this rank's agreement with the others."""
+        """Current mode of this rank."""
         return self.member.mode
 
     @staticmethod
@@ -37,7 +37,7 @@ class State:
         fusion_bytes: int = DEFAULT_FUSION_BYTES,
         tuner: FusionTuner | None = None,
     ) -> State:
-        """Returns the state before the first event. None: the buckets of plans are not tuned."""
+        """Returns the state before the first event. Without a `tuner`, buckets are not tuned."""
         coordinator = None
         if rank == 0:
             coordinator = Coordinator(size=size, fusion_bytes=fusion_bytes, tuner=tuner)

@@ -1,4 +1,4 @@
-"""The channel of a controller: messages between the agreements of its ranks."""
+"""The channel through which the ranks of a controller exchange messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from unisono.communicator import Communicator, Work, wait_for_message
 from unisono.controller.messages import Message, decode, encode
 from unisono.errors import CommunicationError
 
-_MESSAGES, _WAKE = 1, 2  # tags
-_FOREVER_S = 1e9  # an idle controller waits without end
+_MESSAGES, _WAKE = 1, 2  # message tags
+_FOREVER_S = 1e9  # an idle controller waits without a timeout
 _SILENCE_S = 1.0
 _IDLE_S = 3600.0
 
 
 class Channel:
-    """Sends and receives messages by a communicator of its own, which `close` closes."""
+    """Sends and receives messages on its own communicator, which `close` closes."""
 
     def __init__(self, comm: Communicator) -> None:
         self.rank = comm.rank
@@ -39,9 +39,10 @@ class Channel:
         self._keep(self._comm.send(text, dst, _MESSAGES, async_op=True))
 
     def receive(self, is_idle: Callable[[], bool]) -> tuple[int, tuple[Message, ...]]:
-        """Waits for messages; returns the rank they came from. None: `wake` was called.
+        """Waits for messages. Returns the sender and the messages; none if `wake` was called.
 
-        After a silence, if `is_idle()`, the thread sleeps until a message wakes it up.
+        If no message arrives for a second and `is_idle()` is true, the thread sleeps until a
+        message arrives.
         """
         found = wait_for_message(self._comm, limit_s=_SILENCE_S, checks=True)
         while found is None:
@@ -57,16 +58,16 @@ class Channel:
         return found.source, decode(text.tobytes())
 
     def wake(self) -> None:
-        """Ends a `receive` that waits in another thread, or else the next one."""
+        """Makes the current or the next `receive` of another thread return."""
         with self._lock:
             if self._woken or self.closed:
                 return
             self._woken = True
-        with suppress(CommunicationError):  # the thread that receives finds the failure itself
+        with suppress(CommunicationError):  # the receiving thread detects the failure
             self._keep(self._comm.send(self._nothing, self.rank, _WAKE, async_op=True))
 
     def stop(self) -> None:
-        """Ends the loop that receives: called in its thread, after its last message."""
+        """Ends the receiving loop. The loop's thread calls this after its last message."""
         self.closed = True
         with suppress(CommunicationError):
             Work.wait_all(self._sent, timeout_s=1.0)

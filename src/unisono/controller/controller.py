@@ -1,4 +1,4 @@
-"""The controller: collectives by name, in any order on each rank."""
+"""The controller: collectives on named tensors, which each rank submits in its own order."""
 
 from __future__ import annotations
 
@@ -25,39 +25,42 @@ from unisono.timeline import TimelineWriter, clock_identity, compare_clocks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerStats:
-    """Counts since the controller was made, on this rank."""
+    """Counts on this rank since the controller was created."""
 
     tensors_submitted: int
     collectives_run: int
     cache_hits: int
-    """Tensors that the frozen plan had: the ranks exchanged no message about them."""
+    """Submitted tensors that a frozen plan contained, so the ranks exchanged no message about
+    them."""
     bytes: int
-    """Sum of the submitted tensors' sizes."""
+    """Bytes of all submitted tensors."""
     plan_changes: int
-    """Number of times that the ranks froze a plan, or left one."""
+    """Number of times that the ranks adopted or left a frozen plan."""
     wait_s: float
-    """Seconds for which handles waited until all ranks had their tensor."""
+    """Seconds that handles waited until all ranks had submitted the tensor."""
 
 
 class Controller:
-    """Runs collectives on named tensors, which each rank may submit in an order of its own.
+    """Runs collectives on named tensors, which each rank may submit in its own order.
 
     A tensor runs when all ranks have submitted it. Tensors that are ready together share a message,
     up to `fusion_bytes`. Once the steps of a program repeat, the ranks agree on a plan. After that,
-    agreement costs one reduction of 8 bytes for each message, and no thread wakes up. A step that
-    differs returns the ranks to talking; then they agree on a new plan.
+    agreement costs one reduction of 8 bytes for each message, and no thread wakes up. If a step
+    differs, the ranks negotiate again until they agree on a new plan.
 
-    With `tune_fusion`, it tunes its fusion while steps repeat. It measures when tensors are ready
-    and how long messages take, computes the buckets that finish first, and compares them in turns
-    with those of `fusion_bytes`. It keeps them if they are certainly faster; see `FusionTuner`.
-    This takes at most 133 steps. `fusion_report` returns the result.
+    With `tune_fusion`, the controller tunes the buckets of tensors while steps repeat. It measures
+    when tensors are ready and how long messages take, and computes the buckets that finish first.
+    It compares the new buckets with the buckets of `fusion_bytes`, and keeps the new buckets if a
+    statistical test shows that they are faster (`FusionTuner`). This takes at most 133 steps.
+    `fusion_report` returns the result.
 
-    If the ranks disagree about a tensor, it fails on all ranks with `MismatchError`, which has both
-    values and the ranks that hold them; the controller stays usable. A tensor that waits for a rank
-    longer than `stall_warning_s` seconds is logged on all ranks. A lost rank fails the controller.
+    If the ranks disagree about a tensor, the tensor fails on all ranks with `MismatchError`. The
+    message has both values and the ranks that have them. The controller stays usable. A tensor that
+    waits for a rank longer than `stall_warning_s` seconds is logged on all ranks. A lost rank fails
+    the controller.
 
-    Collective over the ranks of `comm`. The controller has communicators of its own, so the program
-    may use `comm` meanwhile.
+    All ranks of `comm` must create the controller. It has its own communicators, so the program may
+    use `comm` at the same time.
 
     >>> import numpy as np, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of a controller") as comm:
@@ -77,11 +80,11 @@ class Controller:
         stall_warning_s: float = 10.0,
         transfer: Transfer | None = None,
     ) -> None:
-        """`tune_fusion`: finds better buckets than those of `fusion_bytes`; rank 0 decides. None:
-        True if neither `fusion_bytes` nor `transfer` is given. Other buckets round sums of three
-        or more ranks differently, except on a `reproducible` communicator.
+        """`tune_fusion`: True to search for better buckets. Rank 0's value counts. None means True
+        if neither `fusion_bytes` nor `transfer` is given. Other buckets round sums of three or more
+        ranks differently, except on a `reproducible` communicator.
 
-        `transfer`: what moves the data; None: communicators of these ranks.
+        `transfer` moves the data. None: new communicators of the same ranks.
         """
         if fusion_bytes is not None and fusion_bytes < 0:
             raise ValueError(f"fusion_bytes: expected 0 or more bytes, got {fusion_bytes}")
@@ -105,7 +108,8 @@ class Controller:
             timeline=self.timeline,
             tuner=_tuner(comm, tune_fusion),
         )
-        # Also at the end of the interpreter, so that the other ranks are told.
+        # Also closes the controller when the interpreter exits, so that the other ranks are
+        # informed.
         self._finalizer = weakref.finalize(self, self._loop.close)
 
     def __repr__(self) -> str:
@@ -114,10 +118,10 @@ class Controller:
     def all_reduce(self, name: str, x: Array, op: str = "sum", *, priority: int = 0) -> Handle:
         """Reduces `x` over all ranks, in place, once all ranks have submitted `name`.
 
-        `op` as for `Communicator.all_reduce`, but for functions and `premul_sum`. Of tensors that
+        `op` is as for `Communicator.all_reduce`, except functions and `premul_sum`. Of tensors that
         are ready at the same time, the one with the highest `priority` runs first.
 
-        Raises `ValueError` if the last tensor of this name has not ended.
+        Raises `ValueError` if the previous tensor of this name has not ended.
         """
         handle: Handle | None = self._loop.submit_planned(name, x, op)
         if handle is not None:
@@ -125,7 +129,7 @@ class Controller:
         return self._loop.submit(name, x, "all_reduce", op, -1, priority)
 
     def broadcast(self, name: str, x: Array, root: int = 0) -> Handle:
-        """Copies `x` of `root` into `x` of all ranks."""
+        """Copies the root's `x` into `x` of all ranks."""
         return self._loop.submit(name, x, "broadcast", "sum", root, 0)
 
     def all_gather(self, name: str, x: Array) -> Handle:
@@ -148,30 +152,33 @@ class Controller:
         self._loop.group(names)
 
     def join(self, *, average_over: str = "active", timeout_s: float | None = None) -> int:
-        """Waits until all ranks have joined; returns the last. For ranks that have less data.
+        """Waits until all ranks have joined, and returns the last rank that joined.
 
-        Until then this rank contributes values that change no result. `average_over`: averages
-        divide by the number of ranks that have the tensor ("active"), or by the size of the group
-        ("all"); the value of the first rank that joins counts.
+        A rank with less data than the others calls this at its end. While it waits, it contributes
+        values that do not change results. `average_over`: averages divide by the number of ranks
+        that have the tensor ("active"), or by the size of the group ("all"). The value of the first
+        rank that joins counts.
         """
         if average_over not in ("active", "all"):
             raise ValueError(f"average_over: expected 'active' or 'all', got {average_over!r}")
         return self._loop.join(average_over == "all", timeout_s)
 
     def stats(self) -> ControllerStats:
-        """Returns what this rank has counted so far."""
+        """Returns this rank's counts so far."""
         return ControllerStats(**asdict(self._loop.counters))
 
     def fusion_report(self) -> FusionReport | None:
-        """Returns what the tuning of fusion decided last. None: nothing so far, or it is off."""
+        """Returns the last decision of the fusion tuner, or None without a decision."""
         return self._loop.fusion_report
 
     def stalls(self) -> tuple[Stalled, ...]:
-        """Returns the tensors that wait: which ranks have them, which do not, for how long."""
+        """Returns the waiting tensors, each with its present and missing ranks and its waiting
+        time.
+        """
         return self._loop.ask_stalls()
 
     def close(self) -> None:
-        """Leaves. Tensors that still wait fail, here and on other ranks. Idempotent."""
+        """Closes the controller. Tensors that still wait fail on all ranks. Idempotent."""
         self._finalizer()
 
     def __enter__(self) -> Controller:
@@ -189,7 +196,7 @@ class Controller:
 
 
 def _compared(comm: Communicator, timeline: TimelineWriter) -> Communicator:
-    """Compares the clocks of the hosts, if there are several. Collective. Returns `comm`."""
+    """Compares the hosts' clocks if the ranks are on several hosts. Collective. Returns `comm`."""
     if len(comm.hosts) > 1:
         reading = compare_clocks(comm, time.monotonic_ns, clock_identity())
         if reading is not None:

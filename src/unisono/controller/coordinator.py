@@ -1,11 +1,12 @@
-"""Rank 0's part of the agreement: which tensors all ranks have, and what all ranks do next.
+"""The coordinator on rank 0: tracks the tensors that ranks have, and decides what all ranks do.
 
-The coordinator learns while the ranks negotiate. When some steps in a row had the same tensors, it
-sends a frozen plan. From then on the ranks follow the plan without a message. A rank that cannot
-follow asks for a break; then all ranks leave the plan at the same bucket and negotiate again.
+The coordinator records the steps while the ranks negotiate. When consecutive steps have the same
+tensors, it sends a frozen plan, which the ranks then follow without messages. A rank that cannot
+follow the plan asks to leave it. All ranks then leave the plan at the same bucket and negotiate
+again.
 
-With a tuner, a plan may be a trial of a limited length. At its end no rank has to leave it: all
-ranks are at the same bucket, report what they measured, and get the next plan.
+With a tuner, a plan may be a trial of limited length. At the end of a trial, all ranks are at the
+same bucket. They report their measurements and receive the next plan.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ FREEZE_AFTER = 2
 """Steps with the same tensors before the first plan is frozen."""
 
 _MOST_STEPS = 1024
-_LASTING_PASSES = 16  # a plan that served as many was worth its making
+_LASTING_PASSES = 16  # a plan that ran this many passes was worth freezing
 _ANY_LENGTH = -1
-_SIDE_RUNS = 3  # runs of a tensor outside of the plan before the ranks learn a plan with it
+_SIDE_RUNS = 3  # runs of a tensor outside the plan before the ranks make a plan with this tensor
 
 
 @dataclass(slots=True, kw_only=True)
 class Coordinator:
-    """Rank 0's state of all ranks. `receive` returns the messages for all ranks, in order."""
+    """Rank 0's state for all ranks. `receive` returns the messages to all ranks, in order."""
 
     size: int
     fusion_bytes: int = DEFAULT_FUSION_BYTES
@@ -40,8 +41,8 @@ class Coordinator:
     frozen: bool = False
     stopping: bool = False
     table: dict[str, dict[int, Request]] = field(default_factory=dict)
-    """The undecided tensors: the request of each rank that has announced one. The inner
-    dictionaries are replaced, never changed, so that copies may share them."""
+    """Requests for each undecided tensor, by rank. The inner dictionaries are replaced, never
+    changed, so copies of the coordinator may share them."""
     since_s: dict[str, float] = field(default_factory=dict)
     stopped: dict[int, int] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
@@ -53,7 +54,7 @@ class Coordinator:
     phases: dict[str, dict[int, int]] = field(default_factory=dict)
     """The phase that each rank gave to each tensor of the current step."""
     alike: int = 0
-    """Steps in a row that had the same tensors."""
+    """Number of consecutive steps with the same tensors."""
     side_runs: Counter[str] = field(default_factory=Counter)
     side_limit: int = _SIDE_RUNS
     plan_buckets: int = 0
@@ -61,7 +62,7 @@ class Coordinator:
     finished: dict[int, PassTimes] = field(default_factory=dict)
     """Measurements of the ranks that have finished the present trial."""
     trials: int = 0
-    """Trials that all ranks have finished since the ranks talked."""
+    """Number of trials that all ranks have finished since the ranks last negotiated."""
 
     def copy(self) -> Coordinator:
         """Returns a copy that shares no mutable state."""
@@ -80,7 +81,7 @@ class Coordinator:
         )
 
     def receive(self, source: int, message: m.Message, now_s: float) -> list[m.Message]:
-        """Takes a message of rank `source`; returns the decisions that follow."""
+        """Processes a message of rank `source`. Returns the resulting decisions."""
         match message:
             case m.Announce() if self._is_current(message.epoch):
                 for request in message.requests:
@@ -103,7 +104,7 @@ class Coordinator:
                 return [m.Left(source), *(self._resume() if self.stopping else [])]
             case m.AskStalls():
                 return [m.Stalls(self._stalls(now_s))]
-        return []  # of an older epoch: the sender announces its tensors again
+        return []  # a message of an older epoch; the sender announces its tensors again
 
     def _is_current(self, epoch: int) -> bool:
         return epoch == self.epoch and not self.stopping
@@ -111,7 +112,7 @@ class Coordinator:
     # ---- decisions
 
     def _decide(self, names: Iterable[str]) -> list[m.Message]:
-        """Decides on those of the tensors `names` that are ready."""
+        """Decides on the tensors among `names` that are ready."""
         ready = self._ready(names)
         if not ready:
             return []
@@ -136,7 +137,7 @@ class Coordinator:
         return decided
 
     def _runs(self, agreed: dict[str, Request]) -> list[m.Message]:
-        shares: dict[tuple[int, ...], list[Request]] = {}  # differ only while ranks have joined
+        shares: dict[tuple[int, ...], list[Request]] = {}  # by active ranks; one key without joins
         for name, request in agreed.items():
             shares.setdefault(tuple(sorted(self.table[name])), []).append(request)
         return [
@@ -146,7 +147,10 @@ class Coordinator:
         ]
 
     def _ready(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that every rank has that has not joined, complete groups only."""
+        """Returns the tensors of `names` that all ranks except joined ranks have submitted.
+
+        A tensor of a group is ready only if all tensors of its group are ready.
+        """
         here = {name for name in names if self._is_everywhere(name)}
         return [
             name
@@ -161,7 +165,10 @@ class Coordinator:
         return bool(requests) and len(requests.keys() | self.joined) == self.size
 
     def _refusals(self, names: Iterable[str]) -> dict[str, str]:
-        """Returns the tensors that must not run, and why: each alone, or another of its group."""
+        """Returns the reason for each tensor that must not run.
+
+        If one tensor of a group is refused, all tensors of the group are refused.
+        """
         own = {name: text for name in names if (text := self._refusal(name)) is not None}
         refused = dict(own)
         for name, text in own.items():
@@ -287,7 +294,7 @@ class Coordinator:
 
 
 def _merged(requests: dict[int, Request]) -> Request:
-    """One request for all ranks: the latest phase, the highest priority."""
+    """Returns one request for all ranks, with the latest phase and the highest priority."""
     request = next(iter(requests.values()))
     uneven = len({each.shape for each in requests.values()}) > 1
     return replace(
@@ -299,15 +306,16 @@ def _merged(requests: dict[int, Request]) -> Request:
 
 
 def _is_uneven(request: Request) -> bool:
-    """Returns True if the ranks gather different lengths, which no plan can know."""
+    """Returns True if the ranks gather different lengths. A plan cannot contain such a tensor."""
     return request.shape[:1] == (_ANY_LENGTH,)
 
 
 def _in_phases(step: dict[str, Request], phases: dict[str, dict[int, int]]) -> Iterator[Request]:
-    """Yields the tensors of a step in phases of all ranks, in an order that suits each rank.
+    """Yields the tensors of a step with phases that are common to all ranks, in order.
 
-    Two tensors are in one phase if no rank waited between them. Ranks count waits from their first
-    tensor of the step. A tensor that is later on some ranks and earlier on none has a larger sum.
+    Two tensors are in one phase if no rank waited between them. Each rank counts its waits from its
+    first tensor of the step. Tensors are ordered by the sum of these counts, which is larger for a
+    tensor that is later on some ranks and not earlier on any rank.
     """
     first: dict[int, int] = {}
     for by_rank in phases.values():
@@ -324,7 +332,7 @@ def _in_phases(step: dict[str, Request], phases: dict[str, dict[int, int]]) -> I
 
 
 def _with_groups(requests: Iterable[Request]) -> dict[str, None]:
-    """Names of the tensors and of all tensors in their groups, in order, each once."""
+    """Returns the names of the tensors and of all tensors in their groups, without duplicates."""
     return dict.fromkeys(name for each in requests for name in (each.name, *each.group))
 
 

@@ -1,4 +1,4 @@
-"""The frozen plan as one rank follows it: buckets that fill, and run in one order on all ranks."""
+"""One rank's frozen plan: buckets that fill with tensors and run in one order on all ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PlannedTensor:
         self.reduction = request.op
         self.root = request.root
         self.dtype: object = None
-        """The element type of the last array that fitted, as the array names it."""
+        """The `dtype` object of the last array that fitted."""
 
     def fits(self, array: Array, operation: str, op: str, root: int) -> bool:
         """Returns True if a submission is the same as in earlier passes."""
@@ -49,7 +49,7 @@ class PlannedTensor:
 
 
 class PlannedBucket:
-    """The tensors of one bucket. `missing`: how many the current pass still lacks."""
+    """The tensors of one bucket. `missing` is the number not yet submitted in the current pass."""
 
     __slots__ = ("flight", "job", "missing", "tensors")
 
@@ -64,7 +64,7 @@ class PlannedBucket:
         """The last flight of this bucket."""
 
     def take(self) -> tuple[Handle, ...]:
-        """Returns the handles of the current pass, and begins the next one."""
+        """Returns the handles of the current pass, and begins the next pass."""
         handles = tuple([each.handle for each in self.tensors if each.handle is not None])
         for tensor in self.tensors:
             tensor.handle = None
@@ -73,7 +73,7 @@ class PlannedBucket:
 
 
 class FrozenPlan:
-    """Runs the buckets of a plan, pass after pass. Its caller holds the lock of the loop."""
+    """Runs the buckets of a plan, pass after pass. The caller must hold the loop's lock."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class FrozenPlan:
 
     @property
     def has_waiting(self) -> bool:
-        """True if tensors wait: for others of their bucket, or for other ranks."""
+        """True if tensors wait for other tensors of their bucket or for other ranks."""
         return any(tensor.handle is not None for tensor in self.tensors.values()) or not all(
             flight.has_ended() for flight in self.flights
         )
@@ -130,7 +130,7 @@ class FrozenPlan:
             self._launch(bucket, (), self._transfer.begin_void())
 
     def unlaunched(self) -> list[Handle]:
-        """Returns the handles that wait for their bucket, and takes them out of the plan."""
+        """Returns the handles that wait for their bucket, and removes them from the plan."""
         waiting: list[Handle] = []
         for bucket in self._buckets:
             waiting += bucket.take()
@@ -162,7 +162,7 @@ class FrozenPlan:
 
 
 def job_of(handles: Sequence[Handle], op: str | None = None) -> Job:
-    """Returns the collective of tensors that travel together; `op` replaces their reduction."""
+    """Returns the job that runs these tensors as one message. `op` replaces their reduction."""
     request = handles[0].request
     return Job(
         operation=request.operation,

@@ -1,4 +1,4 @@
-"""Handles of submitted tensors, and flights: the collectives that carry them."""
+"""Handles of submitted tensors, and flights. A flight is one collective in progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IN_PLACE = ("all_reduce", "broadcast")
 
 
 class Owner(Protocol):
-    """The methods that a handle needs of the loop that made it."""
+    """Interface of the loop that a handle uses."""
 
     def wait_for_flight(self, handle: Handle, timeout_s: float | None, is_late: bool) -> None:
         """Waits until the handle has a flight or has ended. Raises `TimeoutError`.
@@ -27,17 +27,17 @@ class Owner(Protocol):
 
     @property
     def stall_warning_s(self) -> float:
-        """Seconds after which the loop wants to know of a collective that has not ended."""
+        """Seconds after which a handle reports a collective that has not ended."""
 
     def look_for_late_ranks(self, handle: Handle) -> None:
-        """Finds out which ranks have not begun the collective of this handle, and logs them."""
+        """Finds the ranks that have not begun the collective of this handle, and logs them."""
 
     def fail(self, error: Exception) -> None:
         """Fails all handles with an error that ends the controller."""
 
 
 class Handle:
-    """A submitted tensor. The array belongs to the controller until `wait` has returned."""
+    """A submitted tensor. The program must not use the array until `wait` has returned."""
 
     __slots__ = ("_done", "_error", "_owner", "_result", "array", "flight", "request")
 
@@ -60,11 +60,12 @@ class Handle:
         return self.request.name
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits for the end; returns the result: the array itself where it is reduced in place.
+        """Waits until the tensor has ended, and returns the result.
 
-        Raises the error that the tensor failed with: `MismatchError` if the ranks disagree about
-        it, which leaves the controller usable; any other `CommunicationError` ends the controller.
-        Raises `TimeoutError` after `timeout_s` seconds, which does not harm the tensor.
+        If the tensor is reduced in place, the result is the submitted array. Raises the tensor's
+        error. After a `MismatchError`, which means that the ranks disagree about the tensor, the
+        controller stays usable. Any other `CommunicationError` ends the controller. Raises
+        `TimeoutError` after `timeout_s` seconds; the tensor continues.
         """
         if not self._done:
             self._owner.count_wait()
@@ -80,7 +81,7 @@ class Handle:
         return self._result
 
     def _settle(self, flight: Flight, timeout_s: float | None) -> bool:
-        """Waits for the end of the flight. Returns True if it has looked for late ranks."""
+        """Waits for the end of the flight. Returns True if it searched for late ranks."""
         warn_s = self._owner.stall_warning_s
         if timeout_s is not None and timeout_s <= warn_s:
             flight.settle(timeout_s)
@@ -95,18 +96,18 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """True if the tensor has ended, well or not. Does not wait."""
+        """True if the tensor has completed or failed. Does not wait."""
         if not self._done and (flight := self.flight) is not None and flight.has_ended():
             flight.settle(None)
         return self._done
 
     @property
     def exception(self) -> Exception | None:
-        """The error that the tensor failed with, once it is done."""
+        """Error of a failed tensor; None if the tensor has not failed."""
         return self._error if self.done else None
 
     def complete(self, result: Any) -> None:
-        """Ends the handle well."""
+        """Ends the handle with a result."""
         self._result = result
         self._done = True
         self.flight = None
@@ -118,7 +119,7 @@ class Handle:
 
 
 class Flight:
-    """One collective under way with the handles of the tensors in it."""
+    """A collective in progress, with the handles of its tensors."""
 
     __slots__ = ("_divisor", "_lock", "_on_end", "_settled", "handles", "pending", "ran")
 
@@ -130,7 +131,7 @@ class Flight:
         *,
         divisor: int = 1,
     ) -> None:
-        """`on_end` is called once, at the end. Sums are divided by `divisor`."""
+        """`on_end` is called once, when the flight has ended. Sums are divided by `divisor`."""
         self.handles = handles
         self.pending = pending
         self.ran = True
@@ -140,18 +141,18 @@ class Flight:
         self._settled = False
 
     def has_settled(self) -> bool:
-        """Returns True if the handles know of the end."""
+        """Returns True if the flight has ended and its handles were informed."""
         return self._settled
 
     def has_ended(self) -> bool:
-        """Returns True if the collective has ended, well or not."""
+        """Returns True if the collective has completed or failed."""
         return self._settled or self.pending.is_completed()
 
     def settle(self, timeout_s: float | None) -> None:
-        """Waits for the end, then ends the handles. Raises `TimeoutError` after `timeout_s`.
+        """Waits for the end of the flight, then ends its handles. Raises `TimeoutError`.
 
-        The handles of a void flight continue without one. A failure ends the controller: the
-        handles hold the error.
+        The handles of a void flight wait for another flight. A failure ends the controller, and the
+        handles have the error.
         """
         if self._settled:
             return
@@ -159,7 +160,7 @@ class Flight:
             result = self.pending.wait(timeout_s)
         except TimeoutError as error:
             if not isinstance(error, UnisonoError):
-                raise  # only the wait has ended
+                raise  # the flight continues
             self._fail(error)
             return
         except UnisonoError as error:
@@ -170,7 +171,7 @@ class Flight:
                 return
             self.ran = getattr(self.pending, "ran", True)
             if self.ran and self._divisor == 1 and self._is_in_place():
-                for handle in self.handles:  # the result is the array, as from the beginning
+                for handle in self.handles:  # the result already is the array
                     handle._done = True
                     handle.flight = None
             else:
@@ -180,7 +181,7 @@ class Flight:
         self._on_end(self)
 
     def _is_in_place(self) -> bool:
-        """Returns True if all tensors, of one operation, are reduced where they are."""
+        """Returns True if the operation of the flight changes the arrays in place."""
         return not self.handles or self.handles[0].request.operation in _IN_PLACE
 
     def _end(self, handle: Handle, result: Any) -> None:

@@ -1,4 +1,4 @@
-"""Contributions of a rank that called `join`: arrays that change no result of other ranks."""
+"""Contributions of a rank that called `join`. They do not change the results of other ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from unisono.types import DType
 
 
 class JoinedTensors:
-    """Makes arrays of the types that this rank has submitted before, or NumPy's."""
+    """Makes contributions of the array types that this rank has submitted, or NumPy arrays."""
 
     def __init__(self) -> None:
         self._samples: dict[DType, Array] = {}
 
     def remember(self, array: Array, dtype: DType) -> None:
-        """Keeps an empty array of this kind and type, for the ones to make."""
+        """Keeps an empty array of this kind and type, as the model of later contributions."""
         if dtype not in self._samples:
             self._samples[dtype] = empty_like(array, (0,))
 
     def job(self, requests: Sequence[Request], op: str) -> Job:
-        """Returns this rank's part in a collective of tensors that it does not have."""
+        """Returns this rank's part in a collective of tensors that this rank does not have."""
         first = requests[0]
         return Job(
             operation=first.operation,

@@ -1,7 +1,8 @@
-"""The loop of one rank: it feeds the agreement with events, and does what the agreement says.
+"""The loop of one rank: passes events to the agreement, and executes the resulting actions.
 
-A thread waits for messages of other ranks; nothing wakes it while the ranks follow a frozen plan.
-Then the program's own threads do everything: `submit` launches buckets, `Handle.wait` ends them.
+A thread waits for messages of other ranks. While the ranks follow a frozen plan, this thread
+sleeps, and the program's own threads do the work: `submit` launches buckets, and `Handle.wait` ends
+them.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from unisono.errors import (
 from unisono.timeline import CONTROLLER_THREAD, EventKind, TimelineWriter
 
 _SUBMITTED, _WAITED = int(EventKind.SUBMITTED), int(EventKind.WAITED)
-_CLOSE_S = 5.0  # for the last message of a rank that closes
-_ANSWER_S = 1.0  # for rank 0 to say which tensors wait
-_ANNOUNCE_S = 0.1  # for ranks that have left a plan to announce their tensors
+_CLOSE_S = 5.0  # limit for the last message of a rank that closes
+_ANSWER_S = 1.0  # limit for rank 0's answer about waiting tensors
+_ANNOUNCE_S = 0.1  # time in which ranks that have left a plan announce their tensors
 
 
 class Loop:
-    """One rank's side of a controller. Its methods may be called from several threads."""
+    """One rank's part of a controller. Several threads may call its methods."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Loop:
         timeline: TimelineWriter,
         tuner: FusionTuner | None = None,
     ) -> None:
-        """`tuner`: what tunes the buckets of plans; None: they keep to `fusion_bytes`."""
+        """`tuner` tunes the buckets of plans. None: `fusion_bytes` determines the buckets."""
         self._timeline = timeline
         self._record = timeline.record
         self._channel = channel
@@ -83,7 +84,8 @@ class Loop:
             Handle, self, self._open, self._launch_full, timeline.ring
         )
         self.submit_planned = self._planned.submit
-        """Submits an all_reduce that the frozen plan has, without the lock; else returns None."""
+        """Submits an all_reduce of the frozen plan without the lock. Returns None for other
+        tensors."""
         self._runner = ActionRunner(
             self._changed,
             transfer,
@@ -96,7 +98,7 @@ class Loop:
         )
         self._counters = self._runner.counters
         self._entering = 0
-        """Submitted tensors that the thread has not dealt with yet."""
+        """Number of submitted tensors that the thread has not processed yet."""
         self._waits = 0
         self._joining = False
         self._error: Exception | None = None
@@ -110,10 +112,10 @@ class Loop:
         self, name: str, array: Array, operation: str, op: str, root: int, priority: int
     ) -> Handle:
         """Submits `array` under `name`. Does not wait for other ranks."""
-        with self._lock:  # quicker to take than the condition
+        with self._lock:  # faster to acquire than the condition
             if self._error is not None or self._closing:
                 self._require_usable()
-            if type(name) is not str:  # comparisons of other names may run Python code
+            if type(name) is not str:  # comparisons of subclasses may run Python code
                 if not isinstance(name, str):
                     raise TypeError(f"name: expected a string, got {name!r}")
                 name = str.__str__(name)
@@ -159,11 +161,11 @@ class Loop:
 
     @property
     def fusion_report(self) -> FusionReport | None:
-        """The decision of the tuning of fusion; None until it is made."""
+        """The decision of the fusion tuner; None before the decision."""
         return self._runner.fusion_report
 
     def group(self, names: Sequence[str]) -> None:
-        """Declares that these tensors always travel together."""
+        """Declares that these tensors always run together."""
         with self._changed:
             taken = [name for name in names if name in self._groups]
             if taken:
@@ -171,7 +173,7 @@ class Loop:
             self._groups.update(dict.fromkeys(names, tuple(names)))
 
     def count_wait(self) -> None:
-        """Notes that the program waits for a tensor before it submits the next ones."""
+        """Notes that the program waits for a tensor before it submits the next tensors."""
         self._waits += 1
 
     def _enter(self, name: str, handle: Handle, nbytes: int) -> None:
@@ -179,10 +181,10 @@ class Loop:
         before = opened.get(name)
         if before is not None and not before._done:
             self._settle_ended(before)
-            if self._error is not None:  # that end has failed the controller
+            if self._error is not None:  # the flight has failed the controller
                 raise self._error
-        # No call between the test and the store: threads switch at calls, and a submission without
-        # the lock may have been first.
+        # There is no call between the test and the store. Threads switch at calls, and another
+        # thread could submit the same name without the lock.
         if name in opened and not opened[name]._done:
             raise ValueError(
                 f"tensor {name!r} was submitted again before its last call ended: wait for that "
@@ -201,8 +203,8 @@ class Loop:
                 self._begin(plan.launch_full)
 
     def _begin(self, begin: Callable[..., None], *arguments: object) -> None:
-        """Begins buckets of the plan. An error fails the controller: the tensors of the bucket are
-        in no flight and no longer in the plan.
+        """Begins buckets of the plan. An error fails the controller, because the tensors of the
+        bucket have left the plan but are in no flight.
         """
         try:
             begin(*arguments)
@@ -214,7 +216,7 @@ class Loop:
             raise
 
     def _settle_ended(self, handle: Handle) -> None:
-        """Ends a handle that nobody waited for, if its flight has ended. With the lock."""
+        """Ends a handle without a waiting thread if its flight has ended. Needs the lock."""
         flight = handle.flight
         if flight is not None and flight.has_ended():
             flight.settle(None)
@@ -222,7 +224,8 @@ class Loop:
     def wait_for_flight(self, handle: Handle, timeout_s: float | None, is_late: bool) -> None:
         """Waits until the handle has a flight or has ended; warns of stalls.
 
-        `is_late`: it has waited for ranks to begin its bucket, so this warns of them at once.
+        `is_late`: the handle has already waited for ranks to begin its bucket, so the warning about
+        these ranks is not delayed again.
 
         Raises `TimeoutError` after `timeout_s` seconds. After the communicator's timeout, the
         controller fails with `CollectiveTimeoutError`, which names the ranks that are missing.
@@ -232,7 +235,7 @@ class Loop:
         warn_s = _ANNOUNCE_S if is_late else self.stall_warning_s
         with self._changed:
             while handle.flight is None and not handle._done:
-                if self._error is not None:  # the flight was void, so the failure passed it
+                if self._error is not None:  # the failure did not reach a void flight
                     handle.fail(self._error)
                     continue
                 self._leave_plan_for(handle)
@@ -256,9 +259,9 @@ class Loop:
         self.fail(CollectiveTimeoutError(self._late_text(handle)))
 
     def look_for_late_ranks(self, handle: Handle) -> None:
-        """Leaves the plan if the bucket of this handle waits for ranks, and asks which these are.
+        """Leaves the plan if the bucket of this handle waits for ranks, to find these ranks.
 
-        Only ranks that negotiate know which of them have submitted a tensor.
+        Rank 0 knows which ranks have submitted a tensor only while the ranks negotiate.
         """
         with self._lock:
             plan, flight = self._runner.plan, handle.flight
@@ -268,22 +271,22 @@ class Loop:
             self._post(CannotFollow(plan.epoch, reason))
 
     def _leave_plan_for(self, handle: Handle) -> None:
-        """The program waits for a bucket that this rank has not filled: it may never fill it."""
+        """Leaves the plan if the program waits for a bucket that this rank may never fill."""
         plan = self._runner.plan
         if plan is None or plan.stopped or self._entering:
-            return  # or else another tensor is on its way into the plan
+            return  # with `_entering`, another tensor may enter the plan
         tensor = plan.tensors.get(handle.name)
         if tensor is not None and tensor.handle is handle:
             self._post(CannotFollow(plan.epoch, plan.lacking(handle.name)))
 
     def _leave_finished_plan(self) -> None:
-        """Tensors that wait for the next plan are announced only once the ranks negotiate again."""
+        """Leaves a finished trial, so that tensors that wait for the next plan are announced."""
         plan = self._runner.plan
         if isinstance(plan, TrialPlan) and plan.finished:
             self._post(CannotFollow(plan.epoch, "a rank waits for the end of a trial"))
 
     def _leave_plan_with_tensors(self) -> None:
-        """Leaves a plan in which tensors wait, and waits until all ranks have left it."""
+        """Leaves a plan in which tensors wait, and waits until all ranks have left the plan."""
         plan = self._runner.plan
         if plan is None or not plan.has_waiting:
             return
@@ -300,7 +303,7 @@ class Loop:
         )
 
     def ask_stalls(self) -> tuple[m.Stalled, ...]:
-        """Asks rank 0 which tensors wait; returns them. The last answer if rank 0 is silent."""
+        """Returns the waiting tensors from rank 0, or its last answer if rank 0 does not answer."""
         with self._changed:
             self._require_usable()
             self._leave_plan_with_tensors()
@@ -310,7 +313,9 @@ class Loop:
             return self._runner.stalls
 
     def join(self, average_over_all: bool, timeout_s: float | None) -> int:
-        """Takes part with zeros until all ranks have joined; returns the last that did."""
+        """Contributes neutral values until all ranks have joined. Returns the last rank that
+        joined.
+        """
         with self._changed:
             self._require_usable()
             self._runner.last_joined = None
@@ -321,7 +326,7 @@ class Loop:
             self._joining = False
             last = self._last()
             if last is not None:
-                return last  # the other ranks may have closed since
+                return last  # the other ranks may have closed in the meantime
             self._require_usable()
             raise TimeoutError(f"not all ranks have joined after {limit_s:g} s (timeout)")
 
@@ -329,7 +334,9 @@ class Loop:
         return self._runner.last_joined
 
     def close(self) -> None:
-        """Leaves: the other ranks' pending tensors that need this rank fail. Never hangs."""
+        """Closes the controller. Pending tensors of other ranks that need this rank fail. Never
+        hangs.
+        """
         with self._changed:
             if self._closing:
                 return
@@ -391,12 +398,12 @@ class Loop:
                     events = self._take_step(events)
         except UnisonoError as error:
             self.fail(error)
-        except Exception as error:  # a defect of ours: the program must not hang on it
+        except Exception as error:  # a bug in this library must not hang the program
             self.fail(AbortedError(f"the controller's thread failed: {error!r}"))
             raise
 
     def _is_idle(self) -> bool:
-        """True if nothing on this rank depends on a decision of other ranks."""
+        """Returns True if this rank does not wait for a decision of other ranks."""
         with self._lock:
             waits = any(each.flight is None and not each._done for each in self._open.values())
             return not (waits or self._events or self._joining)
@@ -408,7 +415,7 @@ class Loop:
             return _gathered(events)
 
     def _take_step(self, events: Sequence[Event]) -> list[Event]:
-        """Feeds events to the agreement, does what follows; returns the events of that."""
+        """Passes events to the agreement and executes its actions. Returns the resulting events."""
         with self._changed:
             self._state, actions = step(self._state, events, time.monotonic())
         follow: list[Event] = []
@@ -436,7 +443,7 @@ class Loop:
 
 
 def _gathered(events: Sequence[Event]) -> list[Event]:
-    """Joins submissions that follow each other: they become one message."""
+    """Merges consecutive submissions, so that they become one message."""
     gathered: list[Event] = []
     for submits, found in itertools.groupby(events, lambda event: isinstance(event, Submitted)):
         if submits:

@@ -1,4 +1,4 @@
-"""One rank's part of the agreement: what it tells rank 0, and what it does about decisions."""
+"""One rank's part of the agreement: its messages to rank 0, and its actions after decisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.controller.request import Request
 
 
 class Mode(StrEnum):
-    """Mode of a rank's agreement with the others."""
+    """Mode of a rank in the agreement."""
 
     TALKING = "talking"
     FROZEN = "frozen"
@@ -29,7 +29,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The program has submitted tensors, and knew of no frozen plan that they fit."""
+    """The program has submitted tensors that did not fit a frozen plan, or there was no plan."""
 
     requests: tuple[Request, ...]
 
@@ -52,14 +52,16 @@ class CannotFollow:
 
 @dataclass(frozen=True, slots=True)
 class HasStopped:
-    """The rank launches no more buckets of the plan. It has launched this many."""
+    """The rank has stopped the plan after it launched this many buckets."""
 
     launched: int
 
 
 @dataclass(frozen=True, slots=True)
 class HasDrained:
-    """All launched buckets have ended. These tensors were in none of them, or in a void one."""
+    """All launched buckets have ended. The tensors `undone` did not run: they were in no bucket or
+    in a void bucket.
+    """
 
     undone: tuple[Request, ...]
 
@@ -101,7 +103,7 @@ Event: TypeAlias = (
     | Closes
 )
 
-# ---- actions: what a rank then does. `Run` and `Refuse` are messages and actions.
+# ---- actions that a rank executes. `Run` and `Refuse` are messages and actions.
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Follow this plan; the tensors `carried` are already submitted, and fit.
+    """Follow this plan. The tensors `carried` are already submitted and fit the plan.
 
-    They are added to those that a finished plan still holds.
+    The rank adds them to the tensors that wait in a finished trial.
     """
 
     epoch: int
@@ -127,7 +129,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class EnterPlan:
-    """Add these tensors to the plan: they fit, and were submitted while it was adopted."""
+    """Add these tensors to the plan. They fit, and were submitted during its adoption."""
 
     names: tuple[str, ...]
 
@@ -141,7 +143,7 @@ class StopPlan:
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """Launch void buckets up to this number, wait for all of them, then report `HasDrained`."""
+    """Launch void buckets up to this number, wait for all buckets, then report `HasDrained`."""
 
     launched: int
 
@@ -181,7 +183,7 @@ class Member:
         return replace(self, undecided=dict(self.undecided))
 
     def take(self, event: Event) -> list[Action]:
-        """Takes an event that is not a message."""
+        """Processes an event that is not a message."""
         match event:
             case Submitted():
                 return self._submit(event.requests)
@@ -204,7 +206,7 @@ class Member:
         return []
 
     def receive(self, message: m.Message) -> list[Action]:
-        """Takes a decision of rank 0."""
+        """Processes a decision of rank 0."""
         match message:
             case m.Run():
                 for name in message.bucket.names:
@@ -240,7 +242,7 @@ class Member:
         return [*actions, *self._break_for_changed()]
 
     def _is_held(self, name: str) -> bool:
-        """Returns True if a new tensor is announced later: after the end of this plan."""
+        """Returns True if a new tensor is announced only after the end of this plan."""
         if self.mode is Mode.FINISHED:
             return name in self.planned
         return self.mode is Mode.STOPPING

@@ -1,6 +1,6 @@
-"""Messages between the ranks' agreements: to rank 0, which decides, and its decisions.
+"""Messages between the ranks: messages to rank 0, and the decisions of rank 0.
 
-Every message is a frozen dataclass. `encode` and `decode` turn one into JSON and back.
+Every message is a frozen dataclass. `encode` and `decode` convert messages to JSON and back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unisono.errors import UnisonoError
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The sender has submitted these tensors. Rank 0 ignores the message of an older epoch."""
+    """The sender has submitted these tensors. Rank 0 ignores messages of older epochs."""
 
     epoch: int
     requests: tuple[Request, ...]
@@ -37,7 +37,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The sender has left the frozen plan; it has launched this many buckets of it."""
+    """The sender has left the frozen plan after it launched this many buckets."""
 
     epoch: int
     launched: int
@@ -47,7 +47,7 @@ class Stopped:
 class Finished:
     """The sender has launched all passes of the trial of this epoch, and waits for the next plan.
 
-    `times`: what it has measured.
+    `times` are the sender's measurements.
     """
 
     epoch: int
@@ -69,17 +69,17 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class AskStalls:
-    """The sender asks for the tensors that some ranks have and others have not."""
+    """The sender asks for the tensors that only some ranks have submitted."""
 
 
-# ---- from rank 0 to all, itself included; all ranks get them in one order
+# ---- from rank 0 to all ranks including rank 0, in the same order
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All ranks run this bucket now. `active`: the ranks that have the tensors; others add zeros.
+    """All ranks run this bucket now. `active` are the ranks that have the tensors.
 
-    `lengths`: for an all_gather, the rows of each rank.
+    Other ranks contribute neutral values. `lengths` are the rows of each rank in an all_gather.
     """
 
     bucket: Bucket
@@ -98,7 +98,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """The order of rank 0 to follow this plan, pass after pass, without further messages.
+    """All ranks follow this plan, pass after pass, without further messages.
 
     A `trial` limits the plan to some passes. All ranks then report `Finished`.
     """
@@ -110,7 +110,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Rank 0 has decided on the buckets of the next plan for good."""
+    """Rank 0 has made the final decision on the buckets of the next plan."""
 
     report: FusionReport
 
@@ -125,7 +125,7 @@ class Thaw:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """All ranks launch the buckets of the old plan up to this number, void, and negotiate again."""
+    """All ranks launch void buckets of the old plan up to this number, then negotiate again."""
 
     epoch: int
     launched: int
@@ -133,7 +133,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """All ranks have joined; `last` was the last."""
+    """All ranks have joined. `last` is the last rank that joined."""
 
     epoch: int
     last: int
@@ -148,7 +148,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """One tensor that waits: ranks that have it, ranks that have not, since how many seconds."""
+    """A waiting tensor: the ranks that submitted it, the missing ranks, and the waiting time."""
 
     name: str
     present: tuple[int, ...]
@@ -193,7 +193,7 @@ def encode(messages: tuple[Message, ...]) -> bytes:
 
 
 def decode(text: bytes) -> tuple[Message, ...]:
-    """Returns the messages that `encode` was given. Raises `UnisonoError` for anything else."""
+    """Returns the messages of a JSON text from `encode`. Raises `UnisonoError` for other texts."""
     try:
         return tuple(_DECODERS[kind](*fields) for kind, *fields in json.loads(text))
     except (ValueError, TypeError, KeyError, IndexError) as error:

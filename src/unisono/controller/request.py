@@ -1,4 +1,4 @@
-"""Requests: one rank's wish to run a collective on one named tensor, and how two can disagree."""
+"""Requests of ranks to run a collective on a named tensor, and the check that ranks agree."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Request:
     op: str = "sum"
     root: int = -1
     group: tuple[str, ...] = ()
-    """Names of all tensors that must travel together with this one, itself included."""
+    """Names of the tensors that must run together with this tensor, including this tensor."""
     priority: int = 0
-    """The first among tensors that are ready at the same time has the highest priority."""
+    """Priority among tensors that are ready at the same time. The highest priority runs first."""
     phase: int = 0
-    """Number of waits of this rank, since its first step, before it submitted the tensor."""
+    """Number of times that the program waited for a tensor before it submitted this tensor."""
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +45,7 @@ class Request:
         return self.operation == "all_reduce"
 
     def encode(self, before: tuple[str, ...] = ()) -> list[Any]:
-        """Returns the fields as JSON values; None for a group equal to `before`."""
+        """Returns the fields as JSON values. A group equal to `before` becomes None."""
         return [
             self.name,
             self.operation,
@@ -59,12 +59,12 @@ class Request:
         ]
 
     def repeats(self, earlier: Request) -> bool:
-        """Returns True if this rank submits the same as `earlier`: a plan made of that serves."""
+        """Returns True if a plan that was made from `earlier` is also valid for this request."""
         return all(getattr(self, what) == getattr(earlier, what) for what in _AGREED)
 
     @staticmethod
     def decode(fields: list[Any], before: tuple[str, ...] = ()) -> Request:
-        """Returns the request that `encode` was called on, with the same `before`."""
+        """Returns the request from the result of `encode` with the same `before`."""
         name, operation, dtype, shape, op, root, group, priority, phase = fields
         return Request(
             name=name,

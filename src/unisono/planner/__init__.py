@@ -8,9 +8,9 @@
 >>> 20 < planner.predict(model, cluster, layout, job).step_s < 35
 True
 
-`inputs/` describes model, cluster, layout and workload. `prediction.py` adds up `memory/` and
-`step_times/`, with the numbers of `constants/`; `pipeline/` has the order of a pipeline's tasks.
-`layout_search/` compares predictions. `validation/` compares them with published runs, and
+`inputs/` describes model, cluster, layout and workload. `prediction.py` combines the results of
+`memory/` and `step_times/`, which use `constants/`. `pipeline/` has the order of a pipeline's
+tasks. `layout_search/` compares predictions. `validation/` compares them with published runs, and
 `calibration/` fits constants and error intervals.
 """
 

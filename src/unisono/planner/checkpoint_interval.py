@@ -10,28 +10,28 @@ from unisono.planner.prediction import Prediction
 
 FAILURES_PER_DEVICE_HOUR = 419 / (54 * 24 * 16384)
 """Unexpected interruptions of Llama 3's training: 419 in 54 days on 16,384 H100 (arXiv 2407.21783,
-section 3.3.4). One in 51,000 hours of a device."""
+section 3.3.4). This is one failure per 51,000 device hours."""
 STORAGE_BPS_PER_HOST = 2e9
-"""Rate at which a host writes a checkpoint, if nothing is stated: 16 Gbit/s."""
+"""Default rate at which a host writes a checkpoint: 16 Gbit/s."""
 RESTART_S = 600.0
-"""Seconds from a failure to the next step, if nothing is stated: detection, start, and load."""
+"""Default seconds from a failure to the next step: detection, start and loading."""
 _CHECKPOINT_BYTES = 14
 """Bytes of a parameter in a checkpoint: 16-bit weight, float32 weight, two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPlan:
-    """The best interval between checkpoints, and what failures cost."""
+    """The best interval between checkpoints, and the cost of failures."""
 
     checkpoint_bytes: float
     checkpoint_s: float
-    """Seconds in which a checkpoint is written; training waits."""
+    """Seconds to write a checkpoint. Training waits during this time."""
     failure_s: float
-    """Mean time between failures of the whole run."""
+    """Mean seconds between failures of the whole run."""
     interval_s: float
-    """Training time between checkpoints (Daly)."""
+    """Training seconds between checkpoints (Daly)."""
     steps: int
-    """The interval in steps."""
+    """Number of steps between checkpoints."""
     goodput: float
     """Share of the time that makes progress."""
 
@@ -45,8 +45,8 @@ def checkpoint_plan(
 ) -> CheckpointPlan:
     """Returns the interval between checkpoints with which a run makes most progress.
 
-    `storage_Bps` is the rate of all hosts together; None: 2 GB/s a host. Raises ValueError for
-    values that are not positive.
+    `storage_Bps` is the rate of all hosts together. None means 2 GB/s for each host. Raises
+    ValueError for values that are not positive.
 
     >>> from unisono import planner
     >>> step = planner.predict(
@@ -112,10 +112,10 @@ def daly_interval_s(checkpoint_s: float, failure_s: float) -> float:
 
 
 def goodput(interval_s: float, *, checkpoint_s: float, failure_s: float, restart_s: float) -> float:
-    """Returns the share of time that makes progress, with exponential times between failures.
+    """Returns the share of time that makes progress, for exponential times between failures.
 
-    A run of T seconds takes M e^(R/M) (e^((t + d)/M) - 1) T / t (Daly, equation 20): M mean time
-    between failures, R restart, d checkpoint, t interval.
+    A run of T seconds takes M e^(R/M) (e^((t + d)/M) - 1) T / t (Daly, equation 20). M is the mean
+    time between failures, R the restart time, d the checkpoint time and t the interval.
 
     >>> round(goodput(3200, checkpoint_s=60, failure_s=86400, restart_s=600), 3)
     0.957

@@ -25,18 +25,18 @@ QUANTILE_90 = 1.2816
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Time of a step with a layout, and the memory that it needs."""
+    """Predicted step time and memory of a layout."""
 
     layout: Layout
-    """The layout with every choice made."""
+    """The layout, in which the planner has made all open choices."""
     job: Workload
-    """The workload with every choice made."""
+    """The workload, in which the planner has made all open choices."""
     step_s: float
     """Seconds of one optimizer step."""
     low_s: float
     """Lower end of the interval that holds 80 % of measured steps."""
     high_s: float
-    """Upper end of that interval."""
+    """Upper end of the interval that holds 80 % of measured steps."""
     time: Mapping[str, float]
     """Seconds by kind; their sum is `step_s`."""
     memory_bytes: int
@@ -44,13 +44,14 @@ class Prediction:
     capacity_bytes: int
     """Bytes that training may use on a device."""
     mfu: float
-    """Model FLOPs (without recomputation) over the peak of all devices, in 16 bits or less."""
+    """Model FLOPs utilisation: FLOPs without recomputation over the peak of all devices. For fp8
+    and fp4, the peak is that of bf16."""
     tokens_per_s: float
-    """Tokens of all devices a second."""
+    """Tokens per second of all devices."""
     deviation: float
     """Standard deviation of the logarithm of measured over predicted time."""
     effect: RunEffect
-    """Effect of the own runs of a calibration."""
+    """Effect of the runs of a calibration on this prediction."""
     _run: RunModel = field(repr=False, compare=False)
 
     @property
@@ -65,7 +66,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """True if the fullest device has the memory."""
+        """True if the fullest device has enough memory."""
         return self.memory_bytes <= self.capacity_bytes
 
     @cached_property
@@ -77,7 +78,7 @@ class Prediction:
     def explain(self) -> TimeNode:
         """Returns the step time as a tree, whose leaves are formulas with numbers.
 
-        `str` of it draws the tree.
+        `str` of the result draws the tree.
         """
         tree = time_tree(
             self._run.times, self.layout, self._micro_batch, self._recompute, self.time
@@ -85,7 +86,7 @@ class Prediction:
         return replace(tree, formula=self.interval_text())
 
     def interval_text(self) -> str:
-        """Returns how wide the interval is, and what own runs changed, in one line."""
+        """Returns one line with the width of the interval and the effect of the user's runs."""
         width = exp(QUANTILE_90 * self.deviation) - 1
         text = f"80 % interval: within {width:.0%}"
         if self._run.calibration is None:
@@ -118,10 +119,10 @@ def predict(
 ) -> Prediction:
     """Predicts the time and memory of a training step.
 
-    Where `job` or `layout` leaves a value open (None), takes the fastest that fits in memory; if
-    none fits, the one with the least memory. Raises ValueError for a layout that cannot train the
-    model, with the nearest one that can. `constants` replace the shipped ones.
-    `calibration` holds the user's own measurements (`calibrate`).
+    For values that are None in `job` or `layout`, the prediction uses the fastest values that fit
+    in memory, or the values with the least memory if none fit. Raises ValueError for a layout that
+    cannot train the model. The message has the nearest valid value. `constants` replace the shipped
+    constants. `calibration` holds the user's own measurements (`calibrate`).
 
     >>> from unisono import planner
     >>> found = planner.predict(
@@ -182,7 +183,7 @@ def prediction_of(
 def error_deviation(run: RunModel, kinds: Mapping[str, float], step_s: float) -> float:
     """Returns the standard deviation of the logarithm of measured over predicted time.
 
-    Causes are independent: their deviations add in squares.
+    The causes are independent, so the squares of their deviations add.
     """
     sigma = run.constants.sigma
     shares = deviation_shares(run.model, run.cluster, run.workload, kinds, step_s)
@@ -198,8 +199,8 @@ def deviation_shares(
 ) -> dict[str, float]:
     """Returns the share of each cause of errors in a prediction.
 
-    Causes: all predictions, waiting for the host, experts, choices that are not stated, and devices
-    that no constant was fitted to.
+    The causes are a base of all predictions, waiting for the host, experts, choices that are not
+    stated, and devices that no constant was fitted to.
     """
     fitted = cluster.kind.architecture in ("ampere", "hopper", "blackwell")
     return {

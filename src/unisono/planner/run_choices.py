@@ -19,11 +19,11 @@ from unisono.planner.step_times.step_time import StepModel
 
 _LARGEST_MICRO_BATCH = 64
 _USABLE = 0.95
-"""Share of the memory that training may use; the rest is the driver's and the libraries'."""
+"""Share of the memory that training may use. The driver and the libraries use the rest."""
 
 
 class RunModel:
-    """Times and memory of layouts of one model on one cluster; pieces are computed once."""
+    """Computes times and memory of layouts of one model on one cluster. Caches partial results."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RunModel:
         return {kind: seconds * factor for kind, seconds in kinds.items()}
 
     def effect(self, layout: Layout, micro_batch: int, recompute: str) -> RunEffect:
-        """Returns the effect of own runs on the prediction of a layout."""
+        """Returns the effect of the user's runs on the prediction of a layout."""
         if self.calibration is None:
             return RunEffect(0, 1.0, 1.0)
         job = replace(self.workload, micro_batch=micro_batch, recompute=recompute)
@@ -65,14 +65,15 @@ class RunModel:
 
     @cached_property
     def least_factor(self) -> float:
-        """The smallest factor of own runs that a layout can have."""
+        """Smallest calibration factor that a layout can have."""
         if self.calibration is None:
             return 1.0
         return self.calibration.least_factor(self.model, self.constants)
 
     def fastest(self, layout: Layout) -> tuple[Layout, int, str, dict[str, float]]:
-        """Returns the fastest choice that fits, else the smallest: layout, micro batch,
-        recomputation, times by kind.
+        """Returns the fastest choice that fits, or the choice with the least memory if none fits.
+
+        A choice has the layout, micro batch, recomputation and times by kind.
         """
         best: tuple[Layout, int, str, dict[str, float]] | None = None
         best_s = 0.0
@@ -105,7 +106,7 @@ class RunModel:
         return best
 
     def recomputations(self) -> tuple[str, ...]:
-        """Returns the recomputations to try, fastest first."""
+        """Returns the recomputation modes to try, fastest first."""
         given = self.workload.recompute
         return RECOMPUTE if given is None else (given,)
 

@@ -1,4 +1,4 @@
-"""The sensitivity of a step time: which rate of the machine is worth most."""
+"""The sensitivity of the step time to the properties of the machine."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Sensitivity:
 
     name: str
     elasticity: float
-    """Percent that the step shortens if the property improves by one percent."""
+    """Percent by which the step time falls if the property improves by one percent."""
     factor: float
     improved_s: float
-    """Step time if the property is better by `factor` and the planner chooses again what the user
-    left open."""
+    """Step time in seconds if the property improves by `factor` and the planner repeats the open
+    choices."""
     saved: float
-    """Share of the step time that this saves."""
+    """Share of the step time that the improvement saves."""
 
 
 _Machine = tuple[Cluster, CalibratedConstants]
@@ -50,13 +50,13 @@ def sensitivity(
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
 ) -> tuple[Sensitivity, ...]:
-    """Returns the properties of a machine, the one that shortens a step most first.
+    """Returns the effect of each property of a machine on the step time, largest effect first.
 
     Properties: rate of matrix products, memory rate, memory size, rate of links in a domain, rate
     of the network, start-up times of exchanges, host times. Elasticities are central differences of
-    1 %. A larger memory helps only where `job` or `layout` leaves a choice open (None). A cluster
-    with a topology has no rates of links here. Raises ValueError for a layout that cannot train the
-    model, and for a factor that is not over 1.
+    1 %. A larger memory helps only where `job` or `layout` leaves a choice open (None). For a
+    cluster with a topology, the rates of links are omitted. Raises ValueError for a layout that
+    cannot train the model, and for a factor that is not over 1.
 
     >>> from unisono import planner
     >>> rows = planner.sensitivity(

@@ -17,7 +17,8 @@ class RunCost:
     steps: int
     seconds: float
     low_s: float
-    """Lower end of the interval that holds 80 % of runs: errors of a step repeat in every step."""
+    """Lower end of the interval that holds 80 % of runs. The error of a step repeats in every
+    step."""
     high_s: float
     device_hours: float
     energy_kWh: float | None
@@ -42,9 +43,9 @@ def training_run(
 ) -> RunCost:
     """Returns time, energy and cost of training on `tokens`.
 
-    `price_per_hour` and `watts` are of one device; None takes the device's own. The power is that
-    of the data sheet, so the energy is an upper limit of what the devices use. `overhead` is the
-    power of the whole data centre over that of the devices (1.1 to 1.6). `goodput` is the share of
+    `price_per_hour` and `watts` are for one device. None means the device's own values. The
+    device's power is from the data sheet, so the energy is an upper limit. `overhead` is the ratio
+    of the data centre's power to the power of the devices (1.1 to 1.6). `goodput` is the share of
     time that makes progress (`checkpoint_plan`). Raises ValueError for values that cannot exist.
 
     >>> from unisono import planner
@@ -84,9 +85,9 @@ def training_seconds(
 ) -> float:
     """Returns samples x work of a sample / (rate x devices x efficiency), in seconds.
 
-    `work` in FLOPs of a sample (6 x parameters for a token of a dense model), `rate` in FLOP/s of
-    the peak of a device, `efficiency` a share of it. Raises ValueError for values that are not
-    positive.
+    `work` is the FLOPs of a sample (6 x parameters for a token of a dense model). `rate` is the
+    peak FLOP/s of a device, and `efficiency` a share of this peak. Raises ValueError for values
+    that are not positive.
 
     >>> days = training_seconds(
     ...     samples=300e9, work=6 * 175e9, rate=312e12, devices=1024, efficiency=0.45) / 86400

@@ -1,4 +1,4 @@
-"""Draws the four walls of large models for a plan: memory, performance, communication, tuning."""
+"""Draws four limits of large models for a plan: memory, performance, communication, tuning."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def save_walls_plot(
     """Writes four panels about the first prediction, as a PNG or SVG.
 
     Memory: bytes of a device by kind and stage, below its capacity. Performance: seconds of a step
-    that compute, and those that wait. Communication: seconds of exchanges that nothing hides.
-    Tuning: all predictions with their intervals, best first. Raises UnsupportedError without
-    matplotlib.
+    for computation, for waits and for exchanges. Communication: seconds of exchanges that
+    computation does not hide. Tuning: all predictions with their intervals, best first. Raises
+    UnsupportedError without matplotlib.
     """
     best = predictions[0]
     figure = new_figure(11, 8)

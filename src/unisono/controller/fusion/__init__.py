@@ -1,5 +1,5 @@
-"""Fusion: which tensors share a message.
+"""Fusion: the choice of the tensors that share a message.
 
-`buckets.py` has the rule, `fusion_times.py` the cost of a message. `fusion_tuner.py` looks for
-better buckets (`fusion_choice.py`) by trials (`fusion_trial.py`, `trial_plan.py`).
+`buckets.py` has the fusion rule, and `fusion_times.py` the time of a message. `fusion_tuner.py`
+searches for better buckets (`fusion_choice.py`) with trials (`fusion_trial.py`, `trial_plan.py`).
 """

@@ -1,4 +1,4 @@
-"""The rule that puts tensors into buckets, each one message."""
+"""The rule that puts tensors into buckets. Each bucket is one message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_FUSION_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors that travel as one message: all of one operation, element type and reduction."""
+    """Tensors of one message. All have the same operation, element type and reduction."""
 
     requests: tuple[Request, ...]
 
@@ -30,11 +30,11 @@ class Bucket:
 def buckets_of(requests: Iterable[Request], fusion_bytes: int) -> tuple[Bucket, ...]:
     """Returns buckets of at most `fusion_bytes` each, in the order in which they are to run.
 
-    Tensors of an earlier phase come first, then those of higher priority, then in the given order.
-    A tensor of another phase never shares a bucket: a program may wait for the first before it
-    submits the second. A larger tensor has a bucket of its own. The tensors of one group always
-    share buckets, in the latest phase of them, whatever their size; one bucket for each element
-    type and reduction.
+    Tensors are ordered by phase, then by priority (highest first), then as given. Tensors of
+    different phases do not share a bucket, because a program may wait for one tensor before it
+    submits the other. A tensor larger than `fusion_bytes` has its own bucket. The tensors of a
+    group share a bucket of any size, in the latest phase of the group, but there is one bucket for
+    each element type and reduction.
 
     >>> from unisono.types import DType
     >>> make = lambda name, count: Request(
@@ -59,7 +59,7 @@ def buckets_of(requests: Iterable[Request], fusion_bytes: int) -> tuple[Bucket, 
 
 
 def _together(requests: Iterable[Request]) -> list[Request]:
-    """Puts the tensors of each group into the latest phase of them."""
+    """Moves the tensors of each group to the group's latest phase."""
     found = list(requests)
     latest: dict[tuple[str, ...], int] = {}
     for request in found:
@@ -71,7 +71,7 @@ def _together(requests: Iterable[Request]) -> list[Request]:
 
 
 def kind_of(request: Request) -> tuple[object, ...]:
-    """Returns what must be equal for tensors that share a bucket."""
+    """Returns the properties that must be equal for tensors that share a bucket."""
     if not request.fuses:
         return (request.name,)
     return (request.operation, request.dtype, request.op, request.phase, request.group)

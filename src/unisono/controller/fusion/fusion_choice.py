@@ -1,4 +1,4 @@
-"""The choice of buckets: a fit of the time of a bucket, and the buckets that finish first by it."""
+"""The choice of buckets: fits the time of a bucket, and finds the buckets that finish first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from unisono.controller.fusion.buckets import Bucket, kind_of
 from unisono.controller.fusion.fusion_times import LinkCost, best_ends, finish_s
 
 MOST_BUCKET_BYTES = 64 << 20
-"""A bucket of several tensors is not larger: each bucket has a buffer."""
+"""Maximum bytes of a bucket of several tensors, which needs a buffer."""
 
-_SPAN = 2.0  # the largest bucket over the smallest one that a fit needs
-_OUTLIER = 3 * 1.4826  # median absolute deviations of a normal variable
+_SPAN = 2.0  # least ratio of the largest to the smallest bucket of a fit
+_OUTLIER = 3 * 1.4826  # in median errors: three standard deviations of a normal variable
 _PROBE_PARTS = 6
 
 Floats = NDArray[np.float64]
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostFit:
-    """A fitted cost, and how well it describes the times."""
+    """A fitted cost, and the quality of the fit."""
 
     cost: LinkCost
     r2: float
@@ -32,11 +32,12 @@ class CostFit:
 
 
 def fit_cost(nbytes: Sequence[float], times_s: Sequence[float]) -> CostFit | None:
-    """Fits a latency and a time for each byte to the times of buckets.
+    """Fits a latency and a time per byte to the times of buckets.
 
     Minimises squared relative errors, once for all times, and once without outliers. Negative
     values become 0. Returns None if the times are not positive, or if the largest bucket has less
-    than twice the bytes of the smallest: then they cannot tell the latency from the rest.
+    than twice the bytes of the smallest, because the latency is then not distinguishable from the
+    time per byte.
 
     >>> found = fit_cost([1e3, 1e4, 1e5], [1.1e-5, 2e-5, 1.1e-4])
     >>> round(found.cost.latency_s * 1e6, 3), round(found.cost.s_per_byte * 1e9, 3)
@@ -89,12 +90,12 @@ def best_buckets(
     cost: LinkCost,
     most_bytes: int = MOST_BUCKET_BYTES,
 ) -> tuple[Bucket, ...]:
-    """Returns the buckets of the same tensors that finish first, for `predicted_s`.
+    """Returns the buckets of the same tensors that finish first according to `predicted_s`.
 
-    Tensors keep the order of phases and priorities; among equals they are in the order in which
-    they are ready. Of all ways to cut this order into buckets the result is the best, by
-    `best_ends`. A bucket has tensors of one kind, and not more than `most_bytes` of several
-    tensors. The tensors of a group stay together.
+    Tensors are ordered by phase, then by priority, then by the time at which they are ready. The
+    result is the best division of this order into buckets (`best_ends`). All tensors of a bucket
+    are of one kind (`kind_of`). A bucket of several tensors has at most `most_bytes`. The tensors
+    of a group stay together.
     """
     units = sorted(
         units_of(buckets),
@@ -111,10 +112,11 @@ def best_buckets(
 
 
 def probe_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """Returns other buckets of the same tensors, of several sizes.
+    """Returns buckets of several sizes with the same tensors, for a trial.
 
-    Each has about twice the bytes of the one before. If the given buckets are so already, there is
-    one bucket for each kind. The times of both tell the latency from the time for each byte.
+    Each bucket has about twice the bytes of the previous bucket. If the given buckets already have
+    such sizes, the result has one bucket for each kind. The times of the given and the returned
+    buckets together show the latency and the time per byte.
     """
     units = units_of(buckets)
     ends = _runs(units)
@@ -125,7 +127,7 @@ def probe_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
 
 
 def _runs(units: Sequence[Unit]) -> list[int]:
-    """Returns the ends of runs of units of one kind."""
+    """Returns the end index of each run of consecutive units of one kind."""
     kinds = [unit.kind for unit in units]
     return [j for j in range(1, len(units)) if kinds[j] != kinds[j - 1]] + [len(units)]
 
@@ -141,7 +143,7 @@ def _doubling(units: Sequence[Unit], begin: int, end: int) -> list[int]:
 
 
 class Unit(Bucket):
-    """Tensors that a bucket holds all or none of: one tensor, or the bucket of a group."""
+    """Tensors that must stay in one bucket: a single tensor, or the tensors of a group."""
 
     __slots__ = ()
 
@@ -173,7 +175,7 @@ def units_of(buckets: Sequence[Bucket]) -> list[Unit]:
 
 
 def _firsts(units: Sequence[Unit], most_bytes: int) -> list[int]:
-    """Returns the first unit that may share a bucket with each unit."""
+    """Returns, for each unit, the index of the first unit that may be in the same bucket."""
     before = np.concatenate([[0], np.cumsum([unit.nbytes for unit in units])])
     kinds = [unit.kind for unit in units]
     firsts: list[int] = []

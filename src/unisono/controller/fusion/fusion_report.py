@@ -1,4 +1,4 @@
-"""The report on fusion that tuned itself."""
+"""The report of the fusion tuner."""
 
 from __future__ import annotations
 
@@ -7,43 +7,44 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionReport:
-    """Results and decision of the tuning of fusion. Times are those of the slowest rank.
+    """Results and decision of the fusion tuner. Times are those of the slowest rank.
 
-    `before` is the plan with the buckets that `fusion_bytes` gives, `after` the one with the
-    buckets that the closed form finds best. A value that was not found is None.
+    In names, `before` means the plan with the buckets that `fusion_bytes` gives, and `after` means
+    the plan with the buckets that the tuner computed. A value that was not found is None.
     """
 
     replaced: bool
-    """The plan now has other buckets than `fusion_bytes` gives."""
+    """True if the plan now has other buckets than `fusion_bytes` gives."""
     reason: str
     """The reason why the buckets were replaced or not."""
     buckets: tuple[tuple[str, ...], ...]
     """The names of the tensors in each bucket of the plan, in the order of the buckets."""
     bucket_bytes: tuple[int, ...]
-    """Sizes of these buckets."""
+    """Bytes of each bucket of the plan."""
     before_bucket_bytes: tuple[int, ...]
-    """Sizes of the buckets before."""
+    """Bytes of each bucket that `fusion_bytes` gives."""
     alpha_s: float | None = None
-    """Fitted latency of a collective."""
+    """Fitted latency of a collective, in seconds."""
     beta_s_per_byte: float | None = None
-    """Fitted time of a collective for each byte."""
+    """Fitted time of a collective per byte, in seconds."""
     r2: float | None = None
-    """The part of the variance of bucket times that the fit explains."""
+    """Fraction of the variance of bucket times that the fit explains."""
     residual: float | None = None
     """Median relative error of the fit."""
     predicted_before_s: float | None = None
-    """Seconds from the first tensor of a step to the end of its last bucket."""
+    """Predicted seconds from the first tensor of a step to the end of its last bucket."""
     predicted_after_s: float | None = None
     measured_before_s: float | None = None
-    """Median time of a step, in the comparison of both plans."""
+    """Median time of a step in the comparison of both plans, in seconds."""
     measured_after_s: float | None = None
     gain: float | None = None
-    """Median over pairs of blocks of steps: the part of the step time that the new plan saves."""
+    """Fraction of the step time that the new plan saves: the median over pairs of blocks of
+    steps."""
     faster_pairs: int = 0
-    """Pairs of blocks in which the new plan was faster."""
+    """Number of pairs of blocks in which the new plan was faster."""
     pairs: int = 0
     steps_used: int = 0
-    """Steps of the program from the first measured one to the decision."""
+    """Number of steps from the first measured step to the decision."""
 
     def __str__(self) -> str:
         now = f"{len(self.bucket_bytes)} buckets instead of {len(self.before_bucket_bytes)}"

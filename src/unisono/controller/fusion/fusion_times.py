@@ -1,8 +1,8 @@
-"""Closed forms: when gradients that become ready one after another are exchanged over one link.
+"""Closed forms for the exchange of gradients, ready one after another, over one link.
 
-Gradient j is ready at `ready_s[j]`. A link carries one bucket of consecutive gradients at a time,
-for `latency_s` + bytes x `s_per_byte`. A bucket starts when its last gradient is ready and the link
-is free.
+Gradient j is ready at `ready_s[j]`. The link carries one bucket of consecutive gradients at a time.
+A bucket takes `latency_s` + bytes x `s_per_byte`. It starts when its last gradient is ready and the
+link is free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCost:
-    """The time of one collective: a latency, and a time for each byte."""
+    """The time of one collective: a latency and a time per byte."""
 
     latency_s: float
     s_per_byte: float
@@ -30,7 +30,7 @@ def finish_s(
 ) -> float:
     """Returns the time at which the last bucket has ended.
 
-    `ends`: for each bucket, the index after its last gradient; the last one is the number of
+    `ends` has, for each bucket, the index after its last gradient. The last entry is the number of
     gradients.
 
     >>> cost = LinkCost(latency_s=2.0, s_per_byte=1.0)
@@ -53,14 +53,14 @@ def best_ends(
     *,
     firsts: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Returns the ends of the buckets that finish first, for `finish_s`.
+    """Returns the `ends` of the buckets with the earliest `finish_s`.
 
-    `firsts`: for each gradient, the first one that may share its bucket; None: any may. It does
-    not fall from one gradient to the next.
+    `firsts` has, for each gradient, the first gradient that may be in the same bucket. The entries
+    must not decrease. None allows all gradients.
 
-    Exact, by a dynamic programme over the end of the last bucket: O(n²) for n gradients. The
-    problem is that of MG-WFBP (Shi, Chu, Li, "MG-WFBP: efficient data communication for distributed
-    synchronous SGD algorithms", INFOCOM 2019), which merges greedily.
+    The result is exact. It is found by dynamic programming over the end of the last bucket, in
+    O(n²) for n gradients. MG-WFBP solves the same problem greedily (Shi, Chu, Li, "MG-WFBP:
+    efficient data communication for distributed synchronous SGD algorithms", INFOCOM 2019).
 
     >>> best_ends([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], LinkCost(latency_s=0.1, s_per_byte=0.1))
     (1, 2, 3)
@@ -70,13 +70,13 @@ def best_ends(
     """
     count = len(ready_s)
     before = np.concatenate([[0.0], np.cumsum(np.asarray(nbytes, float))])
-    finished = np.zeros(count + 1)  # of the first j gradients, at best
-    begins = np.zeros(count + 1, int)  # of the last bucket
+    finished = np.zeros(count + 1)  # earliest end of the first j gradients
+    begins = np.zeros(count + 1, int)  # begin of the last bucket
     for end in range(1, count + 1):
         first = 0 if firsts is None else firsts[end - 1]
         starts_s = np.maximum(finished[first:end], ready_s[end - 1])
         ends_s = starts_s + cost.latency_s + cost.s_per_byte * (before[end] - before[first:end])
-        # Of equal choices, the shortest last bucket.
+        # Chooses the shortest last bucket among equal times.
         begins[end] = end - 1 - int(np.argmin(ends_s[::-1]))
         finished[end] = ends_s[begins[end] - first]
     ends = [count]

@@ -1,4 +1,4 @@
-"""Trials of a frozen plan: which passes use other buckets, and what each rank measures."""
+"""Trials of a frozen plan: the passes with other buckets, and the times that a rank measures."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from unisono.controller.fusion.buckets import Bucket
 from unisono.controller.transfers.transfer import Pending
 
 UNKNOWN = -1
-"""The time of a bucket that no rank can know: its transfer does not say when a job ended."""
+"""Time of a bucket that is not known, because the transfer does not report the end of a job."""
 
-_MOST_BUCKETS = 256  # of one pass, whose times a rank reports
+_MOST_BUCKETS = 256  # maximum number of buckets of one pass whose times a rank reports
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A plan of limited length, some passes of which put the same tensors into other buckets.
+    """A plan of limited length. Some of its passes put the same tensors into other buckets.
 
     A pass runs each tensor once. `order` has an entry for each pass: 0 for the plan's own buckets,
-    1 for `other`. `details`: the ranks measure tensors and buckets, not only steps.
+    1 for `other`. With `details`, the ranks measure tensors and buckets, not only steps.
     """
 
     other: tuple[Bucket, ...]
@@ -36,18 +36,18 @@ class PassTimes:
     """Times that one rank measured in the passes of a trial, in nanoseconds."""
 
     step_ns: tuple[int, ...]
-    """Time of each pass but the last, from its first tensor to that of the next pass."""
+    """Time of each pass except the last, from its first tensor to the first tensor of the next
+    pass."""
     ready_ns: tuple[int, ...]
-    """Time of each tensor, in the order of the plan's own buckets: from the first tensor of a pass
-    to this tensor, as the median over the passes that use these buckets. Empty without
-    details."""
+    """Time from the first tensor of a pass to each tensor, in the order of the plan's own buckets:
+    the median over the passes that use these buckets. Empty without `details`."""
     bucket_ns: tuple[tuple[int, ...], ...]
-    """Times of the `sampled` buckets of each pass but the last. The time of a bucket begins when
+    """Times of the `sampled` buckets of each pass except the last. The time of a bucket begins when
     this rank is ready for it and the previous bucket has ended."""
 
 
 def sampled(buckets: int) -> range:
-    """Returns the buckets of a pass whose times are reported: at most 256, spread evenly.
+    """Returns the indices of the buckets whose times are reported: at most 256, evenly spaced.
 
     >>> list(sampled(3)), len(sampled(1000))
     ([0, 1, 2], 250)
@@ -56,7 +56,7 @@ def sampled(buckets: int) -> range:
 
 
 class TrialClock:
-    """Notes the times of one rank in the passes of a trial."""
+    """Records the times of one rank in the passes of a trial."""
 
     def __init__(
         self,
@@ -65,7 +65,9 @@ class TrialClock:
         own_buckets: int,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`tensors`: how many the plan has. `now_ns` is the clock of `PendingVote.times_ns`."""
+        """`tensors` is the number of tensors of the plan. `now_ns` is the clock of
+        `PendingVote.times_ns`.
+        """
         self._trial = trial
         self._now_ns = now_ns
         self._counts = (own_buckets, len(trial.other))
@@ -75,14 +77,14 @@ class TrialClock:
         self._begun_ns: list[int | None] = [None] * (passes + 1)
         self._submitted_ns = [[0] * tensors for _ in range(passes if trial.details else 0)]
         self._launches: deque[list[tuple[int, Pending]]] = deque([[]])
-        """Launches of the present and the previous pass: the time at which this rank was ready, and
-        the job that it launched."""
+        """Launches of the current and the previous pass. Each has the time at which this rank was
+        ready, and the launched job."""
         self._before_ns: int | None = 0
         """Time at which the previous bucket ended."""
         self._bucket_ns: list[tuple[int, ...]] = []
 
     def note_submission(self, tensor: int) -> None:
-        """Notes that the program has submitted a tensor, by its index in the plan."""
+        """Records the submission of a tensor, given by its index in the plan."""
         now_ns = self._last_ns = self._now_ns()
         number = self._submissions[tensor]  # a tensor may be a pass ahead of the others
         self._submissions[tensor] = number + 1
@@ -94,12 +96,12 @@ class TrialClock:
             self._submitted_ns[number][tensor] = now_ns
 
     def note_launch(self, pending: Pending) -> None:
-        """Notes the launch of the next bucket, right after a submission."""
+        """Records the launch of the next bucket, directly after a submission."""
         if self._trial.details:
             self._launches[-1].append((self._last_ns, pending))
 
     def end_pass(self) -> None:
-        """Notes that all buckets of a pass were launched. Those of the pass before have ended."""
+        """Records the launch of all buckets of a pass. The previous pass's buckets have ended."""
         if len(self._launches) == 2:
             which = self._trial.order[len(self._bucket_ns)]
             times = [self._duration_ns(*launch) for launch in self._launches.popleft()]
@@ -114,7 +116,7 @@ class TrialClock:
         return max(0, self._before_ns - max(before_ns, ready_ns))
 
     def times(self) -> PassTimes:
-        """Returns what was measured. All passes have been launched."""
+        """Returns the measured times, after all passes were launched."""
         begun = [at for at in self._begun_ns if at is not None]
         steps = tuple(after - at for at, after in pairwise(begun))
         if not self._trial.details:

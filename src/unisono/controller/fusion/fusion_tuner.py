@@ -1,19 +1,21 @@
-"""Fusion that tunes itself: from measured steps to proven buckets, as a pure state machine.
+"""The fusion tuner: measures steps, then computes and tests new buckets. A pure state machine.
 
 Rank 0 asks the tuner each time it freezes a plan. The tuner answers with the plan to follow. If
-that plan is a trial, all ranks report what they measured, and the tuner answers with the next one:
+that plan is a trial, all ranks report their measurements, and the tuner answers with the next plan.
+Tuning has three parts:
 
 1. A trial measures when tensors are ready, and the times of buckets of several sizes.
-2. A line through the times gives the latency and the time for each byte of a collective. A dynamic
-   programme finds the buckets that finish first (`best_buckets`).
+2. A line through the times gives the latency and the time per byte of a collective. Dynamic
+   programming finds the buckets that finish first (`best_buckets`).
 3. More trials compare both plans. They run pairs of blocks of steps, one block with each plan, in
-   an order that a coin decides. Of `pairs` pairs, `faster_pairs` must be faster with the new
-   buckets, by at least `least_gain` in the median. Otherwise the old buckets stay. The comparison
-   ends early once the new buckets cannot win any more.
+   random order. Of `pairs` pairs, `faster_pairs` must be faster with the new buckets, by at least
+   `least_gain` in the median. Otherwise the old buckets stay. The comparison ends early once the
+   new buckets cannot win any more.
 
-The rule in 3 is a sign test. If the new buckets are no better, each pair is faster with them with a
-probability of at most 1/2, whatever else slows steps down, since nothing else knows the coins. So
-the rule is wrong with a probability of at most `TuningSettings.error_rate`: 1.1 % by default.
+The rule in 3 is a sign test. If the new buckets are not better, they are faster in a pair with a
+probability of at most 1/2. Other causes of slow steps do not change this, because they do not
+depend on the random order. So the rule is wrong with a probability of at most
+`TuningSettings.error_rate`: 1.1 % by default.
 """
 
 from __future__ import annotations
@@ -38,15 +40,15 @@ from unisono.controller.fusion.trial_results import bucket_times, pair_times, sl
 from unisono.controller.fusion.tuning_settings import TuningSettings
 from unisono.controller.request import Request
 
-_MOST_UNITS = 4096  # the time of the dynamic programme grows with the square of this number
-_MOST_BYTES = 1 << 30  # of all tensors: each plan of a trial has buffers of this size
-_MOST_SETS = 8  # of tensors that are tuned; later ones keep their buckets
-_MOST_TRIES = 4  # of one set: the ranks may leave a plan during a trial
+_MOST_UNITS = 4096  # the time of dynamic programming grows with the square of this number
+_MOST_BYTES = 1 << 30  # sum of all tensors, because each plan of a trial has buffers of this size
+_MOST_SETS = 8  # sets of tensors that are tuned; later sets keep their buckets
+_MOST_TRIES = 4  # tries for one set, because the ranks may leave a plan during a trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextPlan:
-    """The plan that all ranks follow next. Without a `trial` it has no end."""
+    """The plan that all ranks follow next. Without a `trial`, its length is not limited."""
 
     buckets: tuple[Bucket, ...]
     trial: Trial | None = None
@@ -56,32 +58,32 @@ class NextPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionTuner:
-    """Rank 0's state of the tuning of buckets. Never changed: methods return a new one."""
+    """Rank 0's state of the fusion tuner. Immutable: methods return a new state."""
 
     settings: TuningSettings = field(default_factory=TuningSettings)
     seed: int = 0
-    """Of the coins that order the steps of a comparison."""
+    """Seed of the random order of blocks in a comparison."""
     tensors: frozenset[Request] = frozenset()
-    """The set that is tuned now."""
+    """The set of tensors that is tuned now."""
     before: tuple[Bucket, ...] = ()
-    """The buckets that `fusion_bytes` gives for this set."""
+    """The buckets that `fusion_bytes` gives for `tensors`."""
     after: tuple[Bucket, ...] = ()
-    """The buckets that were chosen. Empty until then."""
+    """The new buckets that the tuner chose. Empty before the choice."""
     trial: Trial | None = None
-    """The trial that the ranks are in."""
+    """The trial that the ranks run now."""
     tries: int = 0
     steps_used: int = 0
     draft: FusionReport | None = None
-    """The report before the comparison."""
+    """The report without the results of the comparison."""
     compared_s: tuple[tuple[float, float], ...] = ()
-    """The mean step of each pair so far, with the old buckets and with the new."""
+    """Mean step time of each pair so far, with the old and with the new buckets."""
     decided: tuple[tuple[frozenset[Request], tuple[Bucket, ...]], ...] = ()
-    """The sets that were tuned, and their buckets."""
+    """The sets of tensors that were tuned, and their buckets."""
     coins: int = 0
-    """Number of trials with coins so far: each has its own."""
+    """Number of comparison trials so far. Each trial has its own random order."""
 
     def freeze(self, buckets: tuple[Bucket, ...]) -> tuple[FusionTuner, NextPlan]:
-        """Returns the plan to follow, for the buckets that `fusion_bytes` gives."""
+        """Returns the new tuner and the next plan, for the buckets that `fusion_bytes` gives."""
         tensors = frozenset(request for bucket in buckets for request in bucket.requests)
         known = dict(self.decided).get(tensors)
         if known is not None:
@@ -106,15 +108,15 @@ class FusionTuner:
         return tuner._measure()
 
     def finish(self, times: Sequence[PassTimes]) -> tuple[FusionTuner, NextPlan]:
-        """Takes what each rank measured in the trial; returns the plan to follow next."""
-        assert self.trial is not None  # only then do ranks finish a plan
+        """Processes the ranks' measurements of a trial. Returns the new tuner and the next plan."""
+        assert self.trial is not None  # ranks finish only trials
         tuner = replace(self, steps_used=self.steps_used + len(self.trial.order))
         return tuner._compared(times) if self.after else tuner._chosen(times)
 
     # ---- the first trial
 
     def _obstacle(self) -> str | None:
-        """Returns the reason why this set is not tuned."""
+        """Returns the reason not to tune these tensors, or None."""
         units = units_of(self.before)
         nbytes = sum(bucket.nbytes for bucket in self.before)
         if len(units) < 2:
@@ -135,7 +137,7 @@ class FusionTuner:
         return replace(self, trial=trial), NextPlan(buckets=self.before, trial=trial)
 
     def _chosen(self, times: Sequence[PassTimes]) -> tuple[FusionTuner, NextPlan]:
-        """Fits the cost and chooses the buckets to compare with."""
+        """Fits the cost, chooses new buckets, and begins the comparison."""
         assert self.trial is not None
         first = 2 * self.settings.warm_up
         names = [request.name for bucket in self.before for request in bucket.requests]
@@ -186,7 +188,7 @@ class FusionTuner:
         return tuner, NextPlan(buckets=self.before, trial=trial)
 
     def _compared(self, times: Sequence[PassTimes]) -> tuple[FusionTuner, NextPlan]:
-        """Goes on with the comparison, or decides by the sign test."""
+        """Continues the comparison, or decides by the sign test."""
         assert self.trial is not None
         settings = self.settings
         warm_up = 0 if self.compared_s else 2 * settings.warm_up

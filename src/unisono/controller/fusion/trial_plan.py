@@ -1,4 +1,4 @@
-"""The frozen plan of a trial as one rank follows it: its buckets change from pass to pass."""
+"""One rank's frozen plan in a trial. The buckets may change between passes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ class TrialPlan(FrozenPlan):
         self._choices = (own, other)
         self._order = trial.order
         self.finished = False
-        """All passes were launched; the tensors that follow wait for the next plan."""
+        """True if all passes were launched. Later tensors wait for the next plan."""
         self._pass = 0
         self._which = 0
-        """The choice that this pass uses."""
+        """Index of the buckets that this pass uses: 0 for the plan's own, 1 for the trial's
+        other."""
         self._before_pass = 0
-        """Buckets launched before this pass."""
+        """Number of buckets launched before this pass."""
         self._numbers = {name: number for number, name in enumerate(tensors)}
         self._clock = TrialClock(trial, len(tensors), len(own), now_ns)
         self._use(trial.order[0])
@@ -51,7 +52,9 @@ class TrialPlan(FrozenPlan):
 
     @property
     def has_waiting(self) -> bool:
-        """True also after the last pass: tensors that follow wait for the next plan."""
+        """True if tensors wait. Always True after the last pass, when tensors wait for the next
+        plan.
+        """
         return self.finished or super().has_waiting
 
     def add(self, tensor: PlannedTensor, handle: Handle) -> None:
@@ -86,7 +89,9 @@ class TrialPlan(FrozenPlan):
             self._use(self._order[self._pass])
 
     def _use(self, which: int) -> None:
-        """Puts the tensors into the buckets of this choice, also those that are a pass ahead."""
+        """Moves all tensors to the buckets `which`, including tensors already submitted for this
+        pass.
+        """
         self._which, self._buckets = which, self._choices[which]
         for bucket in self._buckets:
             for tensor in bucket.tensors:
@@ -94,7 +99,9 @@ class TrialPlan(FrozenPlan):
             bucket.missing = sum(tensor.handle is None for tensor in bucket.tensors)
 
     def _release(self) -> None:
-        """Drops ended flights of the buckets that this pass did not use: they hold arrays."""
+        """Drops ended flights of the buckets that this pass did not use, because flights keep
+        arrays.
+        """
         for bucket in self._choices[1 - self._which]:
             flight = bucket.flight
             if flight is not None and flight.has_settled() and flight.ran:

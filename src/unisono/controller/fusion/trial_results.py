@@ -13,7 +13,7 @@ from unisono.controller.fusion.fusion_trial import UNKNOWN, PassTimes, Trial, sa
 def pair_times(
     order: Sequence[int], steps_s: Sequence[float], block: int
 ) -> list[tuple[float, float]]:
-    """Returns the mean step with the old buckets and with the new, for each pair of blocks.
+    """Returns the mean step time with the old and with the new buckets, for each pair of blocks.
 
     >>> pair_times([1, 1, 1, 0, 0, 0, 0], [9, 2, 4, 9, 6, 8], block=3)
     [(7.0, 3.0)]
@@ -28,18 +28,17 @@ def pair_times(
 
 
 def slowest_s(by_rank: Sequence[Sequence[int]]) -> list[float]:
-    """Returns the largest of the ranks' values in seconds, one after another."""
+    """Returns the largest value of all ranks at each index, converted from ns to seconds."""
     return [max(values) / 1e9 for values in zip(*by_rank, strict=True)]
 
 
 def bucket_times(
     own: Sequence[Bucket], trial: Trial, times: Sequence[PassTimes], first: int
 ) -> tuple[list[float], list[float]]:
-    """Returns sizes and times of the all_reduces of both plans, from the pass `first`.
+    """Returns the sizes and times of both plans' all_reduces, from the pass `first` on.
 
-    A rank that is ready early also measures how long it waits for the others. The last rank does
-    not, so the time of a bucket is that of the rank with the least. Of several passes it is the
-    median.
+    A rank that is ready early also measures its wait for the other ranks. So the time of a bucket
+    in a pass is the minimum over the ranks. The result is the median over the passes.
     """
     sizes: list[float] = []
     seconds: list[float] = []

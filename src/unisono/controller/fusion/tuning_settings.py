@@ -1,4 +1,4 @@
-"""The settings of fusion that tunes itself: lengths of trials, and the rule that decides."""
+"""The settings of the fusion tuner: lengths of trials, and the decision rule."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningSettings:
-    """Lengths of the trials, in steps, and the rule that decides."""
+    """Lengths of the trials, in steps, and the decision rule."""
 
     warm_up: int = 4
-    """First steps of each plan of a trial, which count for nothing."""
+    """First steps of each plan of a trial, which are not used."""
     measured: int = 16
     """Steps that measure the times of tensors and buckets."""
     pairs: int = 16
-    """Pairs of blocks in the comparison."""
+    """Maximum number of pairs of blocks in the comparison."""
     trial_pairs: int = 4
-    """Pairs in one trial of the comparison; after each, it may end early."""
+    """Pairs in one trial. The comparison may end early after each trial."""
     block: int = 3
-    """Steps of a block. The first one counts for nothing: it changes the buckets."""
+    """Steps of a block. The first step changes the buckets, and its time is not used."""
     faster_pairs: int = 13
-    """Pairs that must be faster with the new buckets."""
+    """Minimum number of pairs that must be faster with the new buckets."""
     least_gain: float = 0.01
-    """Part of the step time that the new buckets must save."""
+    """Minimum fraction of the step time that the new buckets must save."""
     most_residual: float = 0.5
-    """Largest median relative error of a fit that may choose buckets."""
+    """Largest median relative error of an accepted fit."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -44,7 +44,7 @@ class TuningSettings:
 
     @property
     def error_rate(self) -> float:
-        """Highest probability to replace buckets by others that are no better.
+        """Upper bound of the probability that buckets are replaced by buckets that are not better.
 
         >>> round(TuningSettings().error_rate, 4)
         0.0106
@@ -54,10 +54,10 @@ class TuningSettings:
 
     @property
     def most_steps(self) -> int:
-        """Steps of all trials.
+        """Maximum number of steps of all trials.
 
         >>> TuningSettings().most_steps
         133
         """
-        trials = 1 + math.ceil(self.pairs / self.trial_pairs)  # each ends with a step of its own
+        trials = 1 + math.ceil(self.pairs / self.trial_pairs)  # each ends with one more step
         return 4 * self.warm_up + self.measured + 2 * self.pairs * self.block + trials

@@ -1,1 +1,1 @@
-"""Transfers: the interface to what moves a bucket (`transfer.py`), and its implementations."""
+"""Transfers, which move the data of buckets: the interface (`transfer.py`) and implementations."""

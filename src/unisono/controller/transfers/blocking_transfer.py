@@ -1,4 +1,4 @@
-"""Transfers over libraries whose collectives block: a thread runs the jobs one after another."""
+"""Transfers over libraries with blocking collectives. A thread runs the jobs one after another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.errors import AbortedError, CommunicationError, UnisonoError, Unsup
 _AVERAGES = ("avg", "average")
 
 Outcome = tuple[bool, Any, int, int]
-"""All ranks were ready; the result; when the job began and ended, in nanoseconds."""
+"""True if all ranks were ready; the result; the times at which the job began and ended, in ns."""
 
 
 class BlockingCollectives(Protocol):
@@ -32,22 +32,22 @@ class BlockingCollectives(Protocol):
         """Copies `flat` of `root` into `flat` of all ranks."""
 
     def all_gather(self, array: Array, lengths: Sequence[int]) -> Array:
-        """Returns the arrays of all ranks, joined; rank r has `lengths[r]` rows."""
+        """Returns the concatenated arrays of all ranks. Rank r has `lengths[r]` rows."""
 
     def reduce_scatter(self, array: Array, op: str) -> Array:
         """Returns this rank's share of the rows of the reduced array."""
 
     def all_to_all(self, array: Array) -> Array:
-        """Returns the shares of rows that the ranks have for this rank, joined."""
+        """Returns the concatenated shares of rows that all ranks send to this rank."""
 
     def close(self) -> None:
-        """Gives the group back."""
+        """Releases the group."""
 
 
 class BlockingTransfer:
-    """A `Transfer` over two groups of the same ranks: for decided jobs, and for voted ones.
+    """A `Transfer` over two groups of the same ranks, one for decided and one for voted jobs.
 
-    A failure of a library, of any kind, is reported as `CommunicationError`.
+    Every error of a library is raised as `CommunicationError`.
     """
 
     def __init__(self, decided: BlockingCollectives, voted: BlockingCollectives) -> None:
@@ -70,7 +70,7 @@ class BlockingTransfer:
         return RemadeJob(self._begin_voted, job)
 
     def begin_void(self) -> PendingJob:
-        """Begins the next voted job as a rank that is not ready."""
+        """Votes against the next voted job, because this rank is not ready."""
         return self._begin_voted(None)
 
     def _begin_voted(self, job: Job | None) -> PendingJob:
@@ -84,7 +84,7 @@ class BlockingTransfer:
         return _submit(self._voted_thread, run)
 
     def close(self) -> None:
-        """Ends both threads after the job under way, then gives the groups back."""
+        """Ends both threads after their current jobs, and releases the groups."""
         for thread, group in (
             (self._decided_thread, self._decided),
             (self._voted_thread, self._voted),
@@ -100,23 +100,23 @@ class PendingJob:
         self._future = future
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits for the end; returns the result. Raises `TimeoutError`, or the job's error."""
+        """Waits for the job and returns its result. Raises `TimeoutError` or the job's error."""
         try:
             return self._future.result(timeout_s)[1]
         except CancelledError:
             raise AbortedError("the transfer was closed before this job began") from None
 
     def is_completed(self) -> bool:
-        """Returns True if the job has ended, well or not."""
+        """Returns True if the job has completed or failed."""
         return self._future.done()
 
     @property
     def ran(self) -> bool:
-        """True if all ranks were ready. Meaningful once the job has ended."""
+        """True if all ranks were ready. Valid after the job has ended."""
         return self._future.result()[0]
 
     def times_ns(self) -> tuple[int, int] | None:
-        """Returns when the thread began and ended the job, by `time.monotonic_ns`."""
+        """Returns the `time.monotonic_ns` at which the thread began and ended the job."""
         return self._future.result()[2:] if self._future.done() else None
 
 
@@ -127,7 +127,7 @@ def _submit(thread: ThreadPoolExecutor, run: Callable[[], tuple[bool, Any]]) -> 
             return *run(), begun_ns, time.monotonic_ns()
         except UnisonoError:
             raise
-        except Exception as error:  # each library has errors of its own
+        except Exception as error:  # each library has its own exceptions
             raise CommunicationError(f"the transfer failed: {error}") from error
 
     try:
@@ -165,7 +165,7 @@ def _run(group: BlockingCollectives, job: Job) -> Any:
 
 
 def _joined(arrays: Sequence[Array]) -> Array:
-    """Returns a copy of all elements, one array after another."""
+    """Returns a flat copy of the arrays' elements, one array after another."""
     parts = [array.reshape(-1) for array in arrays]
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""The default transfer: two communicators of the controller's own."""
+"""The default transfer: two communicators that only the controller uses."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from unisono.controller.transfers.transfer import Job, Pending, PendingVote, Rem
 def duplicate(comm: Communicator) -> Communicator:
     """Returns a new communicator of the same ranks. Collective."""
     part = comm.split(0, comm.rank)
-    assert part is not None  # of color 0
+    assert part is not None  # all ranks have color 0
     return part
 
 
 class CommunicatorTransfer:
-    """Moves data by two communicators: decided jobs by one, voted jobs by the other."""
+    """Moves data over two communicators, one for decided and one for voted jobs."""
 
     @staticmethod
     def over(comm: Communicator) -> CommunicatorTransfer:
-        """Returns a transfer with communicators of its own for the ranks of `comm`. Collective."""
+        """Returns a transfer with new communicators for the ranks of `comm`. Collective."""
         return CommunicatorTransfer(duplicate(comm), duplicate(comm))
 
     def __init__(self, decided: Communicator, voted: Communicator) -> None:
@@ -38,13 +38,13 @@ class CommunicatorTransfer:
         return begin_unvoted(self._decided, job.operation, _call(self._decided, job))
 
     def prepare(self, job: Job) -> VotedJob:
-        """Prepares a voted job. The vote takes one reduction of 8 bytes, without Python."""
+        """Prepares a voted job. The vote is one reduction of 8 bytes, without Python code."""
         if job.operation == "all_reduce":
             return _VotedAllReduce(self._voted, job)
         return RemadeJob(self._begin_voted, job)
 
     def begin_void(self) -> PendingVote:
-        """Begins the next voted job as a rank that is not ready."""
+        """Votes against the next voted job, because this rank is not ready."""
         return begin_voted(self._voted, "void call", None)
 
     def _begin_voted(self, job: Job) -> PendingVote:

@@ -1,4 +1,4 @@
-"""A transfer whose collectives take the time of a slower link, to try out a controller."""
+"""A transfer that emulates a slower link, for experiments with a controller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unisono.controller.transfers.transfer import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """One collective on the link; times are those of `time.perf_counter`."""
+    """One collective on the link. Times are those of `time.perf_counter`."""
 
     begun_s: float
     ended_s: float
@@ -29,17 +29,17 @@ class LinkUse:
 
 
 class LinkTransfer:
-    """Runs the jobs of another transfer, and ends each when a link of `cost` would have.
+    """Runs jobs with another transfer, and delays their ends as a link of `cost` would.
 
-    The link carries one job at a time, in the order of their begin. A void job takes no time.
+    The link carries one job at a time, in the order in which jobs begin. A void job takes no time.
     """
 
     def __init__(self, transfer: Transfer, cost: LinkCost) -> None:
         self.cost = cost
         self.uses: list[LinkUse] = []
-        """The jobs so far. The caller may clear it."""
+        """Collectives so far. The caller may clear the list."""
         self.enabled = True
-        """True if jobs take longer than those of the other transfer."""
+        """True if the link delays jobs."""
         self._transfer = transfer
         self._free_s = 0.0
 
@@ -52,7 +52,7 @@ class LinkTransfer:
         return _VotedJobOnLink(self._transfer.prepare(job), self._times_s)
 
     def begin_void(self) -> PendingVote:
-        """Begins the next voted job as a rank that is not ready."""
+        """Votes against the next voted job, because this rank is not ready."""
         now_s = time.perf_counter()
         return _OnLink(self._transfer.begin_void(), now_s, now_s)
 
@@ -61,7 +61,7 @@ class LinkTransfer:
         self._transfer.close()
 
     def _times_s(self, arrays: tuple[Array, ...]) -> tuple[float, float]:
-        """Returns when the link begins and ends to carry the arrays."""
+        """Returns the times at which the link begins and ends to carry the arrays."""
         now_s = time.perf_counter()
         if not self.enabled:
             return now_s, now_s
@@ -88,7 +88,7 @@ class _VotedJobOnLink:
 
 
 class _OnLink:
-    """A job that has begun, and when the link has carried it."""
+    """A job that has begun, and the times at which the link carries it."""
 
     def __init__(self, pending: Pending | PendingVote, begun_s: float, due_s: float) -> None:
         self._pending = pending
@@ -111,7 +111,7 @@ class _OnLink:
         return not self.ran or time.perf_counter() >= self._due_s
 
     def times_ns(self) -> tuple[int, int] | None:
-        """Returns when the link began and ended to carry the job, by `time.monotonic_ns`."""
+        """Returns the `time.monotonic_ns` at which the link begins and ends to carry the job."""
         return round(self._begun_s * 1e9), round(self._due_s * 1e9)
 
     @property

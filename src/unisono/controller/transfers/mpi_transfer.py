@@ -1,4 +1,4 @@
-"""A transfer over MPI, by mpi4py."""
+"""A transfer over MPI, with mpi4py."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _OPS = {"sum": "SUM", "prod": "PROD", "product": "PROD", "min": "MIN", "max": "M
 
 
 class MpiTransfer(BlockingTransfer):
-    """Moves a controller's data by two duplicates of an MPI communicator.
+    """Moves a controller's data over two duplicates of an MPI communicator.
 
-    `comm` None: `MPI.COMM_WORLD`. Collective over its ranks, which are the controller's ranks in
-    the same order. Arrays are NumPy arrays or CPU tensors of types that NumPy has.
+    If `comm` is None, the communicator is `MPI.COMM_WORLD`. All its ranks must create the transfer.
+    They must be the controller's ranks in the same order. Arrays are NumPy arrays or CPU tensors of
+    types that NumPy has.
 
     Raises `UnsupportedError` if mpi4py is not installed, or if MPI was initialised without
-    `MPI.THREAD_MULTIPLE`: two threads call MPI.
+    `MPI.THREAD_MULTIPLE`, because two threads call MPI.
     """
 
     def __init__(self, comm: Any = None) -> None:
@@ -71,7 +72,7 @@ class _MpiCommunicator:
         return _like(array, received)
 
     def close(self) -> None:
-        """Keeps the duplicate until MPI ends: a thread may still be in a collective."""
+        """Keeps the duplicate until MPI ends, because a thread may still be in a collective."""
 
     def _op(self, op: str) -> Any:
         if op not in _OPS:
@@ -80,7 +81,7 @@ class _MpiCommunicator:
 
 
 def _numpy(array: Array) -> np.ndarray:
-    """Returns the array, or a tensor's memory, for mpi4py."""
+    """Returns the array, or a NumPy view of a tensor's memory."""
     if isinstance(array, np.ndarray):
         return array
     try:

@@ -16,11 +16,11 @@ _OPS = {"sum": "SUM", "prod": "PRODUCT", "product": "PRODUCT", "min": "MIN", "ma
 
 
 class ProcessGroupTransfer(BlockingTransfer):
-    """Moves a controller's data by two new groups of the ranks and the backend of `group`.
+    """Moves a controller's data over two new groups with the ranks and the backend of `group`.
 
-    `group` None: the default group. Collective over its ranks, which are the controller's ranks in
-    the same order. Arrays are tensors on the group's devices, or NumPy arrays where it serves the
-    CPU.
+    If `group` is None, it is the default group. All its ranks must create the transfer. They must
+    be the controller's ranks in the same order. Arrays are tensors on the group's devices, or NumPy
+    arrays if the group supports the CPU.
 
     >>> import torch.distributed as dist, unisono
     >>> from unisono.controller import Controller
@@ -93,7 +93,7 @@ class _ProcessGroup:
         return _like(array, received)
 
     def close(self) -> None:
-        """Keeps the group until torch destroys it: a thread may still be in a collective."""
+        """Keeps the group until torch destroys it. A thread may still be in a collective."""
 
     def _op(self, op: str) -> Any:
         if op not in _OPS:
@@ -101,13 +101,13 @@ class _ProcessGroup:
         return getattr(self._dist.ReduceOp, _OPS[op])
 
     def _tensor(self, array: Array) -> Any:
-        """Returns the array as a tensor. A vote of the transfer itself goes to the device."""
+        """Returns the array as a tensor. A NumPy array, such as a vote, is copied to the device."""
         import torch
 
         if isinstance(array, np.ndarray):
             return torch.from_numpy(array).to(self._device)
         if array.device.type != "cpu":
-            torch.accelerator.synchronize()  # the program's own stream has written it
+            torch.accelerator.synchronize()  # the program's stream may still write the array
         return array
 
     def _finish(self, tensor: Any, array: Array) -> None:
@@ -122,7 +122,7 @@ class _ProcessGroup:
 
 
 def _device_of(group: Any) -> Any:
-    """Returns the device for arrays that are not on a device."""
+    """Returns the device to which NumPy arrays are copied."""
     import torch
     from torch import distributed as dist
 

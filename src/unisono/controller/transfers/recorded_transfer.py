@@ -1,4 +1,4 @@
-"""Records the collectives of a controller in the rank's timeline, around any transfer."""
+"""Records a controller's collectives in the rank's timeline, for any transfer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.controller.transfers.transfer import (
 )
 from unisono.timeline import EventKind, TimelineWriter
 
-# Plain numbers: an attribute of an enumeration takes as long as half of an event.
+# Plain numbers, because to read an enumeration's attribute takes half the time of an event.
 _LAUNCHED, _FUSED = int(EventKind.LAUNCHED), int(EventKind.FUSED)
 _WAITED, _TRANSFERRED = int(EventKind.WAITED), int(EventKind.TRANSFERRED)
 _PLANNED = int(EventKind.PLANNED)
@@ -26,7 +26,7 @@ _RUNS_BETWEEN_PLANS = 32
 
 
 class RecordedTransfer:
-    """A transfer that records when each collective begins and ends, and waits for it."""
+    """A transfer that records the begin, the end and the waits of each collective."""
 
     def __init__(self, inner: Transfer, timeline: TimelineWriter) -> None:
         """`close` closes `inner`."""
@@ -50,7 +50,7 @@ class RecordedTransfer:
         return _RecordedVotedJob(self._inner.prepare(job), self._timeline, job)
 
     def begin_void(self) -> RecordedPending:
-        """Begins the next voted job as a rank that is not ready."""
+        """Votes against the next voted job, because this rank is not ready."""
         number = self._timeline.next_number()
         self._timeline.record(_LAUNCHED, _NO_TENSOR, number)
         launched_ns = time.monotonic_ns()
@@ -59,7 +59,7 @@ class RecordedTransfer:
 
 
 class _RecordedVotedJob:
-    """A bucket of a plan; its tensors are recorded once for many runs."""
+    """A bucket of a plan. Its tensors are recorded once for many runs."""
 
     __slots__ = ("_bucket", "_first", "_inner", "_names", "_runs", "_timeline")
 
@@ -89,7 +89,7 @@ class _RecordedVotedJob:
 
 
 class RecordedPending:
-    """A job that has begun; the first `wait` that sees its end records it."""
+    """A job that has begun. The first successful `wait` records the job."""
 
     __slots__ = ("_inner", "_launched_ns", "_name", "_number", "_recorded", "_timeline")
 
@@ -109,7 +109,7 @@ class RecordedPending:
         self._recorded = False
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits for the end, as the job itself does."""
+        """Waits for the job, and records the wait."""
         if self._recorded:
             return self._inner.wait(timeout_s)
         record, name, number = self._timeline.record, self._name, self._number
@@ -126,7 +126,7 @@ class RecordedPending:
         return result
 
     def is_completed(self) -> bool:
-        """Returns True if the job has ended, well or not."""
+        """Returns True if the job has completed or failed."""
         return self._inner.is_completed()
 
     @property
@@ -135,7 +135,7 @@ class RecordedPending:
         return bool(getattr(self._inner, "ran", True))
 
     def times_ns(self) -> tuple[int, int] | None:
-        """Returns when the data moved; None: the transfer does not know."""
+        """Returns the times at which the data moved, or None if they are not known."""
         times_ns = getattr(self._inner, "times_ns", None)
         found: tuple[int, int] | None = None if times_ns is None else times_ns()
         return found

@@ -1,4 +1,4 @@
-"""Transfers: what moves a controller's data. An implementation needs the methods of `Transfer`."""
+"""The interface of transfers, which move a controller's data. `Transfer` has the methods."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One collective: the same on all ranks, but for the contents of `arrays`.
+    """One collective. Only the contents of `arrays` differ between the ranks.
 
-    An all_reduce may have several arrays, reduced in place. The others have one. `lengths`: the
-    rows of each rank in an all_gather whose ranks differ. `names`: those of the tensors, if known.
+    An all_reduce may have several arrays, which are reduced in place. Other operations have one
+    array. `lengths` are the rows of each rank in an all_gather with unequal arrays. `names` are the
+    names of the tensors, if known.
     """
 
     operation: str
@@ -30,20 +31,20 @@ class Pending(Protocol):
     """A job that has begun."""
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits for the end; returns the result of a job that is not in place.
+        """Waits for the job. Returns the result of a job that is not in place.
 
         Raises `TimeoutError` after `timeout_s` seconds, and the job's own error.
         """
 
     def is_completed(self) -> bool:
-        """Returns True if the job has ended, well or not."""
+        """Returns True if the job has completed or failed."""
 
 
 class PendingVote(Pending, Protocol):
     """A voted job that has begun.
 
-    It may have a method `times_ns`, which returns when its data began to move and when it ended, by
-    `time.monotonic_ns`; None: not known. The tuning of fusion needs the times.
+    The job may have a method `times_ns`. It returns the `time.monotonic_ns` at which the data began
+    and ended to move, or None if these times are not known. The fusion tuner needs them.
     """
 
     @property
@@ -55,13 +56,13 @@ class VotedJob(Protocol):
     """A job that a frozen plan repeats. Each run happens only if all ranks are ready for it."""
 
     def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
-        """Begins a run with arrays of the types and shapes of the first. The last run has ended."""
+        """Begins a run with arrays of the same types and shapes. The previous run has ended."""
 
 
 class Transfer(Protocol):
     """Runs the jobs of one rank in the order in which they begin. All ranks begin the same jobs.
 
-    Decided jobs and voted jobs have no order between each other.
+    Decided jobs (`begin`) and voted jobs (`prepare`) are not ordered with each other.
     """
 
     def begin(self, job: Job) -> Pending:
@@ -71,14 +72,16 @@ class Transfer(Protocol):
         """Prepares a voted job, which runs only if all ranks are ready. Does not begin it."""
 
     def begin_void(self) -> PendingVote:
-        """Begins the voted job that is next, as a rank that is not ready: it runs on no rank."""
+        """Votes against the next voted job, because this rank is not ready. The job runs on no
+        rank.
+        """
 
     def close(self) -> None:
-        """Ends the transfer. Jobs that are under way fail."""
+        """Ends the transfer. Jobs in progress fail."""
 
 
 class RemadeJob:
-    """A voted job of a transfer that keeps nothing between the runs."""
+    """A voted job of a transfer that keeps no state between runs."""
 
     def __init__(self, begin: Callable[[Job], PendingVote], job: Job) -> None:
         """`begin` begins a voted job."""

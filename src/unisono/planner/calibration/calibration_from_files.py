@@ -1,4 +1,4 @@
-"""Makes a calibration from the user's files: collectives, and step times."""
+"""Makes a calibration from the user's files of measured collectives and step times."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def calibrate(
     runs: Sequence[MeasuredRun] = (),
     constants: CalibratedConstants | None = None,
 ) -> Calibration:
-    """Returns the calibration of the user's own measurements.
+    """Returns a calibration from the user's own measurements.
 
-    `files`: output of nccl-tests or JSON of `unisono bench` (collectives of `cluster`), or own
-    step times (`read_own_runs`). `runs` are further own runs. Raises ValueError for a file of
-    another kind, for collectives without `cluster`, and if there is nothing to calibrate with.
+    `files`: output of nccl-tests or JSON of `unisono bench` (collectives of `cluster`), or own step
+    times (`read_own_runs`). `runs` are further own runs. Raises ValueError for a file of another
+    kind, for collectives without `cluster`, and if there are no measurements.
 
     >>> from unisono import planner
     >>> own = planner.read_own_runs('''model,cluster,layout,seq,global_batch,micro_batch,step_s

@@ -1,9 +1,9 @@
-"""The fit of the constants to measured runs: `python -m unisono.planner.calibration.constant_fit`.
+"""Fits the constants to measured runs: `python -m unisono.planner.calibration.constant_fit`.
 
-Minimises the logarithms of predicted over measured times, and of constants over their stated
-priors, with a robust loss. Needs SciPy. Runs are weighted so that a family of n runs counts like
-n^(1/2). Also fits, for each family, the constants of all other families (folds of the
-cross-validation), and from the errors of these folds the widths of the 80 % interval.
+The fit minimises, with a robust loss, the logarithms of predicted over measured times, and of
+constants over their stated priors. It needs SciPy. Runs are weighted so that a family of n runs
+counts as n^(1/2). For cross-validation, the constants are also fitted without each family (a fold).
+The errors of all fits give the widths of the 80 % interval.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _STEP = 1e-2
 _ROUNDS = 2
 """Number of successive fits. Each fit keeps open choices, such as the micro batch, fixed."""
 _SENSITIVE = 0.02
-"""Least relative change of a time, per relative change of a constant, that informs the constant."""
+"""Minimum relative change of a time, per relative change of a constant, in a run that determines
+the constant."""
 
 _Floats = NDArray[np.float64]
 
@@ -121,7 +122,7 @@ def informing_families(
 
 
 def thinned(runs: Sequence[MeasuredRun], largest: int = 150) -> list[MeasuredRun]:
-    """Returns every k-th run of families with more than `largest` runs, and all of the others."""
+    """Returns every k-th run of families with more than `largest` runs, and all other runs."""
     families = [run.family for run in runs]
     found, seen = [], dict.fromkeys(families, 0)
     for run, family in zip(runs, families, strict=True):
@@ -133,7 +134,7 @@ def thinned(runs: Sequence[MeasuredRun], largest: int = 150) -> list[MeasuredRun
 
 
 def write_fit(path: Path) -> None:
-    """Fits all constants and folds, and writes them to the file of constants."""
+    """Fits all constants and folds, and writes them to the constants file."""
     document = json.loads(json.dumps(constants_document()))
     runs = thinned(measured_runs())
     values = fit_constants(runs, document)
@@ -158,7 +159,7 @@ def write_fit(path: Path) -> None:
 
 
 def _add_shared_shares(document: dict[str, Any], folds: Mapping[str, CalibratedConstants]) -> None:
-    """Adds the shares that the errors of runs have in common, of all families and of each fold."""
+    """Adds the shares of error variance that runs have in common, for all runs and each fold."""
     runs = measured_runs()
     for name, share in shared_shares(runs, folds).items():
         entry = document["constants"][f"shared/{name}"]

@@ -15,16 +15,17 @@ from unisono.planner.validation.ground_truth import MeasuredRun
 from unisono.planner.validation.validation import predict_run
 
 _COVERED = 0.82
-"""Share of runs to cover, a mean over families: a little over 80 %."""
+"""Share of runs that the interval must cover, as a mean over families: a little over 80 %."""
 _LARGEST = 0.5
-"""Limit of an error in the fit: a few runs have large errors for reasons outside the model."""
+"""Largest error that counts in the fit. A few runs have larger errors that the model cannot
+explain."""
 
 _Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Errors:
-    """Errors of one family: squared shares of each deviation, and logarithms of the errors."""
+    """Logarithms of the errors of one family, and the squared share of each cause of an error."""
 
     shares: _Floats
     errors: _Floats
@@ -35,11 +36,12 @@ def interval_widths(
     fitted: CalibratedConstants,
     folds: Mapping[str, CalibratedConstants],
 ) -> dict[str, float]:
-    """Returns the standard deviations of the error by cause.
+    """Returns the standard deviation of the error for each cause.
 
-    A family counts half with constants that were fitted to it and half with those of its fold, as
-    users predict runs of known and of new kinds. Deviations are fitted to squared errors (least
-    squares, none negative); then one factor makes the interval hold 82 % of the runs.
+    Half of a family's weight is on errors with constants that were fitted to the family, and half
+    on errors with constants that were fitted without it, because users predict runs of known and of
+    new kinds. The deviations are fitted to squared errors by non-negative least squares. Then one
+    factor scales all deviations, so that the interval holds 82 % of the runs.
     """
     names = list(fitted.sigma)
     parts = []
@@ -82,7 +84,7 @@ def _none_negative(shares: _Floats, targets: _Floats) -> _Floats:
 
 
 def _scale(parts: Sequence[_Errors], variances: _Floats) -> float:
-    """Returns the factor of all deviations with which the interval holds the wanted share."""
+    """Returns the factor for all deviations that makes the interval hold the wanted share."""
     low, high = 0.1, 10.0
     for _ in range(40):
         factor = np.sqrt(low * high)

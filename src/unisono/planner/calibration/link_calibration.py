@@ -18,12 +18,14 @@ from unisono.planner.step_times.exchange_times import ExchangeTimes, GroupPlace
 from unisono.simulator import Sample, of_contestant, read
 
 _PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-"""Times that a ring moves the (n-1)/n of the larger buffer, by operation."""
+"""Number of times that a ring moves (n-1)/n of the larger buffer, by operation."""
 _HOST = re.compile(r"#\s+Rank\s+\d+\s.*?\bon\s+(\S+)\s+device", re.IGNORECASE)
 _LEAST_BYTES = 1 << 16
-"""Smaller messages take other algorithms (NCCL: LL), and do not matter in training."""
+"""Minimum size of a message in the fit. Smaller messages use other algorithms (NCCL: LL), and do
+not matter in training."""
 _LEAST_SHARE = 0.1
-"""Least share of the time of the largest message that its bytes must take to show a rate."""
+"""Minimum share of the largest message's time that its bytes must take. Otherwise the rate cannot
+be fitted."""
 _ROUNDS = 20
 
 
@@ -37,10 +39,11 @@ class CollectiveTimes:
 
 
 def read_collectives(text: str) -> CollectiveTimes:
-    """Returns the collectives in output of nccl-tests, `unisono bench --json` or `unisono tune`.
+    """Returns the collectives in the output of nccl-tests, `unisono bench --json` or `unisono
+    tune`.
 
-    Uses the first contestant of a benchmark. Raises ValueError for other texts, and if the text
-    has no all_reduce, all_gather or reduce_scatter.
+    Uses the first library of a benchmark that compares libraries. Raises ValueError for other
+    texts, and if the text has no all_reduce, all_gather or reduce_scatter.
     """
     usable = [each for each in read(text) if each.op in _PASSES]
     if not usable:
@@ -50,7 +53,7 @@ def read_collectives(text: str) -> CollectiveTimes:
 
 
 def _hosts(text: str) -> int | None:
-    """Returns the number of hosts. `unisono bench` runs on one, unless it makes a cluster."""
+    """Returns the number of hosts. `unisono bench` runs on one host, unless it makes a cluster."""
     if text.lstrip().startswith("{"):
         settings = json.loads(text).get("settings")
         cluster = settings.get("cluster") if isinstance(settings, dict) else None
@@ -63,12 +66,12 @@ def _hosts(text: str) -> int | None:
 def fit_links(
     files: Sequence[CollectiveTimes], cluster: Cluster, constants: CalibratedConstants
 ) -> list[LinkRate]:
-    """Returns the rates inside domains and between domains that the measured times show.
+    """Returns the link rates inside and between domains, fitted to measured times.
 
     The times of messages of at least 64 KiB are fitted to the ring of `exchange_times`: a start-up
-    time, and bytes over the rate. A file whose ranks are on several hosts, or are more than a
-    domain has, gives the rate between domains. Relative errors count, with a weight that
-    outliers lose (least absolute deviations). Raises ValueError if times do not grow with size.
+    time, and bytes over the rate. A file gives the rate between domains if its ranks are on several
+    hosts or do not fit in one domain. The fit minimises relative absolute deviations, so outliers
+    have little weight. Raises ValueError if times do not grow with the size.
     """
     found, base = [], constants
     for place in ("domain", "network"):
@@ -90,7 +93,7 @@ def fit_links(
 
 
 _Row = tuple[float, float, GroupPlace]
-"""Bytes that a rank of the ring sends, seconds, the place of the group."""
+"""Bytes that a rank of the ring sends, the seconds, and the position of the group."""
 
 
 def _rows(file: CollectiveTimes, cluster: Cluster, place: str) -> Iterable[_Row]:
@@ -138,9 +141,9 @@ def _fit(
 def _least_deviations(
     columns: NDArray[np.float64], targets: NDArray[np.float64], scale: NDArray[np.float64]
 ) -> tuple[float, float]:
-    """Returns the two coefficients of least relative absolute deviations, none negative.
+    """Returns the two non-negative coefficients with the least relative absolute deviations.
 
-    Iteratively reweighted least squares.
+    The method is iteratively reweighted least squares.
     """
     weights = 1 / scale
     start = inverse = 0.0

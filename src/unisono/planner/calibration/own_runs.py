@@ -1,4 +1,4 @@
-"""Step times that the user measured: files in JSON or CSV."""
+"""Reads step times that the user measured, from JSON or CSV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEEDED = ("model", "cluster", "layout", "seq", "global_batch", "step_s")
 
 
 def read_own_runs(text: str) -> list[MeasuredRun]:
-    """Returns the runs of a text.
+    """Returns the user's measured runs from a JSON or CSV text.
 
     JSON: a list of objects (or one object) with `model`, `cluster`, `layout`, `job` and `step_s`.
     `model`, `cluster` and `layout` are texts of the command line, or objects with the fields of

@@ -1,4 +1,4 @@
-"""The physical constants of the time and memory model, and the rows that each was fitted to."""
+"""The physical constants of the time and memory model, and the runs that each was fitted to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FALLBACK = {"volta": "ampere", "davinci": "ampere", "cdna3": "hopper", "cpu": "
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedConstants:
-    """Constants with a physical meaning. `data/constants.json` says what each was fitted to.
+    """Constants with a physical meaning. `data/constants.json` lists the runs behind each constant.
 
     >>> 0.3 < default_constants().matmul("ampere", "fp16") < 1
     True
@@ -24,65 +24,72 @@ class CalibratedConstants:
     efficiency: Mapping[str, float] = field(hash=False)
     """Share of the peak that large matrix products reach, by architecture and precision."""
     attention: Mapping[str, float] = field(hash=False)
-    """Share of the 16-bit peak that fused attention reaches in forward, by architecture and
-    software."""
+    """Share of the 16-bit peak that fused attention reaches in the forward pass, by architecture
+    and software."""
     tile_loss: float
-    """Loss by incomplete waves, in tiles of 128 x 128 outputs for each multiprocessor."""
+    """Loss due to incomplete waves, in tiles of 128 x 128 outputs for each multiprocessor."""
     inner_loss: float
     """Inner dimension at which a matrix product reaches half of its rate."""
     kernel_start_s: float
-    """Device time of a kernel besides its FLOPs and bytes: start, and gap to the next kernel."""
+    """Device seconds of a kernel in addition to its FLOPs and bytes: its start, and the gap to the
+    next kernel."""
     memory_share: float
     """Share of the memory rate that kernels reach."""
     traffic: float
-    """Bytes that kernels between the matrix products move, over the bytes of fused kernels."""
+    """Ratio of the bytes that kernels between matrix products move to the bytes of fused
+    kernels."""
     score_traffic: float
-    """Bytes moved for each score of unfused attention in forward."""
+    """Bytes moved for each score of unfused attention in the forward pass."""
     eager_launch_s: float
-    """Host time of forward of a layer, fp16 software of 2021 and 2022."""
+    """Host seconds of a layer's forward pass with fp16 software of 2021 and 2022."""
     launch_s: float
-    """Host time of forward of a layer, later software."""
+    """Host seconds of a layer's forward pass with later software."""
     expert_launch_s: float
-    """Host time of forward of a layer with experts, beside `launch_s`."""
+    """Host seconds of the forward pass of a layer with experts, in addition to `launch_s`."""
     pair_launch_s: float
-    """Host time of a collective in a layer, for each pair of its ranks, fp16 software of 2021 and
-    2022: its ranks launch at different times and wait for each other."""
+    """Host seconds of a collective in a layer for each pair of its ranks, with fp16 software of
+    2021 and 2022. The ranks launch the collective at different times and wait for each other."""
     eager_step_s: float
-    """Host time of a step beside its microbatches, fp16 software of 2021 and 2022."""
+    """Host seconds of a step in addition to its microbatches, with fp16 software of 2021 and
+    2022."""
     step_s: float
-    """Host time of a step beside its microbatches, later software."""
+    """Host seconds of a step in addition to its microbatches, with later software."""
     microbatch_s: float
-    """Host time of a microbatch beside its layers, fp16 software of 2021 and 2022."""
+    """Host seconds of a microbatch in addition to its layers, with fp16 software of 2021 and
+    2022."""
     link_share: float
     """Share of the rate inside a domain that collectives reach."""
     link_start_s: float
-    """Start of a collective inside a domain."""
+    """Start-up seconds of a collective inside a domain."""
     link_rank_s: float
-    """Start for each further rank inside a domain."""
+    """Additional start-up seconds for each further rank inside a domain."""
     network_share: float
     """Share of the rate between domains that collectives reach."""
     network_start_s: float
-    """Start of a collective between domains, for each doubling of the domains."""
+    """Start-up seconds of a collective between domains, for each doubling of the number of
+    domains."""
     exchange_share: float
-    """Share of the rate between domains that an exchange of experts reaches."""
+    """Share of the rate between domains that an exchange of tokens between experts reaches."""
     tensor_exposed: float
-    """Exposed share of tensor-parallel exchanges of software that overlaps them."""
+    """Share of tensor-parallel exchanges that stays exposed with software that overlaps them."""
     overlap_slowdown: float
-    """Slowdown of compute while an exchange runs beside it."""
+    """Slowdown of compute while an exchange runs at the same time."""
     optimizer_bytes: float
     """Bytes moved for each parameter that the optimizer updates."""
     expert_share: float
-    """Rate of the experts' grouped matrix products over the rate of one large product."""
+    """Ratio of the rate of the experts' grouped matrix products to the rate of one large
+    product."""
     expert_traffic: float
     """Bytes moved to sort the tokens by expert and back, for each value of a routed token."""
     straggler: float
-    """Standard deviation of one device's step, as a share."""
+    """Standard deviation of one device's step time, as a share of the step time."""
     fragmentation: float
-    """Reserved memory over the memory of live tensors."""
+    """Ratio of reserved memory to the memory of live tensors."""
     sigma: Mapping[str, float] = field(hash=False)
-    """Standard deviation of the logarithm of the error: base, and added by kind."""
+    """Standard deviation of the logarithm of the error, for each cause of errors."""
     shared: Mapping[str, float] = field(hash=False)
-    """Shares of the error's variance that runs of one machine, model and work have in common."""
+    """Shares of the error's variance that two runs have in common if they share the machine, model
+    or work."""
 
     def matmul(self, architecture: str, precision: str) -> float:
         """Returns the share of the peak that large matrix products reach."""
@@ -105,7 +112,7 @@ def default_constants() -> CalibratedConstants:
 
 @cache
 def constants_document() -> Mapping[str, Any]:
-    """Returns the file of constants: values, units, and the rows that each was fitted to."""
+    """Returns the constants file's content: values, units, and the runs behind each constant."""
     found: Mapping[str, Any] = json.loads(data_text("constants.json"))
     return found
 

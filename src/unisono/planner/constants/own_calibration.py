@@ -1,4 +1,4 @@
-"""A calibration: what the user's own measurements say about the machine."""
+"""A calibration of predictions by the user's own measurements on a machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRun:
-    """A measured step of the user, and the step time that was predicted without it."""
+    """A step time that the user measured, and the prediction without this measurement."""
 
     name: str
     like: RunLikeness
@@ -40,7 +40,7 @@ class OwnRun:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRate:
-    """The rate and start-up of collectives, fitted to measured ones of a device."""
+    """Rate and start-up time of a device's links, fitted to measured collectives."""
 
     device: str
     place: str
@@ -48,9 +48,10 @@ class LinkRate:
     share: float
     """Share of the link's rate that collectives reach."""
     device_Bps: float
-    """Rate of the device's links, of which `share` is. "CPU" measures it again in each process."""
+    """Rate of the device's links, which `share` refers to. For the device "CPU", each process
+    measures this rate again."""
     start: float
-    """Factor of the start-up times of the shipped constants."""
+    """Factor for the start-up times of the shipped constants."""
     samples: int
     error: float
     """Median of the relative errors of the fit."""
@@ -60,21 +61,22 @@ class RunEffect(NamedTuple):
     """The effect of a calibration on a prediction."""
 
     runs: int
-    """Own runs of this machine and software."""
+    """Number of the user's runs with this machine and software."""
     factor: float
-    """Measured over predicted time, as estimated from the own runs."""
+    """Ratio of measured to predicted time, estimated from the user's runs."""
     unknown: float
-    """Share of the error's variance that stays: 1 without own runs."""
+    """Share of the error's variance that remains. It is 1 without runs of the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Own runs and own rates of links. Made by `calibrate`; used by `predict` and `search`.
+    """Runs and link rates that the user measured. Made by `calibrate`, for `predict` and `search`.
 
-    Own runs give one factor of all times: how efficient this machine and its software are, in
-    comparison with the published runs. The errors of runs correlate as they share the machine, the
-    model and the work of each device. The factor is the best linear estimate from the own runs'
-    errors (Henderson, Biometrics 31, 1975), so one run counts for less than its whole error.
+    The user's runs give one factor for all times. It is the efficiency of this machine and its
+    software in comparison with the published runs. The errors of two runs correlate if the runs
+    share the machine, the model or the work of each device. The factor is the best linear estimate
+    from the errors of the user's runs (Henderson, Biometrics 31, 1975), so one run counts for less
+    than its whole error.
     """
 
     runs: tuple[OwnRun, ...] = ()
@@ -87,7 +89,7 @@ class Calibration:
         return _with_links(self.links, cluster.kind, constants) if self.links else constants
 
     def effect(self, like: RunLikeness, constants: CalibratedConstants) -> RunEffect:
-        """Returns the effect on the prediction of a run with these properties."""
+        """Returns the calibration's effect on the prediction of a run with these properties."""
         return _effect(self.runs, like, constants)
 
     def least_factor(self, model: Transformer, constants: CalibratedConstants) -> float:
@@ -121,13 +123,13 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
-        """Reads a calibration from a file of `save`. Raises ValueError for other content."""
+        """Reads a calibration that `save` wrote to a file. Raises ValueError for other content."""
         with reading(Path(path)) as text:
             return cls.from_document(json.loads(text))
 
     @classmethod
     def from_document(cls, document: Any) -> Calibration:
-        """Returns the calibration of a JSON object of `save`. Raises ValueError for others."""
+        """Returns the calibration of a JSON object. Raises ValueError for other objects."""
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise ValueError(
                 f"expected a file of `unisono plan --calibrate`, whose format is {FORMAT!r}"

@@ -1,4 +1,4 @@
-"""The properties of a run that the error of its prediction depends on."""
+"""The properties of a run that determine the error of its prediction."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from unisono.planner.inputs.workload import Workload
 
 
 class RunLikeness(NamedTuple):
-    """The device and software, the model, and the work of each device. Runs that differ in data
-    parallelism and batch only do the same work."""
+    """Properties of a run: device and software, model, and work of each device.
+
+    Runs that differ only in data parallelism and batch have the same work.
+    """
 
     machine: tuple[str, str]
     model: Transformer

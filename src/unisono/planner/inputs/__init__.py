@@ -1,5 +1,6 @@
-"""Descriptions that a prediction begins with: model, devices, cluster, layout and workload.
+"""Inputs of a prediction: model, devices, cluster, layout and workload.
 
-They refuse combinations that no run can have (`layout_check.py`), and compute what follows from
-the descriptions alone: FLOPs, layers of a stage, elements that tensor parallelism exchanges.
+This package rejects impossible combinations of inputs (`layout_check.py`). It also computes values
+that depend on the inputs alone: FLOPs, layers of a stage, and elements that tensor parallelism
+exchanges.
 """

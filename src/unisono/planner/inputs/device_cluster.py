@@ -1,4 +1,4 @@
-"""A cluster: devices, the hosts or NVLink domains that hold them, and their network."""
+"""A cluster: devices, their hosts or NVLink domains, and the network."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Cluster:
     devices: int
     """Number of devices."""
     per_host: int | None = None
-    """Devices of one NVLink domain. None: as usual for the device."""
+    """Number of devices of one NVLink domain. None: the device's usual number."""
     link_Bps: float | None = None
-    """Rate inside a domain, one way, for each device. None: the device's."""
+    """Rate inside a domain, one way, for each device. None: the rate of the device's type."""
     network_Bps: float | None = None
-    """Rate between domains, one way, for each device. None: the device's."""
+    """Rate between domains, one way, for each device. None: the rate of the device's type."""
     oversubscription: float = 1.0
     """Factor by which the network between domains is slower when all devices use it."""
     topology: Topology | None = field(default=None, hash=False, repr=False)
-    """The whole network of `unisono.topology`, whose ranks are the devices. Exchanges are then
-    simulated, all groups at once. None: flat, so closed forms."""
+    """Network of `unisono.topology` whose ranks are the devices. With a topology, exchanges of all
+    groups are simulated together. None: a flat network, whose times are closed forms."""
     kind: Device = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Cluster:
 
     @property
     def domain(self) -> int:
-        """Devices of one NVLink domain."""
+        """Number of devices of one NVLink domain."""
         assert self.per_host is not None
         return self.per_host
 
@@ -111,7 +111,7 @@ class Cluster:
 
     @classmethod
     def read(cls, text: str) -> Cluster:
-        """Returns the cluster of a text of the command line: a name of a .json file, or `parse`."""
+        """Returns the cluster of a command-line text: a .json file's name or a text for `parse`."""
         return cls.load(text) if text.endswith(".json") else cls.parse(text)
 
     @classmethod

@@ -24,9 +24,10 @@ class Device:
 
     name: str
     architecture: str
-    """Family that shares efficiencies: volta, ampere, hopper, blackwell, cdna3, davinci, cpu."""
+    """Family of devices with the same efficiencies: volta, ampere, hopper, blackwell, cdna3,
+    davinci, cpu."""
     peak: Mapping[str, float] = field(hash=False)
-    """Dense FLOP/s of matrix products by precision."""
+    """Dense FLOP/s of matrix products, by precision."""
     memory_bytes: int
     memory_Bps: float
     link_Bps: float
@@ -34,11 +35,11 @@ class Device:
     network_Bps: float
     """Rate to other domains."""
     units: int = 100
-    """Multiprocessors: parts that compute one tile of a matrix product each."""
+    """Number of multiprocessors. Each computes one tile of a matrix product at a time."""
     per_host: int = 8
     """Usual number of devices of one NVLink domain."""
     clock: float = 1.0
-    """Sustained clock, as a share of the one of the architecture's full-power device."""
+    """Sustained clock, as a share of the clock of the architecture's full-power device."""
     watts: float | None = None
     """Power of the data sheet. None: not known."""
     price_per_hour: float | None = None
@@ -64,7 +65,7 @@ class Device:
     def peak_of(self, precision: str) -> float:
         """Returns the FLOP/s of a precision. Raises ValueError if the device lacks it.
 
-        bf16 and fp16 stand for each other: a device that has neither raises.
+        A device that has only one of bf16 and fp16 uses its rate for both.
         """
         twin = {"bf16": "fp16", "fp16": "bf16", "tf32": "fp32"}.get(precision, precision)
         rate = self.peak.get(precision, self.peak.get(twin))
@@ -111,8 +112,8 @@ def catalogue() -> tuple[Device, ...]:
 def device_from(document: Any) -> Device:
     """Returns the device of a JSON object.
 
-    It has all fields of `Device`, or `like`, a name of the catalogue, and changed fields. Raises
-    ValueError for unknown fields.
+    The object has all fields of `Device`, or a catalogue name as `like` and the changed fields.
+    Raises ValueError for unknown fields.
 
     >>> device_from({"like": "a100", "name": "A100 at 1.2 GHz", "clock": 0.85}).clock
     0.85

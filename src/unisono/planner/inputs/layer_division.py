@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class StageKind(NamedTuple):
-    """The load of a stage: its number of layers, how many are dense, and whether it is last."""
+    """The load of a stage: the number of layers, the number of dense layers, and True if last."""
 
     layers: int
     dense: int
@@ -17,12 +17,12 @@ class StageKind(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
-    """Returns the number of layers of each stage, which sums to `layers`.
+    """Returns the number of layers of each stage. The sum is `layers`.
 
-    Divides evenly if it can. If only `layers + 2` divides evenly among all chunks, the embedding
-    and the output count as a layer each, so the first and the last stage have one layer less (the
-    placement of the published 405B runs). Else the middle stages take the rest. Raises ValueError
-    if there are fewer layers than chunks.
+    The layers are divided evenly if possible. If only `layers + 2` divides evenly among all chunks,
+    the embedding and the output count as a layer each, so the first and the last stage have one
+    layer less (the placement of the published 405B runs). Otherwise the middle stages have the
+    remaining layers. Raises ValueError if there are fewer layers than chunks.
 
     >>> stage_layers(96, 8)
     (12, 12, 12, 12, 12, 12, 12, 12)
@@ -49,7 +49,7 @@ def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def stage_kinds(stages: tuple[int, ...], dense_layers: int) -> tuple[tuple[StageKind, int], ...]:
-    """Returns the kinds of stages and how many there are. The first layers are dense.
+    """Returns each kind of stage with its number of stages. The first layers are dense.
 
     >>> [(kind.layers, kind.dense, count) for kind, count in stage_kinds((4, 4, 4), 1)]
     [(4, 1, 1), (4, 0, 1), (4, 0, 1)]

@@ -41,13 +41,13 @@ class Layout:
     ep: int = 1
     """Expert parallelism: devices that hold different experts."""
     vpp: int | None = 1
-    """Interleaving: groups of layers of each stage. None: the planner chooses."""
+    """Interleaving: number of groups of layers of each stage. None: the planner chooses."""
     sequence_parallel: bool = False
-    """True: the parts between the matrices are divided along the sequence, over `tp`."""
+    """True if operators between the matrix products are divided along the sequence over `tp`."""
     zero: int = 0
     """ZeRO stage: 1 divides optimizer states over `dp x cp`, 2 also gradients, 3 also weights."""
     dp_replicate: int = 1
-    """Replicas of the shards: ZeRO divides over `dp / dp_replicate` (hybrid sharding)."""
+    """Number of replicas of the shards (hybrid sharding): ZeRO divides over `dp / dp_replicate`."""
     schedule: str = "1f1b"
     """Pipeline schedule: one of `SCHEDULES`."""
     tensor: str = "1d"
@@ -93,7 +93,7 @@ class Layout:
 
     @property
     def chunks(self) -> int:
-        """Groups of layers of a stage: `vpp`, or 1 if it is not stated."""
+        """Number of groups of layers of a stage: `vpp`, or 1 if `vpp` is None."""
         return self.vpp or 1
 
     @property
@@ -107,13 +107,13 @@ class Layout:
 
     @classmethod
     def load(cls, path: str | Path) -> Layout:
-        """Reads a layout from a JSON file of `save`. Raises ValueError for other content."""
+        """Reads a layout from a JSON file that `save` wrote. Raises ValueError for other files."""
         with reading(Path(path)) as text:
             return cls.from_document(json.loads(text))
 
     @classmethod
     def read(cls, text: str) -> Layout:
-        """Returns the layout of a text of the command line: a name of a .json file, or `parse`."""
+        """Returns the layout of a command-line text: a .json file's name or a text for `parse`."""
         return cls.load(text) if text.endswith(".json") else cls.parse(text)
 
     @classmethod
@@ -167,7 +167,7 @@ class Layout:
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
-    """Returns the divisor of a number that is nearest to the wanted one.
+    """Returns the divisor of a number that is nearest to the wanted number.
 
     >>> nearest_divisor(12, 5)
     4

@@ -10,7 +10,7 @@ from unisono.planner.inputs.workload import Workload
 
 
 def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Workload) -> None:
-    """Raises ValueError if the layout cannot train the model, with the nearest one that can.
+    """Raises ValueError if the layout cannot train the model. The text has the nearest valid value.
 
     >>> gpt = Transformer(layers=12, hidden=768, heads=12, vocab=50304)
     >>> check_layout(gpt, Cluster.parse("a100:8"), Layout(tp=8), Workload(seq=1024, global_batch=8))

@@ -1,4 +1,4 @@
-"""The grid of ranks that tensor parallelism divides matrices over: a line, a plane or a cube.
+"""The grid of ranks over which tensor parallelism divides matrices: a line, a plane or a cube.
 
 2D: van de Geijn and Watts, "SUMMA", 1997, and Xu et al., "Optimus", 2021. 2.5D: Wang et al.,
 "Tesseract", 2021. 3D: Agarwal et al., 1995, and Bian et al., "Maximizing parallelism in distributed
@@ -15,7 +15,7 @@ TENSOR_KINDS = ("1d", "2d", "2.5d", "3d")
 
 
 class TensorGrid(NamedTuple):
-    """The ranks of `tp` along each dimension of their grid; the column is the fastest."""
+    """Number of `tp` ranks along each dimension of the grid. The column index changes fastest."""
 
     depth: int
     row: int

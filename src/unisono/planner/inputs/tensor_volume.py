@@ -10,13 +10,13 @@ def layer_elements(kind: str, tp: int, *, tokens: int, hidden: int) -> float:
 
     The layer has attention with as many heads of keys as of queries, and a feed-forward network of
     four times the width; `tokens` are those of a microbatch. The sums of norms, one or two elements
-    a token, are left out. Raises `ValueError` for a `tp` that makes no such grid.
+    per token, are not counted. Raises `ValueError` for a `tp` that makes no such grid.
 
     >>> [round(layer_elements(kind, 8, tokens=8192, hidden=1024) / 2**20) for kind in ("1d", "3d")]
     [56, 35]
 
     Sources: Shoeybi et al., "Megatron-LM", 2019 (1d); `layers/summa.py` and `layers/tensor_3d.py`
-    of `unisono.parallel` name those of the others.
+    of `unisono.parallel` name the sources of the other kinds.
     """
     depth, side, columns = TensorGrid.of(kind, tp)
     if kind == "1d":

@@ -1,4 +1,4 @@
-"""FLOPs of the matrix products of a training step, exact."""
+"""Exact FLOPs of the matrix products of a training step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from unisono.planner.inputs.transformer import Transformer
 
 
 def forward_flops(model: Transformer, *, seq: int, batch: int) -> tuple[float, float, float]:
-    """Returns the FLOPs of forward: of all layers' weights, of attention, of the output.
+    """Returns the FLOPs of the forward pass: all layers' weights, attention, and the output.
 
     Attention counts all pairs of positions, as the published formulas do, although causal kernels
     skip half of them.
@@ -51,7 +51,8 @@ def training_days(
 ) -> float:
     """Returns the days of a training run: 8 T P / (n X), or 6 T P / (n X) without recomputation.
 
-    The formula drops attention and the output, so it is 1.4 to 3 % low (arXiv 2104.04473).
+    T is `tokens`, P `parameters`, n `devices` and X `rate`. The formula ignores attention and the
+    output, so it is 1.4 to 3 % low (arXiv 2104.04473).
 
     >>> round(training_days(tokens=300e9, parameters=175e9, devices=1024, rate=140e12))
     34

@@ -35,7 +35,8 @@ class Transformer:
     ffn: int = 0
     """Inner width of the dense feed-forward network. 0: 4 x `hidden`."""
     gated: bool = False
-    """True: the feed-forward network has a gate (SwiGLU), so three matrices instead of two."""
+    """True if the feed-forward network has a gate (SwiGLU), and so three matrices instead of
+    two."""
     vocab: int
     """Number of rows of the embedding."""
     experts: int = 0
@@ -45,7 +46,7 @@ class Transformer:
     expert_ffn: int = 0
     """Inner width of one expert."""
     tied: bool = True
-    """True: the output projection is the embedding's matrix."""
+    """True if the output projection is the embedding's matrix."""
     shared_experts: int = 0
     """Number of experts of width `expert_ffn` that see every token."""
     dense_layers: int = 0
@@ -57,7 +58,7 @@ class Transformer:
     kv_rank: int = 0
     """Latent attention (MLA): width of the compressed key and value. 0: no latent attention."""
     rope_dim: int = 0
-    """Latent attention (MLA): width of a head's rotary part, beside `head_dim`."""
+    """Latent attention (MLA): width of a head's rotary part, in addition to `head_dim`."""
 
     def __post_init__(self) -> None:
         derived = {
@@ -171,7 +172,7 @@ class Transformer:
 
     @property
     def output_parameters(self) -> int:
-        """Parameters of the output projection that are its own: 0 if it is tied."""
+        """Parameters of the output projection, or 0 if it is tied to the embedding."""
         return 0 if self.tied else self.vocab * self.hidden
 
     @cached_property
@@ -182,7 +183,7 @@ class Transformer:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: of the routed experts only `top_k`."""
+        """Parameters that one token uses, with only `top_k` of the routed experts."""
         norm = self.hidden * (1 if self.gated else 2)
         return self._layers_parameters(self.top_k) + self._outer_parameters + norm
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 RECOMPUTE = ("none", "selective", "full")
 SOFTWARE = ("megatron-2021", "transformer-engine", "torch-fsdp")
-"""Software that a time depends on: Megatron-LM of 2021 and 2022 (fp16, attention not fused, no
-overlap), Megatron-Core with Transformer Engine, and PyTorch's fully sharded data parallelism."""
+"""Software whose times the planner predicts: Megatron-LM of 2021 and 2022 (fp16, attention not
+fused, no overlap), Megatron-Core with Transformer Engine, and PyTorch's fully sharded data
+parallelism."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One optimizer step: sequences, their length, precision and recomputation.
 
-    A value of None is not stated: the planner takes the fastest that fits in memory. Raises
+    For a value of None, the planner chooses the fastest value that fits in memory. Raises
     ValueError for values that cannot exist.
 
     >>> Workload(seq=2048, global_batch=1536, micro_batch=1, recompute="full").tokens

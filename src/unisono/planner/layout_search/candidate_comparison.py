@@ -1,4 +1,4 @@
-"""The reason why a candidate of a search is worse than the one before it."""
+"""The reason why a candidate of a search is worse than the previous candidate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def reason_of_loss(
     next_value: float,
     next_kinds: Mapping[str, float],
 ) -> str:
-    """Returns the difference in what the search minimises, then in time.
+    """Returns a text with the difference in the search's objective, then in time.
 
-    `value` and `next_value` are what the search minimises; `kinds` are seconds by kind.
+    `value` and `next_value` are the values of the objective. `kinds` has the seconds by kind.
 
     >>> reason_of_loss("devices", 8, {"matmul": 2.0}, 16, {"matmul": 1.0})
     '+8 devices; -1 s: matmul -1 s'

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingPoint:
-    """The fastest layout of one number of devices."""
+    """The fastest layout for one number of devices."""
 
     devices: int
     prediction: Prediction
     speedup: float
-    """Tokens a second, over those of the fewest devices."""
+    """Tokens per second, relative to the fewest devices."""
     scale_factor: float
-    """Tokens a second for each device, over those of the fewest devices."""
+    """Tokens per second for each device, relative to the fewest devices."""
 
 
 def scaling_curve(
@@ -44,11 +44,12 @@ def scaling_curve(
 ) -> tuple[ScalingPoint, ...]:
     """Returns the fastest layout for each number of devices, fewest first.
 
-    `devices`: by default the cluster and its parts (`smaller_clusters`). The batch of a step is the
-    same for all of them (strong scaling). With `weak`, `job` states the batch of the whole
-    cluster, and n devices have n / `cluster.devices` of it; numbers whose share is not whole are
-    left out. Numbers on which nothing fits are left out. Raises ValueError if nothing fits on any,
-    and for a cluster with a topology, which has one number of devices.
+    `devices` lists the numbers of devices. The default is the cluster and its parts
+    (`smaller_clusters`). The batch of a step is the same for all numbers (strong scaling). With
+    `weak`, `job` has the batch of the whole cluster, and n devices have n / `cluster.devices` of
+    this batch. The curve omits numbers whose batch is not whole, and numbers for which no layout
+    fits. Raises ValueError if no layout fits for any number, and for a cluster with a topology,
+    which has a fixed number of devices.
 
     >>> from unisono import planner
     >>> curve = planner.scaling_curve(

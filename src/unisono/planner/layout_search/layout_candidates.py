@@ -19,7 +19,7 @@ class Candidate:
     job: Workload
     prediction: Prediction
     next_lost: str
-    """Reason why the next candidate is slower: the kinds of time in which it loses."""
+    """Reason why the next candidate is worse, with the kinds of time that differ most."""
 
 
 @dataclass(frozen=True, kw_only=True)

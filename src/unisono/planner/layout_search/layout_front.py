@@ -1,4 +1,4 @@
-"""The Pareto front of layouts: time of a step, devices, and memory of the fullest device."""
+"""The Pareto front of layouts in step time, devices, and memory of the fullest device."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def pareto_front(
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
 ) -> tuple[Prediction, ...]:
-    """Returns the layouts that no other one beats in time, devices and memory together.
+    """Returns the layouts that no other layout beats in time, devices and memory together.
 
     Considers the cluster and its parts (`smaller_clusters`), with the combinations of `search`. The
-    front is exact: a combination is skipped only if its lower bound is over the time of another one
-    that needs no more devices or memory. With `tolerance`, memory counts in steps of this share of
-    the capacity, and a layout is left out if another one is slower by at most this share and needs
-    no more devices or steps of memory. Fewest devices first, then fastest. Raises ValueError if
-    nothing fits.
+    front is exact: a combination is skipped only if its lower bound is over the time of another
+    combination that needs no more devices or memory. With `tolerance`, memory is rounded up to
+    multiples of this share of the capacity, and a layout is omitted if another layout is slower by
+    at most this share and needs no more devices or rounded memory. The result is sorted by devices,
+    then by time. Raises ValueError if no layout fits.
 
     >>> from unisono import planner
     >>> front = planner.pareto_front(
@@ -92,7 +92,7 @@ def pareto_front(
 
 
 def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> list[_Point]:
-    """Returns the front of one number of devices, least memory first."""
+    """Returns the front for one number of devices, least memory first."""
     run = request.run(cluster)
     sizes = tensor_pipeline_sizes(request.model, cluster)
     options = layout_options(run, sizes, request.schedules)
@@ -103,7 +103,7 @@ def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> lis
             nbytes = option.memory_bytes(run)
             memory = ceil(nbytes / step_bytes) * step_bytes if step_bytes else nbytes
             fitting.append((memory, option))
-    fitting.sort(key=lambda each: each[0])  # stable: then by bound
+    fitting.sort(key=lambda each: each[0])  # stable, so equal memory stays sorted by bound
     front: list[_Point] = []
     limit_s = float("inf")
     for memory, option in fitting:
@@ -120,7 +120,7 @@ def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> lis
 
 
 def _not_beaten(points: list[_Point], tolerance: float) -> list[_Point]:
-    """Returns the points that none with fewer devices beats."""
+    """Returns the points that no point with fewer devices beats."""
     found: list[_Point] = []
     for point in sorted(points, key=lambda each: each[:3]):
         beaten = any(

@@ -18,7 +18,7 @@ from unisono.planner.run_choices import RunModel
 
 @dataclass(frozen=True, kw_only=True)
 class OptionRequest:
-    """The training whose combinations are wanted. An executor's workers receive it."""
+    """The training whose combinations are searched. It is sent to the executor's workers."""
 
     model: Transformer
     job: Workload
@@ -27,12 +27,12 @@ class OptionRequest:
     calibration: Calibration | None
 
     def run(self, cluster: Cluster) -> RunModel:
-        """Returns the times and memory on a cluster."""
+        """Returns the model of times and memory on a cluster."""
         return RunModel(self.model, cluster, self.job, self.constants, self.calibration)
 
 
 class OpenLayout:
-    """A layout whose interleaving is open. Each interleaving's layout is made once."""
+    """A layout whose interleaving is not chosen. The layout of each interleaving is made once."""
 
     __slots__ = ("_layouts", "layout")
 
@@ -51,8 +51,8 @@ class OpenLayout:
 class LayoutOption(NamedTuple):
     """A combination of layout, micro batch and recomputation, and the lower bound of its time.
 
-    `place` is its place among all combinations of its (tp, pp). It orders equal times, so that a
-    search gives the same result however its work is divided.
+    `place` is the position among all combinations with the same (tp, pp). It orders combinations of
+    equal time, so that the result of a search does not depend on the division of its work.
     """
 
     bound_s: float
@@ -68,7 +68,7 @@ class LayoutOption(NamedTuple):
         return self.open_layout.with_chunks(self.chunks)
 
     def fits(self, run: RunModel) -> bool:
-        """Returns True if the fullest device has the memory."""
+        """Returns True if the fullest device has enough memory."""
         return run.memory.fits(self.layout, self.micro_batch, self.recompute, run.capacity_bytes)
 
     def memory_bytes(self, run: RunModel) -> float:
@@ -77,7 +77,7 @@ class LayoutOption(NamedTuple):
 
 
 def tensor_pipeline_sizes(model: Transformer, cluster: Cluster) -> list[tuple[int, int]]:
-    """Returns the (tp, pp) that a search considers.
+    """Returns the pairs (tp, pp) that a search considers.
 
     >>> gpt = Transformer(layers=2, hidden=8, heads=2, vocab=10)
     >>> tensor_pipeline_sizes(gpt, Cluster(device="a100", devices=4))
@@ -95,7 +95,7 @@ def tensor_pipeline_sizes(model: Transformer, cluster: Cluster) -> list[tuple[in
 def layout_options(
     run: RunModel, sizes: Sequence[tuple[int, int]], schedules: Sequence[str]
 ) -> list[LayoutOption]:
-    """Returns the options whose layouts have these (tp, pp), lowest bound first."""
+    """Returns the options whose layouts have these pairs (tp, pp), lowest bound first."""
     options = [option for tp, pp in sizes for option in _of_sizes(run, tp, pp, schedules)]
     options.sort(key=lambda option: (option.bound_s, option.place))
     return options
@@ -143,7 +143,7 @@ def _open_layouts(run: RunModel, tp: int, pp: int, schedules: Sequence[str]) -> 
 def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
     """Yields micro batches and recomputations with their lower bounds.
 
-    The bound is the time of an average stage for all microbatches: no step is shorter, as the
+    The bound is the time of an average stage for all microbatches: no step is shorter, because the
     slowest stage has at least the average number of layers.
     """
     share = run.model.layers / layout.pp * run.least_factor
@@ -160,14 +160,17 @@ def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
 
 
 def _zero_stages(pp: int, shards: int) -> tuple[int, ...]:
-    """Returns the stages to try. Pipelines stop at 1, as 2 and 3 exchange in each microbatch."""
+    """Returns the ZeRO stages to try.
+
+    Pipelines use at most stage 1, because stages 2 and 3 exchange data in each microbatch.
+    """
     if shards == 1:
         return (0,)
     return (0, 1, 2, 3) if pp == 1 else (0, 1)
 
 
 def _context_sizes(seq: int, replicas: int) -> list[int]:
-    """Returns the powers of two that leave each device at least 1,024 positions."""
+    """Returns the powers of two for `cp` that give each device at least 1,024 positions."""
     sizes, size = [], 1
     while replicas % size == 0 and (size == 1 or seq // size >= 1024) and seq % size == 0:
         sizes.append(size)

@@ -1,4 +1,4 @@
-"""The exact search for the best layouts: no layout that it skips can be among the best."""
+"""The exact search for the best layouts. It skips only layouts that cannot be among the best."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 OBJECTIVES = ("time", "cost", "devices", "memory")
-"""Objectives of a search, which it minimises: seconds of a step; device seconds of a step; devices,
-then time; bytes of the fullest device, then time."""
+"""Objectives that a search minimises: seconds of a step; device seconds of a step; devices, then
+time; bytes of the fullest device, then time."""
 
 
 class FoundLayout(NamedTuple):
-    """A combination that fits, and its step time. Better ones have smaller keys."""
+    """A combination that fits, and its step time. Better combinations have smaller keys."""
 
     key: tuple[float, ...]
     devices: int
@@ -85,10 +85,10 @@ def search(
     recomputation; values that `job` states are kept. Each combination has a lower bound: its
     microbatches times the time of an average stage, with no bubble, exchange of gradients or
     optimizer. Combinations are predicted in the order of their bounds until the bound is over the
-    worst time kept, so nothing better is skipped. Of combinations that differ in ZeRO stage only,
-    and in nothing that ZeRO changes, the least sharded wins. `executor` (any of
-    `concurrent.futures`) divides the work by devices and (tp, pp); the candidates are the same.
-    Raises ValueError if nothing fits, with the smallest layout.
+    worst time kept, so nothing better is skipped. Of combinations that differ only in the ZeRO
+    stage and have equal times, the lowest stage wins. An `executor` of `concurrent.futures` runs
+    the work in parallel, divided by devices and (tp, pp). The candidates are the same. Raises
+    ValueError if no layout fits. The message has the smallest layout.
 
     >>> from unisono import planner
     >>> found = planner.search(
@@ -155,7 +155,7 @@ def _sum_counts(counts: Sequence[SearchCounts]) -> SearchCounts:
 def _search_part(
     request: SearchRequest, cluster: Cluster, sizes: Sequence[tuple[int, int]]
 ) -> _Found:
-    """Searches the combinations of some (tp, pp) on one cluster."""
+    """Searches the combinations of some pairs (tp, pp) on one cluster."""
     run = request.run(cluster)
     options = layout_options(run, sizes, request.schedules)
     by_memory = request.objective == "memory"

@@ -34,7 +34,7 @@ def layer_activation_bytes(
 ) -> float:
     """Returns the bytes of one layer and microbatch on one device, in 16-bit values.
 
-    `experts`: the layer has experts.
+    `experts` is True for a layer with experts.
 
     >>> gpt = Transformer(layers=96, hidden=12288, heads=96, vocab=51200)
     >>> layer_activation_bytes(gpt, seq=2048, batch=1, tp=8) / (2048 * 12288)
@@ -63,8 +63,8 @@ def output_activation_bytes(
 ) -> float:
     """Returns the bytes of embedding and output on the first stage, which keeps `stages` batches.
 
-    The formula is (8 s b p + s b h p) / t, and 4 s b h (1 + V / h) / t where p = 1 (arXiv
-    2205.05198, section 4.3).
+    The formula is (8 s b p + s b h p) / t, plus 4 s b h (1 + V / h) / t if p = 1 (arXiv 2205.05198,
+    section 4.3).
     """
     tokens = seq * batch / tp
     embedding = (8 + model.hidden) * tokens * stages
@@ -72,8 +72,10 @@ def output_activation_bytes(
 
 
 class _ValueBytes(NamedTuple):
-    """Bytes of one value: an input of a matrix product; an output of a norm or an activation, 0 if
-    backward computes it again.
+    """Bytes of one value that is kept for backward.
+
+    `input` is for inputs of matrix products. `output` is for outputs of norms and activations, and
+    is 0 if backward computes them again.
     """
 
     input: int
@@ -116,8 +118,10 @@ def _scores(model: Transformer, tokens: float, seq: int, recompute: str, unfused
 
 
 def _ffn_bytes(model: Transformer, inner: int, kept: int) -> float:
-    """Returns the bytes of a token inside a feed-forward network: inputs of the activation, and its
-    output, of which each value takes `kept` bytes.
+    """Returns the bytes that a feed-forward network keeps for one token.
+
+    These are the inputs of the activation in 16 bits, and its output with `kept` bytes for each
+    value.
     """
     return (2 * (model.matrices - 1) + kept) * inner
 
@@ -127,6 +131,6 @@ def _alternate_products(
 ) -> float:
     inner = model.expert_ffn * model.top_k if experts else model.ffn
     products = model.query_width + model.key_value_width + (model.matrices - 1) * inner
-    # Half of each product in 16 bits, and the output of attention.
+    # Every second product is kept in 16 bits, and the output of attention.
     kept = products + 2 * _output_width(model)
     return 2 * stream * model.hidden + tokens / tp * kept + 2 * stream * model.hidden

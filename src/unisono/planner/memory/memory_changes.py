@@ -18,7 +18,7 @@ from unisono.planner.prediction import Prediction, predict
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryChange:
-    """A changed layout and workload that fit, and what changed."""
+    """A changed layout and workload that fit, and the changes."""
 
     text: str
     """The changes, such as "recompute none -> selective". Empty if the layout fits as it is."""
@@ -34,11 +34,12 @@ def smallest_change(
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
 ) -> MemoryChange | None:
-    """Returns the change of fewest settings, then of least time, that makes a layout fit.
+    """Returns the change with the fewest settings, then the least time, that makes a layout fit.
 
-    Changes recomputation, ZeRO stage, micro batch, sequence parallelism, and moves factors of two
-    from data to tensor, pipeline or context parallelism. Returns None if no two of these fit.
-    Raises ValueError for a layout that cannot train the model.
+    Possible changes are to recomputation, ZeRO stage, micro batch and sequence parallelism, and
+    moves of factors of two from data to tensor, pipeline or context parallelism. Returns None if no
+    one or two of these changes make the layout fit. Raises ValueError for a layout that cannot
+    train the model.
 
     >>> from unisono import planner
     >>> change = planner.smallest_change(

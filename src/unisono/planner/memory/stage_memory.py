@@ -29,7 +29,7 @@ _LOGIT_BYTES = 10
 class MemoryModel:
     """Computes the memory of stages of one model and workload.
 
-    `fragmentation` is the memory that the allocator reserves over the live tensors.
+    `fragmentation` is the ratio of the memory that the allocator reserves to the live tensors.
     """
 
     def __init__(self, model: Transformer, workload: Workload, *, fragmentation: float) -> None:
@@ -57,8 +57,9 @@ class MemoryModel:
         return all(nbytes <= limit for nbytes in self._stage_bytes(layout, micro_batch, recompute))
 
     def _stage_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> Iterator[float]:
-        """Yields the bytes of the stages that can be fullest, without buffers."""
-        # Later stages keep fewer microbatches, so only the first of each size can be fullest.
+        """Yields the bytes of the stages that may need the most memory, without buffers."""
+        # Later stages keep fewer microbatches, so only the first stage of each size may need the
+        # most.
         last = layout.pp - 1
         stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
         for stage in dict.fromkeys((0, last, min(1, last), stages.index(max(stages)))):
@@ -88,7 +89,7 @@ class MemoryModel:
         return tokens * self._model.vocab / layout.tp * _LOGIT_BYTES
 
     def stage_parameters(self, layout: Layout, stage: int) -> tuple[float, float]:
-        """Returns the parameters of a stage on one device, before ZeRO: dense, and of experts."""
+        """Returns a device's numbers of dense and expert parameters in a stage, before ZeRO."""
         model = self._model
         stages = stage_layers(model.layers, layout.pp, layout.chunks)
         before = sum(stages[:stage])
@@ -129,7 +130,7 @@ class MemoryModel:
     def _activations(
         self, layout: Layout, micro_batch: int, recompute: str, stage: int
     ) -> tuple[float, float]:
-        """Returns the bytes that stay until backward, and those of the layer in work."""
+        """Returns the bytes kept until backward, and the extra bytes of the current layer."""
         stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
         microbatches = -(-self._workload.global_batch // (layout.dp * micro_batch))
         held = kept_chunks(layout, stage, microbatches) / layout.chunks
@@ -174,7 +175,11 @@ class MemoryModel:
         return found
 
     def _buffers(self, layout: Layout) -> float:
-        """Bytes of gathered weights: two layers in 16 bits, and their gradients (ZeRO-3)."""
+        """Returns the bytes of the buffers for gathered parameters with ZeRO-3.
+
+        The buffers hold, in 16 bits, the weights of two layers, the gradients of one layer, and one
+        matrix of the size of the embedding.
+        """
         if layout.zero < 3:
             return 0.0
         model = self._model
@@ -188,11 +193,12 @@ class MemoryModel:
 
 
 def kept_chunks(layout: Layout, stage: int, microbatches: int) -> int:
-    """Returns how many chunks of one microbatch a stage keeps at most (a stage has `vpp` chunks).
+    """Returns the maximum number of chunks of one microbatch that a stage keeps.
 
-    1F1B keeps min(m, p - i) microbatches on stage i; the interleaved schedule p v + p - 1 - 2 i
-    chunks (Megatron-LM's warm-up); GPipe all. ZB1P keeps p microbatches, ZB-V 2 p half chunks
-    (arXiv 2401.10241, 2405.15362), DualPipeV one more.
+    A stage has v = `vpp` chunks. With m microbatches and p stages, 1F1B keeps min(m, p - i)
+    microbatches on stage i. The interleaved schedule keeps p v + p - 1 - 2 i chunks (Megatron-LM's
+    warm-up). GPipe keeps all microbatches, and ZB1P keeps p. ZB-V keeps 2 p half chunks (arXiv
+    2401.10241, 2405.15362), and DualPipeV keeps one half chunk more.
 
     >>> kept_chunks(Layout(pp=4), 0, 8), kept_chunks(Layout(pp=4), 3, 8)
     (4, 1)

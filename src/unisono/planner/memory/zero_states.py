@@ -1,4 +1,4 @@
-"""Bytes of weights, gradients and optimizer states under ZeRO, exact."""
+"""Exact bytes of weights, gradients and optimizer states with ZeRO."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class StateBytes(NamedTuple):
-    """Bytes of one device."""
+    """Bytes of the states on one device."""
 
     weights: float
     gradients: float
@@ -23,9 +23,10 @@ def state_bytes(
 ) -> StateBytes:
     """Returns the bytes of the states of `parameters` on one of `shards` devices, with Adam.
 
-    Mixed precision: 2 bytes of weight, `gradient_bytes` of gradient, 12 of optimizer (a float32
-    weight and two moments). ZeRO divides the optimizer (1), gradients (2), weights (3) over the
-    shards (Rajbhandari et al., arXiv 1910.02054, table 1). fp32 has 4, 4 and 8 bytes.
+    With mixed precision, a parameter has 2 bytes of weight, `gradient_bytes` of gradient and 12
+    bytes of optimizer state (a float32 weight and two moments). With fp32, it has 4, 4 and 8 bytes.
+    ZeRO divides over the shards the optimizer states (stage 1), also the gradients (stage 2), and
+    also the weights (stage 3; Rajbhandari et al., arXiv 1910.02054, table 1).
 
     >>> [round(sum(state_bytes(7.5e9, zero=z, shards=64)) / 1e9, 2) for z in range(4)]
     [120.0, 31.41, 16.64, 1.88]

@@ -6,13 +6,15 @@ from unisono.planner.inputs.layout import Layout
 
 
 def bubble_share(layout: Layout, recompute: str, microbatches: int | None = None) -> float:
-    """Returns the bubble over the time of a microbatch on all stages but the slowest.
+    """Returns the ratio of the bubble to the time of a microbatch on all stages except the slowest.
 
-    1F1B and GPipe: all of it; interleaved: 1 / vpp. ZB1P: F + I - W of F + I + W, where the input
-    gradient I (with recomputation) and the weight gradient W take as long as forward F each. ZB-V:
-    half of F, as all stages wait for a common end (arXiv 2401.10241); up to twice as much if the
-    `microbatches` do not fill it, as torch's order of its tasks shows. DualPipeV: F&B + B - 3 W of
-    a chunk (github deepseek-ai/DualPipe), with F&B = F + B.
+    The ratio is 1 for 1F1B and GPipe, and 1 / vpp for the interleaved schedule. In the other
+    schedules, forward F, the input gradient I and the weight gradient W take equal times, and I
+    also includes recomputation. The bubble of ZB1P is F + I - W, out of F + I + W. The bubble of
+    ZB-V is half of F, because all stages wait for a common end (arXiv 2401.10241). It is up to
+    twice as long if the `microbatches` do not fill the pipeline, as in torch's order of the tasks.
+    The bubble of DualPipeV is F&B + B - 3 W of a chunk (github deepseek-ai/DualPipe), with F&B = F
+    + B.
 
     >>> bubble_share(Layout(pp=4, vpp=2), "none"), bubble_share(Layout(pp=4), "none")
     (0.5, 1.0)

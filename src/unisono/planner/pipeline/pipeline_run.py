@@ -1,4 +1,4 @@
-"""Pipeline schedules as data, and their execution: the times of tasks, the chunks in memory.
+"""Pipeline schedules as lists of tasks, and their simulation with task times and kept chunks.
 
 The planner's step times use closed forms of the bubble. This file runs the schedules themselves;
 the tests compare both.
@@ -28,13 +28,13 @@ class PipelineRun:
     makespan_s: float
     """Seconds from the first task's begin to the last task's end."""
     busy_s: tuple[float, ...]
-    """Time that each stage works."""
+    """Seconds that each stage works."""
     kept: tuple[int, ...]
-    """Chunks of a microbatch that each stage keeps at most."""
+    """Maximum number of chunks of a microbatch that each stage keeps."""
 
     @property
     def bubble_s(self) -> float:
-        """Time that the busiest stage waits."""
+        """Seconds that the busiest stage waits."""
         return self.makespan_s - max(self.busy_s)
 
 
@@ -45,7 +45,7 @@ def stage_tasks(
 
     Schedules: gpipe (Huang et al. 2019), 1f1b and interleaved (Narayanan et al., arXiv 2104.04473,
     with Megatron-LM's warm-up), zb1p (Qi et al., arXiv 2401.10241, ZB-H1). Raises ValueError for
-    another schedule, and for interleaving where `microbatches` is no multiple of `stages`.
+    another schedule, and for interleaving if `microbatches` is not a multiple of `stages`.
 
     >>> [task.kind for task in stage_tasks("1f1b", stages=2, microbatches=3)[0]]
     ['F', 'F', 'B', 'F', 'B', 'B']
@@ -81,7 +81,7 @@ def _order(
 
 
 def _task(kind: str, index: int, stages: int, chunks: int) -> PipelineTask:
-    """Returns the task at a place of the interleaved order: groups of `stages` microbatches."""
+    """Returns the task at an index of the interleaved order, in groups of `stages` microbatches."""
     if chunks == 1:
         return PipelineTask(kind, index, 0)
     group, inside = divmod(index, stages * chunks)
@@ -92,7 +92,7 @@ def _task(kind: str, index: int, stages: int, chunks: int) -> PipelineTask:
 
 
 def _split_backward(stage: int, stages: int, microbatches: int) -> list[PipelineTask]:
-    """Order of ZB-H1: 1F1B in which the weight gradient of a stage waits `stage` microbatches."""
+    """Returns the order of ZB-H1: 1F1B with weight gradients delayed by `stage` microbatches."""
     warm_up = min(stages - stage - 1, microbatches)
     found = [PipelineTask("F", i, 0) for i in range(warm_up)]
     weights = 0
@@ -116,10 +116,10 @@ def run_schedule(
     weight_share: float = 0.5,
     send_s: float = 0.0,
 ) -> PipelineRun:
-    """Runs a schedule on stages with these times of a microbatch (all chunks together).
+    """Simulates a schedule on stages with these times of a microbatch (all chunks together).
 
     `weight_share` is the part of backward that computes weight gradients, which zb1p delays.
-    `send_s` passes between the end of a task and its successor on the next stage.
+    `send_s` is the time from the end of a task to the start of its successor on the next stage.
 
     >>> run = run_schedule("1f1b", forward_s=[1.0] * 4, backward_s=[2.0] * 4, microbatches=8)
     >>> run.makespan_s, run.bubble_s, run.kept

@@ -1,4 +1,4 @@
-"""The execution of a pipeline's tasks with given times: when each begins and ends."""
+"""Simulation of a pipeline's tasks with given durations: the begin and the end of each task."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class StageTask(NamedTuple):
     kind: str
     microbatch: int
     stage: int
-    """Number of the stage in the model, of all ranks together."""
+    """Number of the stage in the model, counted over all ranks."""
 
 
 TaskGroup: TypeAlias = tuple[StageTask, ...]
-"""Tasks that a rank runs one after the other: it waits for the inputs of all of them first, and
-sends their results after the last one. Most groups have one task."""
+"""Tasks that a rank runs one after another. The rank first waits for the inputs of all tasks, and
+sends all results after the last task. Most groups have one task."""
 
 
 class TaskSpan(NamedTuple):
-    """A task and its time."""
+    """A task with its begin and end."""
 
     task: StageTask
     begin_s: float
@@ -46,12 +46,12 @@ class TaskRun:
 
     @property
     def busy_s(self) -> tuple[float, ...]:
-        """Time that each rank works."""
+        """Seconds that each rank works."""
         return tuple(sum(end - begin for _, begin, end in row) for row in self.spans)
 
     @property
     def bubble(self) -> float:
-        """Part of the time in which the ranks wait, on average."""
+        """Fraction of the time in which the ranks wait, on average."""
         return 1 - sum(self.busy_s) / len(self.spans) / self.makespan_s
 
 
@@ -61,10 +61,10 @@ def run_tasks(
     *,
     send_s: float = 0.0,
 ) -> TaskRun:
-    """Runs the groups of each rank in their order; a task waits for those whose results it needs.
+    """Simulates each rank's task groups in order. A group waits for the results that it needs.
 
-    `send_s` passes between the end of a group and its successor on another rank. Raises ValueError
-    if groups wait for each other.
+    `send_s` is the time from the end of a group to the start of its successor on another rank.
+    Raises ValueError if groups wait for each other.
 
     >>> orders = [[(StageTask(kind, 0, stage),) for kind in "FB"] for stage in (0, 1)]
     >>> run = run_tasks(orders, lambda task: 1.0)
@@ -100,7 +100,7 @@ def _ready_s(
     ends: dict[StageTask, tuple[float, int]],
     send_s: float,
 ) -> float | None:
-    """Returns when the inputs of a group are there; None if a predecessor has not run."""
+    """Returns the time at which a group's inputs are ready; None if a predecessor has not run."""
     found_s = 0.0
     for task in group:
         predecessors = _predecessors(task, stages)
@@ -115,12 +115,12 @@ def _ready_s(
 
 
 def _are_outside(predecessors: Sequence[StageTask], group: TaskGroup) -> bool:
-    """Returns True if none of them runs in the group itself."""
+    """Returns True if no predecessor runs in the group itself."""
     return not any(each in group for each in predecessors)
 
 
 def _predecessors(task: StageTask, stages: int) -> list[StageTask]:
-    """Returns the tasks one of which must have run; none for a first task."""
+    """Returns alternative predecessors, one of which must have run. A first task has none."""
     kind, microbatch, stage = task
     if kind == "F":
         return [StageTask("F", microbatch, stage - 1)] if stage else []

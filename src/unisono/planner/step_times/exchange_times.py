@@ -1,8 +1,8 @@
 """Times of exchanges on a flat network of domains, in closed form.
 
 The ring's bandwidth term counts bytes and the start-up term counts ranks (alpha and beta), as in
-Thakur, Rabenseifner and Gropp (2005). A group that crosses domains has the network rate of all its
-devices of one domain together.
+Thakur, Rabenseifner and Gropp (2005). If a group spans several domains, its network rate is the sum
+over its devices in one domain.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from unisono.planner.inputs.device_cluster import Cluster
 
 
 class GroupPlace(NamedTuple):
-    """The place of a group: its ranks, how many of them share a domain, and how far apart its
-    neighbours are."""
+    """Position of a group: the number of ranks, the number of ranks in one domain, and the distance
+    between neighbours.
+    """
 
     ranks: int
     local: int
@@ -24,7 +25,7 @@ class GroupPlace(NamedTuple):
 
 
 class ExchangeTimes:
-    """Times of exchanges in groups of a cluster. All sizes are bytes, all times seconds."""
+    """Computes times of exchanges in groups of a cluster. Sizes are bytes, times are seconds."""
 
     def __init__(self, cluster: Cluster, constants: CalibratedConstants) -> None:
         self._domain = cluster.domain
@@ -35,7 +36,7 @@ class ExchangeTimes:
         self._known: dict[GroupPlace, tuple[float, float]] = {}
 
     def place(self, ranks: int, stride: int) -> GroupPlace:
-        """Returns the place of a group whose neighbours are `stride` devices apart."""
+        """Returns the position of a group whose neighbours are `stride` devices apart."""
         return GroupPlace(ranks, max(min(ranks, self._domain // stride), 1), stride)
 
     def all_reduce_s(self, nbytes: float, group: GroupPlace) -> float:
@@ -43,7 +44,9 @@ class ExchangeTimes:
         return self._ring_s(2 * nbytes, group)
 
     def gather_s(self, nbytes: float, group: GroupPlace) -> float:
-        """Returns the time of an all_gather or reduce_scatter; `nbytes`: all pieces together."""
+        """Returns the time of an all_gather or reduce_scatter. `nbytes` is the sum of all ranks'
+        parts.
+        """
         return self._ring_s(nbytes, group)
 
     def _ring_s(self, nbytes: float, group: GroupPlace) -> float:
@@ -71,8 +74,8 @@ class ExchangeTimes:
     def route_s(self, nbytes: float, copies: int, group: GroupPlace) -> float:
         """Returns the time in which each rank sends `nbytes` of tokens to `copies` random ranks.
 
-        A token crosses to another domain once, however many of its experts are there, and is
-        copied inside (as in DeepEP). Both kinds of links work at the same time.
+        A token is sent once to each domain that has at least one of its experts, and is copied
+        inside the domain (as in DeepEP). Links inside and between domains work at the same time.
         """
         if group.ranks < 2:
             return 0.0
@@ -91,7 +94,7 @@ class ExchangeTimes:
 
 
 def exchange_times(cluster: Cluster, constants: CalibratedConstants) -> ExchangeTimes:
-    """Returns the times of exchanges of a cluster: simulated if it has a topology."""
+    """Returns the model of a cluster's exchange times: a simulation if it has a topology."""
     if cluster.topology is None:
         return ExchangeTimes(cluster, constants)
     from unisono.planner.step_times.simulated_exchanges import SimulatedExchanges

@@ -11,12 +11,12 @@ from unisono.planner.step_times.operator_times import KernelTimes
 
 ROUTED_BYTES = 2
 BACKWARD_ATTENTION = 3.1
-"""Time of backward of fused attention over its forward: 2.5 times the FLOPs, at 0.8 of the rate
-(Dao, arXiv 2307.08691)."""
+"""Ratio of the backward to the forward time of fused attention: 2.5 times the FLOPs at 0.8 of the
+rate (Dao, arXiv 2307.08691)."""
 _FUSED_NORM = 8
-"""Bytes of a value of the stream in the two norms: read and written in 16 bits."""
+"""Bytes moved by the two norms per value of the residual stream, read and written in 16 bits."""
 _RESIDUAL, _RESIDUAL_WITH_DROPOUT = 12, 14
-"""Bytes of a value in the two sums with the residual, without and with a dropout mask."""
+"""Bytes moved per value by the two residual sums, without and with a dropout mask."""
 
 
 class Shape(NamedTuple):
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
 
 class OperatorTime(NamedTuple):
-    """Times of one operator of a layer; FLOPs and bytes of forward."""
+    """Times of one operator of a layer, and its FLOPs and bytes in the forward pass."""
 
     name: str
     kind: str
@@ -59,7 +59,7 @@ class LayerTimes(NamedTuple):
     launches_s: float
 
     def recomputed_s(self, recompute: str, software: str) -> float:
-        """Returns the device time of forward that backward repeats."""
+        """Returns the device time of the forward operators that backward repeats."""
         if recompute == "none":
             return 0.0
         if recompute == "full":
@@ -186,7 +186,10 @@ class LayerModel:
         return found
 
     def _converted_bytes(self, shape: Shape) -> float:
-        """Bytes of conversion to 8 or 4 bits: read 2, write the value and its transpose."""
+        """Returns the bytes moved to convert values to 8 or 4 bits.
+
+        Two bytes are read, and the value and its transpose are written.
+        """
         model, tokens = self._model, shape.tokens
         inner = 0.0 if shape.experts else model.ffn / shape.tp
         values = 2 * model.hidden + model.heads * model.head_dim / shape.tp + inner
@@ -226,7 +229,7 @@ class LayerModel:
         return found
 
     def _exchange_s(self, shape: Shape) -> tuple[float, float, float, int]:
-        """Returns the times of the exchanges of forward by axis, and how many there are."""
+        """Returns the times of the forward exchanges by axis, and the number of exchanges."""
         model, exchanges, count = self._model, self._exchanges, 0
         tensor_s = context_s = expert_s = 0.0
         if shape.tp > 1:
@@ -248,7 +251,10 @@ class LayerModel:
 
 
 def _split_keys(model: Transformer, tp: int) -> float:
-    """Width of keys and values on one tensor-parallel rank; heads repeat if there are too few."""
+    """Returns the width of keys and values on one tensor-parallel rank.
+
+    If there are fewer heads than ranks, heads are repeated.
+    """
     if model.kv_rank:
         return model.key_value_width / tp
     return 2 * model.head_dim * max(model.kv_heads / tp, 1)

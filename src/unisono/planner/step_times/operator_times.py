@@ -39,7 +39,7 @@ class KernelTimes:
         self.start_s = constants.kernel_start_s
 
     def attention_rate(self, software: str) -> float:
-        """Returns the FLOP/s of forward of fused attention."""
+        """Returns the FLOP/s of fused attention in the forward pass."""
         return self._attention_rates[software]
 
     def product_s(
@@ -47,7 +47,7 @@ class KernelTimes:
     ) -> float:
         """Returns the time of `count` products of [rows, inner] and [inner, columns].
 
-        `share` is the part of the usual rate that they reach.
+        `share` is the fraction of the usual rate that the products reach.
         """
         outputs = rows * columns * count
         flops_s = 2 * outputs * inner / (self.matrix_rate * share)
@@ -56,7 +56,7 @@ class KernelTimes:
         return max(flops_s, moved / self.memory_Bps) + self.start_s
 
     def wide_product_s(self, rows: float, columns: float, inner: float) -> float:
-        """Returns the time of a product in 16 bits, whatever the precision (the output)."""
+        """Returns the time of a product of the output projection, which uses at least 16 bits."""
         outputs = rows * columns
         flops_s = 2 * outputs * inner / self.wide_rate
         flops_s *= (1 + self._lost / outputs) * (1 + self._wide_inner / inner)
@@ -66,7 +66,7 @@ class KernelTimes:
     def all_products_s(
         self, rows: float, columns: float, inner: float, count: float = 1, share: float = 1
     ) -> tuple[float, float]:
-        """Returns the times of a layer's product: forward, and both gradients."""
+        """Returns the forward time of a matrix product, and the time of its two gradients."""
         forward_s = self.product_s(rows, columns, inner, count, share)
         return forward_s, (
             self.product_s(rows, inner, columns, count, share)

@@ -19,9 +19,9 @@ class SimulatedExchanges(ExchangeTimes):
 
     Devices are numbered with tensor parallelism innermost, then context, data and pipeline
     parallelism, and rank r of the network is device r. All groups of an axis exchange at the same
-    time and share links max-min fairly. A ring is simulated as one of its rounds, in which each
-    device sends to its neighbour; all rounds are alike. The share of a link's rate and the start-up
-    of a collective are the constants of flat networks.
+    time and share links max-min fairly. Only one round of a ring is simulated, in which each device
+    sends to its neighbour, because all rounds are equal. The share of a link's rate and the
+    start-up time of a collective are those of flat networks.
     """
 
     def __init__(self, cluster: Cluster, constants: CalibratedConstants) -> None:
@@ -68,7 +68,8 @@ class SimulatedExchanges(ExchangeTimes):
     def _groups(self, group: GroupPlace) -> Iterator[tuple[int, ...]]:
         """Yields the members of every group of this size and stride."""
         span = group.ranks * group.stride
-        # The first and the last stage of a pipeline are a group that others lie between.
+        # The group of the first and the last pipeline stage has other stages between its two
+        # members.
         last = self._devices - (span - group.stride)
         for begin in range(0, last, span):
             for first in range(begin, min(begin + group.stride, last)):
@@ -77,7 +78,9 @@ class SimulatedExchanges(ExchangeTimes):
     def _line(
         self, groups: Sequence[tuple[int, ...]], op: str, algorithm: str
     ) -> tuple[float, float]:
-        """Simulates a small and a large exchange of all groups. Returns latency and s/byte."""
+        """Simulates a small and a large exchange of all groups. Returns latency and seconds per
+        byte.
+        """
         schedule = build(op, algorithm, ranks=len(groups[0]))
         times = []
         for nbytes in (_SMALL, _LARGE):

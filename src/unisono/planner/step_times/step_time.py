@@ -47,7 +47,7 @@ class _StageLoad(NamedTuple):
 
 
 class StepModel:
-    """Computes step times of layouts of one model on one cluster. Pieces are computed once."""
+    """Computes step times of layouts of one model on one cluster. Caches partial results."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class StepModel:
         kinds["send"] = microbatches * slowest.send_s + self._fill_sends_s(layout, micro_batch)
         share = bubble_share(layout, recompute, microbatches)
         kinds["bubble"] = (whole_s - slowest_s) * share
-        # With interleaving, the gradients of a group of layers are ready when its last group of pp
-        # microbatches has passed, so they travel behind the other groups of layers.
+        # With interleaving, the gradients of a group of layers are ready after its last pp
+        # microbatches, so their exchange overlaps with the compute of the other groups of layers.
         behind = min(microbatches, layout.pp) if layout.chunks > 1 else 1
         kinds["gradients"] = self._updates.gradients_s(layout, stages, behind * slowest_s)
         kinds["optimizer"] = self._updates.optimizer_s(layout, stages)
@@ -130,7 +130,7 @@ class StepModel:
     def _mixed_layer(
         self, layout: Layout, micro_batch: int, recompute: str, kind: StageKind
     ) -> LayerStep:
-        """Returns the mean of the layers of a stage."""
+        """Returns the mean seconds of the layers of a stage, by kind."""
         if kind.dense in (0, kind.layers):
             return self.layer_step(layout, micro_batch, recompute, experts=kind.dense < kind.layers)
         dense = self.layer_step(layout, micro_batch, recompute, experts=False)
@@ -214,7 +214,7 @@ class StepModel:
         return found
 
     def _expert_exposed_s(self, layout: Layout, times: LayerTimes) -> float:
-        """Exposed seconds of the exchanges of experts of one pass over a layer.
+        """Returns the exposed seconds of a layer's expert exchanges in one pass.
 
         DualPipeV computes one microbatch while it exchanges another.
         """
@@ -237,7 +237,7 @@ class StepModel:
         return model.shared_layer_parameters / layout.tp + routed
 
     def _shards_s(self, layout: Layout, shape: Shape, device_s: float) -> float:
-        """Exposed time of gathering weights and scattering gradients of a layer (ZeRO-2 and 3)."""
+        """Returns the exposed seconds of a layer's weight and gradient exchanges (ZeRO-2 and 3)."""
         if layout.zero < 2:
             return 0.0
         shards = layout.dp * layout.cp // layout.dp_replicate
@@ -249,7 +249,7 @@ class StepModel:
         return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s
 
     def _output_s(self, tp: int, tokens: float) -> float:
-        """Seconds of the output projection and the loss, forward and backward."""
+        """Returns the seconds of the output projection and the loss, forward and backward."""
         found = self._outputs.get((tp, tokens))
         if found is None:
             columns, h, kernels = self.model.vocab / tp, self.model.hidden, self.kernels
@@ -261,7 +261,7 @@ class StepModel:
         return found
 
     def _send_s(self, layout: Layout, micro_batch: int) -> float:
-        """Exposed seconds of a microbatch's messages to the next and the previous stage."""
+        """Returns the exposed seconds of a microbatch's messages to the next and previous stage."""
         if layout.pp == 1 or self.sends_behind_compute(layout):
             return 0.0
         return 2 * layout.chunks * self._message_s(layout, micro_batch)
@@ -271,13 +271,13 @@ class StepModel:
         return layout.chunks > 1 and not self._eager(layout)
 
     def _fill_sends_s(self, layout: Layout, micro_batch: int) -> float:
-        """Exposed seconds of messages through all stages, while a pipeline fills and empties."""
+        """Returns the exposed seconds of messages while a pipeline fills and empties."""
         if layout.pp == 1 or not self.sends_behind_compute(layout):
             return 0.0
         return 2 * (layout.pp - 1) * self._message_s(layout, micro_batch)
 
     def _message_s(self, layout: Layout, micro_batch: int) -> float:
-        """Seconds of a message between two stages."""
+        """Returns the seconds of a message between two stages."""
         values = micro_batch * self.workload.seq / layout.cp * self.model.hidden
         # Megatron-LM sends 1 / tp of each message between stages, and gathers it in the domain.
         nbytes = 2 * values / layout.tp

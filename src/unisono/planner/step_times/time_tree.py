@@ -31,7 +31,7 @@ _TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TimeNode:
-    """A part of a time: its seconds, the formula with numbers, and its own parts."""
+    """A part of a time, with its seconds, its formula with numbers, and its own parts."""
 
     name: str
     seconds: float
@@ -81,7 +81,7 @@ def time_tree(
 
 
 def _scaled(own: list[tuple[str, str, float, str]], seconds: float) -> tuple[TimeNode, ...]:
-    """Divides the seconds of a kind among its operators, by their time in one layer."""
+    """Divides the seconds of a kind among its operators, in proportion to their layer times."""
     whole = sum(each[2] for each in own)
     return tuple(
         TimeNode(name=name, seconds=seconds * layer_s / whole, formula=formula)

@@ -1,4 +1,4 @@
-"""Times of what follows backward: the exchange of gradients, and the optimizer."""
+"""Times of the exchange of gradients and of the optimizer, which follow backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from unisono.planner.step_times.operator_times import KernelTimes
 class UpdateTimes:
     """Computes the times of exchanges of gradients and of the optimizer, once a step.
 
-    `stages` are the layers of each pipeline stage; the largest stage counts.
+    `stages` has the number of layers of each pipeline stage. The largest stage determines the
+    times.
     """
 
     def __init__(
@@ -31,8 +32,8 @@ class UpdateTimes:
     def gradients_s(self, layout: Layout, stages: tuple[int, ...], window_s: float) -> float:
         """Returns the exposed seconds of the exchange of gradients, and of weights with ZeRO-1.
 
-        `window_s`: compute behind which software that overlaps can hide the exchange, except for
-        the last layer's part. The hidden part slows this compute down.
+        `window_s` is the compute time that hides the exchange if the software overlaps both. The
+        last layer's part is not hidden. The hidden part slows the compute down.
         """
         shards = layout.dp * layout.cp
         found = self._tied_s(layout)
@@ -52,7 +53,9 @@ class UpdateTimes:
         return found + seconds - overlapped_s * (1 - self._constants.overlap_slowdown)
 
     def _tied_s(self, layout: Layout) -> float:
-        """Seconds of the sum of both copies of a tied embedding, on the first and last stage."""
+        """Returns the seconds to sum the two copies of a tied embedding on the first and last
+        stage.
+        """
         if layout.pp == 1 or not self._model.tied:
             return 0.0
         nbytes = 2 * self._model.vocab * self._model.hidden / layout.tp
@@ -60,7 +63,7 @@ class UpdateTimes:
         return self._exchanges.all_reduce_s(nbytes, self._exchanges.place(2, stride))
 
     def _stage_parameters(self, layout: Layout, stages: tuple[int, ...]) -> tuple[float, float]:
-        """Returns the parameters of the largest stage on one device: dense and of experts."""
+        """Returns the numbers of dense and expert parameters of the largest stage on one device."""
         model, layers = self._model, max(stages)
         outer = model.vocab * model.hidden / layout.tp
         if not model.moe_layers:

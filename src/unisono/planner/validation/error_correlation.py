@@ -1,4 +1,4 @@
-"""The correlation of the errors of two runs: what runs of one machine, model and work share."""
+"""The correlation of the errors of two runs that share the machine, the model or the work."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from unisono.planner.prediction import predict
 from unisono.planner.validation.ground_truth import MeasuredRun
 
 _LARGEST = 150
-"""Runs of a family that the fit uses; it compares all pairs."""
+"""Maximum number of runs of a family in the fit, which compares all pairs."""
 _LIMIT = 3.0
-"""Limit of an error in the fit, in deviations of the interval."""
+"""Largest error that counts in the fit, in standard deviations of the prediction."""
 
 
 class _RunError(NamedTuple):
@@ -32,10 +32,10 @@ def shared_shares(
     """Returns the shares of the error's variance that pairs of runs have in common.
 
     "machine": runs of one device and software; "model": in addition, of one model; "work": in
-    addition, of the same work on each device. The errors are those of predictions that were fitted
-    to other families. A share is the correlation of all pairs of a kind in a source, in which
-    families count equally, less the shares before it (components of variance; Henderson,
-    Biometrics 9, 1953).
+    addition, of the same work on each device. The errors are from predictions with constants that
+    were fitted to other families. A share is the correlation of all pairs of its kind in a source,
+    minus the previous shares. Families count equally (components of variance; Henderson, Biometrics
+    9, 1953).
     """
     found = {kind: np.zeros(2) for kind in ("machine", "model", "work")}
     for family in dict.fromkeys(run.family for run in runs):
@@ -68,7 +68,7 @@ def _products(errors: Sequence[_RunError]) -> dict[str, NDArray[np.float64]]:
 
 
 def _kinds(a: _RunError, b: _RunError) -> Iterator[str]:
-    """Yields the kind of a pair: what its runs share, or nothing if they are not comparable."""
+    """Yields the kind of a pair of runs, or nothing if the runs are not comparable."""
     if a.run.source != b.run.source or a.run.note != b.run.note:
         return
     if a.like.machine != b.like.machine:

@@ -1,4 +1,4 @@
-"""Published training runs: the step times that the planner is fitted to and judged on."""
+"""Published training runs, with the step times that the planner is fitted to and tested on."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _NUMBERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """One published run: what ran, and how long a step took."""
+    """One published run, with its configuration and its step time."""
 
     source: str
-    """Publication or release, as in the table."""
+    """Publication or release, as named in `data/training_runs.csv`."""
     name: str
     """Name of the model in the source."""
     model: Transformer
@@ -45,12 +45,14 @@ class MeasuredRun:
     measured_s: float
     """Seconds of one optimizer step."""
     memory_bytes: float | None
-    """Reserved memory of a device, where it is published."""
+    """Bytes of reserved memory of a device, or None if they are not published."""
     note: str
 
     @property
     def family(self) -> str:
-        """Sources that share software and hardware, such as all releases of Megatron-Bridge."""
+        """Family of the source: sources with the same software and hardware, such as all releases
+        of Megatron-Bridge.
+        """
         for start in ("MLPerf", "torchtitan", "Megatron-Bridge"):
             if self.source.startswith(start):
                 return start
@@ -70,7 +72,7 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
 
 
 def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
-    """Returns the run of a row of the table. Empty cells are not stated."""
+    """Returns the run of a row of the table. Empty cells mean values that are not stated."""
     numbers = {name: int(float(row[name])) if row.get(name) else None for name in _NUMBERS}
     memory = row.get("memory_GiB")
     return MeasuredRun(

@@ -1,4 +1,4 @@
-"""Errors after a calibration with one run: each other run of the same source is predicted."""
+"""Errors of predictions after a calibration with one other run of the same source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.planner.prediction import QUANTILE_90, Prediction
 from unisono.planner.validation.ground_truth import MeasuredRun
 
 _LARGEST = 12
-"""Runs of a source that calibrate, one after another."""
+"""Maximum number of runs of a source that are used for calibration, one after another."""
 
 
 class OneRunErrors(NamedTuple):
@@ -35,11 +35,11 @@ def one_run_errors(
     blind: Sequence[Prediction],
     constants: CalibratedConstants,
 ) -> OneRunErrors | None:
-    """Returns the errors of predictions that know one run of the same source.
+    """Returns the errors of predictions that are calibrated with one run of the same source.
 
-    `blind` are the predictions with `constants`, which were fitted to other families. Of each
-    source, up to 12 runs calibrate in turn, and predict all of its other runs. Returns None if no
-    source has two runs.
+    `blind` are the predictions with `constants`, which were fitted to other families. In each
+    source, up to 12 runs are used for calibration, one at a time, and all other runs of the source
+    are predicted. Returns None if no source has two runs.
     """
     errors, inside = [], []
     known = [

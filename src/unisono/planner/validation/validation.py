@@ -1,4 +1,4 @@
-"""Errors of the planner on published runs: fitted, and held out by family of sources."""
+"""Errors of the planner on published runs: with fitted constants, and with families held out."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ class ErrorRow:
     held_out: float
     """Mean absolute error with constants that were fitted to all other families."""
     worst: float
-    """Largest absolute error held out."""
+    """Largest absolute error with held-out constants."""
     covered: float
-    """Share of runs inside the 80 % interval, held out."""
+    """Share of runs inside the 80 % interval, with held-out constants."""
     tau: float | None
-    """Kendall's rank correlation in groups of runs that differ in layout only, held out."""
+    """Kendall's rank correlation in groups of runs that differ only in layout, with held-out
+    constants."""
     regret: float | None
-    """Measured time of the predicted best layout over the best measured time, minus 1, held out."""
+    """Ratio of the measured time of the predicted best layout to the best measured time, minus 1,
+    with held-out constants."""
     one_run: float | None = None
-    """Mean absolute error held out, after calibration with one other run of the source. None if no
-    source has two runs."""
+    """Mean absolute error with held-out constants, after calibration with one other run of the
+    source. None if no source has two runs."""
     one_run_covered: float | None = None
     """Share of runs inside the 80 % interval after calibration with one other run."""
 
@@ -60,7 +62,7 @@ def predict_run(run: MeasuredRun, constants: CalibratedConstants) -> Prediction:
 
 
 def validate(runs: Sequence[MeasuredRun] | None = None) -> list[ErrorRow]:
-    """Returns the errors by family; by default on all runs that the package ships.
+    """Returns the errors by family. The default runs are all that the package ships.
 
     Mixtures of experts and dense models of one family are separate rows. Families that the
     constants were not fitted to have equal fitted and held-out errors.
@@ -123,9 +125,10 @@ def validate_memory() -> list[MemoryComparison]:
 def ranking(
     runs: Sequence[MeasuredRun], predicted_s: Sequence[float]
 ) -> tuple[float | None, float | None]:
-    """Returns Kendall's tau (tau-a) and the mean regret over groups that differ in layout only.
+    """Returns Kendall's tau (tau-a) and the mean regret over groups of runs.
 
-    Groups have at least three runs of one model, cluster, sequence and batch. None without groups.
+    The runs of a group differ only in layout. A group has at least three runs of one model,
+    cluster, sequence and batch. Without groups, both values are None.
     """
     pairs = list(zip(runs, predicted_s, strict=True))
     taus, regrets = [], []
@@ -162,7 +165,7 @@ def _by_key(items: Iterable[_Item], key: Callable[[_Item], str]) -> list[tuple[s
 
 
 def errors_markdown(rows: Sequence[ErrorRow]) -> str:
-    """Returns the errors as a table in Markdown, as on `docs/planner.md`.
+    """Returns the errors as a table in Markdown, as in `docs/planner.md`.
 
     >>> row = ErrorRow(family="a", runs=3, fitted=0.1, held_out=0.2, worst=0.5, covered=0.8,
     ...                tau=None, regret=None)
