@@ -7,18 +7,20 @@ import numpy as np
 from unisono.topology import Floats, Ints, Topology, middle
 from unisono.types import Op
 
-# Needs of an operation on n ranks, as parts of N: bytes that all ranks send together, bytes that
-# the busiest rank sends, bytes that it receives, bytes that cross the bisection one way. Each
-# element of a reduction is sent n-1 times, wherever the sum is computed.
+# Four amounts of data that an operation on n ranks must move, as fractions of N: the total that all
+# ranks send, the most that one rank sends, the most that one rank receives, and the amount that
+# crosses the bisection in one direction. Each element of a reduction is sent n-1 times, wherever
+# the sum is computed.
 
 
 def bound_s(op: Op | str, topology: Topology, nbytes: float, *, in_network: bool = False) -> float:
-    """Returns a lower bound in seconds for any schedule on all ranks; only bandwidths count.
+    """Returns a lower bound in seconds of any schedule on all ranks. Latencies are ignored.
 
-    The bound is the maximum of three times. The first is the bytes that all ranks must send, over
-    the bandwidth of all their links. The second is the bytes that one rank must send or receive,
-    over the bandwidth of its links. The third is the bytes that must cross the bisection, over its
-    bandwidth. With `in_network`, switches may reduce and copy, so the first time does not count.
+    The bound is the maximum of three times. The first is the number of bytes that all ranks must
+    send, divided by the bandwidth of all their links. The second is the number of bytes that one
+    rank must send or receive, divided by the bandwidth of its links. The third is the number of
+    bytes that must cross the bisection, divided by its bandwidth. With `in_network`, switches may
+    reduce and copy, so the first time does not count.
 
     >>> from unisono import topology
     >>> bound_s("all_reduce", topology.ring(4), 100e6)
@@ -49,8 +51,8 @@ def _rates(topology: Topology, ends: Ints) -> Floats:
 
 
 def _needs(op: Op, n: int, low: int) -> tuple[float, float, float, float]:
-    """Returns an operation's needs; `low` ranks are on the side from which data cross the
-    bisection."""
+    """Returns the total sent, the most sent by a rank, the most received by a rank, and the amount
+    that crosses the bisection. Data cross from a half of `low` ranks to the other half."""
     others, fewer = (n - 1) / n, min(low, n - low) / n
     return {
         Op.ALL_REDUCE: (2.0 * (n - 1), 1.0, 1.0, 1.0),

@@ -22,7 +22,7 @@ from unisono.topology import Floats
 FORMAT = "unisono link models"
 _VERSION = 1
 _DEFAULT_ALGORITHMS = {"nccl": ("ring", "direct"), "": ("direct", "ring")}
-"""Algorithms that a contestant is assumed to run: the first one that the operation has."""
+"""Algorithms that each contestant is assumed to run, in order of preference."""
 
 
 def calibrate(
@@ -30,10 +30,10 @@ def calibrate(
 ) -> list[LinkModel]:
     """Fits a model for each measured operation and number of ranks.
 
-    `algorithm` names the algorithm that was measured; it determines the size of each message. By
-    default it is the algorithm of most samples. Samples without an algorithm are taken to be `ring`
-    for NCCL, else `direct`. Raises `ValueError` if the samples cannot be fitted, and
-    `UnsupportedError` if the operation does not have the algorithm.
+    `algorithm` names the algorithm that was measured, which determines the size of each message.
+    The default is the algorithm of most samples. For samples without an algorithm, the default is
+    `ring` for NCCL, and `direct` for other libraries. Raises `ValueError` if the samples cannot be
+    fitted, and `UnsupportedError` if the operation does not have the algorithm.
 
     >>> times = [Sample(op="all_reduce", ranks=4, nbytes=n, seconds=6e-6 + 1.5e-9 * n)
     ...     for n in (1e3, 1e4, 1e5, 1e6)]
@@ -50,8 +50,8 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdout:
-    """Relative errors at every other size, of a model that was fitted to the remaining sizes. The
-    reference is the median of all times measured at a size."""
+    """Relative errors of a model at alternate sizes, after a fit to the other sizes. Each predicted
+    time is compared with the median of the times measured at its size."""
 
     mean: float
     median: float
@@ -62,11 +62,12 @@ class Holdout:
 def holdout(
     samples: Sequence[Sample], *, algorithm: str | None = None, half: Literal[0, 1] = 0
 ) -> Holdout | None:
-    """Fits every other size of one operation and rank count, and predicts the remaining sizes.
+    """Fits a model to alternate sizes of one operation and rank count, and predicts the other
+    sizes.
 
-    `half` 0 fits the sizes at even places, from the smallest on. `half` 1 fits those at odd places,
-    so that the model must extrapolate to the smallest size. Returns None if there are fewer than 4
-    sizes or the times do not grow with the size.
+    `half` 0 fits the sizes at even positions in ascending order. `half` 1 fits the sizes at odd
+    positions, so that the model must extrapolate to the smallest size. Returns None if there are
+    fewer than 4 sizes or the times do not grow with the size.
     """
     samples = _of_algorithm(samples, algorithm)
     sizes = sorted({sample.nbytes for sample in samples})
@@ -90,8 +91,8 @@ def holdout(
 
 
 def worse_holdout(samples: Sequence[Sample], *, algorithm: str | None = None) -> Holdout | None:
-    """Returns the `holdout` with the larger mean error of the two halves. The caller cannot choose
-    the half that gives the better result.
+    """Returns the `holdout` of the half that has the larger mean error. A caller therefore cannot
+    choose the better half.
 
     >>> times = [
     ...     Sample(op="all_reduce", ranks=4, nbytes=n, seconds=6e-6 + 1.5e-9 * n)
@@ -107,7 +108,8 @@ def worse_holdout(samples: Sequence[Sample], *, algorithm: str | None = None) ->
 
 
 def of_contestant(samples: Sequence[Sample], contestant: str | None) -> list[Sample]:
-    """Returns the samples of one contestant, by default of the first. Raises `ValueError`.
+    """Returns the samples of one contestant, by default of the first contestant. Raises
+    `ValueError` if the contestant was not measured.
 
     >>> times = [
     ...     Sample(op="broadcast", ranks=2, nbytes=8, seconds=1e-6, contestant=name)
@@ -130,8 +132,8 @@ def _kind(sample: Sample) -> tuple[str, int]:
 
 
 def _of_algorithm(samples: Sequence[Sample], algorithm: str | None) -> Sequence[Sample]:
-    """Returns the samples of one algorithm, by default the most frequent one. Returns all samples
-    if none names an algorithm."""
+    """Returns the samples of one algorithm, by default of the most frequent algorithm. Returns all
+    samples if no sample names an algorithm."""
     counts = Counter(sample.algorithm for sample in samples if sample.algorithm)
     if not counts:
         return samples
@@ -179,7 +181,7 @@ def _error(regimes: tuple[Regime, ...], sizes: Floats, seconds: Floats) -> float
 
 
 def to_json(models: Iterable[LinkModel]) -> str:
-    """Returns models as the text of a file that `from_json` reads.
+    """Returns models as JSON text that `from_json` reads.
 
     >>> from_json(to_json([]))
     []
@@ -206,7 +208,8 @@ def _from_dict(found: dict[str, Any]) -> LinkModel:
 
 
 def models_of(text: str, *, source: str = "") -> list[LinkModel]:
-    """Returns the models in a text: models that `to_json` wrote, or models fitted to measurements.
+    """Returns the models that `to_json` wrote to a text, or fits models to the measurements in a
+    text.
 
     >>> models_of(to_json([]))
     []

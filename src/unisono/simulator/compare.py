@@ -20,9 +20,9 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedAlgorithm:
-    """An algorithm with its simulated result, or with the reason for having none. `too_large` means
-    that the algorithm fits but exceeds the limits. `messages` counts messages between different
-    ranks."""
+    """An algorithm with its simulated result, or with the reason why it has no result. `too_large`
+    means that the algorithm fits but exceeds the limits. `messages` counts messages between
+    different ranks."""
 
     algorithm: str
     schedule: Schedule | None = None
@@ -33,7 +33,7 @@ class ComparedAlgorithm:
 
     @property
     def time_s(self) -> float:
-        """Time of the operation; infinite without a result."""
+        """Seconds of the operation; infinite without a result."""
         return float("inf") if self.result is None else self.result.time_s
 
 
@@ -53,14 +53,15 @@ def compare(
     limits: Limits | None = None,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> list[ComparedAlgorithm]:
-    """Simulates algorithms on all ranks of a network: the fastest first, those that do not fit
-    last.
+    """Simulates algorithms on a network and returns them, the fastest first. Algorithms without a
+    result are last.
 
-    `names` are written as for `algorithms.build`. None means all algorithms, on a torus also the
-    variant for all ports. `levels` are group sizes, innermost first, for hierarchical algorithms;
-    the default is the axes of a torus or grid. `placement` lists the participating ranks in their
-    order. `limits` bound the time and size of each simulation. With `limits`, only the fastest
-    algorithm keeps its schedule and steps, because these can take gigabytes.
+    `names` are names of algorithms, as for `algorithms.build`. None means all algorithms, and on a
+    torus also the `swing` variant that uses all ports. `levels` are group sizes, innermost first,
+    for hierarchical algorithms; the default is the axes of a torus or grid. `placement` lists the
+    network's rank of each rank of the operation; None means all ranks. `limits` bound the time and
+    size of each simulation. With `limits`, only the fastest algorithm keeps its schedule and steps,
+    because they can take gigabytes.
 
     >>> from unisono import topology
     >>> found = compare("all_reduce", topology.torus([4, 4]), 1e6, names=["ring", "bucket"])
@@ -86,7 +87,8 @@ def _within(
     transfers: Mapping[str, int],
     simulated: Callable[[str, float], ComparedAlgorithm],
 ) -> list[ComparedAlgorithm]:
-    """Returns an entry for each name; `transfers` has the expected number of transfers by name."""
+    """Simulates each algorithm within the limits. `transfers` maps names of algorithms to expected
+    numbers of transfers."""
     ends_s = monotonic() + limits.budget_s
     found: list[ComparedAlgorithm] = []
     for name, expected in transfers.items():
@@ -114,7 +116,7 @@ def _keep_only_fastest_steps(entries: list[ComparedAlgorithm]) -> list[ComparedA
 
 
 def _without_steps(one: ComparedAlgorithm) -> ComparedAlgorithm:
-    """Returns an entry without its schedule and steps."""
+    """Returns a result without its schedule and steps."""
     if one.result is None or one.schedule is None:
         return one
     steps = one.result.steps
@@ -123,7 +125,7 @@ def _without_steps(one: ComparedAlgorithm) -> ComparedAlgorithm:
 
 
 def every(op: Op | str, topology: Topology) -> list[str]:
-    """Returns the algorithms of an operation that suit a network."""
+    """Returns the names of an operation's algorithms, with variants for this network."""
     return [*algorithms.names(op), *_for_ports(op, topology)]
 
 
@@ -140,8 +142,8 @@ def build(
     levels: tuple[int, ...] | None = None,
     ranks: int | None = None,
 ) -> Schedule:
-    """Builds an algorithm's schedule for all or some ranks of a network; its axes become the
-    levels."""
+    """Builds an algorithm's schedule for all or some ranks of a network. The default of `levels` is
+    the axes of a torus or grid."""
     routing = topology.routing
     whole = ranks is None or ranks == topology.num_ranks
     if levels is None and whole and isinstance(routing, Lattice) and len(routing.sizes) > 1:

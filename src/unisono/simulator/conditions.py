@@ -11,24 +11,24 @@ from unisono.simulator.link_model import LinkModel
 
 
 class Order(IntEnum):
-    """Order in which a rank sends the messages whose values it has."""
+    """Order in which a rank sends the messages whose values are available."""
 
     NONE = 0
-    """A rank sends all of them at once."""
+    """A rank sends every message as soon as its values are available."""
     PROGRAM = 1
-    """Each channel sends in the order of the schedule: a message starts when the previous one has
-    left."""
+    """Each channel sends in the order of the schedule. A message starts when the previous message
+    has left."""
     ROUNDS = 2
     """A message starts when everything that the rank sends and receives in earlier rounds has
     arrived."""
     STREAMS = 3
-    """Each two ranks send in the order of rounds, as on one connection: a message starts when the
-    previous one has left. A job adds its `first_round` to its rounds."""
+    """Messages between two ranks are sent in the order of rounds, as on one connection. A message
+    starts when the previous message has left. `Job.first_round` is added to the rounds of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Costs of a rank itself. By default all are zero: only links cost time.
+    """Times and rates of a rank itself. By default a rank costs no time; only links do.
 
     Raises `ValueError` for a negative time, and for a rate that is not positive.
 
@@ -37,19 +37,19 @@ class Endpoint:
     """
 
     overhead_s: float = 0.0
-    """Delay before each message leaves; the delays of several messages may overlap (a latency)."""
+    """Seconds before each message leaves; the delays of several messages may overlap (a
+    latency)."""
     busy_s: float = 0.0
-    """The sender's time for each message, one message after another (a message rate)."""
+    """Seconds that the sender needs for each message; messages do not overlap (a message rate)."""
     send_Bps: float = inf
-    """Total rate of all messages that the rank sends: the rate of its network card or copy
-    engine."""
+    """Total rate at which the rank sends: the rate of its network card or copy engine."""
     receive_Bps: float = inf
     reduce_Bps: float = inf
     """Bytes per second at which the rank reduces received bytes into its own buffer."""
     enters_s: float = 0.0
-    """Time at which the rank starts: a straggler starts late."""
+    """Time at which the rank starts; above 0 for a straggler."""
     slowdown: float = 1.0
-    """Factor by which this rank computes more slowly than others."""
+    """Factor by which this rank's computations take longer."""
 
     def __post_init__(self) -> None:
         for name in ("overhead_s", "busy_s", "enters_s"):
@@ -65,8 +65,8 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """A constant stream of unrelated traffic between two ranks: its fair share of each link, at
-    most `rate_Bps`."""
+    """A constant stream of unrelated traffic between two ranks. The stream gets its fair share of
+    each link, at most `rate_Bps`."""
 
     src: int
     dst: int
@@ -92,22 +92,22 @@ class Conditions:
     failed: tuple[int, ...] = ()
     """Failed links; routing avoids them."""
     degraded: Mapping[int, float] = field(default_factory=dict)
-    """Slow links, each with the remaining fraction of its bandwidth."""
+    """Slow links, with the remaining fraction of each link's bandwidth."""
     traffic: tuple[Traffic, ...] = ()
     order: Order = Order.NONE
     in_network: bool = False
     """True if capable switches (`Nodes.reduces`) reduce messages to one destination and multicast
     messages from one source."""
     paths: int = 1
-    """Number of paths over which the network spreads each message evenly; 1: each flow keeps to one
-    path, as with ECMP."""
+    """Number of paths over which the network spreads each message evenly. With 1, each flow uses
+    one path, as with ECMP."""
     seed: int = 0
-    """Seed of the choice among equal paths."""
+    """Seed of the hash that chooses among equal paths."""
     messages: LinkModel | None = None
-    """A measured model of messages. Links of ranks get its rate; other links keep their ratio to
-    these. A message waits the delay for its size, then occupies links for the rest of its time. The
-    delay includes the latencies of links. Bytes in results are the bytes that the occupied links
-    could have carried."""
+    """A measured model of messages. The links of ranks get the model's rate; the rates of other
+    links change by the same factor. A message first waits for the delay that the model has for its
+    size, then occupies links for the rest of its time. The delay includes the latencies of links.
+    Bytes in results are the bytes that the occupied links could have carried."""
 
     def __post_init__(self) -> None:
         if self.paths < 1:

@@ -25,13 +25,14 @@ from unisono.simulator.result import TaskKind
 from unisono.topology import Floats, Ints, ints, starts_of
 
 HEADER_BYTES = 80
-"""Size of a message header: a frame of `csrc/transport/transport.h`."""
+"""Size of a message header, as in `csrc/transport/transport.h`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Executed:
-    """Columns as `native.simulator_messages` returns them, with sizes in bytes. A need below 0 is a
-    gate: need -1 - r is the gate of rank r."""
+    """Tasks in columns, as `native.simulator_messages` returns them, but with sizes in bytes.
+    `needs` are the tasks that each task waits for. A negative number -1 - r means the gate of rank
+    r."""
 
     kind: NDArray[np.uint8]
     round: NDArray[np.int32]
@@ -44,7 +45,7 @@ class Executed:
 
 
 def executed(job: Job, blocks: Blocks, *, gates: bool) -> Executed:
-    """Returns the tasks of a job that runs in these blocks; all ranks are on different hosts."""
+    """Returns the tasks of a job that runs block by block. All ranks are on different hosts."""
     plans = lower(job.schedule)
     part_bytes = job.nbytes / max(1, whole_chunks(job.schedule.collective))
     count = max(1, ceil(part_bytes / blocks.block_bytes - 1e-9))
@@ -67,7 +68,7 @@ class _Task:
     needs: list[int] = field(default_factory=list)
     after: int = -1
     awaits: tuple[int, int] | None = None
-    """A peer and the progress that this task must have seen of it."""
+    """The peer that this task waits for, and the progress that the peer must have reached."""
 
 
 class _Log:
@@ -84,7 +85,7 @@ class _Log:
         return len(self.tasks) - 1
 
     def send(self, task: _Task, progress: int) -> None:
-        """Adds a message after the previous message of its stream."""
+        """Adds a message, to be sent after the previous message of its stream."""
         progresses, numbers = self._sent_progress[task.src, task.dst]
         task.after = numbers[-1] if numbers else -1
         progresses.append(progress)
@@ -110,7 +111,7 @@ class _Log:
         )
 
     def _drop_unneeded_acknowledgements(self) -> None:
-        """Makes acknowledgements that no rank waits for, most of them at the end, take no time."""
+        """Replaces acknowledgements that no rank waits for by tasks that take no time."""
         needed = {need for task in self.tasks for need in task.needs}
         for number, task in enumerate(self.tasks):
             if task.nbytes == HEADER_BYTES and number not in needed:
@@ -118,7 +119,7 @@ class _Log:
 
 
 class _RankRun:
-    """Runs one rank's records from first to last; the names are those of the executor."""
+    """Runs one rank's records from first to last. Attributes have the names of the C++ executor."""
 
     def __init__(
         self, plan: ExecutionPlan, log: _Log, blocks: Blocks, lengths: list[float], gates: bool
@@ -136,7 +137,7 @@ class _RankRun:
         self.sources = sorted({row[1] for row in self.rows if row[0] == Code.WAIT})
         self.seen: dict[int, int] = defaultdict(int)
         self.awaited: list[int] = []  # by block: the progress that its readers must acknowledge
-        self.unacknowledged: list[tuple[int, int]] = []  # a peer, and a block that was read from it
+        self.unacknowledged: list[tuple[int, int]] = []  # (peer, block read from peer)
         self.now = self._join([-1 - plan.rank] if gates else [])
 
     def _readers(self) -> dict[int, list[int]]:
@@ -146,7 +147,7 @@ class _RankRun:
         return found
 
     def run(self) -> None:
-        """Runs all steps."""
+        """Runs all blocks."""
         for step in range(len(self.lengths) + self.lead):
             if self.plan.num_slots and self.depth <= step < len(self.lengths):
                 for reader in self.readers:

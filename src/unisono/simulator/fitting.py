@@ -1,4 +1,5 @@
-"""Fits piecewise linear times over sizes: as few lines as the data need, robust to outliers."""
+"""Fits a piecewise linear function of the size to measured times, with few lines and robust to
+outliers."""
 
 from __future__ import annotations
 
@@ -8,18 +9,18 @@ from unisono.simulator.link_model import Regime
 from unisono.topology import Floats, Ints
 
 _NOISE = 0.01
-"""Smallest relative error that matters; measurements are not more exact."""
+"""Relative error of the most exact measurements."""
 _ROUNDS = 30
 
 
 def fit(nbytes: Floats, seconds: Floats, noise: Floats | float = _NOISE) -> tuple[Regime, ...]:
-    """Returns regimes that describe the times measured at some sizes; each begins where the last
-    ends.
+    """Returns the lines of a piecewise linear fit of measured times over sizes, one regime per
+    line.
 
-    The median represents several times of one size, so that one slow run does not shift the fit.
-    `noise` is the relative error of each time. A new regime begins where a longer line would exceed
-    this error by more than the cost of describing a switch (`log` of the number of sizes). The
-    lines then minimise relative errors, with less weight on large ones. Raises `ValueError` for
+    Several times of one size are replaced by their median, so that one slow run does not shift the
+    fit. `noise` is the relative error of each time. A new regime begins if it reduces the sum of
+    errors, in units of the noise, by more than a fixed cost: the logarithm of the number of sizes.
+    The lines then minimise relative errors, with less weight on outliers. Raises `ValueError` for
     fewer than 2 sizes, for times that are not positive, and for times that do not grow with the
     size at the end.
 
@@ -45,8 +46,8 @@ def fit(nbytes: Floats, seconds: Floats, noise: Floats | float = _NOISE) -> tupl
 
 
 def _knots(x: Floats, y: Floats, noise: Floats) -> Ints:
-    """Returns the sizes at which lines end: those with the shortest description of errors and
-    switches."""
+    """Returns the indices of the sizes at which lines end. They minimise the sum of errors and of a
+    fixed cost per line."""
     last, price = len(x) - 1, np.log(len(x))
     best, back = np.full(len(x), np.inf), np.zeros(len(x), np.int64)
     best[0] = 0.0
@@ -64,8 +65,8 @@ def _knots(x: Floats, y: Floats, noise: Floats) -> Ints:
 
 
 def _drop_knots(knots: Floats, x: Floats, y: Floats, noise: Floats, price: float) -> Floats:
-    """Removes knots as long as the remaining knots describe the times equally well. Lines through
-    single points need more knots than lines close to many points."""
+    """Removes knots as long as the remaining knots fit the times equally well. `_knots` finds too
+    many, because its lines go through single points."""
 
     def error(some: Floats) -> float:
         return float(
@@ -84,8 +85,8 @@ def _drop_knots(knots: Floats, x: Floats, y: Floats, noise: Floats, price: float
 
 
 def _through(knots: Floats, x: Floats, y: Floats, noise: Floats) -> Floats:
-    """Returns times at the knots such that the lines between them are close to all points. They
-    minimise the squares of relative errors over noise, with repeated Huber weights."""
+    """Returns times at the knots. The lines between them minimise the squares of relative errors
+    over noise, with repeated Huber weights."""
     basis = np.stack([np.interp(x, knots, row) for row in np.eye(len(knots))], axis=1)
     scaled = basis / (y * noise)[:, None]
     goal = 1 / noise

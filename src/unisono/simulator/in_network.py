@@ -1,9 +1,10 @@
-"""Switches that reduce and multicast: several messages become one tree.
+"""Reductions and multicasts in switches, which combine several messages into one tree.
 
-A tree has all messages that are reduced into one chunk, or that carry one chunk to several ranks.
-It is one task over all links of their paths. A switch that reduces (`Nodes.reduces`) sends one
-stream for all streams that it receives for the same destination. It also receives one stream for
-all copies that it sends. The task occupies the remaining streams on each link.
+A tree has all messages that are reduced into one chunk, or that carry one chunk to several ranks. A
+tree is one task, which uses all links of the messages' paths. A switch that reduces
+(`Nodes.reduces`) combines the streams that it receives for one destination into one stream. The
+switch also copies one received stream to several destinations. The task occupies each link with the
+number of streams that remain there.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from unisono.topology import Floats, Ints, Ragged, ints, starts_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trees:
-    """Messages that consist of several transfers. `group` is each transfer's message, numbered by
-    first use. Each message has its `chunks` and a flag (`joined`) that marks a tree. Each tree has
-    the resources that it uses with the number of `streams` on each, a source, and the latency of
-    its longest path.
+    """Messages that consist of several transfers. `group` is the number of each transfer's message.
+    Each message has a number of `chunks`; `joined` is true for a tree. Each tree has the resources
+    that it uses, the number of `streams` on each resource, a source, and the latency of its longest
+    path.
     """
 
     group: NDArray[np.int32]
@@ -37,8 +38,8 @@ class Trees:
     latency_s: Floats
 
     def add_to(self, paths: PathBuilder) -> Ints:
-        """Adds the trees' paths; returns them by message, with 0 for messages that are not
-        trees."""
+        """Adds the trees' paths. Returns the path of each message, or 0 for a message that is not a
+        tree."""
         first = paths.over(self.resources, self.streams, self.src, self.latency_s)
         found = np.zeros(len(self.joined), np.int64)
         found[self.joined] = first + np.arange(int(self.joined.sum()))
@@ -46,7 +47,7 @@ class Trees:
 
 
 def trees_of(job: Job, network: NetworkPaths) -> Trees | None:
-    """Returns the trees of a schedule; None if no switch reduces."""
+    """Returns the trees of a schedule, or None if no switch reduces."""
     if not network.topology.nodes.reduces.any():
         return None
     t = job.schedule.columns
@@ -58,7 +59,7 @@ def trees_of(job: Job, network: NetworkPaths) -> Trees | None:
     rows = np.flatnonzero(joined[group])
     link, owner, latency = _routes_of(network, src[rows], dst[rows], ints(t.channel[rows]))
     owner = rows[owner]
-    number = np.cumsum(joined) - 1  # index among the trees
+    number = np.cumsum(joined) - 1  # index of each tree among the trees
     longest = np.zeros(int(joined.sum()))
     np.maximum.at(longest, number[group[rows]], latency)
     tree, resource, streams = _streams(network, number[group[owner]], link, src[owner], dst[owner])
@@ -74,11 +75,11 @@ def trees_of(job: Job, network: NetworkPaths) -> Trees | None:
 
 
 def _groups(t: Columns, remote: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Returns each transfer's message, and which messages are trees.
+    """Returns the message of each transfer, and a flag for each message that is a tree.
 
-    Transfers of a round belong together if they carry one chunk to several ranks, or reduce into
-    one chunk; this relation is transitive. Any other transfers form one message if they have the
-    same ranks and channel.
+    Transfers of a round form a tree if they carry one chunk to several ranks, or reduce into one
+    chunk. Trees with a common transfer are merged. Other transfers of a round form one message if
+    they have the same ranks and channel.
     """
     each = np.where(remote, -1, np.arange(len(t)))
     sent = _row_numbers(t.round, t.src, t.src_chunk, t.count, each)
@@ -104,14 +105,14 @@ def _groups(t: Columns, remote: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.boo
 
 
 def _row_numbers(*columns: NDArray[Any]) -> Ints:
-    """Returns a number for each row; equal rows have equal numbers."""
+    """Returns a number for each row of the columns; equal rows have equal numbers."""
     return ints(np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1))
 
 
 def _routes_of(
     network: NetworkPaths, src: Ints, dst: Ints, channel: Ints
 ) -> tuple[Ints, Ints, Floats]:
-    """Returns the links of each transfer's path, the transfer of each link, and each path's
+    """Returns the links of all paths, the index of each link's transfer, and each path's
     latency."""
     links, owners, done = [ints([])], [ints([])], 0
     for (values, starts), _ in network.routes(src, dst, channel):
@@ -127,7 +128,7 @@ def _routes_of(
 def _streams(
     network: NetworkPaths, tree: Ints, link: Ints, src: Ints, dst: Ints
 ) -> tuple[Ints, Ints, Floats]:
-    """Returns trees, their resources, and the number of streams on each, sorted by tree."""
+    """Returns (tree, resource, number of streams) as columns, sorted by tree."""
     reduces, links = network.topology.nodes.reduces, network.topology.links
     width = len(links)
     keys, which, counts = np.unique(tree * width + link, return_inverse=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""Jobs that are simulated together: collectives of groups, and computation between them."""
+"""Jobs that are simulated together: collectives of groups, and computation between collectives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from unisono.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """Block size, lead and depth of an executor; see `docs/hosts.md` and
+    """Block size, lead and depth of the executor; see `docs/hosts.md` and
     `csrc/execution/executor.h`."""
 
     block_bytes: float
-    """Size of a block of each part of the vector."""
+    """Bytes of each chunk in one block."""
     lead: int = 2
-    """Number of blocks by which the first round runs ahead of the last."""
+    """Number of blocks by which the first round runs ahead of the last round."""
     depth: int = 4
     """Number of blocks for which a rank has slots."""
 
@@ -40,19 +40,21 @@ class Job:
 
     schedule: Schedule
     nbytes: float
-    """Size of a rank's whole vector, or of all its pieces together: N of `algorithms.cost`."""
+    """Bytes of a rank's whole vector, or of all its pieces together; the N of `algorithms.cost`."""
     name: str = ""
     ranks: tuple[int, ...] | None = None
-    """The network's rank for each rank of the schedule; None: the same number."""
+    """The network's rank for each rank of the schedule. With None, rank r is the network's rank
+    r."""
     after: tuple[str, ...] = ()
-    """Names of jobs that a rank must finish before it takes part in this one."""
+    """Names of jobs that a rank must finish before it takes part in this job."""
     start_s: float = 0.0
-    """Earliest time at which a rank takes part."""
+    """Earliest time in seconds at which a rank takes part."""
     first_round: int = 0
-    """Offset of its rounds among the rounds of other jobs, for `Order.STREAMS`."""
+    """Number that is added to the job's rounds for `Order.STREAMS`, to order the rounds of all
+    jobs."""
     blocks: Blocks | None = None
-    """Blocks into which the executor of ranks on different hosts divides the job. None: no
-    blocks; a message leaves when its values are available."""
+    """Blocks in which the executor runs the job on different hosts. With None, the job has no
+    blocks, and a message leaves when its values are available."""
 
     def __post_init__(self) -> None:
         try:
@@ -83,7 +85,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """Time that each of some ranks computes without sending, multiplied by its `slowdown`."""
+    """A computation on some ranks, without communication. A rank takes `seconds` times its
+    `slowdown`."""
 
     seconds: float
     ranks: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Limits of a comparison of all algorithms: total time, time for each, and number of transfers."""
+"""Limits of a comparison of algorithms: total time, time per algorithm, and number of transfers."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 _SMALL = 256
-"""Below this number of ranks any schedule is built quickly."""
+"""Number of ranks below which every schedule is built quickly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """`budget_s` is the time for all algorithms together; a single algorithm gets the fraction
-    `part`."""
+    """Limits of a comparison. `budget_s` is the time for all algorithms together; one algorithm
+    gets the fraction `part` of this time."""
 
     budget_s: float = 60.0
     part: float = 1 / 12
     transfers: int = 1 << 22
-    """Maximum size of a schedule. Building and simulating takes about 250 bytes per transfer."""
+    """Maximum number of transfers of a schedule. A simulation takes about 250 bytes per
+    transfer."""
 
     @property
     def each_s(self) -> float:
-        """Time limit for the simulation of a single algorithm; building the schedule does not
-        count."""
+        """Seconds that the simulation of one algorithm may take, without the construction of its
+        schedule."""
         return self.budget_s * self.part
 
 
 def fastest_first(op: Op | str, names: Sequence[str], ranks: int) -> dict[str, int]:
-    """Returns the expected transfers of each algorithm, ordered by expected simulation time. A
-    simulation is fast if it has few transfers and runs few of them at once."""
+    """Returns the expected number of transfers of each algorithm, ordered by expected simulation
+    time. A simulation is fast if it has few transfers and few of them run at once."""
     found = {name: expected_transfers(op, name, ranks) for name in names}
 
     def work(name: str) -> float:
@@ -45,8 +46,8 @@ def fastest_first(op: Op | str, names: Sequence[str], ranks: int) -> dict[str, i
 
 
 def expected_transfers(op: Op | str, name: str, ranks: int) -> int:
-    """Estimates a schedule's number of transfers without building it: 64 times the number for an
-    eighth of the ranks. Returns 0 for few ranks, and if the number cannot be estimated.
+    """Estimates a schedule's number of transfers from the schedule for an eighth of the ranks,
+    which has a 64th of the transfers. Returns 0 for few ranks, and if the estimate fails.
 
     >>> expected_transfers("all_reduce", "ring", 1024) // 1000, 2 * 1024 * 1023 // 1000
     (2080, 2095)

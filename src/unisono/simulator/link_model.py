@@ -1,4 +1,5 @@
-"""Time of a message between two ranks by its size: straight lines, one per range of sizes."""
+"""Time of a message between two ranks as a function of its size, with one line per range of
+sizes."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """A range of sizes: from `least` bytes on, a message of s bytes takes `alpha_s + s * byte_s`
-    seconds."""
+    """A range of sizes from `least` bytes on, in which a message of s bytes takes `alpha_s + s *
+    byte_s` seconds."""
 
     least: float
     alpha_s: float
@@ -27,10 +28,10 @@ class Regime:
 class LinkModel:
     """Time of one message, derived from measurements of an operation.
 
-    `op` was measured on `ranks` ranks and is assumed to run `algorithm`. The size of a message is
-    the bytes that the busiest rank sends in one round. `error` is the median of the fit's relative
-    errors. Raises `ValueError` for regimes that do not increase from 0 bytes, and for a last regime
-    without a rate.
+    The operation `op` was measured on `ranks` ranks and is assumed to run `algorithm`. The size of
+    a message is the number of bytes that the busiest rank sends in one round. `error` is the median
+    of the fit's relative errors. Raises `ValueError` for regimes that do not increase from 0 bytes,
+    and for a last regime without a rate.
 
     >>> eager, bulk = (Regime(least=0, alpha_s=2e-6, byte_s=0), Regime(least=8e3, alpha_s=4e-6,
     ...     byte_s=1e-10))
@@ -62,12 +63,12 @@ class LinkModel:
             )
 
     def regime_of(self, nbytes: Floats | float) -> Ints:
-        """Returns the index of the regime for messages of these sizes."""
+        """Returns the index of the regime of each size."""
         leasts = [regime.least for regime in self.regimes]
         return np.searchsorted(leasts, np.asarray(nbytes), side="right").astype(np.int64) - 1
 
     def at(self, nbytes: Floats | float) -> Floats:
-        """Returns the seconds of messages of these sizes without other traffic."""
+        """Returns the seconds that messages of these sizes take without other traffic."""
         which = self.regime_of(nbytes)
         alpha, byte = (self._column(name)[which] for name in ("alpha_s", "byte_s"))
         return np.asarray(alpha + np.asarray(nbytes) * byte, np.float64)
@@ -79,26 +80,28 @@ class LinkModel:
 
     @property
     def delays_s(self) -> Floats:
-        """Time of each regime in which a message occupies no link. A line that reaches 0 seconds
-        above 0 bytes has no such time; this happens where caches end."""
+        """Seconds that a message of each regime waits before it occupies links: `alpha_s`, or 0 if
+        `alpha_s` is negative. `alpha_s` can be negative for messages that do not fit into a
+        cache."""
         return np.maximum(self._column("alpha_s"), 0.0)
 
     def load(self, nbytes: Floats) -> Floats:
-        """Returns the link occupancy of a message, as bytes at `bandwidth_Bps`: its time without
-        the delay."""
+        """Returns the time without the delay, as the bytes that a link of `bandwidth_Bps` carries
+        in this time."""
         left = self.at(nbytes) - self.delays_s[self.regime_of(nbytes)]
         return np.maximum(left, 0.0) * self.bandwidth_Bps
 
     def lightest(self, nbytes: float) -> float:
-        """Returns the smallest occupancy per byte of a message of up to `nbytes`. It is below 1
-        where smaller messages are faster than large ones, as in caches."""
+        """Returns the smallest ratio of `load` to size among messages of up to `nbytes`. The ratio
+        is below 1 if small messages have a higher rate than large messages, as in caches."""
         line = [regime for regime in self.regimes if regime.least <= nbytes]
         parts = [r.byte_s + min(r.alpha_s, 0.0) / max(r.least, 1.0) for r in line]
         return max(0.0, min(parts)) * self.bandwidth_Bps
 
     def network(self, topology: Topology) -> Topology:
-        """Returns a network of such links. Links of ranks get the model's rate; other links keep
-        their ratio to these. Latencies become 0, because the model contains them.
+        """Returns a network with the measured rate. The links of ranks get the model's rate; the
+        rates of other links change by the same factor. Latencies become 0, because the model
+        contains them.
 
         >>> from unisono import topology
         >>> line = Regime(least=0, alpha_s=1e-6, byte_s=1e-9)
@@ -119,8 +122,9 @@ class LinkModel:
         op: Op | str | None = None,
         algorithm: str | None = None,
     ) -> float:
-        """Returns the seconds of an operation of `nbytes` on a network without contention; the
-        default is the measured operation. Raises `UnsupportedError` as `algorithms.cost` does.
+        """Returns the seconds of an operation of `nbytes` on a network without contention. The
+        defaults of `ranks`, `op` and `algorithm` are those of the measurement. Raises
+        `UnsupportedError` as `algorithms.cost` does.
 
         >>> line = Regime(least=0, alpha_s=1e-6, byte_s=1e-9)
         >>> model = LinkModel(regimes=(line,), op="all_reduce", ranks=2, algorithm="ring")
@@ -135,15 +139,15 @@ class LinkModel:
 
 
 def message(op: Op | str, algorithm: str, ranks: int) -> tuple[int, float]:
-    """Returns an algorithm's rounds, and the fraction of the bytes that the busiest rank sends in
-    each."""
+    """Returns an algorithm's number of rounds, and the fraction of N that the busiest rank sends
+    per round."""
     found = cost(op, algorithm, ranks=ranks)
     rounds = max(1, found.rounds)
     return rounds, float(found.bytes_sent) / rounds
 
 
 def nearest(models: Sequence[LinkModel], op: Op | str, ranks: int) -> LinkModel:
-    """Returns the model of the most similar measurement: by operation first, then by number of
+    """Returns the model whose measurement is most similar, first by operation, then by number of
     ranks.
 
     Raises `ValueError` if `models` is empty.

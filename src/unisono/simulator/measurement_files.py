@@ -15,12 +15,12 @@ _RANK = re.compile(r"#\s+Rank\s+\d+\s", re.IGNORECASE)
 _TEST = re.compile(r"#.*?\b([a-z_]+?)_perf\b")
 _NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 _WHOLE_SPREAD = 2.0
-"""Ratio of the quartile distance of seven rounds to the error of their median, about."""
+"""Approximate ratio of the interquartile range of seven rounds to the error of their median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measured time: seconds of an operation of `nbytes`, the size of a rank's larger
+    """One measured time: the seconds of an operation. `nbytes` is the size of a rank's larger
     buffer."""
 
     op: str
@@ -35,8 +35,8 @@ class Sample:
 
 
 def read(text: str, *, op: Op | str | None = None) -> list[Sample]:
-    """Reads the samples in a text of any supported kind. The text names the operations. `op` is
-    needed only for nccl-tests output that lacks the command's name.
+    """Reads the samples in the text of a file of any supported kind. `op` is needed only for
+    nccl-tests output that does not contain the name of the test.
 
     Raises `ValueError` for any other text.
 
@@ -87,10 +87,10 @@ def _of_bench(document: dict[str, Any]) -> Iterator[Sample]:
 
 
 def _of_tune(document: dict[str, Any]) -> Iterator[Sample]:
-    """Yields samples of a selection file with measurements, or of `unisono tune --json`."""
+    """Yields the samples of a selection file with measurements, or of `unisono tune --json`."""
     for row in document["measured"]:
         if row["ranks"] < 2 or "block_bytes" in row["algorithm"]:
-            continue  # a block size is not part of an algorithm; only default blocks count
+            continue  # measurements with another block size are skipped
         yield Sample(
             op=row["op"],
             ranks=row["ranks"],

@@ -1,4 +1,4 @@
-"""The messages and reductions of a schedule, as columns that tasks are made of."""
+"""The messages and reductions of a schedule, as columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_GROUPS = np.empty(0, np.int32)
 def message_columns(
     job: Job, trees: Trees | None, *, reductions: bool, gates: bool, order: Order
 ) -> Any:
-    """Returns the columns of a schedule's messages and reductions; see `simulator_messages`."""
+    """Returns a schedule's messages and reductions as columns; see `native.simulator_messages`."""
     schedule, columns = job.schedule, job.schedule.columns
     return simulator_messages(
         columns.round,
@@ -51,5 +51,5 @@ def reductions_in_switches(
 
 
 def placed(rank: NDArray[np.int32], members: Ints) -> NDArray[np.int32]:
-    """Returns the network's ranks of a schedule's ranks, or -1 where there is none."""
+    """Maps a schedule's ranks to ranks of the network. Negative numbers become -1."""
     return np.where(rank < 0, -1, members[rank]).astype(np.int32)

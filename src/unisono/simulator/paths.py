@@ -1,4 +1,5 @@
-"""Resources that a message uses: the links of its path, and the ports at its ends."""
+"""Resources that a message uses: the links of its path, and the ports of its source and
+destination."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _BATCH = 1 << 17
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkPaths:
-    """A topology under given conditions. Its resources are its links, then the ports of its ranks.
+    """A topology under given conditions. Resources are numbered: first the links, then the ports of
+    ranks.
 
     `links` maps links of `topology` to their ids in `original`, the intact network.
     """
@@ -67,28 +69,29 @@ class NetworkPaths:
 
     @property
     def num_links(self) -> int:
-        """Number of directed links; these are the first resources."""
+        """Number of directed links."""
         return len(self.topology.links)
 
     def of_endpoints(self, name: str) -> Floats:
-        """Returns one field of all endpoints."""
+        """Returns one field of every rank's endpoint."""
         return np.array([getattr(endpoint, name) for endpoint in self.endpoints], np.float64)
 
     def capacity(self) -> Floats:
-        """Returns each resource's rate: links, sending ports, receiving ports, reduction units."""
+        """Returns the rate of each resource: of links, sending ports, receiving ports and reduction
+        units."""
         ports = [self.of_endpoints(name) for name in ("send_Bps", "receive_Bps", "reduce_Bps")]
         return np.concatenate([self.topology.links.bandwidth_Bps, *ports])
 
     def port(self, number: int, rank: Ints) -> Ints:
-        """Returns a rank's resource: 0 its sending port, 1 its receiving port, 2 its reduction
-        unit."""
+        """Returns the resource number of a rank's sending port (`number` 0), receiving port (1) or
+        reduction unit (2)."""
         return ints(self.num_links + number * self.topology.num_ranks + rank)
 
     def routes(self, src: Ints, dst: Ints, channel: Ints) -> Iterator[tuple[Ragged, Floats]]:
-        """Yields batches of the links of each message's path, with the fraction that takes each
-        link.
+        """Yields the links that each message uses, with the fraction of the message on each link,
+        in batches.
 
-        A channel is a separate flow, with its own choice among equal paths. Raises
+        Each channel is a separate flow: the choice among equal paths depends on the channel. Raises
         `UnsupportedError` if two ranks are not connected.
         """
         paths = self.conditions.paths
@@ -116,7 +119,7 @@ class NetworkPaths:
 
 
 def _merge_rows(parts: list[tuple[Ints, Ragged]], total: int) -> Ragged:
-    """Merges lists from several parts into one order; each part has the rows of its lists."""
+    """Merges lists from several parts. Each part has lists and their row numbers in the result."""
     counts = np.zeros(total, np.int64)
     for rows, (_, starts) in parts:
         counts[rows] = np.diff(starts)
@@ -129,8 +132,8 @@ def _merge_rows(parts: list[tuple[Ints, Ragged]], total: int) -> Ragged:
 
 
 def _spread(each: list[Ragged]) -> tuple[Ragged, Floats]:
-    """Merges several paths of each message into one list of links, each with its fraction of the
-    message."""
+    """Merges several paths of each message into one list of links, with the fraction of the message
+    on each link."""
     rows = np.concatenate([np.repeat(np.arange(len(s) - 1), np.diff(s)) for _, s in each])
     values = np.concatenate([found for found, _ in each])
     width = int(values.max(initial=0)) + 1
@@ -163,20 +166,20 @@ class PathBuilder:
         """The path that takes no time."""
 
     def delays(self, seconds: Floats) -> int:
-        """Adds paths that only take time; returns the number of the first."""
+        """Adds paths that take time but no resource. Returns the number of the first path."""
         count = len(seconds)
         none = np.full(count, -1, np.int32)
         return self._add((ints([]), np.zeros(count + 1, np.int64)), np.ones(0), none, seconds)
 
     def through(self, resources: Ints) -> int:
-        """Adds paths through a single resource each; returns the number of the first."""
+        """Adds paths that use one resource each. Returns the number of the first path."""
         count = len(resources)
         starts, none = np.arange(count + 1), np.full(count, -1, np.int32)
         return self._add((resources, starts), np.ones(count), none, np.zeros(count))
 
     def messages(self, src: Ints, dst: Ints, channel: Ints, wait_s: Floats | None = None) -> int:
-        """Adds paths between ranks, with waits in addition to the endpoint's; returns the number of
-        the first."""
+        """Adds paths between ranks. `wait_s` is added to the endpoint's overhead. Returns the
+        number of the first path."""
         first, done = self.size, 0
         for links, weights in self.network.routes(src, dst, channel):
             count = len(links[1]) - 1
@@ -201,9 +204,10 @@ class PathBuilder:
         cap: Ints | None = None,
         wait_s: Floats | None = None,
     ) -> int:
-        """Adds paths over these links, each between two ranks and through a resource `cap`.
+        """Adds paths between ranks over these links, and through the resources `cap` that limit
+        their rates.
 
-        Returns the number of the first.
+        Returns the number of the first path.
         """
         network = self.network
         latency = _sums(weights * network.topology.links.latency_s[links[0]], links[1])
@@ -225,7 +229,8 @@ class PathBuilder:
         latency_s: Floats,
         wait_s: Floats | None = None,
     ) -> int:
-        """Adds message paths of ranks over these resources; returns the number of the first."""
+        """Adds paths of messages from ranks `src` over these resources. Returns the number of the
+        first path."""
         busy = self.network.of_endpoints("busy_s")[src]
         server = np.where(busy > 0, src, -1).astype(np.int32)
         delay = self.network.of_endpoints("overhead_s")[src]
@@ -278,7 +283,7 @@ class PathBuilder:
 
 
 def _sums(values: Floats, starts: Ints) -> Floats:
-    """Returns each list's sum; equal lists have sums equal to the last bit."""
+    """Returns the sum of each list. The sums of equal lists are equal to the last bit."""
     count = len(starts) - 1
     owner = np.repeat(np.arange(count), np.diff(starts))
     return np.bincount(owner, values, minlength=count).astype(np.float64)
@@ -287,7 +292,7 @@ def _sums(values: Floats, starts: Ints) -> Floats:
 def _insert_ports(
     links: Ragged, weights: Floats, port: Ints, which: NDArray[np.bool_], front: bool
 ) -> tuple[Ragged, Floats]:
-    """Inserts the port at the front or end of each list in `which`."""
+    """Inserts a port at the front or end of each list that `which` selects."""
     if not which.any():
         return links, weights
     values, starts = links

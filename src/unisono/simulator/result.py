@@ -22,13 +22,14 @@ class TaskKind(IntEnum):
     MESSAGE = 0
     REDUCTION = 1
     JOIN = 2
-    """Takes no time; it combines several steps into one that others wait for."""
+    """A step that takes no time. Other steps wait for it instead of for several steps."""
     COMPUTE = 3
     TRAFFIC = 4
 
 
 class StepTime(NamedTuple):
-    """One step: a message from `src` to `dst`, or local work of a rank (`src == dst`)."""
+    """A step with its times: a message from `src` to `dst`, or local work of a rank (`src ==
+    dst`)."""
 
     job: int
     kind: TaskKind
@@ -44,8 +45,7 @@ class StepTime(NamedTuple):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
     """All steps, one row each. `begun_s` is the time at which the first byte left, `arrived_s` the
-    time at which the last byte arrived. `cause` is the step that this one waited for last, or
-    -1."""
+    time at which the last byte arrived. `cause` is the last step that a step waited for, or -1."""
 
     job: Column
     kind: NDArray[np.uint8]
@@ -67,13 +67,13 @@ class Steps:
         return StepTime(**{**values, "kind": TaskKind(values["kind"])})
 
     def messages(self) -> Ints:
-        """Returns the rows of messages between different ranks."""
+        """Returns the row numbers of messages between different ranks."""
         return np.flatnonzero((self.kind == TaskKind.MESSAGE) & (self.src != self.dst))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTimes:
-    """Start of a job's first step and end of its last."""
+    """Start of a job's first step and end of its last step, in seconds."""
 
     name: str
     begun_s: float
@@ -81,7 +81,7 @@ class JobTimes:
 
     @property
     def time_s(self) -> float:
-        """Duration of the job."""
+        """Seconds from the start of the job's first step to the end of its last step."""
         return self.ended_s - self.begun_s
 
 
@@ -107,28 +107,30 @@ class Result:
 
     topology: Topology
     time_s: float
-    """End of the last job."""
+    """Time in seconds at which the last job ends."""
     jobs: tuple[JobTimes, ...]
     steps: Steps
     link_bytes: Floats
     """Bytes that each directed link carried."""
     capacity_Bps: Floats
-    """Capacity of each directed link under the conditions; 0 for a failed link."""
+    """Bandwidth of each directed link under the simulated conditions; 0 for a failed link."""
     usage: Usage | None = None
 
     @cached_property
     def utilisation(self) -> Floats:
-        """Fraction of its capacity that each directed link carried."""
+        """Ratio of the bytes that each directed link carried to the bytes that it could have
+        carried."""
         could = self.capacity_Bps * self.time_s
         return np.divide(self.link_bytes, could, out=np.zeros_like(could), where=could > 0)
 
     @property
     def busiest_link(self) -> int:
-        """The directed link with the highest utilisation, on ties the first; -1 without links."""
+        """The id of the directed link with the highest utilisation; -1 if the network has no
+        links."""
         return int(np.argmax(self.utilisation)) if len(self.utilisation) else -1
 
     def link_name(self, link: int) -> str:
-        """Returns a link's name, made of its ends: `rank 0 -> rank 1`."""
+        """Returns a link's name, such as `rank 0 -> rank 1`."""
         ends = (int(self.topology.links.src[link]), int(self.topology.links.dst[link]))
         return " -> ".join(self._node_name(node) for node in ends)
 
@@ -143,11 +145,12 @@ class Result:
         return nbytes / self.time_s if self.time_s else 0.0
 
     def critical_path(self) -> list[StepTime]:
-        """Returns the steps that determine the time, in order: each waited for the one before."""
+        """Returns the steps that determine the time, in order. Each step waited for the previous
+        step."""
         return [self.steps[row] for row in self.critical_rows()]
 
     def critical_rows(self) -> list[int]:
-        """Returns the rows of the critical path without joins."""
+        """Returns the row numbers of the critical path's steps, without joins."""
         return list(self._critical_backwards())[::-1]
 
     def _critical_backwards(self) -> Iterator[int]:

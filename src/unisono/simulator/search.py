@@ -24,32 +24,32 @@ _PLACED = 3
 _STRIDES = 6
 _SWAPS = 24
 _GAIN = 1e-9
-"""A smaller relative improvement is rounding."""
+"""Smallest relative improvement that counts; a smaller improvement can be a rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """One simulated combination. `placement[r]` is the network's rank for rank r of the operation;
-    None: r itself."""
+    """One simulated combination. `placement[r]` is the network's rank for rank r of the operation.
+    With None, rank r is the network's rank r."""
 
     base: str
-    """The algorithm, without channels."""
+    """The name of the algorithm without its number of channels."""
     entry: ComparedAlgorithm
     order: str = AS_NUMBERED
     placement: tuple[int, ...] | None = None
 
     @property
     def time_s(self) -> float:
-        """Time of the operation."""
+        """Seconds of the operation."""
         assert self.entry.result is not None, "a combination that does not fit has no SearchResult"
         return self.entry.result.time_s
 
 
 @dataclass(slots=True)
 class Search:
-    """Results of a search: the best combination of each algorithm, fastest first, simplest first on
-    ties. `simulated` counts simulations. `pruned` counts combinations excluded by their bytes
-    alone, and `late` those excluded by the time budget."""
+    """Results of a search: the best combination of each algorithm, the fastest first. `simulated`
+    is the number of simulations, `pruned` the number of combinations whose bytes alone take too
+    long, and `late` the number of combinations that the time budget excluded."""
 
     found: list[SearchResult] = field(default_factory=list)
     simulated: int = 0
@@ -69,13 +69,14 @@ def search(
     budget_s: float = 60.0,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> Search:
-    """Tries algorithms with channel counts, then rank orders for the three fastest, then exchanges
-    of two ranks in the best order.
+    """Searches the fastest combination of algorithm, channel count and rank order by simulation.
+    Tries algorithms with channel counts, then rank orders of the three fastest combinations, then
+    exchanges of two ranks in the best order.
 
     The cost model determines the order of trials and excludes algorithms that cannot win. An
-    algorithm cannot win if its busiest rank's links need more than the best time so far. Nothing is
-    excluded if links follow a model of messages or switches copy. After `budget_s` seconds the
-    search ends and aborts the current simulation, unless nothing has been found yet. Raises
+    algorithm cannot win if the bytes of its busiest rank need more than the best time so far. No
+    algorithm is excluded if a link model is used or if switches reduce and copy. After `budget_s`
+    seconds the search ends and aborts the current simulation, unless it has no result yet. Raises
     `ValueError` if no algorithm fits.
 
     >>> from unisono import topology
@@ -131,8 +132,8 @@ class _Run:
     def _candidates(
         self, names: Sequence[str], channels: Sequence[int]
     ) -> Iterator[tuple[str, str, float]]:
-        """Yields algorithms with channel counts, best predicted first, each with the time of its
-        bytes alone."""
+        """Yields (algorithm, name with channel count, seconds of the bytes alone), the best
+        predicted first."""
         ranks = self.topology.num_ranks
         ranked: list[tuple[float, int, str, str, float]] = []
         for base in names:
@@ -162,7 +163,8 @@ class _Run:
         order: str = AS_NUMBERED,
         placement: tuple[int, ...] | None = None,
     ) -> bool:
-        """Simulates a combination; returns whether it is the best of algorithm `base` so far."""
+        """Simulates a combination. Returns True if it is the best combination of algorithm `base`
+        so far."""
         found = self._simulate(base, name, order, placement)
         if found is None:
             return False
@@ -204,7 +206,7 @@ class _Run:
                 now = tuple(changed)
 
     def _sorted(self) -> list[SearchResult]:
-        """Returns the best combinations, fastest first; on ties in the order of trials."""
+        """Returns the best combination of each algorithm, the fastest first."""
         return sorted(self.best.values(), key=lambda found: found.time_s)
 
 
@@ -213,7 +215,7 @@ def _in_channels(name: str, count: int) -> str:
 
 
 def _orders(topology: Topology) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields distinct rank orders, other than the plain numbering."""
+    """Yields names and rank orders that differ from each other and from the plain numbering."""
     ranks = topology.num_ranks
     plain = tuple(range(ranks))
     seen = {plain}

@@ -1,4 +1,4 @@
-"""The call that simulates jobs on a network."""
+"""The function that simulates jobs on a network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono.topology import Floats, Topology
 
 _EVENTS_AT_FIRST = 1000
 _PROGRESS_INTERVAL_S = 0.1
-"""Approximate interval of `progress` calls. An event takes from a microsecond to milliseconds."""
+"""Approximate seconds between calls of `progress`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +46,16 @@ def simulate(
 
     Messages are flows that share each link max-min fairly. A message leaves when its values are
     available. It arrives when its last byte has left and the latency of its links has passed. By
-    default only links cost time; see `Conditions`.
+    default only links take time; see `Conditions`.
 
-    `nbytes` is N, the size of a rank's whole vector, or of all its pieces together; jobs have their
-    own. Rank r of the schedule is rank r of the topology; a `Job` can place its ranks differently.
-    With `bins`, the result has each link's bytes in that many to half as many intervals of time.
-    `progress` is called about ten times a second; an exception that it raises ends the simulation.
+    `nbytes` is N, the size of a rank's whole vector, or of all its pieces together. It is given
+    only with a schedule; a job has its own size. Rank r of the schedule is rank r of the topology;
+    a `Job` can place its ranks differently. With `bins`, the result has the bytes of each link in
+    `bins / 2` to `bins` intervals of time. `progress` is called about ten times a second. An
+    exception that `progress` raises ends the simulation.
 
     Raises `UnsupportedError` if the network has too few ranks or two ranks are not connected.
-    Raises `ValueError` for invalid values, and `TypeError` if a schedule or topology is given by
-    name.
+    Raises `ValueError` for invalid values, and `TypeError` for the name of a schedule or topology.
 
     >>> import unisono
     >>> from unisono import algorithms, topology
@@ -78,7 +78,7 @@ def simulate(
 def _tasks(
     network: NetworkPaths, paths: PathBuilder, jobs: Sequence[Job | Compute]
 ) -> tuple[Tasks, Floats]:
-    """Returns the tasks of all jobs and streams, and the rate of each resource."""
+    """Returns the tasks of all jobs and of other traffic, and the rate of each resource."""
     tasks = TaskBuilder(network, paths, jobs)
     for number in _in_order(jobs):
         tasks.add(number)
@@ -106,7 +106,7 @@ def _jobs(what: Schedule | Sequence[Job | Compute], nbytes: float | None) -> lis
 
 
 def _in_order(jobs: Sequence[Job | Compute]) -> list[int]:
-    """Returns the jobs in an order in which each follows the jobs of its `after`."""
+    """Returns the numbers of the jobs, ordered so that each job follows the jobs of its `after`."""
     numbers: dict[str, int] = {}
     for number, job in enumerate(jobs):
         if job.name and job.name in numbers:
@@ -162,7 +162,8 @@ def _run(
 
 
 def _advance(engine: Simulation, progress: Callable[[Progress], None] | None) -> None:
-    """Runs the engine to the end, in batches of events that take about one progress interval."""
+    """Runs the engine to the end, in batches of events. A batch takes about one progress
+    interval."""
     total, events = engine.to_come(), _EVENTS_AT_FIRST
     begun_s = monotonic()
     while engine.advance(events):
@@ -197,7 +198,7 @@ def _engine(paths: PathBuilder, tasks: Tasks, capacity: Floats, bins: int) -> Si
 
 
 def _by_link(network: NetworkPaths, values: NDArray[Any]) -> NDArray[Any]:
-    """Maps rows of resources to rows of the intact network's links."""
+    """Returns the values of the intact network's links from the values of all resources."""
     found = np.zeros((len(network.original.links), *values.shape[1:]), values.dtype)
     found[network.links] = values[: network.num_links]
     return found

@@ -17,8 +17,8 @@ _COUNTS = ("ranks", "hosts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Results for one value: the network, the number of participating ranks, and the algorithms,
-    fastest first."""
+    """Results for one value of the parameter: the network, the number of participating ranks, and
+    the algorithms, the fastest first."""
 
     value: str
     topology: Topology
@@ -44,18 +44,18 @@ def sweep(
     limits: Limits | None = None,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> list[Point]:
-    """Simulates algorithms on a network of which one parameter takes several values.
+    """Simulates algorithms on a network for several values of one parameter.
 
-    `name` is an option of the spec; see `topology.vary`. If the spec has no option `ranks` or
-    `hosts`, these names select the first ranks or hosts of the network. Raises `ValueError` for a
-    parameter that cannot be varied and for invalid values. `limits` apply to each value; see
-    `compare`.
+    The parameter `name` is an option of the spec; see `topology.vary`. If the spec has no option
+    `ranks` or `hosts`, a value of `ranks` or `hosts` selects the first ranks or hosts of the
+    network. Raises `ValueError` for a parameter that cannot be varied and for invalid values.
+    `limits` apply to each value; see `compare`.
 
     >>> found = sweep("all_reduce", "star:16", "ranks", ["2", "4", "8"], 1e9, names=["ring"])
     >>> [(p.ranks, round(p.best.result.time_s * 1e3)) for p in found]
     [(2, 20), (4, 30), (8, 35)]
     """
-    networks = [(value, *changed(spec, name, value)) for value in values]  # checks all first
+    networks = [(value, *changed(spec, name, value)) for value in values]  # checks all values
     found = []
     for value, topology, ranks in networks:
         entries = compare(
@@ -97,9 +97,9 @@ def changed(spec: str, name: str, value: str) -> tuple[Topology, int]:
 
 
 def scale_factor(compute_s: float, communicate_s: float) -> float:
-    """Returns T_n / (n T_1), where T is the throughput in samples per second. Each of n ranks
-    computes on its own samples for `compute_s`, then all communicate; a single rank does not
-    communicate.
+    """Returns T_n / (n T_1), where T_n is the throughput of n ranks in samples per second. Each
+    rank computes on its own samples for `compute_s`, then all ranks communicate. A single rank does
+    not communicate.
 
     >>> scale_factor(30e-3, 10e-3)
     0.75

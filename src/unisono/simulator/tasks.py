@@ -22,8 +22,8 @@ from unisono.topology import Floats, Ints, distinct, ints, starts_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tasks:
-    """Columns for the engine, one row per task; see `csrc/simulator/event_loop.h`. `job`, `kind`
-    and the fields after them are for `Steps`."""
+    """Tasks in columns, as the engine takes them; see `csrc/simulator/event_loop.h`. `job`, `kind`
+    and the fields after `kind` are only for `Steps`."""
 
     path: NDArray[np.int32]
     bytes: Floats
@@ -53,7 +53,7 @@ class TaskBuilder:
         self.size = 0
         self._blocks: list[Tasks] = []
         self._wanted = {name for job in jobs for name in job.after}
-        self._done: dict[str, dict[int, int]] = {}  # by job and rank: the task that ends it
+        self._done: dict[str, dict[int, int]] = {}  # for each job and rank, its last task
         self._streams = network.conditions.order is Order.STREAMS
         blocks = any(isinstance(job, Job) and job.blocks is not None for job in jobs)
         self._ordered = blocks or network.conditions.order is Order.PROGRAM
@@ -64,7 +64,7 @@ class TaskBuilder:
             )
 
     def add(self, number: int) -> None:
-        """Adds the tasks of one job; the jobs of its `after` must already be added."""
+        """Adds the tasks of one job. The jobs of its `after` must already be added."""
         job = self.jobs[number]
         gates = self._gates(number, job)
         if isinstance(job, Compute):
@@ -75,7 +75,8 @@ class TaskBuilder:
             self._collective(number, job, gates)
 
     def traffic(self, streams: Sequence[Traffic], first_port: int) -> None:
-        """Adds endless streams; each has its own resource that limits its rate."""
+        """Adds endless streams of other traffic. Each stream has its own resource, which limits its
+        rate."""
         network = self.network
         for number, stream in enumerate(streams):
             src, dst = ints([stream.src]), ints([stream.dst])
@@ -97,10 +98,11 @@ class TaskBuilder:
                 dst=dst,
             )
 
-    # ---- gates: conditions for a rank to take part in a job
+    # ---- gates: tasks that must end before a rank takes part in a job
 
     def _gates(self, number: int, job: Job | Compute) -> dict[int, int] | None:
-        """Returns for each rank the task after which it takes part; None if no rank has to wait."""
+        """Returns each rank's gate, the task that must end before the rank takes part. Returns None
+        if no rank waits."""
         network = self.network
         enters = network.of_endpoints("enters_s")
         members = ints(list(job.members))
@@ -204,7 +206,7 @@ class TaskBuilder:
     def _executed(
         self, number: int, job: Job, blocks: Blocks, gates: dict[int, int] | None
     ) -> None:
-        """Adds a job in blocks: its ranks run their plans."""
+        """Adds the tasks of a job that runs in blocks, from the ranks' execution plans."""
         done = executed(job, blocks, gates=gates is not None)
         members = np.array(job.members, np.int32)
         src, dst = members[done.src], members[done.dst]
@@ -228,8 +230,8 @@ class TaskBuilder:
     def _append_tasks(
         self, number: int, job: Job, tasks: Tasks, gates: dict[int, int] | None
     ) -> None:
-        """Adds a job's tasks, which refer to each other by their positions in the job. A need below
-        0 is a gate: need -1 - m is the gate of member m."""
+        """Adds a job's tasks, which refer to each other by their positions in the job. A negative
+        number -1 - m in `needs` means the gate of member m."""
         needs, after = tasks.needs, tasks.after
         if self.size:
             needs = np.where(needs < 0, needs, needs + np.int32(self.size))
@@ -283,7 +285,8 @@ class TaskBuilder:
         return path
 
     def _end(self, number: int, job: Job, first: int, gates: dict[int, int] | None) -> None:
-        """Adds for each rank a task that waits for everything that the rank sends and receives."""
+        """Adds a last task for each rank, which waits for everything that the rank sends and
+        receives."""
         block = self._blocks[-1]
         rows = np.flatnonzero(block.src >= 0)
         both = np.concatenate([block.src[rows], block.dst[rows]])
@@ -354,7 +357,8 @@ class TaskBuilder:
         return replace(tasks, after=self._in_streams(tasks)) if self._streams else tasks
 
     def _in_streams(self, tasks: Tasks) -> NDArray[np.int32]:
-        """Returns each message's predecessor: the previous message between the same ranks."""
+        """Returns the predecessor of each message: the previous message from the same source to the
+        same destination."""
         firsts = [job.first_round if isinstance(job, Job) else 0 for job in self.jobs]
         rows = np.flatnonzero((tasks.kind == TaskKind.MESSAGE) & (tasks.src != tasks.dst))
         src, dst, job = (column[rows] for column in (tasks.src, tasks.dst, tasks.job))

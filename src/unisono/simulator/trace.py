@@ -12,12 +12,12 @@ from unisono.simulator.result import Result, TaskKind
 from unisono.topology import Ints
 
 MOST_STEPS = 500_000
-"""Viewers do not open files with more steps."""
+"""Maximum number of steps of a trace; viewers do not open larger files."""
 
 
 def to_chrome_trace(result: Result) -> str:
-    """Returns JSON in the Trace Event Format (Google, 2016), in microseconds. Each rank is a
-    process, with rows for the messages that it sends and for its computation.
+    """Returns a result as JSON in the Trace Event Format (Google, 2016), in microseconds. Each rank
+    is a process, with rows for the messages that it sends and for its computation.
 
     Concurrent messages of a rank are in separate rows. Steps of the critical path have the category
     `critical`. Raises `UnsupportedError` for more than 500,000 steps.
