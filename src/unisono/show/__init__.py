@@ -1,7 +1,7 @@
-"""Drawings of a schedule: a table, a picture, and an HTML page that plays it.
+"""Drawings of a schedule: a table, a picture, and an HTML page with an animation.
 
-`view` computes the effect of a schedule round by round; `table`, `svg` and `html` draw it. Nothing
-here opens a socket or writes a file.
+`view` computes the effect of a schedule round by round; `table`, `svg` and `html` draw the view.
+The functions of this package do not open sockets or write files.
 
 >>> from unisono import algorithms, show
 >>> view = show.view(algorithms.build("all_reduce", "ring", ranks=8), nbytes=64 << 20)

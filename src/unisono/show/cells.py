@@ -1,8 +1,8 @@
-"""Maps locations of a schedule to cells of a picture, and names cells and chunks.
+"""Maps the memory locations of a schedule to cells of a picture, and names cells and chunks.
 
-A rank is a row of cells, usually one for each of its chunks. In an all-to-all a rank uses few of
-the n x n chunks, so the cells are the pieces that it must receive, by source. Scratch cells come
-last.
+Each rank has a row of cells, usually one cell per chunk. In an all-to-all a rank uses few of the n
+x n chunks, so its cells are the pieces that it must receive, ordered by source. The last cells are
+scratch memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _COLOR_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
-    """The cells of a schedule: column names, and each rank's location in each column."""
+    """The cells of a schedule: the names of the columns, and the location of each rank in each
+    column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[int, ...], ...]
@@ -50,7 +51,8 @@ class Cells:
 
 
 def label(schedule: Schedule, location: int) -> str:
-    """Returns the label of a location: a part, an owner, `source:destination`, or scratch.
+    """Returns the label of a location: the number of a chunk or rank, `source:destination`, or
+    `s0`, `s1` ... for scratch memory.
 
     >>> from unisono.algorithms import build
     >>> label(build("all_to_all", "direct", ranks=4), 6)
@@ -69,19 +71,21 @@ def label(schedule: Schedule, location: int) -> str:
 
 
 def num_colors(collective: Collective) -> int:
-    """Returns the number of colours that distinguish the chunks: one per part, or one per piece."""
+    """Returns the number of colours: one per rank if each chunk belongs to a rank, else one per
+    chunk."""
     if collective.op in _COLOR_NAMES:
         return collective.ranks
     return max(1, collective.num_chunks)
 
 
 def color_of(collective: Collective, chunk: int) -> int:
-    """Returns the colour of a chunk, as an index."""
+    """Returns the index of a chunk's colour."""
     if collective.op is Op.ALL_TO_ALL:
         return chunk // (collective.ranks * collective.parts)
     return chunk // collective.parts if collective.op in _COLOR_NAMES else chunk
 
 
 def color_name(collective: Collective, color: int) -> str:
-    """Returns the common property of the chunks of a colour, for the legend."""
+    """Returns the text of a colour in the legend: the property that the chunks of this colour
+    share."""
     return _COLOR_NAMES.get(collective.op, "chunk {}").format(color)

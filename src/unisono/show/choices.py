@@ -16,8 +16,8 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmCost:
-    """One algorithm with its cost. If it cannot serve these ranks, `cost` is None and `problem` has
-    the reason.
+    """One algorithm with its cost. If the algorithm does not support this number of ranks, `cost`
+    is None and `problem` has the reason.
 
     If `exact` is false, the bytes of the cost are an upper bound.
     """
@@ -29,7 +29,7 @@ class AlgorithmCost:
     problem: str = ""
 
     def as_dict(self) -> dict[str, object]:
-        """Returns plain data; bytes are fractions of N."""
+        """Returns the fields as data for JSON; bytes are fractions of N."""
         known = self.cost
         return {
             "name": self.name,
@@ -42,7 +42,7 @@ class AlgorithmCost:
 
 
 def choices(op: Op | str, *, ranks: int) -> tuple[AlgorithmCost, ...]:
-    """Returns all algorithms of an operation, by name.
+    """Returns all algorithms of an operation with their costs.
 
     >>> [choice.name for choice in choices("barrier", ranks=4)]
     ['direct']
@@ -51,8 +51,8 @@ def choices(op: Op | str, *, ranks: int) -> tuple[AlgorithmCost, ...]:
 
 
 def table_of(found: tuple[AlgorithmCost, ...], *, nbytes: int | None = None) -> Table:
-    """Returns a table with a row for each algorithm. Amounts are in bytes if `nbytes` is given, the
-    size of a rank's larger buffer.
+    """Returns a table with a row for each algorithm. Amounts are in bytes if `nbytes`, the size of
+    a rank's larger buffer, is given.
 
     >>> table_of(choices("all_reduce", ranks=4)).columns[0].header
     'algorithm'

@@ -1,4 +1,4 @@
-"""Human-readable amounts: fractions of N, or bytes if the size of a message is given."""
+"""Human-readable amounts of data: fractions of N, or bytes if the size of a message is given."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from unisono.show.unit_text import bytes_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """The unit of amounts: N, the size of a rank's larger buffer, has `chunks` chunks."""
+    """The unit of amounts. N, the size of a rank's larger buffer, has `chunks` chunks and `nbytes`
+    bytes."""
 
     chunks: int
     nbytes: int | None = None
 
     @classmethod
     def of(cls, collective: Collective, nbytes: int | None = None) -> Scale:
-        """Returns a collective's scale; `nbytes` is the size of the larger buffer, if known."""
+        """Returns the scale of a collective. `nbytes` is the size of the larger buffer, if
+        known."""
         pieces = max(
             max(collective.input_pieces(rank), collective.output_pieces(rank))
             for rank in range(collective.ranks)
@@ -47,8 +49,8 @@ class Scale:
         return f"N/{share.denominator}" if top == 1 else f"{top}/{share.denominator} N"
 
     def span(self, counts: Iterable[int]) -> str:
-        """Returns the amounts of several ranks or links: one amount if all are equal, else a
-        range."""
+        """Returns the amounts of several ranks or links as text: one amount if all are equal, else
+        a range."""
         counts = tuple(counts)
         least, most = min(counts, default=0), max(counts, default=0)
         return self.text(most) if least == most else f"{self.text(least)} to {self.text(most)}"

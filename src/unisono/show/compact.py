@@ -1,5 +1,5 @@
-"""Describes the transfers of a round briefly: ranges, groups of ranks, and patterns over all
-ranks."""
+"""Describes the transfers of a round in few words, with ranges, groups of ranks, and patterns over
+all ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from unisono.show.cells import label
 from unisono.types import Op
 
 FEW = 8
-"""Up to this number, hops are listed even if a pattern describes them."""
+"""Largest number of hops that are listed although one pattern describes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactLine:
-    """Transfers that differ only in their ranks: `hops` such as `0→1`, and the chunks that they
-    carry."""
+    """Transfers that carry the same chunks: `hops` such as `0→1`, and the chunks."""
 
     hops: str
     chunks: str
@@ -28,8 +27,7 @@ class CompactLine:
 
 
 def entries(schedule: Schedule, transfers: Sequence[Transfer]) -> list[CompactLine]:
-    """Returns all transfers of a round, grouped by the chunks that they carry; `+` marks a
-    reduction.
+    """Returns all transfers of a round, grouped by their chunks. `+` marks a reduction.
 
     >>> from unisono.algorithms import build
     >>> ring, tree = build("all_reduce", "ring", ranks=3), build("broadcast", "direct", ranks=5)
@@ -58,7 +56,8 @@ def entries(schedule: Schedule, transfers: Sequence[Transfer]) -> list[CompactLi
 
 
 def pattern(schedule: Schedule, transfers: Sequence[Transfer]) -> CompactLine | None:
-    """Returns one line that describes the transfers of every rank r, if such a line exists.
+    """Returns one line that describes the transfers of every rank r, or None if they have no common
+    pattern.
 
     >>> from unisono.algorithms import build
     >>> ring = build("all_reduce", "ring", ranks=64)
@@ -88,8 +87,8 @@ def pattern(schedule: Schedule, transfers: Sequence[Transfer]) -> CompactLine | 
 
 
 def lines(schedule: Schedule, transfers: Sequence[Transfer], *, limit: int | None) -> list[str]:
-    """Returns a round in about `limit` entries at most. None lists all entries and uses no
-    pattern."""
+    """Returns the text of a round, with at most about `limit` entries. With None, returns all
+    entries and does not use patterns."""
     every = entries(schedule, transfers)
     if limit is None or sum(len(entry.hops.split()) for entry in every) <= FEW:
         return [str(entry) for entry in every]
@@ -101,7 +100,7 @@ def lines(schedule: Schedule, transfers: Sequence[Transfer], *, limit: int | Non
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Returns numbers as ranges.
+    """Returns numbers as text with ranges.
 
     >>> ranges([0, 2, 3, 4, 7, 8])
     '0,2-4,7,8'
@@ -120,12 +119,12 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _peers(found: list[int], ranks: int) -> str:
-    """Returns the ranks at the other end; `all` if they are all other ranks and more than one."""
+    """Returns peers as text: `all` if they are all other ranks and more than one, else ranges."""
     return "all" if len(found) == ranks - 1 > 1 else ranges(found)
 
 
 def chunks_by_link(schedule: Schedule, transfers: Sequence[Transfer]) -> dict[tuple[int, int], str]:
-    """Returns the chunks that each link carries, as text."""
+    """Returns the chunks that each (source, destination) carries, as text."""
     spans: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
     for t in transfers:
         spans[t.src, t.dst].append(t)
@@ -171,8 +170,8 @@ def _exchanges(carried: dict[tuple[int, int], str]) -> list[tuple[str, str]]:
 def _pattern_of_all(
     schedule: Schedule, transfers: Sequence[Transfer], mark: str
 ) -> CompactLine | None:
-    """Returns the pattern of an exchange between all ranks. Each rank sends its own chunk, or the
-    chunk of the receiver."""
+    """Returns the pattern of a round in which every rank sends to every other rank: its own chunk,
+    or the chunk of the receiver."""
     collective = schedule.collective
     if any(t.src == t.dst or t.count > 1 for t in transfers):
         return None
@@ -213,7 +212,8 @@ def _pattern_of_chunks(schedule: Schedule, transfers: Sequence[Transfer]) -> str
 
 
 def _offset(differences: Iterable[int], modulus: int) -> str | None:
-    """Returns `r`, `r+k` or `r-k` if all differences are equal modulo the number of ranks."""
+    """Returns `r`, `r+k` or `r-k` if all differences are equal modulo the number of ranks, else
+    None."""
     found = {difference % modulus for difference in differences}
     if len(found) != 1:
         return None

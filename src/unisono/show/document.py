@@ -11,10 +11,12 @@ FORMAT = "unisono-show"
 
 
 def document(view: ScheduleView) -> dict[str, object]:
-    """Returns the schedule, in the form of `schedule.to_json`, and each round that has transfers.
+    """Returns the schedule, in the format of `schedule.to_json`, and the rounds that have
+    transfers.
 
     Counts are in chunks; ranks and chunks are numbers. `chunk_bytes` is null unless a size was
-    given. A round's `writes` list the new contents of locations, with the ranks that contributed.
+    given. The `writes` of a round are the new contents of locations, with the ranks that
+    contributed.
 
     >>> from unisono.algorithms import build
     >>> from unisono.show import view

@@ -1,7 +1,7 @@
-"""Replays a schedule: the contents of every rank after every round, for drawing.
+"""Replays a schedule to compute the contents of every rank after every round, for drawings.
 
-The replay uses only the public interface of a schedule. It does not validate: the effect of a wrong
-transfer is drawn, and `check` reports the error.
+The replay uses only the public interface of a schedule. It does not validate the schedule: a wrong
+transfer has its effect in the drawing, and `check` reports the error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Contributions to one chunk: bit r of `mask` is set if rank r has contributed."""
+    """The contents of a location: a chunk, and the ranks that contributed to it. Bit r of `mask` is
+    set if rank r has contributed."""
 
     chunk: int
     mask: int
@@ -36,7 +37,7 @@ class ChunkMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedRound:
-    """One round: its moves, and the new contents of the written locations."""
+    """One round: the transfers of single chunks, and the new contents of the written locations."""
 
     number: int
     moves: tuple[ChunkMove, ...]
@@ -45,7 +46,7 @@ class ReplayedRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """The contents of the ranks before the first round, and the changes of each round with
+    """The contents of the ranks before the first round, and the changes in each round that has
     transfers."""
 
     start: dict[Place, Held]
@@ -60,7 +61,7 @@ class Holdings:
 
 
 def holdings(schedule: Schedule) -> Holdings:
-    """Replays a schedule. Raises `ScheduleError` if a transfer names a rank or chunk that does not
+    """Replays a schedule. Raises `ScheduleError` for a transfer with a rank or chunk that does not
     exist.
 
     >>> from unisono.algorithms import build

@@ -1,4 +1,4 @@
-"""SVG elements from which pictures are composed."""
+"""SVG elements of pictures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ INK, SOFT, FAINT, PAPER = "#1a1d23", "#5b6270", "#e9ebef", "#ffffff"
 
 
 def draw_arrow(arrow: Arrow, color: str, reduce: bool, *, width: float, opacity: float) -> str:
-    """Draws an arrow: solid with a filled head for a reduction, dashed with an open head for a
-    copy."""
+    """Draws an arrow. A reduction is solid with a filled head; a copy is dashed with an open
+    head."""
     x, y, angle = arrow.tip
     size = number(2.2 + 1.6 * width)
     half = number(1.2 + 0.9 * width)

@@ -1,7 +1,8 @@
-"""A schedule as one HTML file that plays it, without network access or libraries.
+"""A schedule as one HTML file with an animation, without network access or libraries.
 
-`page.html` has the structure, `page.css` the style. `draw.js` draws one moment, and `page.js` moves
-through time. This module computes all data about the schedule and inserts them as JSON.
+`page.html` has the structure, `page.css` the style. `draw.js` draws the state at one time, and
+`page.js` controls the time. This module computes all data about the schedule and inserts them as
+JSON.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from unisono.show.schedule_view import RoundView, ScheduleView
 from unisono.types import Op
 
 Json: TypeAlias = Any
-"""Any value that a JSON writer accepts."""
+"""A value that can be written as JSON."""
 
 _STAGE = 520.0
 _SLOTS = 32
-"""With more slots, a cell shows only the number of contributing ranks."""
+"""Maximum number of slots; with more ranks, a cell shows only the number of contributing ranks."""
 _LINES = 300
 """Maximum number of text lines per round."""
 
 
 def html(view: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
-    """Returns the page that plays a schedule, as HTML text; `#round=3` in its address opens that
-    round.
+    """Returns the page that animates a schedule, as HTML text. `#round=3` in the page's address
+    opens round 3.
 
     Raises `UnsupportedError` for more than 128 ranks.
 
@@ -63,7 +64,8 @@ def html(view: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
 
 
 class _Data:
-    """The data of the page. Masks and links are numbered because most of them occur often."""
+    """The data of the page. Masks and links are replaced by numbers, because most of them occur
+    often."""
 
     def __init__(self, view: ScheduleView, shape: Arrangement) -> None:
         self.view = view
@@ -124,7 +126,8 @@ class _Data:
         }
 
     def _writes(self, writes: dict[Place, Held]) -> list[tuple[int, int, int, int, int]]:
-        """Returns (rank, location, chunk, mask number, whether the contents are final)."""
+        """Returns (rank, location, chunk, mask number, 1 if the contents are final) of each
+        location."""
         return [
             (
                 *place,
@@ -136,7 +139,7 @@ class _Data:
         ]
 
     def _arrows(self, replayed: ReplayedRound) -> list[tuple[int, int, list[int]]]:
-        """Returns (link number, whether it reduces, chunks)."""
+        """Returns (link number, 1 for a reduction, chunks) of each arrow."""
         carried: dict[tuple[Link, bool], list[int]] = defaultdict(list)
         for move in replayed.moves:
             carried[(move.src, move.dst), move.reduce].append(move.held.chunk)
@@ -150,15 +153,15 @@ class _Data:
         return {"src": link[0], "dst": link[1], "path": arrow.path, "tip": arrow.tip}
 
     def _most(self) -> int:
-        """Returns the largest amount that the page may print: the total sent by a rank or over a
-        link."""
+        """Returns the largest amount that the page may print, in chunks: the most that a rank sends
+        in total."""
         sent = Counter[int]()
         for (src, _), count in self.view.links.items():
             sent[src] += count
         return max(sent.values(), default=0)
 
     def _meaning(self) -> str:
-        """Returns the meaning of rows, columns and cells."""
+        """Returns a text that explains rows, columns and cells."""
         columns = "chunks"
         if self.collective.op is Op.ALL_TO_ALL:
             columns = "the pieces that the rank must receive, by source"

@@ -1,8 +1,8 @@
-"""Colours that are distinct on white and on black, also with colour vision deficiencies.
+"""Colours that are distinguishable on white and on black, also with colour vision deficiencies.
 
 Hues are spread over the OKLCH wheel (Ottosson, "A perceptual color space for image processing",
-2020). Neighbours also differ in lightness, which stays visible when hues are confused. All colours
-have a contrast of at least 3:1 with white paper and a black screen (WCAG 2.2, 1.4.11).
+2020). Neighbours also differ in lightness, which remains visible to readers who confuse the hues.
+All colours have a contrast of at least 3:1 with white paper and a black screen (WCAG 2.2, 1.4.11).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 
 _LUMINANCES = (0.265, 0.145)
-"""Luminances of light and dark neighbours. Below 0.30 the contrast with white is 3:1, above 0.125
-the contrast with the dark background."""
+"""Luminances of alternating light and dark colours. Below 0.30 the contrast with white is at least
+3:1; above 0.125 the contrast with the dark background is at least 3:1."""
 _MANY = 20
-"""From this number of colours on, neighbours are so similar that alternating lightness would only
-make stripes."""
+"""Number of colours from which neighbours are so similar that alternating lightness would look like
+stripes."""
 _CHROMA = 0.17
 _FIRST_HUE_DEG = 255.0
 
@@ -33,7 +33,7 @@ def palette(count: int) -> list[str]:
 
 
 def luminance_of(color: str) -> float:
-    """Returns the relative luminance as defined by WCAG: 0 is black, 1 is white.
+    """Returns the relative luminance of a colour as defined by WCAG: 0 is black, 1 is white.
 
     >>> luminance_of("#ffffff")
     1.0
@@ -43,7 +43,8 @@ def luminance_of(color: str) -> float:
 
 
 def _color(hue: float, luminance: float) -> str:
-    """Returns the displayable colour of a hue and a luminance with the highest chroma."""
+    """Returns the colour of a hue and a luminance, with the highest chroma that screens can
+    display."""
     chroma = _CHROMA
     while True:
         low, high = 0.0, 1.0

@@ -1,4 +1,5 @@
-"""One panel of the static picture: the arrows of a round, above the ranks' contents after it."""
+"""One panel of the static picture: the arrows of a round, above the ranks' contents after the
+round."""
 
 from __future__ import annotations
 
@@ -27,16 +28,17 @@ from unisono.show.schedule_view import RoundView, ScheduleView
 WIDTH = 216.0
 _STAGE, _TOP, _LEFT, _ROWS = 200.0, 20.0, 30.0, 208.0
 _THICK_ARROWS = 17
-"""Up to this number of links, arrows are thick."""
+"""Maximum number of links that are drawn as thick arrows."""
 _MATRIX_ARROWS = 280
-"""A round with more links is drawn as a matrix of sources and destinations."""
+"""Maximum number of links that are drawn as arrows; more links are drawn as a matrix of sources and
+destinations."""
 _SLOT = 1.5
-"""Below this slot width, the opacity of a cell shows the number of contributions instead."""
+"""Minimum width of a slot; in narrower cells, the opacity shows the number of contributions."""
 _LEVELS = 16
 
 
 class Panels:
-    """Draws the panels of a schedule, all at one scale."""
+    """Draws the panels of a schedule, all at the same scale."""
 
     def __init__(self, view: ScheduleView, shape: Arrangement) -> None:
         self.view = view
@@ -54,7 +56,7 @@ class Panels:
 
     @property
     def has_slots(self) -> bool:
-        """True if a cell shows which ranks contributed, not only how many."""
+        """True if a cell shows the ranks that contributed, not only their number."""
         ranks = self.collective.ranks
         return self.collective.op.reduces and self.cell_width / ranks >= _SLOT
 
@@ -64,7 +66,8 @@ class Panels:
         return min(self.cell_width, self.cell_height) >= 5
 
     def draw(self, round_: RoundView | None, state: dict[Place, Held]) -> str:
-        """Draws one panel: a round and the contents after it, or the start."""
+        """Draws one panel: a round and the contents after the round, or the initial contents if
+        `round_` is None."""
         parts = [self._title(round_)]
         links = {(t.src, t.dst) for t in round_.transfers} if round_ is not None else set()
         parts.append(f'<g transform="translate({number((WIDTH - _STAGE) / 2)} {number(_TOP)})">')
@@ -140,7 +143,7 @@ class Panels:
         yield from badges
 
     def _matrix(self, links: set[Link]) -> Iterator[str]:
-        """Draws a matrix: rows are sources, columns are destinations; a run of used links is one
+        """Draws a matrix. Rows are sources and columns are destinations; adjacent links become one
         bar."""
         ranks, side, start = self.collective.ranks, 168.0, 20.0
         cell = side / ranks
@@ -173,7 +176,7 @@ class Panels:
             yield draw_text(-6, y, str(rank), size=9, anchor="end", fill=SOFT)
 
     def _cells(self, state: dict[Place, Held]) -> Iterator[str]:
-        """Draws the cells by column; equal cells below each other become one mark."""
+        """Draws the cells column by column; equal adjacent cells become one SVG path."""
         rows, high = self.view.cells.rows, self.cell_height
         wide = self.cell_width * len(self.view.cells.columns)
         yield f'<rect width="{number(wide)}" height="{number(high * len(rows))}" fill="{FAINT}"/>'

@@ -16,18 +16,19 @@ from unisono.show.schedule_view import ScheduleView
 from unisono.types import Op
 
 MAX_RANKS = 128
-"""With more ranks the drawing would be illegible."""
+"""Maximum number of ranks; larger drawings would be illegible."""
 PANELS = 16
-"""Maximum number of panels, including the start."""
+"""Maximum number of panels, including the panel of the initial contents."""
 
 _GAP = 26.0
 _CHARACTER_WIDTH = 0.53
-"""Width of a character as a fraction of the font size; a bit more than usual fonts need."""
+"""Width of a character as a fraction of the font size, slightly more than in usual fonts."""
 FONTS = "Inter, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def svg(view: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
-    """Returns the picture of a schedule, as SVG text; middle rounds are omitted if there are many.
+    """Returns the picture of a schedule, as SVG text. Of many rounds, some in the middle are
+    omitted.
 
     Raises `UnsupportedError` for more than 128 ranks.
 
@@ -48,7 +49,8 @@ def refuse_too_many(view: ScheduleView) -> None:
 
 
 def pick(kinds: Sequence[str], limit: int) -> list[int]:
-    """Returns up to `limit` rounds to draw: the first, the last, and those at a change of kind.
+    """Returns up to `limit` rounds to draw: the first, the last, and rounds at which the kind of
+    transfers changes.
 
     >>> pick(["reduce"] * 6 + ["copy"] * 6, 8)
     [0, 1, 4, 5, 6, 7, 10, 11]
@@ -96,7 +98,8 @@ class _Picture:
         )
 
     def _panels(self) -> Iterator[str]:
-        """Yields the start and the picked rounds, with dots for omitted rounds."""
+        """Yields the panels of the initial contents and of the picked rounds, with dots for omitted
+        rounds."""
         rounds, holdings = self.view.rounds, self.view.holdings
         yield self.panels.draw(None, dict(holdings.start))
         before = -1
@@ -141,7 +144,7 @@ class _Picture:
             yield draw_text(0, 5, line, size=11, fill=SOFT)
 
     def _meaning(self) -> str:
-        """Returns the meaning of rows, columns and cells."""
+        """Returns a text that explains rows, columns and cells."""
         collective = self.view.schedule.collective
         columns = "the pieces received, by source" if collective.op is Op.ALL_TO_ALL else "chunks"
         fill = ""
@@ -163,7 +166,8 @@ def _wrap(text: str, size: float, width: float) -> list[str]:
 
 
 def _columns(panels: int, wide: float, high: float) -> int:
-    """Returns the number of panels per row that comes closest to the shape of a slide, 16:9."""
+    """Returns the number of panels per row for which the picture is closest to the shape of a
+    slide, 16:9."""
 
     def misfit(across: int) -> float:
         down = math.ceil(panels / across)

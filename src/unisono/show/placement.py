@@ -33,10 +33,10 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Ranks as discs of equal radius on a square of `size`.
+    """Ranks as discs of equal radius in a square with sides of length `size`.
 
-    Arrows bend to the left by a fraction of their length. Arrows between ranks that are not
-    neighbours also bend towards the middle, around the discs between them.
+    `bend` is the fraction of its length by which an arrow bends to the left. Arrows between ranks
+    that are not neighbours also bend towards the middle, around other discs.
     """
 
     size: float
@@ -70,8 +70,8 @@ class Stage:
         return self.radius >= 0.03 * self.size
 
     def arrow(self, src: int, dst: int) -> Arrow:
-        """Returns the arrow of a link. It bends left, so the opposite direction is a different
-        curve."""
+        """Returns the arrow of a link. All arrows bend to the left, so the arrow of the opposite
+        direction is a different curve."""
         if src == dst:
             return self._loop(src)
         (x1, y1), (x2, y2) = self.points[src], self.points[dst]
@@ -96,7 +96,7 @@ class Stage:
         )
 
     def _loop(self, rank: int) -> Arrow:
-        """Returns the arrow of a local move: out of the disc and back, on the outer side."""
+        """Returns the arrow of a transfer within a rank: a loop on the outer side of the disc."""
         x, y = self.points[rank]
         out = math.atan2(y - self.size / 2, x - self.size / 2)
         near, far = self.radius + 2, self.radius * 1.6 + 10
@@ -123,7 +123,7 @@ def number(value: float) -> str:
 
 
 def _circle(ranks: int, size: float) -> Stage:
-    """Places rank 0 at the top and the others clockwise; two ranks are side by side."""
+    """Places rank 0 at the top and the other ranks clockwise. Two ranks are side by side."""
     first = math.pi if ranks == 2 else -math.pi / 2
     far = 0.4 * size if ranks > 1 else 0.0
     points = tuple(
@@ -159,7 +159,8 @@ def _towards(start: Point, goal: Point, distance: float) -> Point:
 
 
 def _grid_columns(ranks: int, links: set[Link]) -> int:
-    """Returns the columns of the grid or torus that has all these links, or 0 if none does.
+    """Returns the number of columns of a grid or torus that has all these links, or 0 if there is
+    no such grid.
 
     >>> rows = {(rank, rank // 4 * 4 + (rank + 1) % 4) for rank in range(16)}
     >>> columns = {(rank, (rank + 4) % 16) for rank in range(16)}

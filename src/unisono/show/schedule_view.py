@@ -1,4 +1,4 @@
-"""Computes all data of a schedule that table, picture and page draw."""
+"""Computes the data of a schedule that the table, the picture and the page show."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from unisono.show.placement import Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundView:
-    """One round with transfers: its transfers, their effect, and the chunks finished after it.
+    """One round: its transfers, their effect, and the number of chunks that are finished after the
+    round.
 
-    `sent` and `links` count chunks that leave a rank, by rank and by link; local moves do not
-    count.
+    `sent` and `links` count chunks that leave a rank, by rank and by link, without transfers within
+    a rank.
     """
 
     number: int
@@ -34,7 +35,7 @@ class RoundView:
 
     @property
     def kind(self) -> str:
-        """The kinds of the round's transfers: reduce, copy, or both."""
+        """The kind of the round's transfers: reduce, copy, or both."""
         return " and ".join(
             word
             for word, reduce in (("reduce", True), ("copy", False))
@@ -44,7 +45,7 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
-    """The data of a schedule for drawing. `problem` describes the error of an invalid schedule."""
+    """The data of a schedule for drawings. `problem` describes the error of an invalid schedule."""
 
     schedule: Schedule
     scale: Scale
@@ -71,7 +72,8 @@ class ScheduleView:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Names and values: rounds, transfers, bytes of ranks and links."""
+        """Facts as (name, value): number of rounds, size of a chunk, amounts of data of ranks and
+        links."""
         ranks = range(self.schedule.collective.ranks)
         links = self.links
         sent, received = Counter[int](), Counter[int]()
@@ -88,16 +90,15 @@ class ScheduleView:
         ]
 
     def is_done(self, place: Place, held: Held | None) -> bool:
-        """Returns whether the location holds a finished chunk that its rank must have at the
-        end."""
+        """Returns True if the location has a finished chunk that its rank must have at the end."""
         return held is not None and _is_done(self.schedule, place, held)
 
 
 def view(schedule: Schedule, *, nbytes: int | None = None) -> ScheduleView:
-    """Computes the view of a schedule. `nbytes` is the size of a rank's larger buffer.
+    """Returns the data of a schedule for drawings. `nbytes` is the size of a rank's larger buffer.
 
-    An invalid schedule also gets a view, with its problem. Raises `ScheduleError` only if the
-    schedule names ranks or chunks that do not exist, or if its transfers are not ordered by round.
+    The view of an invalid schedule has a `problem`. Raises `ScheduleError` only if a transfer has a
+    rank or chunk that does not exist, or if transfers are not ordered by round.
 
     >>> ring = view(build("all_reduce", "ring", ranks=4))
     >>> ring.title, len(ring.rounds), dict(ring.facts)["a rank sends"]
@@ -162,15 +163,15 @@ def _is_done(schedule: Schedule, place: Place, held: Held) -> bool:
 
 
 def _in_order(schedule: Schedule) -> Schedule:
-    """Returns the schedule after checking that its transfers are ordered by round."""
+    """Returns the schedule. Raises `ScheduleError` if its transfers are not ordered by round."""
     if (np.diff(schedule.columns.round) < 0).any():
         raise ScheduleError("the transfers must be ordered by round")
     return schedule
 
 
 def _is_builtin(schedule: Schedule) -> bool:
-    """Returns whether the schedule equals the built-in one of its name; tests prove the built-in
-    ones."""
+    """Returns True if the schedule is equal to the built-in schedule of its name, which tests have
+    proved."""
     collective, name = schedule.collective, schedule.algorithm
     try:
         builtin = build(collective.op, name, ranks=collective.ranks, root=collective.root or 0)

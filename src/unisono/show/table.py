@@ -10,11 +10,11 @@ from unisono.show.compact import lines
 from unisono.show.schedule_view import RoundView, ScheduleView
 
 ROUNDS = 32
-"""Maximum number of rounds; more are cut in the middle."""
+"""Maximum number of rounds; of more rounds, those in the middle are omitted."""
 _HEAD, _TAIL = 20, 8
 _ENTRIES = 16
 _LEAST_WIDTH = 14
-"""Minimum width of the transfers in a narrow terminal."""
+"""Minimum width of the column of transfers in a narrow terminal."""
 _LEGEND = (
     "0→1: 3+ rank 0 sends chunk 3 to rank 1, which reduces it into its own; without + it copies"
 )
@@ -22,7 +22,7 @@ _PIECES = "2:5 is the piece of rank 2 for rank 5"
 
 
 def table(view: ScheduleView, *, every: bool = False) -> RenderableType:
-    """Returns the facts and rounds of a schedule; `every` disables all cuts.
+    """Returns the facts and rounds of a schedule. With `every`, nothing is omitted.
 
     >>> from rich.console import Console
     >>> from unisono import algorithms, show

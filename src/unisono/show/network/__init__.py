@@ -1,4 +1,4 @@
-"""Drawings of a topology: its facts as a table, the network as a picture (SVG) and a page (HTML).
+"""Drawings of a topology: a table of facts, a picture (SVG) and a page (HTML).
 
 >>> from unisono import topology
 >>> from unisono.show import network

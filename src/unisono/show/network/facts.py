@@ -33,8 +33,8 @@ _NODE_NAMES = {
 
 
 def network_facts(topology: Topology) -> list[Fact]:
-    """Returns the name and value of each fact. Raises `ValueError` for a network that is not
-    connected.
+    """Returns facts such as the diameter, each as (name, value). Raises `ValueError` for a network
+    that is not connected.
 
     >>> from unisono import topology
     >>> network_facts(topology.torus([4, 4]))[2]
@@ -71,7 +71,7 @@ def network_table(topology: Topology) -> Table:
 
 
 def link_kinds(topology: Topology) -> list[Fact]:
-    """Returns the kinds of links, each with the number of directed links, their rate and
+    """Returns each kind of link, with the number of directed links, their rate and their
     latency."""
     links = topology.links
     rows = np.stack([links.kind, links.bandwidth_Bps, links.latency_s], axis=1)

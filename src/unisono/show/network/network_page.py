@@ -1,4 +1,4 @@
-"""A network as one HTML file without libraries. Pointing at a node highlights its links; choosing
+"""A network as one HTML file without libraries. Hovering over a node highlights its links. Choosing
 two ranks highlights the route between them."""
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _ROUTES = 72
 
 
 def network_html(topology: Topology) -> str:
-    """Returns the page of a network, as HTML text. Raises `UnsupportedError` as `network_svg` does.
+    """Returns the page of a network, as HTML text. Raises `UnsupportedError` for more than 4,096
+    nodes.
 
     >>> from unisono import topology
     >>> network_html(topology.ring(8))[:15]
@@ -43,7 +44,7 @@ def network_html(topology: Topology) -> str:
 
 
 def _routes(topology: Topology) -> list[list[int]]:
-    """Returns the nodes on the route from each rank to each other; empty if there are many
+    """Returns the nodes on the route from each rank to each rank. Returns no routes for many
     ranks."""
     n = topology.num_ranks
     if n > _ROUTES:

@@ -1,4 +1,4 @@
-"""A network as one static SVG: discs are ranks, squares are switches, colours are kinds of
+"""A network as one static SVG. Discs are ranks, squares are switches, and colours are kinds of
 links."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unisono.show.unit_text import rate_text
 from unisono.topology import LinkKind, NodeKind, Topology
 
 MAX_NODES = 4096
-"""With more nodes the drawing would be illegible."""
+"""Maximum number of nodes; larger drawings would be illegible."""
 _WIDE, _HIGH, _EDGE = 1120.0, 600.0, 40.0
 _NODE_LABELS = {
     NodeKind.SWITCH: "S",
@@ -33,7 +33,8 @@ _NODE_LABELS = {
 
 
 def network_svg(topology: Topology, *, heading: bool = True) -> str:
-    """Returns the picture of a network, as SVG text, by default with its name and facts on top.
+    """Returns the picture of a network as SVG text, by default with the network's name and facts on
+    top.
 
     Raises `UnsupportedError` for more than 4,096 nodes.
 
@@ -70,15 +71,16 @@ def _heading(name: str, facts: str) -> Iterator[str]:
 
 
 def colors_of(topology: Topology) -> dict[LinkKind, str]:
-    """Returns the colour of each kind of link; it is the same in every picture."""
+    """Returns the colour of each kind of link in this network. A kind has the same colour in all
+    pictures."""
     colors = palette(len(LinkKind))
     return {LinkKind(kind): colors[kind] for kind in np.unique(topology.links.kind).tolist()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A network with coordinates: `points` are in units of the SVG, `radius` is that of a node,
-    `step` is the distance of neighbours."""
+    """A network with coordinates, in units of the SVG. `points` are the centres of nodes, `radius`
+    is a node's radius, and `step` is the distance between neighbours."""
 
     topology: Topology
     points: Points
@@ -90,7 +92,7 @@ class Drawing:
 
     @classmethod
     def of(cls, topology: Topology) -> Drawing:
-        """Fits the positions of a network into the width of a page."""
+        """Computes the positions of a network's nodes and fits them into a page."""
         if topology.num_nodes > MAX_NODES:
             raise UnsupportedError(
                 f"drawings have at most {MAX_NODES:,} nodes; {topology.name} has "
@@ -130,7 +132,8 @@ class Drawing:
             yield from self._node(node)
 
     def _cables(self) -> Iterator[str]:
-        """Yields one line per pair of nodes: for both directions and for parallel links."""
+        """Yields one line per connected pair of nodes. The line stands for both directions and for
+        parallel links."""
         links, colors = self.topology.links, colors_of(self.topology)
         most = float(links.bandwidth_Bps.max(initial=1.0))
         seen: set[tuple[int, int]] = set()

@@ -1,7 +1,7 @@
-"""Positions of nodes in a drawing that make the kind of network recognisable.
+"""Positions of nodes in a drawing, so that the kind of network is recognisable.
 
-A ring is a circle, a torus a grid with arcs, a tree has levels, a dragonfly has groups on a
-circle.
+A ring is drawn as a circle, a torus as a grid with arcs, a tree in levels, and a dragonfly as
+groups on a circle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from unisono.topology import (
 )
 
 Points: TypeAlias = NDArray[np.float64]
-"""[nodes, 2]: x to the right, y down; neighbours are about 1 apart."""
+"""Coordinates as [nodes, 2], with x to the right and y down. Neighbours have a distance of about
+1."""
 
 _ROWS = {
     NodeKind.SOCKET: 0,
@@ -39,8 +40,8 @@ _OBLIQUE = np.array([[1.0, 0.0], [0.0, 1.0], [0.42, -0.34]])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePositions:
-    """A point for each node. `arcs` bends links longer than one step, so that they pass around
-    nodes. `frames` are (left, top, right, bottom) of boxes round the nodes of a host or group."""
+    """A point for each node. With `arcs`, links longer than one step are drawn as arcs around other
+    nodes. `frames` are boxes (left, top, right, bottom) around the nodes of a server."""
 
     points: Points
     arcs: bool = False
@@ -130,8 +131,8 @@ def _spread(count: int, wide: float) -> NDArray[np.float64]:
 
 
 def _groups(shape: DragonflyGroups) -> Points:
-    """Places groups on a circle, the switches of each on a small circle, and ranks outside their
-    switch."""
+    """Places groups on a circle, the switches of each group on a small circle, and ranks outside
+    their switches."""
     reach = max(1.0, 0.36 * shape.switches) * (1.6 if shape.plus else 1.0)
     rim = reach + 1.6
     centres = _circle(shape.groups, 2.35 * rim) if shape.groups > 1 else np.zeros((1, 2))
@@ -162,8 +163,8 @@ def _groups(shape: DragonflyGroups) -> Points:
 
 
 def _by_kind(topology: Topology) -> Points:
-    """Places each kind of node in a row: sockets, PCIe switches, devices, NVSwitches. Without such
-    nodes, ranks are on a circle with the switches in the middle."""
+    """Places sockets, PCIe switches, devices and NVSwitches in one row each. In a network without
+    sockets, PCIe switches and NVSwitches, places ranks on a circle and switches inside."""
     kinds = topology.nodes.kind
     if not np.isin(kinds, (NodeKind.SOCKET, NodeKind.PCIE_SWITCH, NodeKind.NVSWITCH)).any():
         rest = topology.num_nodes - topology.num_ranks
@@ -184,7 +185,7 @@ def _by_kind(topology: Topology) -> Points:
 
 
 def _order_by_bridge(topology: Topology) -> NDArray[np.float64]:
-    """Returns a sort key that places nodes on the same bridge side by side."""
+    """Returns sort keys that place nodes of the same socket or PCIe switch side by side."""
     links, kinds = topology.links, topology.nodes.kind
     order = np.arange(topology.num_nodes, dtype=np.float64)
     upper = np.isin(kinds, (NodeKind.SOCKET, NodeKind.PCIE_SWITCH))
@@ -197,7 +198,8 @@ def _order_by_bridge(topology: Topology) -> NDArray[np.float64]:
 
 
 def _joined(shape: JoinedServers) -> NodePositions:
-    """Draws the fabric, with a small drawing of the server at the position of its endpoints."""
+    """Places the fabric, with the nodes of each server at the position of the server's
+    endpoints."""
     outer = node_positions(shape.fabric).points
     inner = node_positions(shape.server).points
     inner = inner - inner.min(axis=0)
@@ -225,7 +227,7 @@ def _joined(shape: JoinedServers) -> NodePositions:
 
 
 def _nearest(points: Points) -> float:
-    """Returns the smallest distance between two points."""
+    """Returns the smallest distance between two different points."""
     if len(points) < 2:
         return 1.0
     apart = np.hypot(*(points[:, None, :] - points[None, :, :]).transpose(2, 0, 1))

@@ -1,4 +1,5 @@
-"""Drawings of a simulation: traffic of links over time (a heat map), times over sizes (a chart)."""
+"""Drawings of a simulation: a heat map of the links' traffic over time, and a chart of times over
+sizes."""
 
 from unisono.show.simulation.chart import time_chart
 from unisono.show.simulation.heat import link_heat_map

@@ -24,11 +24,11 @@ def time_chart(
     across: Callable[[float], str] = bytes_text,
     shares: bool = False,
 ) -> str:
-    """Returns an SVG of lines of (bytes, seconds), all above 0, with names at the right.
+    """Returns an SVG chart with one line per name. Points are (bytes, seconds), all above 0.
 
     `across` formats the values of the horizontal axis, by default as bytes. With `shares`, the
-    vertical axis has fractions from 0 to 1 instead of seconds. Raises `ValueError` if no line has a
-    point.
+    second number of a point is a fraction from 0 to 1 instead of seconds. Raises `ValueError` if no
+    line has a point.
 
     >>> time_chart("all_reduce", {"ring": [(1e3, 1e-5), (1e6, 1e-3)]})[:4]
     '<svg'
@@ -114,7 +114,7 @@ def _lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], along: _Axis, up: _Times | _Shares
 ) -> list[str]:
     found = []
-    # Sort names and colours by the lines' ends, and keep the names apart.
+    # Sort names and colours by the last points of the lines, and move overlapping names apart.
     order = sorted((name for name in lines if lines[name]), key=lambda name: -lines[name][-1][1])
     ends = [_TOP + _HIGH * (1 - up.at(lines[name][-1][1])) for name in order]
     for name, color, beside in zip(
@@ -140,20 +140,18 @@ def _lines(
 
 
 def _alternate(colors: Sequence[str]) -> list[str]:
-    """Reorders colours so that neighbouring lines are not neighbours in the palette."""
+    """Reorders colours so that adjacent lines do not have similar colours."""
     half = (len(colors) + 1) // 2
     return [colors[i // 2 + i % 2 * half] for i in range(len(colors))]
 
 
 def _spread(places: Sequence[float]) -> list[float]:
-    """Moves positions, ordered from top to bottom, as little as needed to keep names a line apart.
+    """Moves vertical positions of names as little as possible, so that names do not overlap.
 
     >>> _spread([100.0, 100.0, 300.0])
     [93.0, 107.0, 300.0]
     """
-    groups: list[
-        list[float]
-    ] = []  # groups of touching names: positions minus their line offsets in the group
+    groups: list[list[float]] = []  # for each group of adjacent names: positions minus line offsets
     for place in places:
         groups.append([place])
         while len(groups) > 1:

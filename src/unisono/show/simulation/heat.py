@@ -20,9 +20,9 @@ _LOW, _HIGH = (0xF1, 0xF3, 0xF7), (0x9B, 0x1D, 0x20)
 
 
 def link_heat_map(result: Result, title: str) -> str:
-    """Returns an SVG of the links that carried data, ordered by id. If there are more than 96, only
-    the busiest are drawn. Raises `ValueError` for a result without `usage` (`simulate(...,
-    bins=64)`).
+    """Returns an SVG of the links that carried data, ordered by id. Of more than 96 links, only the
+    busiest are drawn. Raises `ValueError` for a result without `usage`, which needs `simulate(...,
+    bins=64)`.
 
     >>> import unisono
     >>> from unisono import algorithms, topology
@@ -65,7 +65,7 @@ def _busiest(result: Result) -> NDArray[np.int64]:
 
 
 def _fullness(result: Result, links: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns the fraction of its capacity that each link carried in each interval."""
+    """Returns the utilisation of each link in each interval, from 0 to 1."""
     usage = result.usage
     assert usage is not None, "link_heat_map checks this"
     bins = max(1, int(np.ceil(result.time_s / usage.width_s - 1e-9))) if usage.width_s else 1
