@@ -1,6 +1,6 @@
 "use strict";
-// Draws one moment of a schedule. Python has computed the rounds: `writes` are the new contents of
-// locations, `arrows` the transfers, `amounts` the texts of sizes.
+// Draws the state of a schedule at one time. Python computes the rounds: `writes` are new contents of
+// locations, `arrows` are transfers, and `amounts` are texts of sizes.
 
 const view = JSON.parse(document.getElementById("view").textContent);
 const $ = (id) => document.getElementById(id);
@@ -209,7 +209,7 @@ function placePackets(moving, share) {
   for (const { packet, path } of moving) {
     packet.style.display = share > 1 ? "none" : "";
     if (share > 1) continue;
-    const length = path.getTotalLength(); // long arrows cross in the middle, so packets rest before it
+    const length = path.getTotalLength(); // long arrows cross in the middle, so packets stop before the middle
     const position = share === "rest" ? (length > .4 * view.stage.size ? .33 : .5) : share;
     const { x, y } = path.getPointAtLength(position * length);
     packet.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);

@@ -1,8 +1,8 @@
 "use strict";
-// Plays the schedule that draw.js draws: rounds forward and back, keys, pointer.
+// Animates the schedule that draw.js draws. Handles keys, buttons and the pointer.
 
 const ROUND_MS = 1100;
-const TRAVEL = 0.72; // fraction of a round in which chunks travel; then they are written
+const TRAVEL = 0.72; // fraction of a round in which chunks move; afterwards they are written
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 const player = { playing: false, frame: 0, pinned: null };
 

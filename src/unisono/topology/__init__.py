@@ -1,7 +1,8 @@
 """Networks of ranks, switches and links: construction, properties and routes.
 
-A builder makes each kind of topology. `parse` makes any kind from a short text. `to_json`,
-`to_networkx`, `to_nccl_xml` and their counterparts convert files. `discover` describes this
+Each kind of topology has a function that builds it, such as `torus`. `parse` builds a topology of
+any kind from a short text. `to_json`, `to_networkx` and `to_nccl_xml` convert a topology;
+`from_json`, `from_networkx` and `from_nccl_xml` read one. `discover` returns the topology of this
 machine.
 
 >>> from unisono import topology

@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from unisono.topology.graph import Topology
 
 UNREACHABLE = -1
-"""The distance of an unreachable node."""
+"""Distance of an unreachable node."""
 
 
 def hops_from(topology: Topology, sources: Ints) -> NDArray[np.int32]:
-    """Returns the links on the shortest path from each source to each node, as [sources, nodes]."""
+    """Returns the number of links on the shortest path from each source to each node, as [sources,
+    nodes]."""
     links = topology.links
     return _search(topology, topology.out, links.dst, sources)
 
 
 def hops_to(topology: Topology, targets: Ints) -> NDArray[np.int32]:
-    """Returns the links on the shortest path from each node to each target, as [targets, nodes]."""
+    """Returns the number of links on the shortest path from each node to each target, as [targets,
+    nodes]."""
     links = topology.links
     order = np.argsort(links.dst, kind="stable")
     into = order, starts_of(np.bincount(links.dst, minlength=topology.num_nodes))
@@ -43,7 +45,7 @@ def _search(topology: Topology, edges: Ragged, ends: Ints, sources: Ints) -> NDA
         cells = np.repeat(frontier // n * n, np.diff(starts)) + ends[links]
         cells = cells[flat[cells] == UNREACHABLE]
         flat[cells] = depth
-        # Several links can reach one node, so remove duplicates.
+        # Several links can lead to one node, so remove duplicates.
         frontier = np.unique(cells)
         if not topology.relays:
             frontier = frontier[frontier % n >= topology.num_ranks]

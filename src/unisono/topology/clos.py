@@ -19,13 +19,14 @@ from unisono.topology.wiring import NETWORK, Cable, Wiring, check_counts
 
 @dataclass(frozen=True, slots=True)
 class Clos(Routing):
-    """Up/down routing: up to the lowest common level, then down. A hash picks the switches above.
+    """A tree of switches with up/down routing: up to the lowest common level, then down. A hash
+    chooses among spines and among cores.
 
-    The network has `pods`. Each pod has `leaves` leaf switches with `hosts` ranks each, and
+    The network has `pods` pods. Each pod has `leaves` leaf switches with `hosts` ranks each, and
     `spines` spine switches. Spine s of every pod has a link to each of the `cores` core switches of
-    plane s. Switches are numbered leaves, spines, cores, in the order of pods or planes. With
-    `rails`, consecutive ranks of a host go to that many different leaves. Otherwise the ranks of a
-    leaf are consecutive.
+    plane s. Node numbers of switches begin with the leaves, then come spines, then cores, each
+    ordered by pod or plane. If `rails` is above 1, consecutive ranks are distributed round robin
+    over `rails` leaves. Otherwise the ranks of a leaf are consecutive.
     """
 
     pods: int
@@ -41,7 +42,7 @@ class Clos(Routing):
         return self.pods * self.leaves * self.hosts
 
     def leaf_of(self, rank: Ints) -> Ints:
-        """Returns the leaf of each rank, counted from 0."""
+        """Returns the number of each rank's leaf, from 0 on."""
         unit = rank // (self.hosts * self.rails)
         return ints(unit * self.rails + rank % self.rails)
 
@@ -68,14 +69,15 @@ class Clos(Routing):
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
     def bisection_sides(self, topology: Topology) -> Ints:
-        """Cuts the network into half of the pods, of one pod's leaves, or of each leaf's ranks."""
+        """Returns the cut between halves of the pods. A single pod is cut between halves of its
+        leaves, and a single group of leaves between halves of each leaf's ranks."""
         leaves = self.pods * self.leaves
         side = np.full(topology.num_nodes, -1, dtype=np.int64)
         rank = np.arange(self.num_ranks)
         if leaves == self.rails:
             # Each leaf has ranks on both sides, and a path through another leaf is not shorter.
             side[:] = 0
-            # The leaf itself is with the larger half.
+            # The leaf itself is on the side of the larger half.
             side[rank] = rank // self.rails >= (self.hosts + 1) // 2
             return side
         whole = self.leaves if self.pods > 1 else self.rails
@@ -91,7 +93,7 @@ class Clos(Routing):
 
 
 def star(ranks: int, *, cable: Cable = NETWORK, reduces: bool = False) -> Topology:
-    """Builds a star: all ranks at one switch.
+    """Builds a star: one switch with links to all ranks.
 
     >>> star(8).num_links, star(8).diameter()
     (8, 2)
@@ -109,11 +111,11 @@ def leaf_spine(
     cable: Cable = NETWORK,
     reduces: bool = False,
 ) -> Topology:
-    """Builds `leaves` switches with `hosts` ranks each, where every leaf is connected to every
+    """Builds `leaves` leaf switches with `hosts` ranks each, and links from every leaf to every
     spine.
 
-    Links to spines are as fast as the other links by default. `oversubscription` is the ratio of
-    the bandwidth of a leaf's ranks to the bandwidth of its links up.
+    By default, links to spines have the bandwidth of the other links. `oversubscription` is the
+    ratio of a leaf's bandwidth to its ranks to its bandwidth to the spines.
 
     >>> leaf_spine(leaves=4, spines=2, hosts=2).diameter()
     4
@@ -137,10 +139,11 @@ def fat_tree(
     cable: Cable = NETWORK,
     reduces: bool = False,
 ) -> Topology:
-    """Builds a fat-tree of switches with k ports: k^3/4 ranks on 3 levels, k^2/2 on 2.
+    """Builds a fat-tree of switches with k ports, with k^3/4 ranks for 3 levels and k^2/2 ranks for
+    2 levels.
 
-    `oversubscription` r removes switches above the leaves: a leaf has k/2 ranks and k/(2 r) links
-    up. Raises `ValueError` if k is odd or r does not divide k/2.
+    An `oversubscription` of r removes switches above the leaves: a leaf has links to k/2 ranks and
+    to k/(2 r) spines. Raises `ValueError` if k is odd or r does not divide k/2.
 
     >>> fat_tree(4).num_ranks, fat_tree(4).diameter(), fat_tree(4, levels=2).num_ranks
     (16, 6, 8)
@@ -166,12 +169,12 @@ def fat_tree(
 def rails(
     *, hosts: int, rails: int, spines: int = 0, unit: int = 0, cable: Cable = NETWORK
 ) -> Topology:
-    """Builds a network for hosts with several cards, where card i of each host goes to the leaf of
-    rail i.
+    """Builds a network for hosts with several network cards. Card i of each host has a link to the
+    leaf of rail i.
 
-    Endpoint h * rails + i is card i of host h. `unit` hosts share their leaves (0: all hosts).
-    Spines connect all leaves (0: as many spines as full bisection needs). Raises `ValueError`
-    unless `hosts` is a multiple of `unit`.
+    Endpoint h * rails + i is card i of host h. Each group of `unit` hosts has its own leaves; with
+    0, all hosts form one group. `spines` switches connect all leaves; 0 means full bisection
+    bandwidth. Raises `ValueError` unless `hosts` is a multiple of `unit`.
 
     >>> small = rails(hosts=4, rails=2)
     >>> small.num_ranks, small.diameter()

@@ -1,4 +1,4 @@
-"""Clusters: one topology made of a server's topology and the network between the servers."""
+"""Clusters: topologies that combine the topology of a server with the network between servers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from unisono.topology.wiring import NETWORK, Cable
 
 @dataclass(frozen=True, slots=True)
 class JoinedServers(Routing):
-    """Copies of `server`, whose network cards `ports` are the endpoints of `fabric`.
+    """Copies of the topology `server`. The network cards of the copies are the endpoints of the
+    network `fabric`.
 
-    Rank r is rank r % g of server r // g, with g ranks in each server. Endpoint e of the fabric is
-    port e % len(ports) of server e // len(ports). Rank l of a server sends through port `exits[l]`.
-    Nodes are numbered: ranks, other nodes of each server, switches of the fabric. Links are
-    numbered: links of each server, then links of the fabric.
+    `ports` are the nodes of a server's network cards. Rank r is rank r % g of server r // g, with g
+    ranks per server. Endpoint e of the fabric is `ports[e % len(ports)]` of server e // len(ports).
+    Rank l of a server sends through `ports[exits[l]]`. Nodes are numbered: ranks, other nodes of
+    each server, switches of the fabric. Links are numbered: links of each server, then links of the
+    fabric.
     """
 
     server: Topology
@@ -60,7 +62,7 @@ class JoinedServers(Routing):
         return join(parts)
 
     def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
-        """Returns the ranks of the servers that represent the others in the fabric."""
+        """Returns the ranks of servers that represent the other servers in the fabric."""
         count, shape = len(self.ports), self.fabric.routing
         found = shape.representatives(self.fabric)
         even = isinstance(shape, Clos) and (shape.hosts % count == 0 or shape.rails == count)
@@ -72,7 +74,7 @@ class JoinedServers(Routing):
         return ranks, np.repeat(found[1] / count, size)
 
     def bisection_sides(self, topology: Topology) -> Ints | None:
-        """Returns the cut of the fabric, or None if that cut divides a server."""
+        """Returns the bisection of the fabric, or None if the bisection divides a server."""
         side = self.fabric.routing.bisection_sides(self.fabric)
         if side is None:
             return None
@@ -91,7 +93,8 @@ class JoinedServers(Routing):
 
 
 def cluster(server: Topology, fabric: Topology) -> Topology:
-    """Builds as many copies of a server as the fabric has endpoints for its network cards.
+    """Builds a network of identical servers. The endpoints of the fabric become the servers'
+    network cards.
 
     The cards are the server's nodes of kind NIC. Card i of server h is endpoint h * cards + i of
     the fabric. Raises `ValueError` for a server without cards, or if the number of endpoints is not
@@ -130,10 +133,10 @@ def rail_optimised(
     server: Topology | None = None,
     cable: Cable = NETWORK,
 ) -> Topology:
-    """Builds DGX-like servers, where card i of each server goes to the leaf of rail i.
+    """Builds a network of DGX-like servers. Card i of each server has a link to the leaf of rail i.
 
-    Spines connect the leaves; `spines` 0 gives full bisection. `unit` servers share their leaves
-    (0: all servers).
+    Spines connect the leaves; `spines` 0 means full bisection bandwidth. Each group of `unit`
+    servers has its own leaves; with 0, all servers form one group.
 
     >>> pod = rail_optimised(hosts=4, gpus=4)
     >>> len(pod.route(0, 4)), len(pod.route(0, 5))
@@ -146,7 +149,8 @@ def rail_optimised(
 
 
 def _exits(server: Topology, ports: Ints) -> tuple[int, ...]:
-    """Returns the nearest port of each rank. Ranks spread over equally near ports."""
+    """Returns the index of each rank's nearest network card. Ranks are distributed over equally
+    near cards."""
     hops = hops_from(server, np.arange(server.num_ranks))[:, ports]
     used = np.zeros(len(ports), dtype=np.int64)
     exits = []
@@ -161,7 +165,7 @@ def _exits(server: Topology, ports: Ints) -> tuple[int, ...]:
 
 
 def _moved(lists: Ragged, offset: Ints) -> Ragged:
-    """Adds each list's offset to its link ids."""
+    """Adds an offset to the link ids of each list."""
     values, starts = lists
     return values + np.repeat(offset, np.diff(starts)), starts
 
@@ -183,7 +187,7 @@ def _links(shape: JoinedServers) -> Links:
     g, rest = server.num_ranks, server.num_nodes - server.num_ranks
     host = np.arange(hosts)[:, None]
     node = np.arange(server.num_nodes)[None, :]
-    # [host, node of the server] -> node of the cluster
+    # Node of the cluster, by [server, node of the server].
     place = np.where(node < g, host * g + node, hosts * g + host * rest + node - g)
     ends = place[:, ints(shape.ports)].ravel()
     above = hosts * (g + rest) + np.arange(fabric.num_nodes - fabric.num_ranks)

@@ -1,4 +1,4 @@
-"""Groups of switches with links between all groups: dragonfly and dragonfly+.
+"""Dragonfly and dragonfly+: groups of switches with links between all groups.
 
 Sources: Kim, Dally, Scott, Abts, "Technology-driven, highly-scalable dragonfly topology" (ISCA
 2008), sections 3 and 4; Shpiner et al., "Dragonfly+: Low cost topology for scaling datacenters"
@@ -22,12 +22,13 @@ MINIMAL, VALIANT = "minimal", "valiant"
 
 @dataclass(frozen=True, slots=True)
 class DragonflyGroups(Routing):
-    """`groups` of `switches`. Each switch has `hosts` ranks and `ports` links out of its group.
+    """Groups of switches. There are `groups` groups of `switches` switches. Each switch has `hosts`
+    ranks and `ports` links to other groups.
 
-    Dragonfly: the switches of a group are connected to each other. Dragonfly+ (`plus`): each switch
-    of a group is connected to as many spines, and the spines have the ports. Minimal paths use one
-    link between groups. Valiant paths go through an intermediate group that a hash picks, which
-    spreads any traffic pattern.
+    In a dragonfly, the switches of a group are connected to each other. In a dragonfly+ (`plus`), a
+    group also has `switches` spines, which are connected to all switches of the group and have the
+    links to other groups. Minimal paths use one link between groups. Valiant paths go through an
+    intermediate group that a hash chooses, which distributes any traffic pattern evenly.
     """
 
     groups: int
@@ -43,10 +44,10 @@ class DragonflyGroups(Routing):
         return self.groups * self.switches * self.hosts
 
     def group_ports(self) -> Ints:
-        """Returns a table [offset, copy] of the ports of a group that lead `offset` groups ahead,
-        or -1.
+        """Returns the ports of a group as [offset, copy]. The ports of row d have links to the
+        group d groups ahead; -1 means no port.
 
-        Port p belongs to switch (or spine) p // ports.
+        Port p belongs to switch p // ports, or to spine p // ports with `plus`.
         """
         ports = self.switches * self.ports
         others = self.groups - 1
@@ -54,7 +55,8 @@ class DragonflyGroups(Routing):
         if others:
             counts[1:] = ports // others
             left = ports % others
-            # A link is also the reverse link of its other end, so offsets get their ports in pairs.
+            # The links of one offset are the links of the opposite offset in reverse, so both get
+            # equal numbers of ports.
             for offset in range(1, (self.groups + 1) // 2):
                 if left >= 2:
                     counts[[offset, self.groups - offset]] += 1
@@ -85,7 +87,7 @@ class DragonflyGroups(Routing):
         stops += self._hop(via, target, src, dst, seed, stops[-1], 2)
         last = np.where(src == dst, src, self.num_ranks + down)
         if self.plus:
-            # Between two leaves of a group, and from spine to leaf.
+            # A path between two leaves of a group needs a spine.
             low = (stops[-1] < self._first_spine) & (stops[-1] != last)
             spine = self._spine(target, pick(self.switches, src, dst, seed, 3))
             stops.append(np.where(low, spine, stops[-1]))
@@ -102,7 +104,7 @@ class DragonflyGroups(Routing):
     def _hop(
         self, here: Ints, there: Ints, src: Ints, dst: Ints, seed: int, at: Ints, leg: int
     ) -> list[Ints]:
-        """Returns the stops on the path from a node in group `here` to group `there`."""
+        """Returns the nodes on the path from node `at` in group `here` to group `there`."""
         table = self.group_ports()
         go = here != there
         offset = np.where(go, (there - here) % self.groups, 1 % self.groups)
@@ -114,20 +116,21 @@ class DragonflyGroups(Routing):
         leave, enter = (first + g * self.switches + d for g, d in ((here, out), (there, into)))
         stops = []
         if self.plus:
-            # From one spine to another of its group, through a leaf.
+            # A path between two spines of a group goes through a leaf.
             turned = go & (at >= self._first_spine) & (at != leave)
             leaf = here * self.switches + pick(self.switches, src, dst, seed, leg + 8)
             stops.append(np.where(turned, self.num_ranks + leaf, at))
         return [*stops, np.where(go, leave, at), np.where(go, enter, at)]
 
     def representatives(self, topology: Topology) -> tuple[Ints, Floats]:
-        """Returns the first rank of each switch of group 0, which represents the others."""
+        """Returns the first rank of each switch of group 0. These ranks represent all other
+        ranks."""
         first = np.arange(self.switches) * self.hosts
         return first, np.full(len(first), float(self.groups * self.hosts))
 
     def bisection_sides(self, topology: Topology) -> Ints:
-        """Cuts the network into halves of the groups. With an odd number, one side has one group
-        more.
+        """Returns the cut into two halves of the groups. If the number of groups is odd, one side
+        has one group more.
         """
         first = self.num_ranks
         side = np.full(topology.num_nodes, -1, dtype=np.int64)
@@ -151,10 +154,11 @@ def dragonfly(
     cable: Cable = NETWORK,
     far: Cable | None = None,
 ) -> Topology:
-    """Builds groups of `a` switches, each with `p` ranks and `h` links to other groups.
+    """Builds a dragonfly. Each group has `a` switches with `p` ranks and `h` links to other groups
+    each.
 
-    The default is a h + 1 groups. `far` are the links between groups. `routing` is minimal or
-    valiant. Raises `ValueError` for more groups than links reach.
+    The default of `groups` is the maximum, a h + 1. `far` describes the links between groups.
+    `routing` is "minimal" or "valiant". Raises `ValueError` for more groups than the maximum.
 
     >>> small = dragonfly(4, 2, 2)
     >>> small.num_ranks, small.num_links, small.diameter()
@@ -176,11 +180,11 @@ def dragonfly_plus(
     cable: Cable = NETWORK,
     far: Cable | None = None,
 ) -> Topology:
-    """Builds groups of k/2 leaves and k/2 spines with k ports each.
+    """Builds a dragonfly+. Each group has k/2 leaves and k/2 spines with k ports each.
 
-    Half of a leaf's ports go to ranks. Half of a spine's ports go to other groups. The default is
-    k^2/4 + 1 groups. Raises `ValueError` for an odd k, for more groups, or for a routing other than
-    "minimal" and "valiant".
+    Half of a leaf's ports have links to ranks. Half of a spine's ports have links to other groups.
+    The default of `groups` is the maximum, k^2/4 + 1. Raises `ValueError` for an odd k, for more
+    groups than the maximum, or for a routing other than "minimal" and "valiant".
 
     >>> small = dragonfly_plus(4)
     >>> small.num_ranks, small.num_links, small.diameter()
@@ -220,7 +224,8 @@ def _build(name: str, shape: DragonflyGroups, near: Cable, far: Cable | None) ->
     table = shape.group_ports()
     group = np.arange(shape.groups)
     for offset in range(1, shape.groups // 2 + 1):
-        # An offset of half the groups reaches each link from both ends, so add each link once.
+        # With an offset of half the groups, each link occurs twice, once for each of its groups;
+        # add it once.
         start = group[: shape.groups // 2] if 2 * offset == shape.groups else group
         there = (start + offset) % shape.groups
         for out, into in zip(table[offset], table[-offset], strict=True):

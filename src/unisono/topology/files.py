@@ -1,4 +1,5 @@
-"""Topologies from files or specs. Besides discovery, only this module here reads files."""
+"""Reads topologies from files or specs. In this package, only this module and discovery read
+files."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from unisono.topology.topology_json import from_json
 
 
 def load(text: str) -> Topology:
-    """Reads a topology from a .json file (ours), an .xml file (NCCL's), or a spec.
+    """Reads a topology from a .json file of `to_json`, an .xml file of NCCL, or a spec.
 
     Raises `ValueError` for an invalid spec, and for a file that cannot be read.
 

@@ -1,7 +1,7 @@
 """A network: ranks, switches, and directed links between them, as columns.
 
-Nodes are numbered, ranks first: node r < num_ranks is rank r. All other nodes forward messages:
-switches of any kind, network cards, the sockets of a server.
+Nodes are numbered. Node r < num_ranks is rank r. All other nodes forward messages: switches of any
+kind, network cards, and the sockets of a server.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NodeKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Nodes:
-    """A row for each node.
+    """Properties of nodes, as columns with a row for each node.
 
     - `kind`: values of `NodeKind`.
     - `reduces`: true if the node can reduce the messages that pass (SHARP, NVLS).
@@ -72,10 +72,10 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Links:
-    """A row for each directed link, from node `src` to node `dst`.
+    """Directed links from node `src` to node `dst`, as columns with a row for each link.
 
-    `bandwidth_Bps` is in bytes a second, `latency_s` in seconds. `kind` has values of `LinkKind`. A
-    cable is two links, one for each direction.
+    `bandwidth_Bps` is in bytes per second, `latency_s` in seconds. `kind` has values of `LinkKind`.
+    A cable has two links, one for each direction.
     """
 
     src: Ints
@@ -98,8 +98,8 @@ class Links:
 class Topology:
     """An immutable network with its routing. Its arrays are read-only.
 
-    `relays` is true if other ranks' messages may pass through ranks, as in a ring or a torus.
-    Raises `ValueError` if links do not connect nodes, or if rates are not positive.
+    `relays` is true if ranks forward messages of other ranks, as in a ring or a torus. Raises
+    `ValueError` if a link's node does not exist, or if a rate is not positive.
 
     >>> from unisono import topology
     >>> torus = topology.torus([4, 4])
@@ -127,30 +127,30 @@ class Topology:
 
     @property
     def num_nodes(self) -> int:
-        """Number of ranks and switches."""
+        """Number of ranks and other nodes."""
         return len(self.nodes)
 
     @cached_property
     def num_links(self) -> int:
-        """Number of cables: a link and its reverse count once. `len(topology.links)` counts
-        directed links.
+        """Number of cables. A link and its reverse link count as one cable; `len(topology.links)`
+        counts directed links.
         """
         n = self.num_nodes
         keys, counts = np.unique(self.links.src * n + self.links.dst, return_counts=True)
         back = keys % n * n + keys // n
         place = np.minimum(np.searchsorted(keys, back), max(len(keys) - 1, 0))
         counts_back = np.where(keys[place] == back, counts[place], 0) if len(keys) else counts
-        # A cable appears in both directions, or in one if it has no reverse link.
+        # A link with a reverse link counts half, because its cable occurs in both directions.
         share = np.where(counts_back > 0, 0.5, 1.0)
         return round(float((np.maximum(counts, counts_back) * share).sum()))
 
     def routes(self, src: Ints, dst: Ints, *, seed: int = 0) -> Ragged:
-        """Returns the paths from ranks `src` to ranks `dst` (both of shape [pairs]).
+        """Returns the path from each rank in `src` to the rank at the same index in `dst`.
 
-        The result is (links, starts): path i is links[starts[i]:starts[i + 1]], link ids in their
-        order on the path. A rank's path to itself is empty. Among several good paths, a hash of
-        source, destination and seed picks one. Raises `ValueError` for unknown or unreachable
-        ranks.
+        The result is (links, starts). Path i is links[starts[i]:starts[i + 1]], the link ids in
+        their order on the path. The path from a rank to itself is empty. Among equally good paths,
+        a hash of source, destination and seed chooses. Raises `ValueError` for unknown or
+        unreachable ranks.
 
         >>> from unisono import topology
         >>> ring = topology.ring(6)
@@ -170,14 +170,16 @@ class Topology:
         return self.routing.routes(self, src, dst, seed)
 
     def route(self, src: int, dst: int, *, seed: int = 0) -> list[int]:
-        """Returns the links of one path of `routes`."""
+        """Returns the link ids of the path from rank `src` to rank `dst`; see `routes`."""
         links, _ = self.routes(ints([src]), ints([dst]), seed=seed)
         return [int(link) for link in links]
 
     def link_ids(self, src: Ints, dst: Ints, *words: Ints | int) -> Ints:
-        """Returns the ids of the links from nodes `src` to nodes `dst`.
+        """Returns the id of the link from each node in `src` to the node at the same index in
+        `dst`.
 
-        Among parallel links, the hash of the words picks one. Raises `ValueError` without a link.
+        Among parallel links, a hash of `words` chooses. Raises `ValueError` if two nodes have no
+        link.
         """
         keys, order, starts = self._pairs
         wanted = src * self.num_nodes + dst
@@ -194,7 +196,8 @@ class Topology:
 
     @cached_property
     def _pairs(self) -> tuple[Ints, Ints, Ints]:
-        """Connected pairs of nodes in ascending order, link ids in that order, and their starts."""
+        """Pairs of connected nodes in ascending order, link ids sorted by pair, and the start of
+        each pair's ids."""
         keys = self.links.src * self.num_nodes + self.links.dst
         order = np.argsort(keys, kind="stable")
         found, counts = np.unique(keys, return_counts=True)
@@ -202,7 +205,7 @@ class Topology:
 
     @cached_property
     def out(self) -> Ragged:
-        """The links that leave each node."""
+        """Ids of the links that leave each node, as (values, starts)."""
         order = np.argsort(self.links.src, kind="stable")
         return order, starts_of(np.bincount(self.links.src, minlength=self.num_nodes))
 
@@ -222,12 +225,12 @@ class Topology:
         return float(counts @ np.arange(len(counts))) / pairs if pairs else 0.0
 
     def bisection_Bps(self) -> float:
-        """Returns the bytes a second that can go from one half of the ranks to the other, one way.
+        """Returns the bytes per second that one half of the ranks can send to the other half.
 
-        For a known kind of network, the cut is the textbook's cut through the middle. If an odd
-        number of rows, leaves or groups is cut, one side has one more. For another network with up
-        to 12 ranks, the result is the least of all cuts. With more ranks, the result is the least
-        of some cuts (see `measure`).
+        For a known kind of network, the cut is the cut through the middle that textbooks use. If
+        the number of rows, leaves or groups is odd, one side has one more. For other networks with
+        up to 12 ranks, the result is the minimum over all cuts. With more ranks, it is the minimum
+        over some cuts (see `measure`).
         """
         from unisono.topology.measure import bisection
 
@@ -239,7 +242,8 @@ class Topology:
         bandwidth_Bps: Floats | float | None = None,
         latency_s: Floats | float | None = None,
     ) -> Topology:
-        """Returns the network with other rates or latencies: one for all links, or one for each."""
+        """Returns the network with other rates or latencies. A number is for all links, an array
+        has one number per link."""
         links = self.links
         rate = links.bandwidth_Bps if bandwidth_Bps is None else _column(bandwidth_Bps, len(links))
         wait = links.latency_s if latency_s is None else _column(latency_s, len(links))
@@ -259,8 +263,9 @@ class Topology:
     ) -> Topology:
         """Returns the network with explicit paths between some ranks.
 
-        A value is a list of link ids, or several such lists, of which the hash picks one. Raises
-        `ValueError` for a list that is not a path between the two ranks.
+        `routes` maps (source, destination) to a list of link ids, or to several such lists, among
+        which a hash chooses. Raises `ValueError` for a list that is not a path between the two
+        ranks.
         """
         from unisono.topology.routing import explicit
 

@@ -1,5 +1,5 @@
-"""Networks whose ranks are the points of a box: rings, lines, grids, tori, hypercubes; and complete
-networks. Adjacent ranks differ along axis 0.
+"""Rings, lines, grids, tori, hypercubes and complete networks. Except in complete networks, ranks
+are the points of a box, numbered along axis 0 first.
 
 Source: Dally and Towles, "Principles and Practices of Interconnection Networks" (2004), chapters 3,
 5 and 8 (dimension-order routing).
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lattice(Routing):
-    """A box of `sizes`, where axis a consists of rings if `wraps[a]`.
+    """A box of ranks with `sizes[a]` ranks along axis a. The lines along axis a are rings if
+    `wraps[a]`.
 
     Messages go along axis 0 first, and in the shorter direction around a ring. If both directions
-    are equal, messages go up from even coordinates and down from odd ones.
+    are equally long, messages from even coordinates go up and messages from odd coordinates go
+    down.
     """
 
     sizes: tuple[int, ...]
@@ -59,7 +61,8 @@ class Lattice(Routing):
         return join(parts)
 
     def distance_counts(self, topology: Topology) -> Floats:
-        """Convolves the counts of the axes, because distances along the axes add up."""
+        """Returns the convolution of the axes' counts, because a distance is the sum of the
+        distances along the axes."""
         counts = np.ones(1)
         for _, size, wrap in self._axes():
             one, two = np.meshgrid(np.arange(size), np.arange(size))
@@ -71,13 +74,14 @@ class Lattice(Routing):
         return counts.astype(np.float64)
 
     def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
-        """Returns one representative rank for all ranks of a torus."""
+        """Returns rank 0, which represents all ranks of a torus. Returns None for other boxes."""
         if not all(closed or size <= 2 for _, size, closed in self._axes()):
             return None
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
     def bisection_sides(self, topology: Topology) -> Ints:
-        """Cuts the axis with the fewest links to cut, and among equals an axis of even length."""
+        """Returns the cut through the middle of the axis with the fewest links to cut. Among equal
+        axes, prefers an axis of even length."""
 
         def links(axis: tuple[int, int, bool]) -> tuple[float, bool]:
             _, size, closed = axis
@@ -87,7 +91,7 @@ class Lattice(Routing):
         return (np.arange(topology.num_ranks) // stride % size >= size // 2).astype(np.int64)
 
     def _axes(self) -> Iterator[tuple[int, int, bool]]:
-        """Yields (stride, size, true if closed) of each axis."""
+        """Yields (stride, size, true if it is a ring) of each axis."""
         stride = 1
         for size, wrap in zip(self.sizes, self.wraps, strict=True):
             yield stride, size, wrap and size > 2
@@ -104,7 +108,7 @@ class Complete(Routing):
         return topology.link_ids(src[go], dst[go]), starts_of(go.astype(np.int64))
 
     def distance_counts(self, topology: Topology) -> Floats:
-        """Counts a distance of one link for all pairs of different ranks."""
+        """Returns a distance of one link for all pairs of different ranks."""
         n = topology.num_ranks
         return np.array([n, n * (n - 1)] if n > 1 else [n], dtype=np.float64)
 
@@ -113,7 +117,7 @@ class Complete(Routing):
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
     def bisection_sides(self, topology: Topology) -> Ints:
-        """Separates the lower from the upper ranks."""
+        """Returns the cut between the lower and the upper half of the ranks."""
         return (np.arange(topology.num_ranks) >= topology.num_ranks // 2).astype(np.int64)
 
 
@@ -127,7 +131,7 @@ def torus(sizes: Sequence[int], *, cable: Cable = NETWORK) -> Topology:
 
 
 def grid(sizes: Sequence[int], *, cable: Cable = NETWORK) -> Topology:
-    """Builds a torus without the links that close its rings.
+    """Builds a grid: a torus without the links that close the rings.
 
     >>> grid([4, 4]).diameter()
     6
@@ -136,7 +140,7 @@ def grid(sizes: Sequence[int], *, cable: Cable = NETWORK) -> Topology:
 
 
 def ring(ranks: int, *, cable: Cable = NETWORK) -> Topology:
-    """Builds a cycle.
+    """Builds a ring.
 
     >>> ring(8).num_links, ring(8).diameter()
     (8, 4)
@@ -145,7 +149,7 @@ def ring(ranks: int, *, cable: Cable = NETWORK) -> Topology:
 
 
 def line(ranks: int, *, cable: Cable = NETWORK) -> Topology:
-    """Builds an open ring.
+    """Builds a line: a ring without the link that closes it.
 
     >>> line(8).diameter()
     7
@@ -154,7 +158,7 @@ def line(ranks: int, *, cable: Cable = NETWORK) -> Topology:
 
 
 def hypercube(dims: int, *, cable: Cable = NETWORK) -> Topology:
-    """Builds 2 ** dims ranks, with a link between ranks whose numbers differ in one bit.
+    """Builds a hypercube of 2 ** dims ranks. Ranks whose numbers differ in one bit have a link.
 
     Raises `ValueError` for more than 24 dimensions.
 
@@ -167,7 +171,7 @@ def hypercube(dims: int, *, cable: Cable = NETWORK) -> Topology:
 
 
 def mesh(ranks: int, *, cable: Cable = NVLINK) -> Topology:
-    """Builds a network with a link between every two ranks.
+    """Builds a complete network, with a link between every two ranks.
 
     >>> mesh(8).num_links, mesh(8).diameter()
     (28, 1)
@@ -188,7 +192,7 @@ def _lattice(
     stride = 1
     for size in sizes:
         at = rank // stride % size
-        # A ring of two has only one link.
+        # Two ranks have only one link, even on an axis of rings.
         start = rank[at < (size if wrap and size > 2 else size - 1)]
         at = start // stride % size
         wiring.join(start, start + ((at + 1) % size - at) * stride, cable)

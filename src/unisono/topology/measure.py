@@ -1,4 +1,4 @@
-"""Distances and bisections, from the structure of a network if known, else by search."""
+"""Distances and bisections of networks, from formulas for known structures, else by search."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 _CELLS = 1 << 24
 _EVERY_CUT = 12
-"""Largest number of ranks for which all cuts are tried."""
+"""Maximum number of ranks for which all cuts are tried."""
 _SOME_CUTS = 512
-"""Largest number of nodes for which the eigenvector's cut is tried."""
+"""Maximum number of nodes for which the cut along the second eigenvector is tried."""
 
 
 def distance_counts(topology: Topology) -> Floats:
-    """Returns the number of ordered pairs of ranks that are d links apart, for d from 0.
+    """Returns the number of ordered pairs of ranks at each distance of 0, 1, 2, ... links.
 
-    Raises `ValueError` if some ranks cannot reach others.
+    Raises `ValueError` if a rank cannot reach another rank.
     """
     known = topology.routing.distance_counts(topology)
     if known is not None:
@@ -45,7 +45,8 @@ def distance_counts(topology: Topology) -> Floats:
 
 
 def _by_switch(topology: Topology) -> tuple[Ints, Floats]:
-    """Returns one representative for ranks whose only link goes to the same switch."""
+    """Returns representatives: one rank of all ranks whose only link goes to the same switch, and
+    every other rank."""
     links, n = topology.links, topology.num_ranks
     out = np.bincount(links.src, minlength=topology.num_nodes)[:n]
     into = np.bincount(links.dst, minlength=topology.num_nodes)[:n]
@@ -67,13 +68,13 @@ def bisection(topology: Topology) -> float:
 def middle(topology: Topology) -> tuple[float, int]:
     """Returns the bisection, and the number of ranks on the side from which it is measured.
 
-    The side has half of the ranks. If the textbook cuts an odd number of rows, leaves or groups,
-    the side has somewhat more or less.
+    This side has half of the ranks. For an odd number of rows, leaves or groups, the side has
+    slightly more or fewer ranks.
 
-    Without a textbook's cut, up to 12 ranks: the function tries every half of the ranks, with the
-    switches on the best side (maximum flow). With more ranks: the function tries lower against
-    upper ranks, and a cut along the second eigenvector of the Laplacian (Fiedler, 1973). The result
-    is close to the least, never below.
+    For a network of unknown kind with up to 12 ranks, every half of the ranks is tried, with each
+    switch on the better side (maximum flow). With more ranks, the lower half is tried, and the half
+    below the median of the Laplacian's second eigenvector (Fiedler, 1973). The result is then close
+    to the minimum over all cuts, never below it.
 
     >>> from unisono.topology import hypercube
     >>> width_Bps, ranks = middle(hypercube(3))
@@ -90,10 +91,10 @@ def middle(topology: Topology) -> tuple[float, int]:
 
 
 def _across(topology: Topology, side: Ints) -> float:
-    """Returns the bytes a second from side 0 to side 1.
+    """Returns the bytes per second from side 0 to side 1 of a cut.
 
-    Switches of side -1 have links only to nodes of the sides. Each goes to the side with less
-    traffic across the cut.
+    A switch of side -1 is assigned to the side that makes the cut smaller. Its links go only to
+    nodes of sides 0 and 1.
     """
     links, rate = topology.links, topology.links.bandwidth_Bps
     one, two = side[links.src], side[links.dst]
@@ -108,7 +109,7 @@ def _across(topology: Topology, side: Ints) -> float:
 
 
 def _cuts(topology: Topology) -> list[Ints]:
-    """Returns the halves of the ranks to try."""
+    """Returns the halves of the ranks to try, each as a list of ranks."""
     n = topology.num_ranks
     if n <= _EVERY_CUT:
         return [ints(half) for half in combinations(range(n), n // 2) if n % 2 or 0 in half]
@@ -123,11 +124,13 @@ def _cuts(topology: Topology) -> list[Ints]:
 
 
 def _flow(topology: Topology, low: Ints) -> float:
-    """Returns the maximum flow from these ranks to the others: Dinic's algorithm (1970)."""
+    """Returns the maximum flow from the ranks `low` to all other ranks, by Dinic's algorithm
+    (1970)."""
     n = topology.num_nodes
     side = np.zeros(topology.num_ranks, dtype=bool)
     side[low] = True
-    # The ranks of each side are merged into nodes 0 and 1. The other nodes follow.
+    # The ranks `low` are merged into node 0, the other ranks into node 1. The switches follow from
+    # node 2 on.
     name = np.concatenate([np.where(side, 0, 1), np.arange(n - topology.num_ranks) + 2])
     residual: dict[int, dict[int, float]] = {int(node): {} for node in name}
     links = topology.links
@@ -155,7 +158,7 @@ def _levels(residual: dict[int, dict[int, float]], least: float) -> dict[int, in
 
 
 def _augment(residual: dict[int, dict[int, float]], level: dict[int, int], least: float) -> float:
-    """Sends flow along one path from 0 to 1 whose level rises with each step."""
+    """Adds flow along one path from node 0 to node 1 on which the level increases by 1 per link."""
     path, dead = [0], set[int]()
     while path and path[-1] != 1:
         node = path[-1]

@@ -1,6 +1,6 @@
 """NCCL's topology files: `<system><cpu><pci><gpu><nvlink/>...`, as NCCL_TOPO_DUMP_FILE writes them.
 
-Rates are the rates of NCCL's own model, which are below the data sheets. Source: NCCL 2.28,
+Rates are those of NCCL's own model, which are lower than in data sheets. Source: NCCL 2.28,
 `src/graph/topo.h` and `topo.cc` (rates), `xml.cc` (names of attributes).
 """
 
@@ -20,8 +20,8 @@ from unisono.topology.routing import Shortest
 NVSWITCH_CLASS = "0x068000"
 _LANE = {"2.5": 15, "5": 30, "5.0": 30, "8": 60, "8.0": 60, "16": 120, "16.0": 120}
 _LANE |= {"32": 240, "32.0": 240, "64": 480, "64.0": 480}
-"""Rate of a lane in units of 100 Mbit/s, by GT/s. Times the lanes, divided by 80, the rate is in
-GB/s.
+"""Rate of a PCIe lane in units of 100 Mbit/s, by GT/s. The product with the number of lanes,
+divided by 80, is in GB/s.
 """
 _SPEEDS = ("2.5", "5.0", "8.0", "16.0", "32.0", "64.0")
 _NVLINK_GBPS = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (70, 20.0), (60, 18.0))
@@ -33,7 +33,7 @@ class _Node:
     kind: NodeKind
     name: str
     order: tuple[int, int] = (0, 0)
-    """For ranks: the rank or device, and the position in the file."""
+    """Sort key of a rank: the number of the rank or device, and the position in the file."""
 
 
 @dataclass(slots=True)
@@ -51,10 +51,11 @@ class _Found:
 
 
 def from_nccl_xml(text: str, *, name: str = "nccl") -> Topology:
-    """Reads the server of a file. GPUs are ranks, ordered by `rank` or `dev`.
+    """Reads a server's topology from the text of NCCL's file. GPUs are ranks, ordered by `rank` or
+    `dev`.
 
-    Cards are nodes of kind NIC, named by their name and rate. Raises `ValueError` for an invalid
-    file.
+    Network cards are nodes of kind NIC. A node's name has the card's name and rate. Raises
+    `ValueError` for an invalid file.
 
     >>> gpu = '<gpu dev="0" sm="80"/>'
     >>> pci = f'<pci busid="0000:01:00.0" link_speed="16.0 GT/s PCIe" link_width="16">{gpu}</pci>'
@@ -124,7 +125,7 @@ def _read_nvlinks(found: _Found, root: Xml.Element) -> None:
                 nvswitch_node = (
                     found.add(NodeKind.NVSWITCH, "nvswitch") if nvswitch_node < 0 else nvswitch_node
                 )
-                # All NVSwitches are merged into one, with the links to all of them.
+                # All NVSwitches become one node, to which a GPU has the sum of its NVLinks.
                 rate += found.links.get((rank, nvswitch_node, LinkKind.NVLINK), 0.0)
                 found.join(rank, nvswitch_node, LinkKind.NVLINK, rate)
             else:
@@ -132,8 +133,8 @@ def _read_nvlinks(found: _Found, root: Xml.Element) -> None:
 
 
 def _pcie(pci: Xml.Element) -> float:
-    """Returns the bytes a second of a device's PCIe link. The default is generation 3 with 16
-    lanes.
+    """Returns the bytes per second of a device's PCIe link. Missing values are those of generation
+    3 with 16 lanes.
     """
     speed = pci.get("link_speed", "").split(" ")[0]
     width = int(pci.get("link_width") or 0) or 16
@@ -145,7 +146,7 @@ def _nvlink(capability: int) -> float:
 
 
 def _between(cpu: Xml.Element) -> float:
-    """Returns the GB/s between the sockets of such processors."""
+    """Returns the GB/s between sockets, which depends on the processor."""
     arch, vendor = cpu.get("arch", ""), cpu.get("vendor", "")
     family, model = int(cpu.get("familyid") or 0), int(cpu.get("modelid") or 0)
     if arch == "ppc64":
@@ -189,10 +190,10 @@ _WRITTEN = {LinkKind.NVLINK, LinkKind.PCIE, LinkKind.INTER_SOCKET}
 
 
 def to_nccl_xml(topology: Topology, *, capability: int = 90) -> str:
-    """Returns a server as NCCL's file.
+    """Returns the text of NCCL's topology file for a server.
 
-    Its GPUs have this compute `capability`, which determines the rate of an NVLink. Raises
-    `ValueError` for a network with other switches or links, because it is not a server.
+    `capability` is the compute capability of the GPUs, which determines the rate of an NVLink.
+    Raises `ValueError` for switches or links that a server does not have.
 
     >>> from unisono import topology
     >>> again = from_nccl_xml(to_nccl_xml(topology.dgx(8)))
@@ -279,12 +280,13 @@ class _SystemWriter:
 
 
 def _bus(node: int) -> str:
-    """Returns an artificial address, where each node is alone on its bus."""
+    """Returns an artificial PCI address. Each node has its own bus."""
     domain, bus = divmod(node + 1, 256)
     return f"{domain:04x}:{bus:02x}:00.0"
 
 
 def _lanes(rate: float) -> tuple[str, int]:
-    """Returns the GT/s and lanes nearest to a rate, and among equals the most lanes."""
+    """Returns the GT/s and the number of lanes of a PCIe link that is closest to a rate. Among
+    equal links, prefers more lanes."""
     choices = [(speed, width) for width in (16, 8, 4, 2, 1) for speed in _SPEEDS]
     return min(choices, key=lambda c: abs(c[1] * _LANE[c[0]] / 80 * 1e9 - rate))

@@ -1,4 +1,5 @@
-"""Topologies to and from networkx. Only the calls import networkx."""
+"""Converts topologies to and from networkx. Only calls import networkx, not the import of this
+module."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from unisono.topology.wiring import NETWORK
 
 
 def to_networkx(topology: Topology) -> Any:
-    """Returns a `networkx.MultiDiGraph`.
+    """Returns a topology as a `networkx.MultiDiGraph`.
 
-    Nodes have kind, reduces and name. Edges, keyed by link ids, have bandwidth_Bps, latency_s and
-    kind. Kinds are names in lower case. A graph does not contain the routing: `from_networkx` uses
-    shortest paths, whatever the original routing. JSON keeps the routing. Raises `ImportError`
-    without networkx (the extra `graph`).
+    Nodes have the attributes kind, reduces and name. Edges have bandwidth_Bps, latency_s and kind;
+    their keys are link ids. Kinds are names in lower case. A graph does not contain the routing, so
+    `from_networkx` uses shortest paths. `to_json` keeps the routing. Raises `ImportError` if
+    networkx (the extra `graph`) is missing.
 
     >>> from unisono import topology
     >>> graph = to_networkx(topology.star(3))
@@ -51,9 +52,9 @@ def from_networkx(graph: Any, *, name: str = "", relays: bool | None = None) -> 
     """Reads any networkx graph as a topology.
 
     Nodes without a `kind` are ranks. Edges of an undirected graph are links in both directions.
-    Missing rates are those of 400 Gbit/s InfiniBand. Messages take shortest paths;
-    `Topology.with_routes` sets others. Nodes are numbered in the order of the graph, ranks first.
-    Raises `ValueError` for unknown kinds.
+    Missing rates and latencies are those of 400 Gbit/s InfiniBand. Messages take shortest paths;
+    `Topology.with_routes` sets other paths. Ranks, then other nodes, are numbered in the order of
+    the graph. Raises `ValueError` for unknown kinds.
 
     >>> import networkx
     >>> from_networkx(networkx.petersen_graph(), name="petersen").diameter()
@@ -86,7 +87,7 @@ def from_networkx(graph: Any, *, name: str = "", relays: bool | None = None) -> 
 
 
 def _links(rows: list[tuple[int, int, Any, dict[str, Any]]]) -> Links:
-    """Returns links from rows of source, destination, number and attributes."""
+    """Returns links from rows of (source, destination, key, attributes)."""
     data = [row[3] for row in rows]
     return Links(
         src=ints([row[0] for row in rows]),
@@ -102,7 +103,7 @@ def _edges(graph: Any) -> Any:
 
 
 def _edge(edge: list[Any], number: dict[Any, int]) -> tuple[int, int, int]:
-    """Returns (source, destination, key)."""
+    """Returns (source, destination, key) of an edge."""
     key = edge[2] if len(edge) > 2 and isinstance(edge[2], int) else 0
     return number[edge[0]], number[edge[1]], key
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 Ragged: TypeAlias = tuple[Ints, Ints]
-"""(values, starts): list i is values[starts[i]:starts[i + 1]]."""
+"""Lists of different lengths as (values, starts). List i is values[starts[i]:starts[i + 1]]."""
 
 
 def ints(values: Any) -> Ints:
@@ -24,7 +24,8 @@ def ints(values: Any) -> Ints:
 
 
 def starts_of(counts: Ints) -> Ints:
-    """Returns the start of each list, and the end of the last list.
+    """Returns the `starts` of lists with these lengths: the start of each list, and the end of the
+    last list.
 
     >>> starts_of(ints([2, 0, 1])).tolist()
     [0, 2, 2, 3]
@@ -35,7 +36,7 @@ def starts_of(counts: Ints) -> Ints:
 
 
 def counting(counts: Ints) -> Ints:
-    """Returns 0, 1, ... for each list.
+    """Returns the numbers 0, 1, ... of each list, for lists with these lengths.
 
     >>> counting(ints([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]
@@ -45,7 +46,7 @@ def counting(counts: Ints) -> Ints:
 
 
 def take(lists: Ragged, which: Ints) -> Ragged:
-    """Returns some of the lists, in the requested order.
+    """Returns the lists with these indices, in the order of the indices.
 
     >>> values, starts = take((ints([5, 6, 7]), ints([0, 2, 3])), ints([1, 0, 1]))
     >>> values.tolist(), starts.tolist()
@@ -57,7 +58,8 @@ def take(lists: Ragged, which: Ints) -> Ragged:
 
 
 def join(parts: Sequence[Ragged]) -> Ragged:
-    """Concatenates the lists of all parts, list by list.
+    """Concatenates lists with the same index: list i of the result is list i of the first part,
+    then list i of the second part, and so on.
 
     >>> one, two = (ints([1, 2]), ints([0, 1, 2])), (ints([8, 9]), ints([0, 2, 2]))
     >>> [array.tolist() for array in join([one, two])]
@@ -74,14 +76,15 @@ def join(parts: Sequence[Ragged]) -> Ragged:
 
 
 def spread(lists: Ragged, which: Ints, total: int) -> Ragged:
-    """Returns `total` lists: the given lists at the indices `which`, and empty lists elsewhere."""
+    """Returns `total` lists: the given lists at the indices `which`, and empty lists at all other
+    indices."""
     counts = np.zeros(total, dtype=np.int64)
     counts[which] = np.diff(lists[1])
     return lists[0], starts_of(counts)
 
 
 def mix(*words: Ints | int) -> NDArray[np.uint64]:
-    """Returns a hash of each row of words, the same on every machine.
+    """Returns a hash of each row of words. The hash is equal on all machines.
 
     Source: the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
     generators", OOPSLA 2014).
@@ -96,12 +99,13 @@ def mix(*words: Ints | int) -> NDArray[np.uint64]:
 
 
 def pick(count: Ints | int, *words: Ints | int) -> Ints:
-    """Picks one of the numbers 0 to `count` - 1 by the hash of the words."""
+    """Returns a number from 0 to `count` - 1, chosen by a hash of the words."""
     return (mix(*words) % np.asarray(count).astype(np.uint64)).astype(np.int64)
 
 
 def distinct(keys: Ints) -> tuple[Ints, Ints]:
-    """Returns the different keys in order, and the index of each key among them, like `np.unique`.
+    """Returns the different keys in ascending order, and the index of each key's value among them,
+    like `np.unique`.
 
     Keys must not be negative. Dense keys are not sorted, which is faster.
 

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from unisono.topology.graph import Topology
 
 _CELLS = 1 << 24
-"""Number of distances held at a time."""
+"""Maximum number of distances in memory at the same time."""
 
 
 class Routing(ABC):
-    """The path selection of a network, and other properties of its structure. Without state.
+    """Interface of a network's routing, and of other properties of the network's structure. Has no
+    state.
 
     Subclasses are frozen dataclasses of numbers and tuples, so that files can store them.
     """
@@ -40,30 +41,34 @@ class Routing(ABC):
         """Returns the links of the path of each pair of ranks, like `Topology.routes`."""
 
     def distance_counts(self, topology: Topology) -> Floats | None:
-        """Returns the number of ordered pairs of ranks at each distance, or None if unknown."""
+        """Returns the number of ordered pairs of ranks at each distance, or None if no formula is
+        known."""
         return None
 
     def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
-        """Returns ranks that represent all ranks, and the number of ranks that each represents.
+        """Returns ranks that represent all ranks, and the number of ranks that each of them
+        represents.
 
-        A represented rank has the same distances to the network. The result is None if unknown.
+        A rank and its representative have equal numbers of ranks at each distance. Returns None if
+        representatives are unknown.
         """
         return None
 
     def bisection_sides(self, topology: Topology) -> Ints | None:
-        """Returns the side of each node, 0 or 1, in the cut through the middle, or None if unknown.
+        """Returns the side of each node, 0 or 1, in the cut through the middle, or None if this cut
+        is unknown.
 
-        A node of side -1 goes to the cheaper side.
+        A node of side -1 is assigned to the side that makes the cut smaller.
         """
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Shortest(Routing):
-    """Shortest paths by breadth-first search.
+    """Routing along shortest paths, found by breadth-first search.
 
-    Each hop takes the fastest of the links on a shortest path (NVLink before PCIe). Among equals,
-    the hash picks one.
+    Among the next links of shortest paths, the fastest link is taken (NVLink before PCIe). Among
+    equally fast links, a hash chooses.
     """
 
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
@@ -72,7 +77,7 @@ class Shortest(Routing):
 
 
 def shortest(topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-    """Returns shortest paths between any nodes, not only ranks."""
+    """Returns shortest paths between nodes of any kind, not only ranks."""
     targets, target_of = np.unique(dst, return_inverse=True)
     step = max(1, _CELLS // topology.num_nodes)
     counts = np.zeros(len(src), dtype=np.int64)
@@ -102,7 +107,7 @@ def _walk(
     targets: Ints,
     seed: int,
 ) -> list[tuple[Ints, Ints, Ints]]:
-    """Returns (pairs, hop numbers, links), found for all pairs one hop at a time."""
+    """Returns the links of all paths as (pairs, hop numbers, links), one entry per hop."""
     here, hop = src.copy(), 0
     found: list[tuple[Ints, Ints, Ints]] = []
     while True:
@@ -131,10 +136,11 @@ def _walk(
 
 @dataclass(frozen=True, slots=True)
 class Explicit(Routing):
-    """Explicit paths between some pairs of ranks. The routing `base` finds the other paths.
+    """Routing along explicit paths between some pairs of ranks. The routing `base` finds all other
+    paths.
 
-    `pairs` are the numbers src * num_ranks + dst, in ascending order. Several paths with the same
-    number are alternatives.
+    `pairs[i]` is src * num_ranks + dst of `paths[i]`, in ascending order. If a pair has several
+    paths, a hash chooses.
     """
 
     base: Routing
@@ -196,7 +202,8 @@ def _check_path(topology: Topology, src: int, dst: int, path: tuple[int, ...]) -
 
 
 def along(topology: Topology, stops: Ints, src: Ints, dst: Ints, seed: int) -> Ragged:
-    """Returns the links along the nodes of each row of `stops`. A repeated node is one stop."""
+    """Returns the links of the path through the nodes of each row of `stops`. Repeated nodes are
+    skipped."""
     moves = stops[:, 1:] != stops[:, :-1]
     row = np.nonzero(moves)[0]
     counts = moves.sum(axis=1)

@@ -1,4 +1,4 @@
-"""The inside of a server: GPUs on an NVSwitch, on PCIe trees, or both, with network cards.
+"""Topologies of servers: GPUs on NVSwitches, on PCIe trees, or on both, with network cards.
 
 Sources: NVIDIA, "DGX A100 System Architecture" (2020) and "NVIDIA Hopper Architecture In-Depth"
 (2022), for the connections and the rates of the links.
@@ -22,11 +22,12 @@ def nvswitch(
     cable: Cable = NVLINK,
     reduces: bool = True,
 ) -> Topology:
-    """Builds GPUs with `links` links each, distributed round robin over the NVSwitches.
+    """Builds a server of GPUs and NVSwitches. The `links` NVLinks of each GPU are distributed round
+    robin over the NVSwitches.
 
-    `cable` is the total of a GPU, so each of its links has an equal share. A message uses one link.
-    With `reduces`, switches can reduce the messages that pass (NVLS). Raises `ValueError` if a GPU
-    has fewer links than the number of switches.
+    `cable` has the bandwidth of all links of a GPU together. A message uses one link. With
+    `reduces`, switches can reduce the messages that pass (NVLS). Raises `ValueError` if a GPU has
+    fewer links than the number of switches.
 
     >>> nvswitch(8).diameter(), nvswitch(8).bisection_Bps() / 1e9
     (2, 1800.0)
@@ -53,10 +54,11 @@ def pcie_server(
     nics: int = 1,
     cable: Cable = PCIE,
 ) -> Topology:
-    """Builds connected sockets, each with PCIe switches, each with GPUs and network cards.
+    """Builds a server whose GPUs and network cards are on PCIe switches. Each socket has PCIe
+    switches, and all sockets are connected.
 
-    `switches` is the number of PCIe switches for each socket. `gpus` and `nics` are the numbers for
-    each switch.
+    `switches` is the number of PCIe switches per socket. `gpus` and `nics` are the numbers of GPUs
+    and network cards per PCIe switch.
 
     >>> server = pcie_server()
     >>> server.num_ranks, server.diameter()
@@ -78,7 +80,8 @@ def dgx(
     pcie: Cable = PCIE,
     reduces: bool = True,
 ) -> Topology:
-    """Builds GPUs on an NVSwitch. Each GPU also shares a PCIe switch with a network card.
+    """Builds a DGX-like server of GPUs on one NVSwitch, with one network card per GPU on the same
+    PCIe switch.
 
     `per_switch` GPUs share a PCIe switch. The PCIe switches are divided equally among the sockets.
     Raises `ValueError` if the division has a remainder.
@@ -106,7 +109,7 @@ def _join_nvswitches(
 
 
 def _tree(wiring: Wiring, sockets: int, switches: int, gpus: int, nics: int, cable: Cable) -> None:
-    """Adds the PCIe part of a server: sockets, switches below them, ranks and cards below these."""
+    """Adds the PCIe tree of a server: sockets, then PCIe switches, then ranks and network cards."""
     roots = wiring.add(sockets, NodeKind.SOCKET)
     bridges = wiring.add(sockets * switches, NodeKind.PCIE_SWITCH)
     cards = wiring.add(len(bridges) * nics, NodeKind.NIC)

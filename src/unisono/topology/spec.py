@@ -1,4 +1,4 @@
-"""Topologies as short texts: `torus:8x8`, `fat_tree:k=4,oversubscription=2`, `dgx/fat_tree:k=8`."""
+"""Parses topologies from short texts such as `torus:8x8`, `fat_tree:k=4` and `dgx/fat_tree:k=8`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ EXAMPLES = (
     "dragonfly:a=4,p=2,h=2", "dragonfly_plus:k=4", "nvswitch:8", "pcie_server", "dgx:8",
     "dgx:8/fat_tree:k=4",
 )  # fmt: skip
-"""A spec of each kind of network."""
+"""One spec for each kind of network."""
 
 _FIXED = ("far", "pcie", "server")
-"""Parameters that a spec cannot set."""
+"""Parameters of the builder functions that a spec cannot set."""
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(K|M|G|T)?(bit|B)", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
@@ -48,12 +48,13 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def parse(text: str) -> Topology:
-    """Builds the topology of a spec: a name, `:`, and sizes `4x4`, a number, or `option=value,...`.
+    """Builds the topology of a spec. A spec is a name, `:`, and sizes such as `4x4`, a number, or
+    `option=value,...`.
 
-    Options are the parameters of the function with that name in `unisono.topology`. Options of the
-    links are `bandwidth=400Gbit` or `bandwidth=50GB` (a second, one way), `latency=500ns`,
-    `kind=ethernet`. `server/network` puts a server at each endpoint. Raises `ValueError` with the
-    valid names.
+    The name is a function of `unisono.topology`, and options are its parameters. Options of the
+    links are `bandwidth=400Gbit` or `bandwidth=50GB` (per second and direction), `latency=500ns`,
+    `kind=ethernet`. `server/network` means servers whose network cards are the endpoints of a
+    network. Raises `ValueError` for an invalid spec.
 
     >>> parse("torus:4x4"), parse("dgx:8/fat_tree:k=8").num_ranks
     (<Topology torus:4x4: 16 ranks, 32 links>, 128)
@@ -67,7 +68,7 @@ def parse(text: str) -> Topology:
 
 
 def names() -> tuple[str, ...]:
-    """Returns the names with which a spec may begin.
+    """Returns the names of all kinds of topologies.
 
     >>> names()[:3]
     ('dgx', 'dragonfly', 'dragonfly_plus')
@@ -76,11 +77,12 @@ def names() -> tuple[str, ...]:
 
 
 def vary(text: str, name: str, value: str) -> str:
-    """Returns the spec with a new value of an option, of the network or else of the server.
+    """Returns the spec with a new value of one option. In `server/network`, an option of the
+    network takes precedence.
 
-    `name` is one of the function's parameters (including the parameter without a name in the spec),
-    or `bandwidth`, `latency`, `kind`. `radix` is the `k` of networks of switches with k ports.
-    Raises `ValueError` with the options that can vary.
+    `name` is a parameter of the function that builds the network, or `bandwidth`, `latency` or
+    `kind`. `radix` means `k` for networks of switches with k ports. Raises `ValueError` for an
+    unknown option.
 
     >>> vary("fat_tree:8", "k", "4"), vary("dgx:8/fat_tree:k=8", "gpus", "4")
     ('fat_tree:k=4', 'dgx:gpus=4/fat_tree:k=8')
@@ -100,8 +102,8 @@ def vary(text: str, name: str, value: str) -> str:
 
 
 def variable(text: str) -> tuple[str, ...]:
-    """Returns the options of a network without a server. Raises `ValueError` for an unknown
-    network.
+    """Returns the names of the options of a spec without `/`. Raises `ValueError` for an unknown
+    kind of network.
 
     >>> variable("star:8")
     ('ranks', 'bandwidth', 'latency', 'kind', 'reduces')
@@ -116,11 +118,12 @@ def variable(text: str) -> tuple[str, ...]:
 
 
 def _with(part: str, key: str, value: str, first: str) -> str:
-    """Sets an option in a part of a spec. `first` is the parameter without a name."""
+    """Sets an option in a spec without `/`. `first` is the parameter whose value may be given
+    without a name."""
     head, _, rest = part.partition(":")
     words = [word for word in rest.split(",") if word]
     kept = [word for word in words if (word.split("=")[0] if "=" in word else first) != key]
-    bare = key == "sizes"  # a list cannot have a name
+    bare = key == "sizes"  # a spec has sizes without a name
     return f"{head}:{','.join([value, *kept] if bare else [*kept, f'{key}={value}'])}"
 
 
@@ -193,7 +196,8 @@ def _value(name: str, key: str, text: str) -> int | float | bool | str:
 
 
 def rate(text: str) -> float:
-    """Parses bytes a second from `400Gbit`, `50GB` and so on (powers of ten). Raises `ValueError`.
+    """Parses bytes per second from texts such as `400Gbit` and `50GB`, with powers of ten. Raises
+    `ValueError`.
 
     >>> rate("400Gbit"), rate("50GB")
     (50000000000.0, 50000000000.0)

@@ -1,4 +1,4 @@
-"""Topologies as JSON: all columns, where a single number replaces a column of equal rows."""
+"""Topologies as JSON text with all columns. A column of equal numbers is written as one number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Construction of topologies: nodes and cables in bulk."""
+"""Builds topologies from nodes and cables, many at a time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from unisono.topology.ragged_lists import Ints, ints
 from unisono.topology.routing import Routing
 
 GBPS = 1e9 / 8
-"""Bytes a second of 1 Gbit/s."""
+"""Bytes per second of 1 Gbit/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cable:
-    """A link's properties, equal in both directions."""
+    """Properties of a pair of links, equal in both directions."""
 
     bandwidth_Bps: float
     latency_s: float
@@ -37,11 +37,11 @@ class Cable:
 
 
 NETWORK = Cable(bandwidth_Bps=400 * GBPS, latency_s=500e-9, kind=LinkKind.INFINIBAND)
-"""400 Gbit/s, like NDR InfiniBand, with half a microsecond a hop."""
+"""A link of 400 Gbit/s, as in NDR InfiniBand, with a latency of half a microsecond."""
 NVLINK = Cable(bandwidth_Bps=450e9, latency_s=200e-9, kind=LinkKind.NVLINK)
-"""All 18 links of an H100 together, in one direction."""
+"""All 18 NVLinks of an H100 together, in one direction."""
 PCIE = Cable(bandwidth_Bps=63e9, latency_s=150e-9, kind=LinkKind.PCIE)
-"""Generation 5, 16 lanes, in one direction."""
+"""PCIe of generation 5 with 16 lanes, in one direction."""
 SOCKETS = Cable(bandwidth_Bps=60e9, latency_s=100e-9, kind=LinkKind.INTER_SOCKET)
 """Three UPI links at 16 GT/s, in one direction."""
 
@@ -66,7 +66,8 @@ class Wiring:
         return np.arange(first, first + count)
 
     def join(self, one: Ints, other: Ints, cable: Cable) -> None:
-        """Adds a cable between each pair of nodes. The arrays are broadcast against each other."""
+        """Adds a cable between each node in `one` and the node at the same index in `other`, after
+        NumPy's broadcasting."""
         ends = np.broadcast_arrays(ints(one), ints(other))
         self.ends.append((ends[0].ravel(), ends[1].ravel(), cable))
 

@@ -1,4 +1,4 @@
-// Pointing at a node highlights its links. Choosing two ranks highlights the route between them.
+// Hovering over a node highlights its links. Choosing two ranks highlights the route between them.
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const svg = document.querySelector("#network svg");

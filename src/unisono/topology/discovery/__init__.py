@@ -1,4 +1,5 @@
-"""This machine as a topology: read from sysfs (`sysfs`) and NVML (`gpus`), built in `machine`."""
+"""The topology of this machine: `sysfs` and `gpus` (NVML) read facts, `machine` builds the
+topology."""
 
 from unisono.topology.discovery.gpus import nvlinks
 from unisono.topology.discovery.machine import Device, Machine, discover

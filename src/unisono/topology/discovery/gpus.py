@@ -1,4 +1,4 @@
-"""NVLinks from NVIDIA's management library, or none without the library."""
+"""NVLinks of this machine, from NVIDIA's management library (NVML)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 NvLinks: TypeAlias = Mapping[str, Mapping[str, int]]
-"""For each GPU's PCI address: the addresses to which its links go, each with the number of links.
-"""
+"""Number of NVLinks from one PCI address to another, by GPU address and then peer address."""
 
 
 def nvlinks() -> dict[str, dict[str, int]]:
     """Returns the active NVLinks of this machine's GPUs.
 
-    The result is empty without the package `nvidia-ml-py` or without a driver.
+    The result is empty if the package `nvidia-ml-py` or the driver is missing.
     """
     try:
         nvml: Any = importlib.import_module("pynvml")
@@ -52,5 +51,5 @@ def _links(nvml: Any, gpu: Any) -> dict[str, int]:
             if nvml.nvmlDeviceGetNvLinkState(gpu, link):
                 found[address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, link).busId)] += 1
         except nvml.NVMLError:
-            continue  # the GPU has fewer links
+            continue  # the GPU does not have this link
     return dict(found)

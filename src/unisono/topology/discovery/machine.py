@@ -1,4 +1,4 @@
-"""The parts of a machine, and the topology that they form."""
+"""The cores and devices of a machine, and the machine's topology."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from unisono.topology.routing import Shortest
 from unisono.topology.wiring import PCIE, SOCKETS, Cable, Wiring
 
 CORE = Cable(bandwidth_Bps=10e9, latency_s=100e-9, kind=LinkKind.SHARED_MEMORY)
-"""A core that copies through memory: an estimate, to be replaced by a measurement."""
+"""Link of a core that copies through memory; an estimate, not a measurement."""
 NVLINK_LINK_BPS = 25e9
 """One NVLink of generation 2 to 4, in one direction."""
 _UNKNOWN_LANES_BPS = 15.75e9
-"""Default for a PCIe link of unknown rate, as in virtual machines: generation 3, 16 lanes."""
+"""Rate of a PCIe link of unknown rate, as in virtual machines: the rate of generation 3 with 16
+lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,8 @@ class Device:
     """A GPU or a network card.
 
     `path` lists the bridges from the root down to the device, and the device itself. Each entry is
-    (address, rate of the link above, or None if unknown). `rate_Bps` is the rate of the network, if
-    known.
+    an address and the rate of the link above (None if unknown). `rate_Bps` is the rate of a card's
+    network, if known.
     """
 
     address: str
@@ -40,14 +41,15 @@ class Device:
 
     @property
     def title(self) -> str:
-        """The name, with the rate if known."""
+        """Name of the device, with the network's rate if known."""
         rate = "" if self.rate_Bps is None else f" {self.rate_Bps * 8 / 1e6:.0f} Mbit/s"
         return self.name + rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Cores (the first CPU of each, with its NUMA node), and devices on PCIe."""
+    """Cores and PCIe devices of a machine. `cores` maps the first CPU of each core to its NUMA
+    node."""
 
     cores: Mapping[int, int]
     devices: tuple[Device, ...]
@@ -68,7 +70,8 @@ class Machine:
         return tuple(sorted({*self.cores.values(), *(device.numa for device in self.devices)}))
 
     def topology(self, links: NvLinks | None = None) -> Topology:
-        """Returns the machine's topology. The ranks are its GPUs, or its cores if it has no GPUs.
+        """Returns the machine's topology. The ranks are the GPUs, or the cores of a machine without
+        GPUs.
 
         `links` are NVLinks, as `gpus.nvlinks` returns them. Bridges with a single child are not
         switches. Raises `ValueError` for a machine without cores and GPUs.
@@ -131,8 +134,8 @@ class Machine:
         return names
 
     def _add_nvlinks(self, wiring: Wiring, links: NvLinks) -> list[str]:
-        """Adds NVLinks between GPUs and to one common NVSwitch. Returns the name of the NVSwitch,
-        if any.
+        """Adds NVLinks between GPUs, and from GPUs to one NVSwitch. Returns the names of added
+        nodes.
         """
         rank_of = {gpu.address: rank for rank, gpu in enumerate(self.gpus)}
         nvswitch_node = None
@@ -156,7 +159,7 @@ class Machine:
 
 
 def discover(root: Path = Path("/sys")) -> Topology:
-    """Returns this machine's topology, from sysfs and, for NVLinks, from NVML.
+    """Returns this machine's topology, read from sysfs. NVLinks are read from NVML.
 
     >>> discover().num_ranks > 0
     True

@@ -14,14 +14,16 @@ from unisono.topology.discovery.machine import Device, Machine
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _GPU_CLASSES = ("0x0302", "0x0380", "0x1200")
-"""3D controllers, other display controllers, processing accelerators."""
+"""PCI classes of GPUs: 3D controllers, other display controllers, processing accelerators."""
 _VGA, _GPU_VENDORS = "0x0300", ("0x10de", "0x1002")
 _ENCODING = {2.5: 0.8, 5.0: 0.8, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130}
-"""Fraction of a lane's bits that are data, by GT/s (PCIe base specification; 64 GT/s: flits)."""
+"""Fraction of a PCIe lane's bits that are data, by GT/s (PCIe base specification; 64 GT/s uses
+flits)."""
 
 
 def survey(root: Path = Path("/sys")) -> Machine:
-    """Returns the parts of this machine, or of the machine whose sysfs is recorded under `root`.
+    """Returns the cores and devices of this machine, or of the machine whose sysfs was copied to
+    `root`.
 
     >>> len(survey().cores) > 0
     True
@@ -95,7 +97,7 @@ def _first_threads(root: Path) -> list[int]:
 
 
 def _network(root: Path) -> dict[str, tuple[str, float | None]]:
-    """Returns the name and rate of each network interface that is a PCI device, by address."""
+    """Returns the name and rate of each network interface that is a PCI device, by PCI address."""
     found: dict[str, tuple[str, float | None]] = {}
     for path in _entries(root / "class/net"):
         where = _address(path / "device")
@@ -106,7 +108,7 @@ def _network(root: Path) -> dict[str, tuple[str, float | None]]:
 
 
 def _infiniband(root: Path) -> dict[str, tuple[str, float | None]]:
-    """Returns the name and rate of each RDMA device, by address."""
+    """Returns the name and rate of each RDMA device, by PCI address."""
     found: dict[str, tuple[str, float | None]] = {}
     for path in _entries(root / "class/infiniband"):
         where = _address(path / "device")
@@ -117,7 +119,8 @@ def _infiniband(root: Path) -> dict[str, tuple[str, float | None]]:
 
 
 def _address(device: Path) -> str | None:
-    """Returns the nearest PCI device at or above the target of a link (virtio is in between)."""
+    """Returns the address of the PCI device of a network interface. In a virtual machine, the PCI
+    device is the parent of a virtio device."""
     if not device.exists():
         return None
     real = device.resolve()
@@ -126,7 +129,8 @@ def _address(device: Path) -> str | None:
 
 
 def _bridges(real: Path) -> Iterator[tuple[str, float | None]]:
-    """Yields (address, rate of the link above) for a device and its bridges, root first."""
+    """Yields the address and the rate of the link above for each bridge of a device from the root
+    on, then for the device."""
     for path in (*reversed(real.parents), real):
         if _ADDRESS.fullmatch(path.name):
             yield path.name, _lane_rate(path)
