@@ -1,10 +1,10 @@
-"""The timeline of all ranks: a record of each rank's last events, merged and summarized.
+"""Timelines of ranks. Each rank records its last events; functions merge and summarize all ranks.
 
-`TimelineWriter` records events in a fixed amount of memory (`timeline_writer.py`), in a file that
-any process can read, also after a kill (`timeline_file.py`, `timeline_folder.py`). A `RankDump` has
-the contents of a file. The rest is pure: `spans_of` finds intervals, `align_ranks` puts ranks on
-one clock (`clock_offset.py`), `merge_dumps` writes a trace for Perfetto, `summarize_steps` splits
-the time of each training step by cause.
+`TimelineWriter` (`timeline_writer.py`) records events in a file of fixed size. Any process can read
+the file, even after the rank was killed (`timeline_file.py`, `timeline_folder.py`). A `RankDump`
+has the contents of a file. Pure functions process dumps: `spans_of` finds intervals, `align_ranks`
+translates all times to one clock (`clock_offset.py`), `merge_dumps` returns a trace for Perfetto,
+and `summarize_steps` splits the time of each training step by cause.
 """
 
 from unisono.timeline.aligned_ranks import AlignedRank, align_ranks, missing_ranks

@@ -1,4 +1,4 @@
-"""Puts the dumps of several ranks and hosts on one clock."""
+"""Translates the times of several ranks and hosts to one clock."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ _Links = dict[str, dict[str, list[ClockReading]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlignedRank:
-    """One rank's dump, its intervals, and how to translate its times to the common clock."""
+    """One rank's dump, its intervals, and the translation of its times to the common clock."""
 
     dump: RankDump
     spans: RankSpans
     alignment: ClockAlignment
     calendar_ns: int
-    """The Unix time at which the common clock showed 0, by one computer's calendar."""
+    """The Unix time at which the common clock showed 0, according to the calendar clock of one
+    host."""
 
     def unix_ns(self, time_ns: int) -> int:
-        """Returns a time of the rank's clock as Unix time, equal on all ranks up to the error."""
+        """Returns the Unix time of a time of the rank's clock. All ranks' results are comparable
+        within `error_ns`."""
         return self.alignment.to_common_ns(time_ns) + self.calendar_ns
 
     @property
     def error_ns(self) -> int | None:
-        """The largest error of the rank's times against the common clock. None: not known, since
-        the clocks were never compared."""
+        """Largest error in ns of the rank's times relative to the common clock. None if the clocks
+        were never compared."""
         if not self.alignment.measured:
             return None
         return max(self.alignment.error_ns(each) for each in self.spans.extent)
 
 
 def align_ranks(dumps: Sequence[RankDump]) -> list[AlignedRank]:
-    """Returns the ranks in order, with their clocks aligned. Pure.
+    """Returns the ranks in order, with their clocks aligned. A pure function.
 
-    The common clock is the one with which most ranks compared theirs. Ranks that share a clock
-    share its comparisons, and a chain of comparisons adds up. A clock that was not compared is
-    aligned by the computers' calendars.
+    The common clock is the clock with which most ranks compared their own clock. Ranks that share a
+    clock share its comparisons. The offsets of a chain of comparisons add up. A clock that was
+    never compared is aligned by the hosts' calendar clocks.
 
     >>> align_ranks([])
     []
@@ -66,7 +68,7 @@ def align_ranks(dumps: Sequence[RankDump]) -> list[AlignedRank]:
 
 
 def _links(dumps: Sequence[RankDump]) -> _Links:
-    """Returns the comparisons of each clock with each other one, in both directions."""
+    """Returns the comparisons of each clock with each other clock, in both directions."""
     links: _Links = {}
     for dump in dumps:
         for each in dump.readings:
@@ -82,7 +84,7 @@ def _links(dumps: Sequence[RankDump]) -> _Links:
 
 
 def _measured(links: _Links, common: str) -> dict[str, ClockAlignment]:
-    """Returns the alignments of all clocks that comparisons connect with `common`."""
+    """Returns the alignments of all clocks that are connected with `common` by comparisons."""
     found = {common: ClockAlignment(readings=())}
     reached = deque([common])
     while reached:
@@ -113,7 +115,8 @@ def _through(near: ClockAlignment, readings: Sequence[ClockReading], common: str
 def _calendar_ns(
     dumps: Sequence[RankDump], measured: dict[str, ClockAlignment], common: str
 ) -> int:
-    """Returns the Unix time at which the common clock showed 0, by the nearest computer."""
+    """Returns the Unix time at which the common clock showed 0, according to a host with this clock
+    if there is one."""
     known = [dump for dump in dumps if dump.clock in measured] or list(dumps)
     nearest = min(known, key=lambda dump: (dump.clock != common, dump.rank))
     alignment = measured.get(nearest.clock, ClockAlignment(readings=()))
@@ -131,7 +134,7 @@ def _by_calendar(dump: RankDump, calendar_ns: int) -> ClockAlignment:
 
 
 def missing_ranks(dumps: Sequence[RankDump]) -> dict[str, tuple[int, ...]]:
-    """Returns the ranks of each job that have no dump, by the job's name; jobs with all: none.
+    """Returns the ranks without a dump, by job. Jobs with all dumps are not in the result.
 
     >>> missing_ranks([])
     {}

@@ -1,8 +1,8 @@
-"""Compares the clocks of hosts, by the round trip that took the least time.
+"""Compares the clocks of hosts by messages, and uses the round trip that took the least time.
 
-Ranks that share a kernel share its monotonic clock. On other kernels, a rank asks rank 0 for its
-time. The answer was given at some moment of the round trip, so half of the round trip bounds the
-error (Cristian, Probabilistic clock synchronization, 1989). Afterwards the clocks may drift apart.
+Ranks on one kernel share its monotonic clock. On each other kernel, one rank asks rank 0 for its
+time. Rank 0 answers at some time of the round trip, so the error is at most half of the round trip
+(Cristian, Probabilistic clock synchronization, 1989). Afterwards the clocks may drift apart.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 DRIFT: Final = 1e-4
-"""Seconds by which two clocks may drift apart in a second: 50 ppm of each, as of common
-crystals."""
+"""Maximum drift between two clocks, in seconds per second: 50 ppm for each clock, as in common
+quartz oscillators."""
 _ROUND_TRIPS: Final = 16
 _TAG: Final = 911
 
@@ -27,7 +27,8 @@ _TAG: Final = 911
 class ClockReading:
     """One comparison of a rank's clock with the clock named `reference`.
 
-    At `at_ns` of the rank's clock, the other clock showed `at_ns + offset_ns`, within `error_ns`.
+    When the rank's clock showed `at_ns`, the other clock showed `at_ns + offset_ns`, within
+    `error_ns`.
     """
 
     at_ns: int
@@ -36,16 +37,16 @@ class ClockReading:
     reference: str
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields."""
+        """Returns the fields as data for JSON."""
         return asdict(self)
 
 
 class ClockCommunicator(Protocol):
-    """The parts of a communicator that a comparison of clocks needs."""
+    """The methods of a communicator that a comparison of clocks uses."""
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Number of this rank."""
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
@@ -59,8 +60,8 @@ class ClockCommunicator(Protocol):
 
 
 def clock_identity() -> str:
-    """Returns a text that is equal for processes with the same monotonic clock: the kernel's boot
-    and the time namespace.
+    """Returns a text that is equal for processes with the same monotonic clock. The text has the
+    ids of the kernel's boot and of the time namespace.
 
     >>> clock_identity() == clock_identity()
     True
@@ -68,7 +69,7 @@ def clock_identity() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return uuid.uuid4().hex  # equal to no other: the ranks compare their clocks
+        return uuid.uuid4().hex  # a unique text, so that ranks compare their clocks
     try:
         return f"{boot} {os.readlink('/proc/self/ns/time')}"
     except OSError:  # a kernel without time namespaces
@@ -78,10 +79,11 @@ def clock_identity() -> str:
 def compare_clocks(
     comm: ClockCommunicator, now_ns: Callable[[], int], clock: str
 ) -> ClockReading | None:
-    """Compares this rank's clock with that of rank 0, if it is the first rank of another host.
+    """Compares this rank's clock with rank 0's clock. Only the first rank of each other host
+    compares its clock; other ranks return None.
 
-    `clock` is the name of this rank's clock. Collective over all ranks. Raises the errors of `send`
-    and `recv`. Takes 16 round trips for each host but the first.
+    `clock` is the name of this rank's clock. All ranks must call this function. Raises the errors
+    of `send` and `recv`. Takes 16 round trips for each host except that of rank 0.
 
     >>> import time, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of clocks") as comm:
@@ -132,17 +134,18 @@ def _ask(comm: ClockCommunicator, now_ns: Callable[[], int]) -> ClockReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockAlignment:
-    """Translation of a rank's times to the common clock. `measured`: by round trips, or known to
-    be the same clock; else by the computers' calendar clocks, whose error nobody knows.
+    """Translation of a rank's times to the common clock. `measured` is true if round trips measured
+    the offset, or if the rank has the common clock. Otherwise the offset is from the hosts'
+    calendar clocks, and its error is unknown.
     """
 
     readings: tuple[ClockReading, ...]
     measured: bool = True
 
     def to_common_ns(self, time_ns: int) -> int:
-        """Returns a time of the rank's clock as a time of the common clock, in ns.
+        """Translates a time of the rank's clock to a time of the common clock, in ns.
 
-        Between two comparisons the offset is interpolated.
+        Between the first and the last comparison, the offset is interpolated.
 
         >>> ten_s = ClockReading(at_ns=0, offset_ns=10**10, error_ns=5, reference="a")
         >>> ClockAlignment(readings=(ten_s,)).to_common_ns(7)
@@ -157,8 +160,8 @@ class ClockAlignment:
         return time_ns + first.offset_ns + round(share * (last.offset_ns - first.offset_ns))
 
     def error_ns(self, time_ns: int) -> int:
-        """Returns the largest error of a translated time: that of the comparisons, and the drift
-        since the nearest one.
+        """Returns the largest error of a translated time in ns: the error of the comparisons, plus
+        the drift since the nearest comparison.
         """
         if not self.readings:
             return 0

@@ -15,13 +15,14 @@ class EventKind(IntEnum):
     SUBMITTED = 1
     """The program submitted the tensor `name`, of `value` bytes."""
     LAUNCHED = 2
-    """Collective `number` began; `name` is its first tensor. `value`: the bucket of a plan that it
-    carries, or 0 if its tensors follow as FUSED."""
+    """Collective `number` began; `name` is its first tensor. `value` is the number of its bucket,
+    or 0 if FUSED events with its tensors follow."""
     FUSED = 3
-    """The tensor `name`, of `value` bytes, travels in collective `number`."""
+    """Collective `number` carries the tensor `name`, of `value` bytes."""
     TRANSFERRED = 4
-    """Collective `number` ran from `begun_ns` to `ended_ns`. At `time_ns`, the program learned of
-    the end. `value` is 1, or 0 if some rank was not ready; the tensors then wait further."""
+    """Collective `number` ran from `begun_ns` to `ended_ns`. At `time_ns`, the program was notified
+    of the end. `value` is 1, or 0 if a rank was not ready; in this case the tensors continue to
+    wait."""
     WAITED = 5
     """The program waited for the tensor `name` from `begun_ns` to `ended_ns`."""
     BEGUN = 6
@@ -29,17 +30,18 @@ class EventKind(IntEnum):
     ENDED = 7
     """The phase `name` of step `number` ended."""
     FAILED = 8
-    """An error ended the controller, or the tensor `name`."""
+    """An error ended the controller, or the operation on the tensor `name`."""
     PLANNED = 9
-    """The tensor `name`, of `value` bytes, is in bucket `number`. Repeated now and then, since the
-    ring loses old events."""
+    """The tensor `name`, of `value` bytes, is in bucket `number`. This event is repeated from time
+    to time, because the ring overwrites old events."""
 
 
 ENTRY: Final = struct.Struct("<QqqqqqIHHQ")
-"""Sequence number, time, begin, end, number, value, name, kind, thread, sequence number again.
+"""Layout of an event: sequence number, time, begin, end, number, value, name, kind, thread, and the
+sequence number again.
 
-The first number is written first and the last one last, so a reader finds entries that are being
-written, or that a killed process left unfinished."""
+The two sequence numbers are written first and last. If they differ, the event is being written, or
+a process was killed while it wrote the event."""
 
 ENTRY_DTYPE: Final = np.dtype(
     [
@@ -55,10 +57,10 @@ ENTRY_DTYPE: Final = np.dtype(
         ("check", "<u8"),
     ]
 )
-assert ENTRY_DTYPE.itemsize == ENTRY.size == 64  # one line of a CPU's cache
+assert ENTRY_DTYPE.itemsize == ENTRY.size == 64  # one cache line
 
 CONTROLLER_THREAD: Final = "unisono-controller"
-"""The name of a controller's own thread. Its waits are not those of the program."""
+"""Name of a controller's own thread, whose waits do not delay the program."""
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 OPTIMIZER: Final = "optimizer"

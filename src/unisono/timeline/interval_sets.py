@@ -1,4 +1,4 @@
-"""Sets of times: unions of intervals that do not overlap, in order."""
+"""Sets of times, as sorted lists of intervals that do not overlap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Times = Sequence[Interval]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Returns the times in any of the intervals.
+    """Returns the set of times that are in at least one of the intervals.
 
     >>> union([Interval(4, 6), Interval(0, 2), Interval(1, 3)])
     [Interval(begun_ns=0, ended_ns=3), Interval(begun_ns=4, ended_ns=6)]
@@ -27,7 +27,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersection(a: Times, b: Times) -> list[Interval]:
-    """Returns the times in both sets.
+    """Returns the set of times that are in both sets.
 
     >>> intersection([Interval(0, 5)], [Interval(1, 2), Interval(4, 9)])
     [Interval(begun_ns=1, ended_ns=2), Interval(begun_ns=4, ended_ns=5)]
@@ -47,7 +47,7 @@ def intersection(a: Times, b: Times) -> list[Interval]:
 
 
 def difference(a: Times, b: Times) -> list[Interval]:
-    """Returns the times in `a` but not in `b`.
+    """Returns the set of times that are in `a` but not in `b`.
 
     >>> difference([Interval(0, 5)], [Interval(1, 2)])
     [Interval(begun_ns=0, ended_ns=1), Interval(begun_ns=2, ended_ns=5)]
@@ -65,7 +65,7 @@ def difference(a: Times, b: Times) -> list[Interval]:
 
 
 def seconds(times: Times) -> float:
-    """Returns the length of a set.
+    """Returns the total length of a set's intervals, in seconds.
 
     >>> seconds([Interval(0, 500_000_000), Interval(10**9, 2 * 10**9)])
     1.5

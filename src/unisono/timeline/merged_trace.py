@@ -23,17 +23,18 @@ from unisono.timeline.torch_ranges import TorchTrace, torch_events
 _NS_PER_S: Final = 1_000_000_000
 _NAMES_IN_ARGS: Final = 32
 _ROWS: Final = {"training": 1, "waits": 100, "collectives": 200}
-"""Threads of a rank's process, by name; further lanes of a row follow its first one."""
+"""Thread number of each row of a rank's process. If slices of a row overlap, it gets more lanes
+with the next thread numbers."""
 
 
 def merge_dumps(dumps: Sequence[RankDump], torch_traces: Sequence[TorchTrace] = ()) -> str:
-    """Returns the trace of all ranks, as JSON in the Trace Event Format. Pure.
+    """Returns the trace of all ranks, as JSON in the Trace Event Format. A pure function.
 
-    Each rank is a process with rows for its phases, its waits and its collectives, and an interval
-    for each tensor: submitted, agreed on, moved, done. `otherData` has the clock's error of each
-    rank, the ranks without a dump, and the number of events that rings have lost.
+    Each rank is a process. The process has rows for phases, waits and collectives, and an interval
+    for each tensor from its submission to the end of its collective. `otherData` has the clock
+    error of each rank, the ranks without a dump, and the number of events that were overwritten.
 
-    Raises `ValueError` without dumps, and if a trace of torch belongs to none of the processes.
+    Raises `ValueError` if there are no dumps, or if the process of a trace of torch has no dump.
 
     >>> from unisono.timeline import EventKind, TimelineWriter
     >>> timeline = TimelineWriter(rank=0, size=2, events=64)
@@ -80,7 +81,7 @@ def _facts(ranks: Sequence[AlignedRank]) -> dict[str, Any]:
 
 
 class _RankEvents:
-    """The events of one rank."""
+    """The trace events of one rank."""
 
     def __init__(self, rank: AlignedRank, pid: int, base_ns: int) -> None:
         self._rank = rank
@@ -88,7 +89,7 @@ class _RankEvents:
         self._base_ns = base_ns
 
     def all(self) -> Iterator[TraceEvent]:
-        """Yields all events."""
+        """Yields all trace events of the rank."""
         spans, pid = self._rank.spans, self._pid
         yield from process_name(pid, _title(self._rank))
         phases = [

@@ -1,4 +1,4 @@
-"""Dumps: the contents of ranks' timelines at one moment, and files of dumps."""
+"""Dumps (the contents of ranks' timelines at one time), and files of dumps."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ class RankDump:
     pid: int
     host: str
     clock: str
-    """The name of the rank's clock; equal for ranks that share it."""
+    """The name of the rank's clock; ranks with the same clock have the same name."""
     wall_ns: int
     now_ns: int
-    """The moment of `wall_ns` (Unix time) by the rank's clock."""
+    """Time of the rank's clock at the Unix time `wall_ns`."""
     readings: tuple[ClockReading, ...]
     failure: str
-    """The error that ended the rank's controller; empty if none did."""
+    """The error that ended the rank's controller, or an empty text."""
     names: tuple[str, ...]
     events: NDArray[np.void]
     lost: int
-    """Number of older events, which the ring no longer has."""
+    """Number of older events that the ring has overwritten."""
     torn: int
-    """Number of events that were being written."""
+    """Number of events that are incomplete, because they were being written."""
 
     @staticmethod
     def parse(content: bytes) -> RankDump:
-        """Returns the dump in the bytes of a timeline's file. Raises `ValueError` for others."""
+        """Returns the dump from the bytes of a timeline's file. Raises `ValueError` for other
+        bytes."""
         found = FileContents(content)
         facts: dict[str, Any] = dict(found.facts)
         readings = tuple(ClockReading(**each) for each in facts.pop("readings", ()))
@@ -64,8 +65,8 @@ class RankDump:
 
 
 def save_dumps(path: Path, contents: Sequence[bytes]) -> None:
-    """Writes the contents of timelines' files into one file. Raises `ValueError` if one of them is
-    not a timeline.
+    """Writes the contents of several timelines' files into one file. Raises `ValueError` for
+    contents that are not a timeline.
 
     >>> save_dumps(Path("/dev/null"), [b"something else"])
     Traceback (most recent call last):
@@ -79,8 +80,8 @@ def save_dumps(path: Path, contents: Sequence[bytes]) -> None:
 
 
 def load_contents(path: Path) -> list[bytes]:
-    """Returns the contents of the timelines in a file: several from a dump, one from a timeline's
-    file.
+    """Returns the contents of the timelines in a file. A file of `save_dumps` has several
+    timelines, a timeline's file has one.
 
     Raises `ValueError` with the path for files that cannot be read.
 
@@ -100,8 +101,8 @@ def load_contents(path: Path) -> list[bytes]:
 
 
 def load_dumps(paths: Sequence[Path]) -> list[RankDump]:
-    """Returns all ranks' dumps of these files. Raises `ValueError` with the path of an invalid
-    file.
+    """Returns the dumps of all ranks in these files. Raises `ValueError` with the path of an
+    invalid file.
 
     >>> from unisono.timeline import TimelineWriter
     >>> timeline = TimelineWriter(rank=3, size=4, events=64)

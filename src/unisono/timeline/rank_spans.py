@@ -1,7 +1,7 @@
-"""Intervals of one rank, found in its events: phases, tensors, collectives and waits.
+"""Finds intervals in the events of one rank: phases, tensors, collectives and waits.
 
-The ring may have lost the begin of an interval, and the program may not have reached its end. Such
-intervals are cut at the first or the last event, and marked.
+The event at the begin of an interval may be overwritten, and the interval may not have ended yet.
+In these cases the interval begins with the first event or ends with the last event.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSpan:
-    """A phase of a step. `whole`: its begin and its end are known."""
+    """A phase of a step. `whole` is true if the begin and the end of the phase are known."""
 
     name: str
     step: int
@@ -32,23 +32,25 @@ class PhaseSpan:
 
 @dataclass(slots=True, kw_only=True)
 class CollectiveSpan:
-    """A collective of one or more tensors; times in ns of the rank's clock, None: not yet."""
+    """A collective of one or more tensors. Times are in ns of the rank's clock; None means that the
+    time is not reached yet."""
 
     number: int
     launched_ns: int
     tensors: list[str] = field(default_factory=list)
     moved: Interval | None = None
-    """Time in which the collective itself ran."""
+    """Interval in which the collective ran; None if it has not ended."""
     done_ns: int | None = None
-    """Time at which the program learned of its end."""
+    """Time at which the program was notified of the end of the collective."""
     ran: bool = True
-    """False: a rank was not ready, and no data moved."""
+    """False if a rank was not ready, so that no data were transferred."""
     nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpan:
-    """A submitted tensor. `collective`: the one that carried it; None: it waits."""
+    """A submitted tensor. `collective` is the collective that carried the tensor, or None while the
+    tensor waits."""
 
     name: str
     nbytes: int
@@ -58,7 +60,7 @@ class TensorSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSpan:
-    """A thread waited for a tensor."""
+    """An interval in which a thread waited for a tensor."""
 
     name: str
     when: Interval
@@ -67,7 +69,7 @@ class WaitSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureMark:
-    """An error, at one moment."""
+    """An error and its time."""
 
     name: str
     at_ns: int
@@ -75,7 +77,7 @@ class FailureMark:
 
 @dataclass(slots=True, kw_only=True)
 class RankSpans:
-    """All intervals of one rank, and the first and the last moment of its events."""
+    """All intervals of one rank, and the times of its first and last event (`extent`)."""
 
     extent: Interval
     phases: list[PhaseSpan] = field(default_factory=list)
@@ -86,7 +88,7 @@ class RankSpans:
 
 
 def spans_of(dump: RankDump) -> RankSpans:
-    """Returns the intervals in a rank's events.
+    """Returns the intervals that are found in a rank's events.
 
     >>> from unisono.timeline import TimelineWriter
     >>> timeline = TimelineWriter(rank=0, size=1, events=64, now_ns=iter(range(99)).__next__)
@@ -100,7 +102,7 @@ def spans_of(dump: RankDump) -> RankSpans:
 
 
 class _SpanFinder:
-    """Reads the events once, in order."""
+    """Finds intervals in one pass over the events."""
 
     def __init__(self, dump: RankDump) -> None:
         events = dump.events
@@ -109,8 +111,8 @@ class _SpanFinder:
         self.found = RankSpans(extent=Interval(first, last))
         self._names = dump.names
         self._by_number: dict[int, CollectiveSpan] = {}
-        self._waiting: dict[str, tuple[int, int]] = {}  # by tensor: when submitted, bytes
-        self._carried: dict[int, list[TensorSpan]] = {}  # by collective
+        self._waiting: dict[str, tuple[int, int]] = {}  # by tensor: time of submission, bytes
+        self._carried: dict[int, list[TensorSpan]] = {}  # by number of the collective
         self._open_phases: dict[tuple[str, int], int] = {}
         self._buckets = _buckets(dump)
         act = {
@@ -142,7 +144,7 @@ class _SpanFinder:
 
     def _fuse(self, event: Any, name: str) -> None:
         span = self._by_number.get(int(event["number"]))
-        if span is not None:  # or the ring has lost the launch
+        if span is not None:  # None if the LAUNCHED event is overwritten
             self._carry(span, name, int(event["value"]))
 
     def _carry(self, span: CollectiveSpan, name: str, nbytes: int) -> None:
@@ -204,7 +206,7 @@ class _SpanFinder:
 
 
 def _buckets(dump: RankDump) -> dict[int, dict[str, int]]:
-    """Returns the tensors of each bucket, with their bytes."""
+    """Returns the tensors of each bucket, with their sizes in bytes."""
     found: dict[int, dict[str, int]] = {}
     for event in dump.events[dump.events["kind"] == EventKind.PLANNED]:
         bucket = found.setdefault(int(event["number"]), {})

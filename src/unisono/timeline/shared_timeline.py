@@ -1,4 +1,4 @@
-"""The one timeline of a rank, which all its communicators share."""
+"""The timeline of a rank, which all communicators of the rank share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from unisono.timeline.timeline_writer import TimelineWriter
 
 
 class SharedTimeline:
-    """Makes a rank's timeline when something first records. The file disappears with this object.
+    """Makes a rank's timeline when it is first used. The timeline's file is removed with this
+    object.
 
     >>> shared = SharedTimeline(rank=0, size=1, job="example")
     >>> timeline = shared.open()
@@ -24,7 +25,7 @@ class SharedTimeline:
         self._found: TimelineWriter | None = None
 
     def open(self) -> TimelineWriter:
-        """Returns the timeline."""
+        """Returns the rank's timeline, and makes it on the first call."""
         with self._lock:
             if self._found is None:
                 self._found = TimelineWriter(rank=self._rank, size=self._size, job=self._job)

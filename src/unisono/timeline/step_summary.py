@@ -1,4 +1,5 @@
-"""Splits each rank's time in a step by cause, and names the rank that the others waited for."""
+"""Splits each rank's time in a training step by cause, and finds the rank for which other ranks
+waited."""
 
 from __future__ import annotations
 
@@ -25,25 +26,25 @@ _NOTABLE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
-    """One step on one rank, in seconds. A step lasts until the next one begins."""
+    """Times of one step on one rank, in seconds. A step lasts until the next step begins."""
 
     rank: int
     step: int
     step_s: float
     compute_s: float
-    """Forward, backward and optimizer, without the waits in them."""
+    """Time in forward, backward and optimizer, without waits."""
     communication_s: float
     """Time in which at least one collective ran."""
     hidden_s: float
-    """The part of `communication_s` in which the rank computed."""
+    """The part of `communication_s` during which the rank computed."""
     waited_s: float
     """Time in which the program waited for a tensor."""
     phases_s: Mapping[str, float]
-    """The parts of `own_s`."""
+    """The parts of `own_s`: forward, backward, optimizer, and the remaining time."""
 
     @property
     def exposed_s(self) -> float:
-        """The part of `communication_s` that computation does not hide."""
+        """The part of `communication_s` during which the rank did not compute."""
         return self.communication_s - self.hidden_s
 
     @property
@@ -53,7 +54,7 @@ class RankStep:
 
     @property
     def overlap(self) -> float:
-        """Fraction of the communication that is hidden; 1 without communication."""
+        """Fraction of the communication during which the rank computed; 1 without communication."""
         return self.hidden_s / self.communication_s if self.communication_s else 1.0
 
     @property
@@ -65,17 +66,18 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowestRank:
-    """The rank with the longest own time in a step, and the part of it that is longest."""
+    """The rank with the longest time without waits in a step. `part` is the part of this time that
+    exceeds the median of the ranks most."""
 
     rank: int
     part: str
     part_s: float
     median_s: float
-    """Median of the part over all ranks."""
+    """Median of the part's time over all ranks."""
 
     @property
     def text(self) -> str:
-        """The rank, the part and its times, as text."""
+        """The rank, the part and the times, as text."""
         return (
             f"rank {self.rank}: {1e3 * self.part_s:.2f} ms {self.part}, "
             f"median {1e3 * self.median_s:.2f} ms"
@@ -84,7 +86,8 @@ class SlowestRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """One step on all ranks that have it. `slowest`: None if the ranks differ by less than 1 %."""
+    """One step on all ranks whose events contain it. `slowest` is None for one rank, or if the
+    ranks differ by less than 1 % of the step."""
 
     step: int
     ranks: tuple[RankStep, ...]
@@ -93,7 +96,7 @@ class StepSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """The whole steps of one job."""
+    """The completely recorded steps of one job."""
 
     job: str
     size: int
@@ -102,7 +105,7 @@ class JobSummary:
     steps: tuple[StepSummary, ...]
 
     def medians(self) -> list[tuple[int, RankStep]]:
-        """Returns the number of steps and the median of each time over them, by rank."""
+        """Returns the number of steps and the medians of their times, by rank."""
         by_rank: dict[int, list[RankStep]] = {}
         for step in self.steps:
             for each in step.ranks:
@@ -110,7 +113,8 @@ class JobSummary:
         return [(len(found), _median_step(found)) for _, found in sorted(by_rank.items())]
 
     def slowest_line(self) -> str:
-        """Returns the rank that was slowest most often, and why, as text."""
+        """Returns the rank that was slowest most often, and the part of its time that was long, as
+        text."""
         found = [step.slowest for step in self.steps if step.slowest is not None]
         if not found:
             return "No rank is slower than the others by 1 % of a step."
@@ -125,11 +129,11 @@ class JobSummary:
 
 
 def summarize_steps(dumps: Sequence[RankDump]) -> list[JobSummary]:
-    """Returns the whole steps of each job. Pure; times of different ranks are never compared, so
-    the clocks' errors do not matter.
+    """Returns the completely recorded steps of each job. A pure function. Clock errors have no
+    effect, because only durations are compared between ranks.
 
-    A step is whole if the ring has all its events. Its number counts the steps that the program
-    took since it made the model.
+    Steps of which events are overwritten or missing are omitted. Steps are numbered from the
+    creation of the model on.
 
     >>> from unisono.timeline import TimelineWriter
     >>> summarize_steps([TimelineWriter(rank=0, size=1, events=64).dump()])[0].steps
@@ -163,7 +167,7 @@ def _steps(dumps: Sequence[RankDump]) -> tuple[StepSummary, ...]:
 
 
 def rank_steps(rank: int, spans: RankSpans) -> list[RankStep]:
-    """Returns the whole steps of one rank.
+    """Returns the completely recorded steps of one rank.
 
     >>> rank_steps(0, RankSpans(extent=Interval(0, 0)))
     []
@@ -185,12 +189,13 @@ def rank_steps(rank: int, spans: RankSpans) -> list[RankStep]:
 
 
 def _has_ended(phases: Sequence[PhaseSpan], before: Sequence[PhaseSpan] | None) -> bool:
-    """Returns False if the step before had phases that a running job has not reached yet."""
+    """Returns True if a step has all phases of the previous step, or if there is no previous
+    step."""
     return before is None or {each.name for each in before} <= {each.name for each in phases}
 
 
 def _end(spans: RankSpans, phases: Sequence[PhaseSpan]) -> int:
-    """Returns the end of the last step: of its last phase, and of the waits after that."""
+    """Returns the end of the last step: the end of its last phase or of a later wait."""
     ended = max(phase.when.ended_ns for phase in phases)
     return max([ended, *(wait.when.ended_ns for wait in _program_waits(spans))])
 

@@ -1,8 +1,9 @@
-"""The file of a timeline: its layout in bytes, its writer and its reader.
+"""The file of a timeline: layout in bytes, writer and reader.
 
-A fixed head names the sizes. Then follow two copies of the facts (JSON with a checksum, written in
-turn, so that one is always whole), the table of names, and the ring of entries. The owner writes
-through a memory map. Any process may read the file at any time, also after the owner was killed.
+The file has a head with sizes, two copies of the facts, the table of names, and the ring of events.
+Facts are JSON with a checksum. The two copies are written alternately, so one copy is always
+complete. The owner writes through a memory map. Any process may read the file at any time, even
+after the owner was killed.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ NAMES_BYTES: Final = 1 << 18
 ENTRIES_AT: Final = NAMES_AT + NAMES_BYTES
 _LENGTH: Final = struct.Struct("<H")
 _LONGEST_NAME: Final = 200
-_KEPT_HEAD: Final = 60  # characters of a long name's begin
+_KEPT_HEAD: Final = 60  # bytes of a long name's begin
 _MOST_NAMES: Final = 65_535
 
 
 def file_bytes(entries: int) -> int:
-    """Returns the size of a file whose ring has this number of entries."""
+    """Returns the size in bytes of a file whose ring has this number of events."""
     return ENTRIES_AT + entries * ENTRY.size
 
 
 class FactsWriter:
-    """Writes the facts of a timeline; readers always find a whole copy of them."""
+    """Writes the facts of a timeline. Readers always find a complete copy."""
 
     def __init__(self, memory: Any, entries: int) -> None:
         _HEAD.pack_into(memory, 0, MAGIC, _VERSION, ENTRY.size, entries, NAMES_BYTES)
@@ -62,21 +63,21 @@ class FactsWriter:
 
 
 class NameTable:
-    """The names of a timeline, in a fixed number of bytes. Number 0 stands for all names that do
-    not fit.
+    """A table of names in a fixed number of bytes. All names for which the table has no space have
+    number 0.
 
-    A name of more than 200 bytes keeps its begin and its end.
+    Names of more than 200 bytes are shortened in the middle.
     """
 
     def __init__(self, memory: Any) -> None:
         self.ids: dict[str, int] = {}
-        """The numbers of the names that are in the table."""
+        """Number of each name in the table."""
         self._memory = memory
         self._at = NAMES_AT
         self._lock = threading.Lock()
 
     def add(self, name: str) -> int:
-        """Returns the number of a name; adds the name if the table has room."""
+        """Returns the number of a name. Adds a new name if the table has space."""
         with self._lock:
             found = self.ids.get(name)
             if found is not None:
@@ -105,7 +106,7 @@ def _shortened(name: str) -> bytes:
 
 
 class FileContents:
-    """Contents of a timeline's file. Raises `ValueError` for bytes that are not such a file."""
+    """Contents of a timeline's file. Raises `ValueError` for other bytes."""
 
     def __init__(self, content: bytes) -> None:
         if len(content) < NAMES_AT or content[: len(MAGIC)] != MAGIC:
@@ -151,7 +152,7 @@ def _read_names(content: bytes) -> tuple[str, ...]:
 
 
 def _read_entries(content: bytes, entries: int) -> tuple[int, NDArray[np.void]]:
-    """Returns the number of unfinished entries, and the whole ones in order."""
+    """Returns the number of incomplete events, and the complete events in order."""
     ring = np.frombuffer(content, ENTRY_DTYPE, entries, ENTRIES_AT)
     whole = ring["sequence"] == ring["check"]
     used = ring["sequence"] > 0

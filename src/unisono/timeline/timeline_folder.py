@@ -1,7 +1,8 @@
-"""The folder of the timelines of this machine, one file for each rank.
+"""The folder of this machine's timelines, with one file for each rank.
 
-A process locks its file; the kernel releases the lock when the process ends. The files of killed
-processes stay, so that they can be read. Each new timeline removes the oldest of them.
+A process locks its file, and the kernel releases the lock when the process ends. The files of
+killed processes remain, so that they can be read. If there are too many, a new timeline removes the
+oldest.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 _MOST_ENDED: Final = 64
 _LONGEST_KEPT_S: Final = 24 * 3600.0
 _ENDED_SHARE: Final = 0.05
-"""The part of the file system that the files of ended processes may take."""
+"""Maximum fraction of the file system for the files of ended processes."""
 _FREE_SHARE: Final = 0.5
-"""The part of `/dev/shm` that stays free for programs: containers often have only 64 MiB."""
+"""Fraction of `/dev/shm` that must remain free for programs; containers often have only 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineFile:
-    """A file in the folder. `running`: its process has not ended. `made_s`: Unix time."""
+    """A file in the folder. `running` is true if its process has not ended. `made_s` is a Unix
+    time."""
 
     path: Path
     pid: int
@@ -43,8 +45,9 @@ class TimelineFile:
 
 
 def folders() -> tuple[Path, ...]:
-    """Returns the folders that may hold timelines: `UNISONO_TIMELINE_DIR`, or else memory (
-    `/dev/shm`) and, if that is missing or full, the folder of temporary files.
+    """Returns the folders that may contain timelines, the preferred folder first:
+    `UNISONO_TIMELINE_DIR` if it is set, else folders in `/dev/shm` and in the directory of
+    temporary files.
     """
     given = config.timeline_settings().folder
     if given:
@@ -55,9 +58,9 @@ def folders() -> tuple[Path, ...]:
 
 
 def make_file(nbytes: int, where: Sequence[Path] | None = None) -> tuple[Path, int]:
-    """Makes a locked file of `nbytes` zeros; returns its path and its open descriptor.
+    """Makes a locked file of `nbytes` zeros. Returns its path and its open file descriptor.
 
-    Raises `OSError` if no folder has room.
+    Raises `OSError` if the folders are full or cannot be used.
     """
     failure: OSError = FileNotFoundError("no folder for timelines exists")
     for folder in folders() if where is None else where:
@@ -90,7 +93,8 @@ def _made(folder: Path, nbytes: int) -> tuple[Path, int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # A sparse file in full memory would end the process by SIGBUS when it is written.
+        # This allocates memory. Writing to a sparse file in full memory would end the process by
+        # SIGBUS.
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError:
         os.close(descriptor)
@@ -100,7 +104,7 @@ def _made(folder: Path, nbytes: int) -> tuple[Path, int]:
 
 
 def find_files(where: Sequence[Path] | None = None) -> list[TimelineFile]:
-    """Returns the files of all timelines of this user on this machine, the newest last.
+    """Returns the files of this user's timelines on this machine, the newest last.
 
     >>> find_files([Path("/nowhere")])
     []
@@ -108,7 +112,7 @@ def find_files(where: Sequence[Path] | None = None) -> list[TimelineFile]:
     found: list[TimelineFile] = []
     for folder in folders() if where is None else where:
         for path in folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or of another kind
+            with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or not a timeline
                 pid = int(path.name.partition("-")[0])
                 made_s = path.stat().st_mtime
                 found.append(
@@ -118,7 +122,7 @@ def find_files(where: Sequence[Path] | None = None) -> list[TimelineFile]:
 
 
 def files_of(pid: int, where: Sequence[Path] | None = None) -> list[TimelineFile]:
-    """Returns the files of one process. Raises `UnsupportedError` if it has none.
+    """Returns the timelines' files of one process. Raises `UnsupportedError` if there are none.
 
     >>> from unisono.timeline import TimelineWriter
     >>> timeline = TimelineWriter(rank=0, size=1, events=64)
@@ -137,11 +141,12 @@ def files_of(pid: int, where: Sequence[Path] | None = None) -> list[TimelineFile
 
 
 def files_of_jobs(job_of: Callable[[Path], str]) -> list[TimelineFile]:
-    """Returns the files of all jobs that have a running process here; ended ranks included.
+    """Returns the timelines' files of all jobs with a running process on this machine, including
+    the files of ended ranks.
 
-    Without a running process, returns the files of the job that was started last. `job_of` returns
-    the job of a file; it may raise `ValueError` or `OSError`. Raises `UnsupportedError` if there
-    are none.
+    If no process is running, returns the files of the job that was started last. `job_of` returns
+    the job of a file, and may raise `ValueError` or `OSError`. Raises `UnsupportedError` if there
+    are no files.
 
     >>> from unisono.timeline import TimelineWriter
     >>> timeline = TimelineWriter(rank=0, size=1, events=64)
@@ -164,7 +169,7 @@ def files_of_jobs(job_of: Callable[[Path], str]) -> list[TimelineFile]:
 def _is_locked(path: Path) -> bool:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # A shared lock: two readers at the same time do not take each other for the owner.
+        # The lock is shared, so that a reader does not mistake another reader for the owner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -29,7 +29,7 @@ _LONGEST_FAILURE: Final = 300
 
 
 class Record(Protocol):
-    """The function that records an event. It takes the time itself."""
+    """Type of the function that records an event at the current time."""
 
     def __call__(
         self,
@@ -40,14 +40,15 @@ class Record(Protocol):
         begun_ns: int = 0,
         ended_ns: int = 0,
     ) -> None:
-        """Records an event. Any thread may call it. Never waits, never raises."""
+        """Records an event. May be called from any thread. Does not block or raise."""
 
 
 class TimelineWriter:
-    """A rank's timeline: a ring of its last events, in a file in memory that others can read.
+    """A rank's timeline: a ring of the rank's last events, in a file that other processes can read.
 
-    The file disappears with this object, or when the process ends well. It stays if the process is
-    killed, or after `keep`. Without room for the file, nothing is recorded and `path` is None.
+    The file is removed with this object, or when the process ends normally. The file remains if the
+    process is killed, or after `keep`. If there is no space for the file, nothing is recorded and
+    `path` is None.
 
     >>> timeline = TimelineWriter(rank=0, size=1, events=64)
     >>> timeline.record(EventKind.SUBMITTED, "layer1.weight", value=4096)
@@ -64,8 +65,10 @@ class TimelineWriter:
         now_ns: Callable[[], int] = time.monotonic_ns,
         clock: str | None = None,
     ) -> None:
-        """`job`: a text that the ranks of a job share. `events`: length of the ring; 0: record
-        nothing; None: `UNISONO_TIMELINE_EVENTS`. `now_ns` and `clock`: another clock and its name.
+        """Makes the file. `job` is a text that is equal on all ranks of a job. `events` is the
+        length of the ring. With 0 events, nothing is recorded; the default is
+        `UNISONO_TIMELINE_EVENTS`. `now_ns` and `clock` are a clock and its name, by default the
+        kernel's monotonic clock.
         """
         self.rank = rank
         self.size = size
@@ -73,9 +76,9 @@ class TimelineWriter:
         self.now_ns = now_ns
         self.record: Record = _ignore
         self.ring: native.TimelineRing | None = None
-        """The ring that `record` writes to; None: nothing is recorded."""
+        """The ring to which `record` writes; None if nothing is recorded."""
         self.next_number = itertools.count(1).__next__
-        """Returns a number that no other collective or bucket of this rank has."""
+        """Returns the next number of a collective or bucket of this rank; numbers are unique."""
         self._facts: dict[str, Any] = {}
         self._writer: FactsWriter | None = None
         events = config.timeline_settings().events if events is None else events
@@ -91,7 +94,7 @@ class TimelineWriter:
         try:
             memory = mmap.mmap(descriptor, file_bytes(events))
         finally:
-            os.close(descriptor)  # the map has a copy of it, which holds the lock
+            os.close(descriptor)  # the map's copy of the descriptor keeps the lock
         self._facts = _facts(rank, size, job, now_ns, clock)
         self._writer = FactsWriter(memory, events)
         self._writer.write(self._facts)
@@ -101,20 +104,20 @@ class TimelineWriter:
         self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
 
     def note_clock(self, reading: ClockReading) -> None:
-        """Stores a comparison of this rank's clock with another; keeps the first and the last
-        one."""
+        """Stores a comparison of this rank's clock with another clock. Only the first and the last
+        comparison are kept."""
         readings = [*self._facts.get("readings", ())[:1], reading.to_json()]
         self._update(readings=readings)
 
     def dump(self) -> RankDump:
-        """Returns the events so far. Raises `ValueError` if nothing is recorded."""
+        """Returns a dump of the current events. Raises `ValueError` if nothing is recorded."""
         if self.path is None:
             raise ValueError("expected a timeline that records events; this one records none")
         return RankDump.parse(self.path.read_bytes())
 
     def keep(self, error: BaseException) -> None:
-        """Keeps the file when this process ends. Call it if an error ends the process. Logs its
-        path."""
+        """Keeps the file after the end of this process, for use when an error ends the process.
+        Logs the file's path."""
         if self._writer is None or not self._finalizer.alive:
             return
         text = f"{type(error).__name__}: {error}"[:_LONGEST_FAILURE]
@@ -136,7 +139,7 @@ def _ignore(
 
 
 def _ring(memory: mmap.mmap, events: int, clock: Callable[[], int] | None) -> native.TimelineRing:
-    """Returns the ring in the file's memory."""
+    """Returns a ring that writes to the file's memory."""
     table = NameTable(memory)
     content = np.frombuffer(memory, np.uint8)
 
@@ -151,7 +154,8 @@ def _ring(memory: mmap.mmap, events: int, clock: Callable[[], int] | None) -> na
 def _facts(
     rank: int, size: int, job: str, now_ns: Callable[[], int], clock: str | None
 ) -> dict[str, Any]:
-    # The calendar and the clock at one moment: the reading that nothing interrupted.
+    # Read the calendar clock and the rank's clock at the same time. Of 5 attempts, use the
+    # shortest.
     readings = [(now_ns(), time.time_ns(), now_ns()) for _ in range(5)]
     before_ns, wall_ns, after_ns = min(readings, key=lambda each: each[2] - each[0])
     return {
@@ -172,7 +176,8 @@ def _remove(path: Path, owner: int) -> None:
 
 
 def _disown_in_children(ring: native.TimelineRing) -> None:
-    """A forked child has its parent's memory, but it must not write into its parent's ring."""
+    """Stops recording in forked children, which share the parent's memory but must not write to its
+    ring."""
     reference = weakref.ref(ring)
 
     def disown() -> None:

@@ -1,4 +1,4 @@
-"""Adds the ranges of `torch.profiler` to the trace of all ranks."""
+"""Adds the slices of traces of `torch.profiler` to the trace of all ranks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from unisono.chrome_trace import TraceEvent, lanes, thread_name
 from unisono.timeline.aligned_ranks import AlignedRank
 
 _FIRST_ROW: Final = 1000
-_LANES: Final = 50  # rows that one thread may take
+_LANES: Final = 50  # maximum number of rows of one thread
 _GZIP: Final = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchTrace:
-    """The file of one process, as `torch.profiler`'s `export_chrome_trace` writes it."""
+    """The trace of one process, which `export_chrome_trace` of `torch.profiler` wrote."""
 
     path: str
     base_ns: int
-    """Unix time of time 0 in the file."""
+    """Unix time in ns that corresponds to time 0 in the file."""
     rank: int | None
-    """The rank, if the file names it."""
+    """The rank, or None if the file does not contain it."""
     events: Sequence[Mapping[str, Any]]
 
     @staticmethod
@@ -53,11 +53,12 @@ def _is_slice(event: Mapping[str, Any]) -> bool:
 def torch_events(
     traces: Sequence[TorchTrace], ranks: Sequence[tuple[int, AlignedRank]], base_ns: int
 ) -> Iterator[TraceEvent]:
-    """Yields the slices of torch's traces, in rows of the ranks' processes.
+    """Yields the slices of torch's traces as events, in additional rows of the ranks' processes.
 
-    `ranks`: each rank with its process number in the trace. Torch's times are those of the host's
-    calendar; the rank's own comparison of calendar and clock translates them. Slices that do not
-    nest get rows of their own. Raises `ValueError` if a trace belongs to none of the ranks.
+    `ranks` has each rank with its process number in the trace. Torch's times are times of the
+    host's calendar clock. They are translated with the rank's own comparison of calendar clock and
+    monotonic clock. Overlapping slices that do not nest get separate rows. Raises `ValueError` for
+    a trace that belongs to none of the ranks.
 
     >>> list(torch_events([], [], 0))
     []
