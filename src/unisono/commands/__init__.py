@@ -1,4 +1,4 @@
-"""The command `unisono`: one module per subcommand. Slow imports happen only when a command
+"""The command `unisono`, with one module per subcommand. Slow imports are done only when a command
 runs."""
 
 from unisono.commands.main import main

@@ -1,4 +1,4 @@
-"""The commands `unisono bench`, `check`, `explain` and `prove`; fast to import."""
+"""The commands `unisono bench`, `check`, `explain` and `prove`. This module is fast to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The options of `unisono bench`; fast to import. Other commands share some of them."""
+"""The options of `unisono bench`, some of which other commands share. This module is fast to
+import."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from unisono.types import DType, Op, ReduceOp
 
 
 class Api(StrEnum):
-    """The interface of unisono that is measured."""
+    """The interface of Unisono that is measured."""
 
     NATIVE = "native"
     TORCH = "torch"
@@ -44,7 +45,7 @@ def _names(members: Iterable[IntEnum]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The options as given on the command line."""
+    """The options of `unisono bench`, as given on the command line."""
 
     op: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""Runs `unisono bench`: from its options to its table, files and exit code."""
+"""Runs `unisono bench`: parses options, runs the benchmark, prints tables and writes files."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Hosts:
 
     @contextmanager
     def build(self) -> Iterator[Cluster]:
-        """Runs the lab as long as the block runs. Raises LabError."""
+        """Creates the lab for the duration of a `with` block. Raises LabError."""
         with Lab(hosts=self.hosts, rate=self.rate, rails=self.rails, delay=self.delay) as lab:
             yield Cluster(lab=lab, per_host=self.per_host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """The parsed command line. Raises ValueError or UnsupportedError if it is not possible."""
+    """The parsed command line. Raises ValueError or UnsupportedError if the request is invalid."""
 
     ops: tuple[str, ...]
     ranks: int
@@ -69,10 +69,10 @@ class BenchRequest:
     json_path: str | None = None
     plot_path: Path | None = None
     models: tuple[LinkModel, ...] = ()
-    """Link models for predictions."""
+    """Link models that predict our times; empty without predictions."""
 
     def __post_init__(self) -> None:
-        assert self.cases  # building the cases validates them
+        assert self.cases  # constructing the cases validates them
         for name in self.contestants:
             Contestant(name=name)
         if self.plot_path is not None:
@@ -95,13 +95,13 @@ class BenchRequest:
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """Names of contestants: ours first, the limit last."""
+        """Names of contestants, with ours first and the limit last."""
         limit = MEMORY if self.hosts is None else NETWORK
         return tuple(dict.fromkeys((self.ours, *self.against, limit)))
 
 
 def read_request(options: BenchOptions) -> BenchRequest:
-    """Parses the options. Raises ValueError, OSError or UnsupportedError."""
+    """Converts options to a request. Raises ValueError, OSError or UnsupportedError."""
     ops, sizes = split_names(options.op), parse_sizes(options.sizes)
     lab = None
     if options.hosts is not None:
@@ -134,7 +134,7 @@ def read_request(options: BenchOptions) -> BenchRequest:
 
 
 def execute(request: BenchRequest) -> int:
-    """Runs the benchmark, prints and writes the results, and returns the exit code."""
+    """Runs the benchmark and prints and writes its results. Returns the exit code."""
     lab = nullcontext() if request.hosts is None else request.hosts.build()
     with lab as cluster, progress() as observe:
         report = run_benchmark(

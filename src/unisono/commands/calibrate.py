@@ -1,4 +1,4 @@
-"""Options of `unisono calibrate`; fast to import."""
+"""The command `unisono calibrate` and its options. This module is fast to import."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def calibrate(
 def _fit(
     samples: list[tuple[str, Sample]], algorithm: str | None
 ) -> tuple[list[LinkModel], list[Holdout | None]]:
-    """Fits the models of each operation, number of ranks and contestant, with their errors."""
+    """Fits a model for each operation, number of ranks and contestant. Returns the models and their
+    held-out errors."""
     from itertools import groupby
 
     from unisono.simulator import calibrate as fit
@@ -97,7 +98,7 @@ def _fit(
 
 
 def _samples(path: Path, op: str | None, contestant: str | None) -> list[Sample]:
-    """Reads the samples of a file. Raises ValueError."""
+    """Reads one contestant's samples from a file. Raises ValueError."""
     from unisono.simulator import of_contestant, read
     from unisono.text_files import reading
 

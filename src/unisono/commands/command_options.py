@@ -1,4 +1,4 @@
-"""Declares the options of a command as the fields of a dataclass."""
+"""A decorator for commands whose options are the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _Options = TypeVar("_Options")
 def with_options(
     options: type[_Options],
 ) -> Callable[[Callable[[typer.Context, _Options], None]], Callable[..., None]]:
-    """Decorates a command: its arguments and options are the fields of the dataclass `options`.
+    """Decorates a command. The fields of the dataclass `options` become its arguments and options.
 
-    A field's type is `Annotated[type, typer.Argument(...)]` or `Annotated[type,
-    typer.Option(...)]`. Its default is the option's default. Typer reads the signature of the
-    returned function, which has one parameter for each field.
+    The type of a field is `Annotated[type, typer.Argument(...)]` or `Annotated[type,
+    typer.Option(...)]`. The field's default is the default of the option. Typer reads the signature
+    of the returned function, which has one parameter per field.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,8 @@ def with_options(
 
 
 def _parameters(options: type) -> list[Parameter]:
-    """Returns the parameters of a command with these options: its context, and one per field."""
+    """Returns the parameters of a command with these options: the context, and one parameter per
+    field."""
     types = get_type_hints(options, include_extras=True)
     return [
         Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),

@@ -1,4 +1,4 @@
-"""The command `unisono lab`: several hosts on one machine."""
+"""The command `unisono lab`, which creates several hosts on one machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _describe(made: Lab) -> list[dict[str, list[str] | str]]:
 
 
 def _run_everywhere(made: Lab, command: list[str]) -> int:
-    """Runs a command on every host; returns the first exit code that is not 0, in the order of
+    """Runs a command on every host. Returns the first exit code other than 0, in the order of
     hosts."""
     processes, readers = [], []
     for host in range(made.hosts):
@@ -78,14 +78,14 @@ def _run_everywhere(made: Lab, command: list[str]) -> int:
         readers.append(reader)
     codes = [process.wait() for process in processes]
     for host in range(made.hosts):
-        made.kill(host)  # background processes of the command keep its output open
+        made.kill(host)  # otherwise background processes keep the output open
     for reader in readers:
         reader.join()
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
 def _forward_output(stream: IO[str], prefix: str) -> None:
-    with stream, suppress(BrokenPipeError):  # stop when our reader is gone
+    with stream, suppress(BrokenPipeError):  # stop if standard output is closed
         for line in stream:
             sys.stdout.write(prefix + line)
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The options of `unisono train TASK --layout ...`."""
+"""The options of training runs with one layout, `unisono train TASK --layout ...`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seed = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutOptions:
-    """The options of a task that a layout can divide."""
+    """The options of a training task that can run with a parallel layout."""
 
     ranks: Ranks = 4
     seed: Seed = 0
@@ -77,7 +77,8 @@ class LayoutOptions:
     ] = None
 
     def read_layout(self) -> Layout:
-        """Returns the layout that the options name. Raises a usage error for others."""
+        """Returns the layout that the options describe. Raises a usage error if the layout is
+        invalid."""
         try:
             if self.layout is None:
                 layout = Layout(dp=self.ranks)
@@ -112,4 +113,5 @@ LAYOUT_ONLY = (
     "save",
     "load",
 )
-"""The options that ask for a run of one layout, where a task has both kinds of runs."""
+"""Names of options that are valid only with `--layout`, for tasks that also run without a
+layout."""

@@ -1,4 +1,5 @@
-"""The command `unisono`. Commands import their dependencies when they run, so `--help` is fast."""
+"""The command `unisono`. Subcommands import their dependencies when they run, so `--help` is
+fast."""
 
 from __future__ import annotations
 
@@ -86,10 +87,10 @@ def train(context: typer.Context) -> None:
 
 
 def main() -> None:
-    """Runs the command line. Errors of unisono and of the system are printed in one line, without a
+    """Runs the command line. Errors of Unisono and of the system are printed as one line, without a
     traceback."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # for characters that the locale lacks
+        if isinstance(stream, io.TextIOWrapper):  # for characters that the locale does not have
             stream.reconfigure(errors="replace")
     try:
         app()

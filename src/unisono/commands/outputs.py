@@ -1,4 +1,4 @@
-"""Output of commands: tables and files. Paths are checked before the work, not after it."""
+"""Output of commands: tables and files. Paths are checked before a command does its work."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _Output = TypeVar("_Output", Path, str, None)
 
 
 def writable(path: _Output) -> _Output:
-    """Checks the path of a file to write, as an option's callback. Creates missing folders. Raises
-    a usage error with the reason if the file cannot be written.
+    """Returns the path of an output file after a check; used as an option's callback. Creates
+    missing folders. Raises a usage error if the file cannot be written.
 
     >>> writable("-")
     '-'
@@ -44,7 +44,7 @@ def writable(path: _Output) -> _Output:
 
 
 def given(context: typer.Context, name: str) -> bool:
-    """Returns True if the command line has this option, even with its default value."""
+    """Returns True if the user gave this option, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -58,7 +58,7 @@ JsonOption = Annotated[
 
 
 def write_json(document: dict[str, object], json_path: str | None) -> None:
-    """Writes a document to a file, to standard output (`-`), or nowhere (None)."""
+    """Writes a document as JSON to a file, or to standard output for `-`. Does nothing for None."""
     if json_path is None:
         return
     text = json.dumps(document, indent=2) + "\n"
@@ -69,7 +69,8 @@ def write_json(document: dict[str, object], json_path: str | None) -> None:
 
 
 def result_console(json_path: str | None) -> Console:
-    """Returns the console for tables: standard output, unless JSON goes there."""
+    """Returns the console for tables: standard output, or standard error if JSON is written to
+    standard output."""
     from rich.console import Console
 
     console = Console(stderr=json_path == STDOUT)
@@ -77,15 +78,15 @@ def result_console(json_path: str | None) -> Console:
 
 
 def print_written(console: Console, paths: Iterable[Path]) -> None:
-    """Prints the files that a command has written, one a line."""
+    """Prints the paths of the files that a command has written, one per line."""
     for path in paths:
         console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Shows a progress bar on standard error and removes it at the end. Yields a function that
-    takes the current step and the fraction done."""
+    """Displays a progress bar on standard error and removes it at the end. Yields a function that
+    takes the current step and the fraction of the work that is done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

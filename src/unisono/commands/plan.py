@@ -1,4 +1,4 @@
-"""The command `unisono plan`; fast to import."""
+"""The command `unisono plan`. This module is fast to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `unisono show`; fast to import."""
+"""The command `unisono show`. This module is fast to import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from unisono.show import ScheduleView
 
 _MOST_TRANSFERS = 1 << 18
-"""Limit for drawing; more take over half a minute and are unreadable."""
+"""Maximum number of transfers of a drawing. More transfers take over half a minute and are
+unreadable."""
 
 
 @with_options(ShowOptions)
@@ -65,8 +66,8 @@ def _list_algorithms(options: ShowOptions) -> None:
 
 
 def _write_drawings(options: ShowOptions) -> tuple[ScheduleView, list[Path]]:
-    """Draws the schedule. Returns its view, and the files that it has written. Raises ValueError
-    or OSError."""
+    """Draws the schedule. Returns its view and the paths of the written files. Raises ValueError or
+    OSError."""
     from unisono.bench import parse_size
     from unisono.show import view
 
@@ -92,7 +93,7 @@ def _write_drawings(options: ShowOptions) -> tuple[ScheduleView, list[Path]]:
 
 
 def _find(options: ShowOptions) -> tuple[Schedule, str]:
-    """Returns the requested schedule, and the name of its files."""
+    """Returns the requested schedule, and the default name of its drawings without suffix."""
     from unisono.algorithms import build
     from unisono.types import Op
 
@@ -108,7 +109,7 @@ def _find(options: ShowOptions) -> tuple[Schedule, str]:
 
 
 def _read(path: Path) -> Schedule:
-    """Reads a schedule from a file that `schedule.to_json` or `--json` wrote."""
+    """Reads a schedule from a file of `schedule.to_json` or of `unisono show --json`."""
     from unisono.schedule import from_json
     from unisono.show import FORMAT
     from unisono.text_files import reading
@@ -124,7 +125,8 @@ def _read(path: Path) -> Schedule:
 
 
 def _paths(schedule_view: ScheduleView, name: str, options: ShowOptions) -> list[Path]:
-    """Returns the files to write: those of the options, else both default names."""
+    """Returns the paths of the files to write: the paths in the options, else the two default
+    paths."""
     from unisono.show import MAX_RANKS
 
     svg_path, html_path = options.svg_path, options.html_path

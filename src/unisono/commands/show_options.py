@@ -1,4 +1,4 @@
-"""The options of `unisono show`; fast to import."""
+"""The options of `unisono show`. This module is fast to import."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DRAWING_OPTIONS = {
     "files": "--files",
     "launch": "--open",
 }
-"""Options that do not apply to a list of algorithms."""
+"""Options that have no effect on a list of algorithms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowOptions:
-    """The options as given on the command line."""
+    """The options of `unisono show`, as given on the command line."""
 
     what: Annotated[
         str,
@@ -75,7 +75,8 @@ class ShowOptions:
                     raise typer.BadParameter(f"{option}: {why}")
 
     def _unread(self) -> list[tuple[dict[str, str], str]]:
-        """Returns the names and flags of options that have no effect, and why."""
+        """Returns names and flags of options that have no effect, with the reason for each
+        group."""
         what = self.what
         unread: list[tuple[dict[str, str], str]] = []
         if what not in list(Op):

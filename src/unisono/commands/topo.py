@@ -1,4 +1,4 @@
-"""The command `unisono topo`; fast to import."""
+"""The command `unisono topo`. This module is fast to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `unisono trace`; fast to import."""
+"""The command `unisono trace`. This module is fast to import."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DUMP_SUFFIX = ".dump"
 
 
 class _ReadsByDefault(TyperGroup):
-    """Takes `unisono trace PID` for `unisono trace read PID`."""
+    """A command group in which `unisono trace PID` means `unisono trace read PID`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] != "--help":
@@ -112,7 +112,8 @@ def summary(
 
 
 def _contents(sources: Sequence[str], every: bool) -> list[bytes]:
-    """Returns the bytes of timelines' files: of processes, of files, or of all jobs."""
+    """Returns the contents of timelines' files: of the given processes and files, or of all
+    jobs."""
     from unisono.timeline import RankDump, files_of, files_of_jobs, load_contents
 
     if bool(sources) == every:

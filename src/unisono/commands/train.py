@@ -1,4 +1,5 @@
-"""The command `unisono train`: trains a real model on alternating backends and compares them."""
+"""The command `unisono train`. It trains a real model on several backends alternately and compares
+them."""
 
 from __future__ import annotations
 
@@ -220,7 +221,8 @@ def _compare(run: TrainingRun, json_path: str | None, *, is_default_length: bool
 
 
 def _train(run: TrainingRun, console: Console) -> tuple[Outcome, ...]:
-    # A plain SIGTERM would end this process without its ranks and their folder.
+    # Without a handler, SIGTERM would end this process but not its ranks, and would not remove
+    # their folder.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with shown(run, console) as listen:
         return tuple(Outcome(run=run, finished=finished) for finished in launch(run, listen))

@@ -1,4 +1,4 @@
-"""Training runs of one layout: the tasks of `unisono train` that `--layout` divides."""
+"""Training runs with one parallel layout, for tasks of `unisono train` with `--layout`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from unisono.train import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutTaskOptions(LayoutOptions):
-    """The options of a task that always trains with one layout."""
+    """The options of a training task that always runs with one layout."""
 
     steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 20
     learning_rate: Annotated[float, typer.Option(min=0.0, help="The learning rate.")] = 2e-3
@@ -72,7 +72,8 @@ def train_one_layout(
     placement: str = "auto",
     capacity_factor: float | None = None,
 ) -> None:
-    """Trains a task with one layout and prints its figures. Ends with status 1 if it fails."""
+    """Trains a task with one layout and prints the results. Exits with code 1 if the training
+    fails."""
     if options.dropout and task in ("digits", "dlrm"):
         raise typer.BadParameter(f"--dropout is for transformers; the model of {task} has none")
     console, errors = result_console(options.json_path), Console(stderr=True)
@@ -113,7 +114,7 @@ def train_one_layout(
 
 
 def _followed(run: LayoutRun) -> dict[str, Any]:
-    """Returns the result of a run, and shows its progress."""
+    """Runs a training and displays its progress. Returns the result."""
     with progress() as show:
 
         def listen(event: Event) -> None:

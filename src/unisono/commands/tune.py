@@ -1,4 +1,4 @@
-"""Options of `unisono tune`; fast to import."""
+"""The command `unisono tune` and its options. This module is fast to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and documents of layouts: candidates of a search, one layout, a Pareto front."""
+"""Tables and JSON of layouts: the results of a search, one layout, or a Pareto front."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from unisono.commands.planning.plan_options import PlanOptions
 from unisono.planner import Prediction, SearchCounts
 
 _TOLERANCE = 0.05
-"""A layout of the front that saves less time and less memory is not printed."""
+"""Fraction of the step time or of the memory capacity that a further layout of the front must
+save."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOutput:
-    """The output of the command: printed, written to files, and written as JSON."""
+    """The output of the command: `parts` to print, a `document` to write as JSON, and the files
+    that are `written`."""
 
     parts: list[Any]
-    """Tables and texts."""
+    """Tables and texts to print, in order."""
     document: dict[str, Any]
     written: list[Path] = field(default_factory=list)
 
 
 def layouts_output(inputs: PlanInputs, options: PlanOptions) -> tuple[PlanOutput, Prediction]:
-    """Returns the output of a search or of one layout, and the best prediction."""
+    """Returns the output of a search or of one given layout, and the best prediction."""
     predictions, notes, counts = _predictions(inputs, options)
     parts_too = options.objective in ("cost", "devices")
     table = _table(predictions, notes, inputs.title, with_devices=parts_too)
@@ -52,7 +54,7 @@ def layouts_output(inputs: PlanInputs, options: PlanOptions) -> tuple[PlanOutput
 def _predictions(
     inputs: PlanInputs, options: PlanOptions
 ) -> tuple[list[Prediction], list[str], str]:
-    """Returns the predictions, a note on each, and a line on the search."""
+    """Returns the predictions, a note for each prediction, and a line about the search."""
     model, cluster, job = inputs.model, inputs.cluster, inputs.job
     if inputs.layout is not None:
         found = planner.predict(model, cluster, inputs.layout, job, calibration=inputs.calibration)
@@ -78,7 +80,8 @@ def _counts_text(counts: SearchCounts) -> str:
 
 
 def _fit_text(prediction: Prediction, inputs: PlanInputs) -> str:
-    """Returns the smallest change that makes a layout fit, if it does not."""
+    """Returns the smallest change that makes a layout fit into memory, or an empty text if the
+    layout fits."""
     if prediction.fits:
         return ""
     change = planner.smallest_change(
@@ -94,7 +97,7 @@ def _fit_text(prediction: Prediction, inputs: PlanInputs) -> str:
 
 
 def front_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
-    """Returns the output of a Pareto front."""
+    """Returns the output of a Pareto front of step time, devices and memory."""
     front = planner.pareto_front(
         inputs.model,
         inputs.cluster,

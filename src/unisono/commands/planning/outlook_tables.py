@@ -1,4 +1,4 @@
-"""Tables of what to expect of a platform: scaling, cost, checkpoints, sensitivity."""
+"""Tables of predictions beyond the step time: scaling, cost, checkpoints and sensitivity."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def scaling_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
 def of_best(
     inputs: PlanInputs, options: PlanOptions, best: Prediction
 ) -> list[tuple[str, Any, Any]]:
-    """Returns what the options ask of the best layout: name, table or text, document."""
+    """Returns the requested outputs for the best layout, each as (name, table or text,
+    document)."""
     found: list[tuple[str, Any, Any]] = []
     checkpoints = None
     if options.checkpoints:

@@ -1,4 +1,4 @@
-"""Makes a calibration file from own measurements, and prints what it says."""
+"""Makes a calibration file from the user's measurements, and prints the calibration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEFAULT_PATH = Path("calibration.json")
 
 
 def calibration_output(options: PlanOptions) -> PlanOutput:
-    """Makes the calibration and writes it. Raises ValueError."""
+    """Makes a calibration and writes it to a file. Returns the output. Raises ValueError."""
     cluster = None
     if options.cluster is not None:
         cluster = read_cluster(options.cluster, options.topology)

@@ -1,4 +1,4 @@
-"""Reads what the options of `unisono plan` name: model, cluster, layout, workload, calibration."""
+"""Reads the inputs of `unisono plan`: model, cluster, layout, workload and calibration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.planner import Calibration, Cluster, Layout, Transformer, Workload,
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """The objects that the planner's functions take."""
+    """The inputs of the planner's functions."""
 
     model: Transformer
     cluster: Cluster
@@ -21,7 +21,7 @@ class PlanInputs:
 
 
 def read_inputs(options: PlanOptions) -> PlanInputs:
-    """Reads the files and texts of the options. Raises ValueError."""
+    """Reads the inputs from the files and texts that the options name. Raises ValueError."""
     assert options.model and options.cluster and options.batch is not None
     return PlanInputs(
         model=load_model(options.model),
@@ -40,7 +40,7 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
 
 
 def read_cluster(text: str, topology: str | None) -> Cluster:
-    """Reads a cluster. Raises ValueError."""
+    """Reads a cluster and, if given, the topology of its network. Raises ValueError."""
     found = Cluster.read(text)
     if topology is None:
         return found

@@ -1,4 +1,4 @@
-"""The options of `unisono plan`; fast to import."""
+"""The options of `unisono plan`. This module is fast to import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.commands.outputs import JsonOption, writable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """The options as given on the command line."""
+    """The options of `unisono plan`, as given on the command line."""
 
     files: Annotated[
         list[Path] | None,
@@ -154,7 +154,7 @@ class PlanOptions:
     json_path: JsonOption = None
 
     def check(self) -> None:
-        """Raises ValueError for options that do not go together."""
+        """Raises ValueError for options that cannot be combined."""
         if self.files and not self.calibrate:
             raise ValueError("FILES need --calibrate")
         if self.calibrate and not self.files:

@@ -14,7 +14,7 @@ from unisono.planner import ErrorRow, MemoryComparison
 
 
 def errors_output(options: PlanOptions) -> PlanOutput:
-    """Returns the errors of times and memory on published runs, and the constants."""
+    """Returns tables of the errors of times and memory on published runs, and of the constants."""
     written = []
     if options.plot_path is not None:
         planner.save_validation_plot(options.plot_path)

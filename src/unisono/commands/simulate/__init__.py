@@ -1,7 +1,7 @@
-"""The command `unisono simulate`: `options` are its options.
+"""The command `unisono simulate`. `options` has the options of the command.
 
-`simulation_request` is what they ask for, `comparison` compares algorithms, `what_if` varies a
-network, `search_result` prints a search.
+`simulation_request` converts options to a simulation. `comparison` compares algorithms, `what_if`
+varies a parameter, and `search_result` prints a search.
 """
 
 from unisono.commands.simulate.command import simulate

@@ -1,4 +1,4 @@
-"""The command `unisono simulate`; fast to import."""
+"""The command `unisono simulate`. This module is fast to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares algorithms: the table, its JSON, and pictures."""
+"""Compares simulated algorithms. Returns a table, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def run(task: SimulationRequest, svg_path: Path | None, sizes: str, show: Show) 
 
 
 def too_large_lines(task: SimulationRequest, reasons: Mapping[str, str]) -> list[str]:
-    """Returns lines about skipped algorithms: the reasons, and how to simulate them anyway."""
+    """Returns lines with the reasons for skipped algorithms, and with a command that simulates the
+    first of them."""
     if not reasons:
         return []
     first = next(iter(reasons))
@@ -57,7 +58,7 @@ def too_large_lines(task: SimulationRequest, reasons: Mapping[str, str]) -> list
 def pictures(
     task: SimulationRequest, best: ComparedAlgorithm, placement: tuple[int, ...] | None = None
 ) -> Iterator[tuple[Path, str]]:
-    """Yields the heat map and the trace of one algorithm, as files."""
+    """Yields the requested heat map and trace of one algorithm, as (path, contents)."""
     from unisono.show import link_heat_map
     from unisono.simulator import Job, simulate, to_chrome_trace
 
@@ -76,7 +77,7 @@ def pictures(
 
 
 def chart_of_sizes(task: SimulationRequest, sizes: str, show: Show) -> str:
-    """Draws the times of all algorithms over sizes, as SVG."""
+    """Returns an SVG chart of the times of all algorithms over sizes."""
     from unisono.bench import parse_sizes
     from unisono.show import time_chart
 
@@ -105,7 +106,8 @@ def table(task: SimulationRequest, entries: Sequence[ComparedAlgorithm], bound: 
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """Returns a table whose names are left-aligned and numbers right-aligned."""
+    """Returns an empty table in which columns of names are left-aligned and columns of numbers are
+    right-aligned."""
     from rich.table import Table
 
     found = Table(title=title, title_justify="left")
@@ -116,7 +118,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def cells(task: SimulationRequest, result: Result, ranks: int) -> tuple[str, ...]:
-    """Returns the columns that all tables have."""
+    """Returns the cells of one result in the columns `COLUMNS`."""
     from unisono.show import rate_text, time_text
 
     link, algbw_Bps = result.busiest_link, result.algbw_Bps(task.nbytes)
@@ -130,7 +132,7 @@ def cells(task: SimulationRequest, result: Result, ranks: int) -> tuple[str, ...
 
 
 def of_bound(bound: float, result: Result) -> str:
-    """Returns the lower bound as a fraction of a time."""
+    """Returns the ratio of the lower bound to the simulated time, as text."""
     return f"{bound / result.time_s:.0%}" if result.time_s else ""
 
 
@@ -149,7 +151,7 @@ def best(entries: Sequence[ComparedAlgorithm]) -> ComparedAlgorithm:
 
 
 def critical_lines(entry: ComparedAlgorithm) -> list[str]:
-    """Returns the critical path as text."""
+    """Returns lines of text with the last steps of the critical path."""
     from unisono.show import bytes_text, time_text
     from unisono.simulator import TaskKind
 
@@ -181,7 +183,7 @@ def document(
 
 
 def row(task: SimulationRequest, entry: ComparedAlgorithm, ranks: int) -> dict[str, Any]:
-    """Returns one algorithm as JSON."""
+    """Returns the result of one algorithm as JSON."""
     result = entry.result
     if result is None:
         found: dict[str, Any] = {"algorithm": entry.algorithm, "reason": entry.reason}

@@ -1,4 +1,4 @@
-"""The options of `unisono simulate`; fast to import."""
+"""The options of `unisono simulate`. This module is fast to import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """The options as given on the command line."""
+    """The options of `unisono simulate`, as given on the command line."""
 
     op: Annotated[str, typer.Argument(metavar="OPERATION", help="Such as all_reduce.")]
     algorithm: Annotated[

@@ -1,4 +1,5 @@
-"""Prints `--search`: the fastest algorithm, channels and order of ranks, as table and JSON."""
+"""Runs `--search` and returns the fastest algorithm, channels and order of ranks, as table and
+JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _RANKS = 10
 
 
 def run(task: SimulationRequest, budget_s: float, show: Show) -> Output:
-    """Runs the search."""
+    """Runs the search and returns its output."""
     from unisono.simulator import search
 
     done = search(
@@ -66,8 +67,8 @@ def table(task: SimulationRequest, done: Search, bound: float) -> Table:
 
 
 def order_lines(done: Search) -> list[str]:
-    """Returns the network's ranks for ranks 0, 1, ... of the best combination, unless as
-    numbered."""
+    """Returns a line with the rank order of the best combination. Returns no line for the plain
+    numbering."""
     placement = done.found[0].placement
     if placement is None:
         return []

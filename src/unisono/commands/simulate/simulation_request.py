@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """Additional output about one algorithm: the heat map, the trace, the critical path."""
+    """Requested additional output about one algorithm: the heat map, the trace, the critical
+    path."""
 
     heat_path: Path | None = None
     trace_path: Path | None = None
@@ -36,7 +37,7 @@ class Details:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Results to print and to write."""
+    """Results of the command, to print and to write to files."""
 
     table: Table
     document: dict[str, Any]
@@ -60,13 +61,14 @@ class SimulationRequest:
 
     @property
     def limits(self) -> Limits | None:
-        """Limits of the simulation; None for named algorithms, which have no limit."""
+        """Limits of the simulation, or None for named algorithms, whose simulations are not
+        limited."""
         from unisono.simulator import Limits
 
         return Limits(budget_s=self.budget_s) if self.names is None else None
 
     def compare(self, nbytes: float, show: Show) -> list[ComparedAlgorithm]:
-        """Returns the simulated algorithms, the fastest first."""
+        """Simulates the algorithms. Returns the results, the fastest first."""
         from unisono.simulator import compare
 
         return compare(
@@ -82,14 +84,15 @@ class SimulationRequest:
 
     @property
     def model_lines(self) -> list[str]:
-        """The origin of the link model."""
+        """A line about the origin of the link model; empty if no model is used."""
         model = self.conditions.messages
         if model is None:
             return []
         return [f"messages as measured: {model.op} on {model.ranks} ranks ({model.source})"]
 
     def bound_s(self, topology: Topology) -> float:
-        """Returns the lower bound on a network, with measured links if there is a model."""
+        """Returns the lower bound in seconds on a network, with the rates of the link model if
+        there is one."""
         from unisono.simulator import bound_s
 
         model = self.conditions.messages
@@ -99,7 +102,7 @@ class SimulationRequest:
 
 
 def read_request(options: SimulateOptions) -> SimulationRequest:
-    """Parses the options. Raises ValueError."""
+    """Converts options to a request. Raises ValueError."""
     from unisono.bench import parse_size
     from unisono.topology import load
 
@@ -167,14 +170,14 @@ def _takes_levels(op: str, name: str) -> bool:
     try:
         found = algorithms.find(op, name)
     except UnsupportedError:
-        return False  # an algorithm of another operation is skipped
+        return False  # the simulator skips an algorithm of another operation
     names_its_own = "dims=" in name or name.startswith("level")
     return not names_its_own and "dims" in {parameter.name for parameter in found.parameters}
 
 
 def read_links(word: str, topology: Topology) -> list[int]:
-    """Returns the directed links that a word names: `7` is an id, `0-1` all links from node 0 to
-    node 1.
+    """Returns the ids of the directed links that a text names. `7` is an id; `0-1` means all links
+    from node 0 to node 1.
 
     Raises ValueError.
     """
@@ -194,7 +197,7 @@ def read_links(word: str, topology: Topology) -> list[int]:
 
 
 def read_conditions(options: SimulateOptions, topology: Topology) -> Conditions:
-    """Returns the conditions of the simulation. Raises ValueError."""
+    """Converts options to the conditions of the simulation. Raises ValueError."""
     from unisono.simulator import Conditions, Endpoint
 
     failed_links = tuple(
@@ -228,7 +231,7 @@ def _read_part(word: str) -> tuple[str, float]:
 
 
 def read_model(path: Path, op: str, ranks: int) -> LinkModel:
-    """Reads the model of the most similar measurement in a file. Raises ValueError."""
+    """Reads the link model of the most similar measurement in a file. Raises ValueError."""
     from unisono.simulator import models_of, nearest
     from unisono.text_files import reading
 
@@ -238,6 +241,7 @@ def read_model(path: Path, op: str, ranks: int) -> LinkModel:
 
 @contextmanager
 def progress() -> Iterator[Show]:
-    """Shows a progress bar on standard error."""
+    """Displays a progress bar on standard error. Yields a function that takes a name and a
+    `Progress`."""
     with outputs.progress() as show:
         yield lambda name, at: show(name, at.done / max(1, at.total))

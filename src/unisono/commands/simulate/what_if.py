@@ -1,4 +1,5 @@
-"""Prints `--sweep`: one parameter takes several values, as table, JSON and picture."""
+"""Runs `--sweep`, which simulates several values of one parameter, and returns a table, JSON and a
+picture."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def read(text: str) -> tuple[str, list[str]]:
 def run(
     task: SimulationRequest, text: str, compute: str | None, svg_path: Path | None, show: Show
 ) -> Output:
-    """Runs the sweep; `compute` is a time such as 10ms."""
+    """Runs the sweep and returns its output. `compute` is a time such as 10ms."""
     from unisono.topology import seconds
 
     compute_s = None if compute is None else seconds(compute)
@@ -47,7 +48,8 @@ def run(
 
 
 def _too_large(name: str, points: Sequence[Point]) -> dict[str, str]:
-    """Returns skipped algorithms, each with the reason at its first skipped value."""
+    """Returns the reason for each skipped algorithm, at the first value for which it was
+    skipped."""
     found: dict[str, str] = {}
     for point in points:
         for entry in point.entries:
@@ -57,7 +59,8 @@ def _too_large(name: str, points: Sequence[Point]) -> dict[str, str]:
 
 
 def simulate(task: SimulationRequest, name: str, values: Sequence[str], show: Show) -> list[Point]:
-    """Simulates all values. Raises ValueError if no algorithm fits one of them."""
+    """Simulates all values of the parameter. Raises ValueError if no algorithm fits one of the
+    values."""
     from unisono.simulator import sweep
 
     points = sweep(
@@ -82,19 +85,19 @@ def simulate(task: SimulationRequest, name: str, values: Sequence[str], show: Sh
 def table(
     task: SimulationRequest, name: str, points: Sequence[Point], compute_s: float | None
 ) -> Table:
-    """Returns a table with a row per value: the fastest algorithm; with `compute_s` the scale
+    """Returns a table with the fastest algorithm of each value and, with `compute_s`, the scale
     factor."""
     from unisono.show import bytes_text, time_text
     from unisono.simulator import scale_factor
 
     title = f"{task.op} of {bytes_text(task.nbytes)} on {task.spec}, by {name}"
-    # The bound holds for all ranks of a network.
+    # The lower bound is valid only if all ranks of a network take part.
     bounds = [p.topology.num_ranks == p.ranks and task.bound_s(p.topology) for p in points]
     extra = [
         *(["of the bound"] if any(bounds) else []),
         *([] if compute_s is None else ["scale factor"]),
     ]
-    counts = name != "ranks"  # else the first column has them
+    counts = name != "ranks"  # else the first column has the counts
     head = [name, *(["ranks"] if counts else []), "algorithm"]
     found = comparison.new_table(title, *head, *comparison.COLUMNS, *extra)
     for point, bound in zip(points, bounds, strict=True):
@@ -119,7 +122,7 @@ def table(
 def document(
     task: SimulationRequest, name: str, points: Sequence[Point], compute_s: float | None
 ) -> dict[str, Any]:
-    """Returns all values and algorithms as JSON."""
+    """Returns the results of all values and algorithms as JSON."""
     from unisono.simulator import scale_factor
 
     rows: list[dict[str, Any]] = []
@@ -150,7 +153,8 @@ def document(
 def picture(
     task: SimulationRequest, name: str, points: Sequence[Point], compute_s: float | None
 ) -> str:
-    """Draws times over values as SVG, one line per algorithm; with `compute_s` scale factors."""
+    """Returns an SVG chart over the values, with one line per algorithm. The vertical axis has
+    times or, with `compute_s`, scale factors."""
     from unisono.show import rate_text, time_chart, time_text
     from unisono.simulator import scale_factor
 
@@ -170,8 +174,7 @@ def picture(
 
 
 def _position(name: str, point: Point) -> float:
-    """Returns the position of a value on the axis. Raises ValueError if it is not a positive
-    number."""
+    """Returns a value as a number for the axis. Raises ValueError if the number is not positive."""
     from unisono.topology import rate, seconds
 
     if name == "bandwidth":
