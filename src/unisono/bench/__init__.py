@@ -1,9 +1,10 @@
-"""The benchmark: all contestants alternate in one run, and every rank verifies its results.
+"""The benchmark. All contestants alternate in one run, and every rank verifies its results.
 
-A contestant is a group of rank processes. They live for the whole run and sleep in the kernel while
-others are measured (`contestant_ranks`, `contestant_rank`). `runner` alternates between
-contestants. `results` has the measurements; `report` and `plot` print and draw them. Ranks run on
-this machine, or on the hosts of a `lab` (`cluster`).
+A contestant is a library, or Unisono with one algorithm, and runs as a group of rank processes
+(`contestant_ranks`, `contestant_rank`). The processes run until the end of the benchmark, and sleep
+in the kernel while other contestants are measured. `runner` alternates between contestants.
+`results` has the measurements; `report` prints them and `plot` draws them. Ranks run on this
+machine, or on the hosts of a `lab` (`cluster`).
 """
 
 from typing import TYPE_CHECKING

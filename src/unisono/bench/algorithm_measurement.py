@@ -1,4 +1,4 @@
-"""Measures algorithms of one operation against each other, alternating in one group of ranks."""
+"""Measures several algorithms of one operation, which alternate in one group of ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _CALIBRATION_S = 1e-3
 _MIN_ROUND_S = 1e-3
 _MOST_ITERATIONS = 20_000
 _VERIFIED_BYTES = 1 << 20
-"""Results of larger messages are not verified again, because filling and comparing takes longer
-than all measurements. `unisono check` verifies them."""
+"""Maximum size of messages whose results are verified. Verification of larger messages takes longer
+than all measurements; `unisono check` verifies them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementLength:
-    """Length of a measurement: `rounds` of all algorithms, about `budget_s` in total. An
-    algorithm that takes over `drop` times as long as the fastest in its first trial is dropped."""
+    """Length of a measurement: `rounds` rounds of all algorithms, which take about `budget_s`
+    seconds in total. An algorithm is dropped if its first trial takes over `drop` times as long as
+    the fastest."""
 
     rounds: int = 5
     budget_s: float = 0.5
@@ -46,10 +47,10 @@ class WrongResultError(CaseError):
 
 
 def distinct(op: Op, names: Sequence[str], ranks: int) -> list[str]:
-    """Returns the algorithms for `ranks` ranks, without those that repeat an earlier one's
-    transfers.
+    """Returns the algorithms that support `ranks` ranks. Of algorithms with equal transfers,
+    returns only the first.
 
-    On two ranks almost all algorithms are equal.
+    On two ranks, almost all algorithms have equal transfers.
 
     >>> distinct(Op.ALL_GATHER, ["direct", "ring", "pairwise"], ranks=2)
     ['direct']
@@ -74,10 +75,10 @@ def measure_alternating(
     keep: Sequence[str] = (),
     observe: Callable[[str], None] = lambda name: None,
 ) -> dict[str, tuple[float, ...]]:
-    """Returns the seconds of a call in each round, for algorithms that were not dropped.
+    """Returns the seconds per call in each round, for each algorithm that was not dropped.
 
     Algorithms in `keep` are never dropped. An algorithm that does not support the case is skipped.
-    Raises `WrongResultError`, and `ContestantError` if the ranks are lost.
+    Raises `WrongResultError` for wrong elements, and `ContestantError` if a rank fails.
     """
     world.bind(case)
     first_s: dict[str, float] = {}
@@ -105,5 +106,5 @@ def measure_alternating(
 
 
 def medians(times_s: dict[str, tuple[float, ...]]) -> dict[str, float]:
-    """Returns each algorithm's median time."""
+    """Returns the median time of each algorithm."""
     return {name: median(times) for name, times in times_s.items()}

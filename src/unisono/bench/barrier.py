@@ -1,4 +1,4 @@
-"""A barrier for the ranks of one contestant that does not use the measured library."""
+"""A barrier for the ranks of one contestant. The barrier does not use the measured library."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-_STRIDE = 64 // 8  # one cache line per rank, in int64
+_STRIDE = 64 // 8  # int64 values of one cache line
 
 
 class StartLine:
-    """Barrier over a small file that all ranks map; each rank counts in its own cache line.
+    """A barrier in a small file that all ranks map into memory. Each rank has a counter in its own
+    cache line.
 
-    All contestants start from this barrier, so the release order of their own barriers has no
-    influence.
+    All contestants use this barrier before a measurement. The order in which their own barriers
+    release ranks therefore has no influence.
     """
 
     def __init__(self, path: Path, *, rank: int, ranks: int) -> None:
@@ -27,11 +28,11 @@ class StartLine:
 
     @staticmethod
     def create(path: Path, ranks: int) -> None:
-        """Creates the file before the ranks start."""
+        """Creates the file. Call this before the ranks start."""
         path.write_bytes(bytes(ranks * _STRIDE * 8))
 
     def wait(self, timeout_s: float = 60.0) -> None:
-        """Returns when all ranks have arrived. Raises TimeoutError."""
+        """Waits until all ranks have called this function. Raises TimeoutError."""
         self._round += 1
         self._counts[self._rank] = self._round
         deadline_s = time.monotonic() + timeout_s

@@ -1,4 +1,5 @@
-"""Cases to measure: an operation on a number of ranks, with size, type and reduction."""
+"""Cases to measure. A case is an operation with a number of ranks, a size, an element type and a
+reduction."""
 
 from __future__ import annotations
 
@@ -11,28 +12,30 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Shape of an operation's buffers, and its bus factor as in nccl-tests."""
+    """The layout of an operation's buffers `x` and `out`, and the operation's bus factor as in
+    nccl-tests."""
 
     x_split: bool = False
-    """x has one piece per rank; otherwise x is a single piece."""
+    """True if the input x has one piece per rank; otherwise x is a single piece."""
     out_split: bool = False
     in_place: bool = False
-    """The result is written to x; there is no out."""
+    """True if the result is written to x, without a buffer out."""
     reduces: bool = False
     rooted: bool = False
     scans: bool = False
-    """A rank's result depends on the ranks before it."""
+    """True if a rank's result depends only on the rank itself and on lower ranks."""
     uneven: bool = False
-    """The pieces have different lengths."""
+    """True if the pieces have different lengths."""
     paired: bool = False
-    """Messages between ranks 0 and 1, 2 and 3, and so on; all pairs at once."""
+    """True if messages are sent between ranks 0 and 1, 2 and 3, and so on, by all pairs at the same
+    time."""
     bus_numerator: int = 1
-    """Bus factor: numerator x (n-1)/n if `bus_scales`, otherwise 1."""
+    """Numerator of the bus factor, which is numerator x (n-1)/n if `bus_scales`, otherwise 1."""
     bus_scales: bool = True
 
     def bus_factor(self, ranks: int) -> float:
-        """Returns the factor from algorithm bandwidth to hardware bandwidth. For messages between
-        pairs, this is the number of pairs."""
+        """Returns the ratio of bus bandwidth to algorithm bandwidth. For messages between pairs,
+        the ratio is the number of pairs."""
         if self.paired:
             return ranks / 2
         return self.bus_numerator * (ranks - 1) / ranks if self.bus_scales else 1.0
@@ -64,16 +67,17 @@ PLACES = ("minloc", "maxloc")
 REDUCTIONS = (*ARITHMETIC, *BITWISE, *LOGICAL, *PLACES)
 
 BIT_PATTERNS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-"""Types that NumPy lacks; their buffers have the bits."""
+"""Element types that NumPy does not have, and the integer types of their buffers, which contain the
+bits."""
 PAIRS = {
     "float32_int32": ("float32", "int32"),
     "float64_int64": ("float64", "int64"),
     "int32_int32": ("int32", "int32"),
     "int64_int64": ("int64", "int64"),
 }
-"""Types of a value with an index, for minloc and maxloc."""
+"""Element types that consist of a value and an index, for minloc and maxloc."""
 MOST_OUTSTANDING, LEAST_OUTSTANDING = 64, 4
-"""Range of the number of outstanding messages of a stream; large messages get fewer."""
+"""Maximum and minimum number of outstanding messages in a stream; large messages have fewer."""
 OUTSTANDING_BYTES = 128 << 20
 STORAGE: dict[str, np.dtype[Any]] = {
     name: np.dtype(BIT_PATTERNS.get(name, name))
@@ -86,7 +90,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 
 def reductions_of(dtype: str, op: str) -> tuple[str, ...]:
-    """Returns the reductions of an operation that have an exact result for this element type.
+    """Returns the reductions that an operation supports for this element type.
 
     >>> reductions_of("complex64", "all_reduce"), reductions_of("complex64", "scan")
     (('sum', 'avg'), ('sum',))
@@ -108,11 +112,11 @@ class Case:
     """One case to measure. `nbytes` is the requested size; `size_bytes` is the size that fits the
     pieces.
 
-    The size is that of a rank's larger buffer, as in nccl-tests: all_gather's out, reduce_scatter's
-    x, both buffers of all_to_all.
+    The size is the size of a rank's larger buffer, as in nccl-tests: of the output of all_gather,
+    the input of reduce_scatter, or either buffer of all_to_all.
 
-    Pieces of the v forms grow from rank to rank as 1, 2, 3, ... With small sizes, the first ranks
-    have empty pieces.
+    In v-collectives, the lengths of the ranks' pieces are proportional to 1, 2, 3, ... With small
+    sizes, the first ranks have empty pieces.
 
     >>> Case(op="all_gather", ranks=4, nbytes=1024).shares
     (64, 64, 64, 64)
@@ -160,8 +164,9 @@ class Case:
 
     @property
     def count(self) -> int:
-        """Elements of the larger buffer. Pieces of equal length have at least one element, so that
-        tiny sizes still move data. The v forms have at least one element in total."""
+        """Number of elements of the larger buffer. Pieces of equal length have at least one
+        element, so that data are sent even for tiny sizes. In v-collectives, all pieces together
+        have at least one element."""
         if self.op == "barrier" or self.nbytes == 0:
             return 0
         equal_pieces = 1 if self.operation.uneven else self.pieces
@@ -169,7 +174,8 @@ class Case:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Elements of each piece of the larger buffer, by rank if there is one piece per rank."""
+        """Number of elements of each piece of the larger buffer, ordered by rank if there is one
+        piece per rank."""
         count, n = self.count, self.pieces
         if not self.operation.uneven:
             return (count // n,) * n
@@ -177,16 +183,17 @@ class Case:
         return tuple(end - start for start, end in pairwise(ends))
 
     def lengths(self, rank: int) -> tuple[int, ...]:
-        """Returns the lengths of this rank's split buffer: of the pieces for, or from, each rank.
+        """Returns the lengths of the pieces in a rank's split buffer. Each piece is for one rank or
+        from one rank.
 
-        In an all_to_all_v these are the shares, rotated by the rank. Send and receive lengths are
-        therefore equal, and all ranks have the same total.
+        In an all_to_all_v, the lengths are `shares`, rotated by the rank. Send and receive lengths
+        are therefore equal, and the total is the same on all ranks.
         """
         rotation = rank if self.op == "all_to_all_v" else 0
         return self.shares[rotation:] + self.shares[:rotation]
 
     def piece(self, rank: int) -> int:
-        """Returns the elements of this rank's buffer that is not split."""
+        """Returns the number of elements of a rank's buffer that is not split."""
         return self.shares[rank % self.pieces]
 
     @property
@@ -195,7 +202,7 @@ class Case:
 
     @property
     def outstanding(self) -> int:
-        """Number of a rank's outstanding messages.
+        """Number of messages of a rank that are outstanding at the same time.
 
         >>> [Case(op="stream", ranks=2, nbytes=n << 20).outstanding for n in (1, 4, 64)]
         [64, 32, 4]
@@ -207,15 +214,15 @@ class Case:
 
     @property
     def messages(self) -> int:
-        """Number of successive messages in a call; a call's time is divided by it. A ping_pong has
-        one in each direction."""
+        """Number of successive messages in a call, by which the time of the call is divided. A
+        ping_pong has one message in each direction."""
         return 2 if self.op == "ping_pong" else self.outstanding
 
     def sends(self, rank: int) -> tuple[int, int]:
-        """Returns the number of messages that a rank sends to its partner in a call, and the
-        elements of each.
+        """Returns the number of messages that a rank sends to its partner in a call, and the number
+        of elements of each message.
 
-        In a stream even ranks send; odd ranks answer with one element after all messages have
+        In a stream, even ranks send. Odd ranks answer with one element after all messages have
         arrived.
         """
         if self.op == "stream" and rank % 2:
@@ -223,7 +230,8 @@ class Case:
         return self.outstanding, self.count
 
     def receives(self, rank: int) -> tuple[int, int]:
-        """Returns the number and elements of the messages that a rank receives."""
+        """Returns the number of messages that a rank receives in a call, and the number of elements
+        of each message."""
         return self.sends(rank ^ 1)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs on hosts of a lab, and the limit that their links impose."""
+"""Placement of ranks on the hosts of a lab, and the time limit that the links impose."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _LISTEN_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The same number of ranks on every host of a lab, in blocks: ranks 0, 1, ... on host 0."""
+    """A lab with the same number of ranks on every host. Consecutive ranks are on the same host,
+    beginning with host 0."""
 
     lab: Lab
     per_host: int = 1
     port: int = PORT
-    """Port on host 0 for the rendezvous of one contestant."""
+    """TCP port on host 0 for the rendezvous of one contestant."""
 
     @property
     def ranks(self) -> int:
@@ -33,12 +34,12 @@ class Cluster:
 
     @property
     def rendezvous(self) -> str:
-        """The rendezvous as an address that torch and Unisono accept."""
+        """URL of the rendezvous, which torch and Unisono accept."""
         return f"tcp://{self.lab.address(0)}:{self.port}"
 
     @property
     def interfaces(self) -> str:
-        """All rails, in the form of Gloo and Open MPI."""
+        """Network interfaces of all rails, in the format that Gloo and Open MPI accept."""
         return ",".join(f"eth{rail}" for rail in range(self.lab.rails))
 
     def host(self, rank: int) -> int:
@@ -46,18 +47,18 @@ class Cluster:
         return rank // self.per_host
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns data for JSON."""
+        """Returns the properties of the cluster for JSON."""
         lab = self.lab
         shape = {"hosts": lab.hosts, "per_host": self.per_host, "rails": lab.rails}
         return {**shape, "rate": lab.rate, "delay": lab.delay}
 
 
 def network_bytes(case: Case, hosts: int) -> float:
-    """Returns the bytes that the busiest of equal hosts must send or receive under any schedule.
+    """Returns the bytes that the busiest host must send or receive with any schedule.
 
     A host counts as one rank, because it can reduce or copy its ranks' data before it sends. An
-    all_to_all is an exception, because no two ranks need the same data. Between pairs of ranks,
-    each pair on different hosts counts with one message.
+    exception is all_to_all, because no two ranks need the same data. For messages between pairs,
+    each pair on different hosts counts as one message.
 
     >>> network_bytes(Case(op="all_reduce", ranks=4, nbytes=1000), hosts=2)
     1000.0
@@ -71,9 +72,9 @@ def network_bytes(case: Case, hosts: int) -> float:
 
 
 def _uneven_count(case: Case, hosts: int) -> int:
-    """Returns the same amount for the v forms, in elements. A host moves all elements but those of
-    its own ranks. The busiest host is the root's host, or else the host with the fewest
-    elements."""
+    """Returns `network_bytes` of a v-collective, in elements. A host sends or receives all elements
+    except those of its own ranks. The busiest host is the root's host or, without a root, the host
+    with the fewest elements."""
     per_host = case.ranks // hosts
     groups = [range(host * per_host, (host + 1) * per_host) for host in range(hosts)]
     if case.op == "all_to_all_v":
@@ -85,10 +86,10 @@ def _uneven_count(case: Case, hosts: int) -> int:
 
 
 def probe_payload_Bps(lab: Lab) -> float:
-    """Returns the bytes per second that iperf3 carries from host 0 to host 1, with one TCP stream
+    """Returns the bytes per second that iperf3 measures from host 0 to host 1, with one TCP stream
     per rail.
 
-    Takes two seconds; the first is a warm-up. Raises LabError.
+    Takes two seconds, of which the first is a warm-up. Raises LabError.
     """
     if lab.hosts < 2:
         raise LabError("measuring the rate of a link needs two hosts")
@@ -120,7 +121,7 @@ def _received_Bps(answer: bytes) -> float:
 
 
 class _killed_at_exit:
-    """Kills a process at the end of a block."""
+    """A context manager that kills a process at the end of its block."""
 
     def __init__(self, process: subprocess.Popen[Any]) -> None:
         self._process = process

@@ -1,4 +1,5 @@
-"""One rank of one contestant: started by `contestant_ranks`, runs commands from its channel."""
+"""The program of one rank of one contestant. `contestant_ranks` starts it and sends commands to
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from unisono.errors import UnsupportedError
 
 
 class Worker:
-    """The rank's state between commands: its peer and the current case."""
+    """The state of a rank between commands: the driver of the library and the current case."""
 
     def __init__(self, peer: Peer, start_line: StartLine) -> None:
         self._peer = peer
@@ -55,12 +56,12 @@ class Worker:
 
     def _choose(self, algorithm: str) -> Message:
         self._repeat = self._peer.choose(algorithm).repeat(self._case, self._x, self._out)
-        self._repeat(1)  # reports an unsupported algorithm at once
+        self._repeat(1)  # raises an error if the algorithm is not supported
         return {}
 
     def _verify(self) -> Message:
-        """Verifies one call. Leaves zeros in x, because their sums stay finite however often timing
-        repeats them."""
+        """Verifies one call. Then fills x with zeros, because sums of zeros stay finite after any
+        number of timed calls."""
         if not self._peer.moves_data:
             self._repeat(1)
             return {"wrong": 0}
@@ -79,9 +80,10 @@ class Worker:
 
 
 def connect_peer(contestant: Contestant, *, rank: int, ranks: int, rendezvous: str) -> Peer:
-    """Returns the contestant's driver; its ranks find each other at `rendezvous`, a URL.
+    """Returns the driver of a contestant. The contestant's ranks find each other at `rendezvous`, a
+    URL.
 
-    Imports only the contestant's library.
+    Imports only the library of this contestant.
     """
     options: dict[str, Any] = {"rank": rank, "ranks": ranks}
     if contestant.base == MEMORY:
@@ -101,20 +103,20 @@ def connect_peer(contestant: Contestant, *, rank: int, ranks: int, rendezvous: s
 
 
 def bind_to_core(rank: int) -> None:
-    """Keeps this thread on one core. Call it after the library has started, so that the library
+    """Binds this thread to one core. Call this after the library has started, so that the library
     sees all cores."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
 def serve(channel: RankConnection, worker: Worker) -> None:
-    """Answers commands until "quit", or until the benchmark has ended (EOFError)."""
+    """Answers commands until the command "quit". Raises EOFError if the benchmark has ended."""
     while (message := channel.receive())["do"] != "quit":
         try:
             reply = worker.answer(message)
         except UnsupportedError as error:
             reply = {"error": str(error)}
-        except Exception as error:  # any error of a library is this contestant's result
+        except Exception as error:  # any error of a library is the result of this contestant
             reply = {"error": f"{type(error).__name__}: {error}"}
         channel.send(reply)
 

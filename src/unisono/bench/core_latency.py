@@ -1,5 +1,5 @@
-"""Current latency between cores: it changes when a virtual machine moves, and results change with
-it."""
+"""Measures the current latency between cores. The latency changes when a virtual machine migrates,
+and affects all results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _SAMPLES = 2000
 
 
 def probe_core_latency_s() -> float | None:
-    """Returns the one-way latency of a cache line between two threads; None without the native
-    core."""
+    """Returns the one-way latency of a cache line between two threads, or None if the C++ core is
+    missing."""
     try:
         native = importlib.import_module("unisono.native")
     except ImportError:
@@ -23,7 +23,8 @@ def probe_core_latency_s() -> float | None:
 
 
 def describe_latency(probes_s: Sequence[float]) -> str:
-    """Returns median and mode of a row's probes: `45 near`, `190 far`, `120 mixed` (ns), or `-`.
+    """Returns the median of a row's probes in ns and their class as text, such as `45 near`, `190
+    far` or `120 mixed`; `-` without probes.
 
     >>> describe_latency([45e-9, 51e-9])
     '48 near'

@@ -1,4 +1,4 @@
-"""Runs `unisono explain`: new ranks explain their choice of algorithm."""
+"""Runs `unisono explain`: starts ranks, which explain their choice of algorithm."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from unisono.communicator import Explanation
 
 
 def explain_choice(op: str, nbytes: int, ranks: int) -> Explanation:
-    """Returns the communicator's explanation, with times measured now. Raises `UnsupportedError`
-    for an unknown operation."""
-    algorithms.names(op)  # refuses an unknown operation before any process starts
+    """Returns the explanation of rank 0's communicator, with newly measured times. Raises
+    `UnsupportedError` for an unknown operation."""
+    algorithms.names(op)  # raises an error for an unknown operation before a process starts
     answers: list[Explanation] = unisono.run(_explain_rank, ranks=ranks, args=(op, nbytes))
     return answers[0]
 

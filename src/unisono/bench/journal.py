@@ -1,4 +1,5 @@
-"""The journal of `unisono tune`: a file with one line per measured cell, to resume a run."""
+"""The journal of `unisono tune`, from which a run can be resumed. The file has one line per
+measured cell."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCell:
-    """One measured kind of call."""
+    """An operation, a number of ranks and a size, for which algorithms are measured."""
 
     op: str
     ranks: int
@@ -22,7 +23,8 @@ class MeasuredCell:
 
 
 class Journal:
-    """Cells with the median seconds of their algorithms. A line is written when a cell is complete.
+    """Measured cells with the median seconds of each algorithm. A line is written when a cell is
+    complete.
 
     Raises `ValueError` for a journal of another machine. An incomplete last line is ignored.
     """

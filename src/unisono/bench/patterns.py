@@ -1,8 +1,8 @@
-"""Test data that reveal every mistake: each rank's input and its expected result.
+"""Test data: the input of each rank, and the expected result.
 
-A rank's data repeat one tile of hashed values. The tile's length is a prime, so data that are one
-block, slot or piece off never match. All values are small integers that every type represents
-exactly, and so are all results; comparisons therefore test equality.
+A rank's data are repetitions of one tile of hashed values. The length of the tile is a prime, so
+data at an offset of one block, slot or piece do not match. All values and results are small
+integers that every element type represents exactly, so results are compared for equality.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ _COPY_BITS = {
 _SUM_BITS, _FLOAT8_SUM_BITS = 3, 1
 _LOGICAL_BITS = 2
 _MOST_ADDED = 8
-"""Maximum number of ranks that add a value other than zero to an element, so that sums stay
+"""Maximum number of ranks that contribute a value other than zero to an element, so that sums are
 exact."""
 _EXCHANGES = 2
-"""Number of verified exchanges of messages; leftovers of the previous exchange then differ."""
+"""Number of verified exchanges of messages. Their data differ, so that data of the previous
+exchange count as wrong."""
 _STRIDE = 1009
-"""Distance in the tile between the starts of two successive messages, in elements."""
+"""Elements of the tile between the starts of two successive messages."""
 _INDEX_BITS = 20
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 
 
 def _maxloc(a: Integers, b: Integers) -> Integers:
-    """Returns the larger value; of equal values, the one with the lower index."""
+    """Returns the pair with the larger value. Of equal values, returns the pair with the lower
+    index."""
     largest: Integers = np.maximum(a ^ _INDEX_MASK, b ^ _INDEX_MASK)
     return largest ^ _INDEX_MASK
 
@@ -73,7 +75,8 @@ _FOLDS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Elements [offset, offset + count) of a buffer, with a tile's elements from `start` on."""
+    """Elements [offset, offset + count) of a buffer, which have the elements of a tile from `start`
+    on."""
 
     offset: int
     count: int
@@ -87,7 +90,7 @@ class Segment:
 
 
 def allocate(case: Case, rank: int) -> tuple[Array, Array]:
-    """Allocates a rank's x and out. out has length 0 if the result is written to x."""
+    """Allocates a rank's buffers x and out. If the result is written to x, out has length 0."""
     if case.operation.paired:
         sent, received = prod(case.sends(rank)), prod(case.receives(rank))
         return np.empty(sent, case.storage), np.empty(received, case.storage)
@@ -103,9 +106,9 @@ def cut(array: Array, messages: int) -> list[Array]:
 
 
 def count_wrong(case: Case, rank: int, x: Array, out: Array, call: Callable[[], object]) -> int:
-    """Performs one call on known data; returns the number of wrong elements afterwards.
+    """Performs one call on known data. Returns the number of wrong elements of the result.
 
-    Messages between pairs are exchanged several times, each time with other data.
+    Messages between pairs are exchanged several times, with different data each time.
     """
     result = x if case.operation.in_place else out
     wrong = 0
@@ -129,7 +132,8 @@ def _given(case: Case, rank: int, exchange: int, count: int) -> Iterator[Segment
 
 
 def _messages(case: Case, source: int, exchange: int) -> Iterator[Segment]:
-    """Yields the messages that a rank sends to its partner; no two begin alike."""
+    """Yields the messages that a rank sends to its partner. The messages begin at different
+    elements of the tile."""
     tile = _encode(case, _values(case, source))
     messages, count = case.sends(source)
     for number in range(messages):
@@ -146,7 +150,7 @@ def _expected(case: Case, rank: int, exchange: int) -> Iterator[Segment]:
         return
     offset = 0
     for source in _sources(case, rank):
-        # If x is split, a rank receives its own piece of the sources' data.
+        # If x is split, a rank receives its own piece of each source's data.
         lengths = case.lengths(source)
         start, count = 0, case.piece(source)
         if operation.x_split:
@@ -157,8 +161,8 @@ def _expected(case: Case, rank: int, exchange: int) -> Iterator[Segment]:
 
 
 def _sources(case: Case, rank: int) -> range:
-    """Returns the ranks whose data an operation leaves here, in the order of pieces; this rank if
-    it combines data of all."""
+    """Returns the ranks whose data are in this rank's result, in the order of pieces. For a
+    reduction, returns this rank."""
     if case.operation.reduces:
         return range(rank, rank + 1)
     if case.operation.out_split:
@@ -168,14 +172,15 @@ def _sources(case: Case, rank: int) -> range:
 
 
 def _values(case: Case, rank: int) -> Integers:
-    """Returns one tile of the rank's data as integers; a pair's value and index are in one
+    """Returns one tile of the rank's data as integers. The value and the index of a pair are in one
     integer."""
     mixed = _hashed(rank)
     redop = case.redop if case.operation.reduces else ""
     if case.dtype == "bool":
         return mixed >> 31
     if redop in LOGICAL:
-        # Libraries differ on a contribution that is combined with no other.
+        # A result of only one contribution can be the contribution or its truth value, depending on
+        # the library. The values are therefore 0 and 1.
         alone = case.ranks == 1 or case.operation.scans
         return mixed >> (31 if alone else 32 - _LOGICAL_BITS)
     if redop == "avg":
@@ -189,8 +194,8 @@ def _values(case: Case, rank: int) -> Integers:
 
 
 def _around_average(case: Case, rank: int) -> Integers:
-    """Returns values near the average (2 or 3) of all ranks; pairs of ranks deviate by opposite
-    amounts."""
+    """Returns values whose average over all ranks is 2 or 3. The two ranks of a pair deviate from
+    the average by opposite amounts."""
     average = 2 + (_hashed(case.ranks) >> 31)
     above = _hashed(rank // 2) >> 31
     if rank % 2:
@@ -200,7 +205,7 @@ def _around_average(case: Case, rank: int) -> Integers:
 
 @lru_cache(maxsize=64)
 def _hashed(number: int) -> Integers:
-    """Returns a read-only tile of 32-bit numbers."""
+    """Returns a read-only tile of hashed 32-bit numbers."""
     mixed = np.arange(1, TILE_COUNT + 1, dtype=np.uint32) * np.uint32(2_654_435_761)
     mixed += np.uint32((number + 1) * 0x9E37_79B9 & 0xFFFF_FFFF)
     mixed ^= mixed >> np.uint32(15)
@@ -211,7 +216,7 @@ def _hashed(number: int) -> Integers:
 
 
 def _reduced(case: Case, rank: int) -> Array:
-    """Returns a rank's expected result; rank 0 of an exscan keeps its input."""
+    """Returns a rank's expected result of a reduction. In an exscan, rank 0 keeps its input."""
     folded = {"scan": rank + 1, "exscan": max(1, rank)}.get(case.op, case.ranks)
     total = reduce(_FOLDS[case.redop], (_values(case, source) for source in range(folded)))
     if case.redop == "avg":
@@ -220,7 +225,8 @@ def _reduced(case: Case, rank: int) -> Array:
 
 
 def _encode(case: Case, values: Integers) -> Array:
-    """Returns the values in the case's type. The conversion is linear, so it commutes with sums."""
+    """Converts values to the element type of the case. The conversion is linear, so it commutes
+    with sums."""
     if case.dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32) >> np.uint32(16)
         return bits.astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Draws a run: time and bus bandwidth over size."""
+"""Plots of a run: time and bus bandwidth over size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from unisono.figures import new_figure
 
 
 def save_plot(report: RunReport, path: Path) -> None:
-    """Writes a PNG with one row of panels per operation. Raises UnsupportedError without
-    matplotlib."""
+    """Writes a PNG with one row of panels per operation. Raises UnsupportedError if matplotlib is
+    missing."""
     operations = list(dict.fromkeys(row.case.op for row in report.rows))
     figure = new_figure(11, 4.2 * len(operations))
     panels = figure.subplots(len(operations), 2, squeeze=False)

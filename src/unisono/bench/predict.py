@@ -1,4 +1,4 @@
-"""Adds predictions from link models to our measurements."""
+"""Adds times that link models predict to the measurements of Unisono."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from unisono.simulator import LinkModel, models_of, nearest
 
 
 def read_models(path: Path, ops: Sequence[str]) -> tuple[LinkModel, ...]:
-    """Reads the models of a file: of `unisono calibrate --out`, or of measurements.
+    """Reads link models from a file of `unisono calibrate --out`, or fits models to a file of
+    measurements.
 
-    Raises `ValueError` if the file lacks one of the operations.
+    Raises `ValueError` if the file has no model of one of the operations.
     """
     models = models_of(path.read_text(encoding="utf-8"), source=path.name)
     known = sorted({model.op for model in models})
@@ -24,7 +25,7 @@ def read_models(path: Path, ops: Sequence[str]) -> tuple[LinkModel, ...]:
 
 
 def with_predictions(report: RunReport, models: Sequence[LinkModel]) -> RunReport:
-    """Returns the report with predictions for each of its rows."""
+    """Returns the report with a predicted time in each row."""
     rows = []
     for row in report.rows:
         case = row.case

@@ -1,4 +1,5 @@
-"""Reads algorithm files, proves them, and runs them against NumPy."""
+"""Reads algorithm files, proves that they are correct, and compares their results with NumPy's
+results."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ _DTYPES = ("int64", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofResult:
-    """Result of one file. `ran` is True if its results equalled NumPy's, False if they did not,
-    None if it was not run."""
+    """Result for one file. `ran` is True if the algorithm's results were equal to NumPy's, False if
+    not, and None if the algorithm was not run."""
 
     file: str
     op: str = ""
@@ -40,12 +41,13 @@ class ProofResult:
 
     @property
     def good(self) -> bool:
-        """True if the file is proved and did not fail when run."""
+        """True if the algorithm is proved correct and no run had wrong results."""
         return self.proved and self.ran is not False
 
 
 def read_schedule(text: str) -> Schedule:
-    """Reads a schedule of MSCCL, MSCCL++, or our own JSON; the contents determine which.
+    """Reads a schedule in the format of MSCCL, of MSCCL++, or of `schedule.to_json`. The contents
+    determine the format.
 
     Raises `ScheduleError` or `UnsupportedError`.
     """
@@ -57,7 +59,8 @@ def read_schedule(text: str) -> Schedule:
 
 
 def judge(path: Path) -> ProofResult:
-    """Reads and proves one file; a refused file has a reason."""
+    """Reads one file and proves that its algorithm is correct. The result for a refused file has a
+    reason."""
     try:
         schedule = read_schedule(path.read_text())
         check(schedule)
@@ -75,7 +78,8 @@ def judge(path: Path) -> ProofResult:
 
 
 def run_proved(verdicts: Sequence[ProofResult], most_ranks: int) -> list[ProofResult]:
-    """Runs proved files of up to `most_ranks` ranks on as many processes, against NumPy."""
+    """Runs proved algorithms of up to `most_ranks` ranks, with one process per rank, and compares
+    their results with NumPy's results."""
     answers = dict.fromkeys((v.file for v in verdicts), "")
     ran = set()
     for ranks in sorted({v.ranks for v in verdicts if v.proved and v.ranks <= most_ranks}):
@@ -91,9 +95,10 @@ def run_proved(verdicts: Sequence[ProofResult], most_ranks: int) -> list[ProofRe
 
 
 def _run_rank(files: Sequence[str]) -> list[str]:
-    """Returns each file's error on this rank, or an empty string; all ranks continue together."""
+    """Runs all files on this rank. Returns the error of each file, or an empty string."""
     settings = config.override(config.settings(), timeout_s=_TIMEOUT_S)
-    # Files made for GPUs may stage hundreds of small pieces; only used pages take memory.
+    # Algorithms for GPUs may need hundreds of small pieces in staging buffers. Only pages that are
+    # used take memory.
     staging_bytes = max(settings.staging_bytes, _STAGING_BYTES)
     with join(config.launched_rank(), replace(settings, staging_bytes=staging_bytes)) as comm:
         return [_run_file(comm, file) for file in files]

@@ -1,4 +1,4 @@
-"""Maximum number of ranks that a benchmark starts on this machine."""
+"""The maximum number of ranks that a benchmark starts on this machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from unisono.bench.machine_facts import usable_cores
 from unisono.config import MOST_RANKS
 
 _RANKS_PER_CORE = 64
-"""More ranks would not start within the minute that a contestant has, because each is a new
-interpreter with NumPy."""
+"""Maximum number of ranks per core. More ranks would not start within the time limit of a minute,
+because each rank starts Python with NumPy."""
 
 
 def reason_against(ranks: int) -> str:
-    """Returns the reason why `ranks` ranks are too many, with the limit; empty if they are not."""
+    """Returns the reason why `ranks` ranks are too many, with the limit, or an empty text if they
+    are not too many."""
     cores = usable_cores()
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     bounds = [

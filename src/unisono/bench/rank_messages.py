@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 
 class RankConnection:
-    """One end of the connection between the benchmark and one rank."""
+    """One end of a connection between the benchmark and a rank."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -31,7 +31,7 @@ class RankConnection:
         self._connection.sendall((json.dumps(message) + "\n").encode())
 
     def receive(self, timeout_s: float | None = None) -> Message:
-        """Returns the next message. Raises TimeoutError, and EOFError if the other end is
+        """Receives the next message. Raises TimeoutError, or EOFError if the connection is
         closed."""
         self._connection.settimeout(timeout_s)
         try:

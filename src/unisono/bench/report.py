@@ -1,4 +1,4 @@
-"""A run as a table, with the terms of nccl-tests."""
+"""Tables of a benchmark run, with the terms of nccl-tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.bench.results import Measurement, Row, RunReport
 from unisono.bench.sizes import format_size
 
 BUSY_CORES = 0.3
-"""Number of busy cores before a run that causes a warning."""
+"""Number of busy cores before a run from which the report has a warning."""
 
 _GIGA = 1e9
 _MICRO = 1e-6
@@ -36,7 +36,7 @@ _NETWORK_TIME = (
 
 
 def render_report(report: RunReport) -> RenderableType:
-    """Returns tables (one per operation), notes on skipped contestants, and geometric means."""
+    """Returns one table per operation, notes on skipped contestants, and geometric means."""
     parts: list[RenderableType] = []
     for op, rows in groupby(report.rows, key=lambda row: row.case.op):
         parts.append(_render_operation(report, op, list(rows)))
@@ -87,7 +87,7 @@ def _render_operation(report: RunReport, op: str, rows: list[Row]) -> Table:
 
 
 def _hosts(report: RunReport) -> str:
-    """Returns the hosts and links of a run over hosts, as text."""
+    """Returns a text about the hosts and links of a run on a lab, or an empty text."""
     cluster = report.settings.get("cluster")
     if cluster is None:
         return ""
@@ -131,7 +131,7 @@ def _has_predictions(report: RunReport) -> bool:
 
 
 def _prediction(report: RunReport, row: Row, measurement: Measurement) -> str:
-    """Returns our predicted time, and its deviation from the measured time."""
+    """Returns Unisono's predicted time and its deviation from the measured time, as text."""
     if measurement.contestant != report.ours or row.predicted_s is None:
         return ""
     took_s = measurement.median_s
@@ -154,7 +154,8 @@ def _render_means(report: RunReport) -> list[RenderableType]:
 
 
 def _notes(report: RunReport) -> Iterator[str]:
-    """Yields notes on contestants that did not run; the last line of an error has its reason."""
+    """Yields notes on contestants that were skipped or failed. The reason is the last line of the
+    error."""
     for name, reason in report.skipped.items():
         yield f"skipped {name}: {_last_line(reason)}"
     for row in report.rows:

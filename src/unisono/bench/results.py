@@ -1,4 +1,4 @@
-"""Measurements of a run, and numbers derived from them."""
+"""Measurements of a benchmark run, and numbers derived from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One contestant's times for one case: seconds per call, one entry per round."""
+    """The measurement of one contestant and one case. `times_s` has the seconds per call of each
+    round."""
 
     contestant: str
     times_s: tuple[float, ...] = ()
@@ -24,7 +25,7 @@ class Measurement:
     """Number of wrong elements on all ranks."""
     error: str | None = None
     late_s: tuple[tuple[float, ...], ...] = ()
-    """By round: each rank's delay after the first rank at the start."""
+    """Seconds by which each rank started later than the first rank, for each round."""
 
     @property
     def median_s(self) -> float | None:
@@ -32,7 +33,7 @@ class Measurement:
 
     @property
     def spread_s(self) -> tuple[float, float] | None:
-        """First and third quartile."""
+        """First and third quartile of the seconds per call."""
         if len(self.times_s) < 2:
             return None
         first, _, third = quantiles(self.times_s, n=4, method="inclusive")
@@ -41,15 +42,16 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """All contestants on one case, measured in alternation."""
+    """The alternating measurements of all contestants for one case."""
 
     case: Case
     measurements: tuple[Measurement, ...]
     probes_s: tuple[float, ...] = ()
     payload_Bps: float | None = None
-    """Rate that a link carried just after the row; only between hosts."""
+    """Payload rate of a link in bytes per second, measured directly after the row; only between
+    hosts."""
     predicted_s: float | None = None
-    """Our time as predicted by a link model."""
+    """Seconds per call of Unisono that a link model predicts."""
 
     def of(self, contestant: str) -> Measurement | None:
         return next((m for m in self.measurements if m.contestant == contestant), None)
@@ -60,21 +62,22 @@ class Row:
         return self.case.size_bytes / time_s if time_s else None
 
     def busbw_Bps(self, measurement: Measurement) -> float | None:
-        """Returns the algorithm bandwidth times nccl-tests' factor; for messages between pairs, the
-        total of all pairs."""
+        """Returns the algorithm bandwidth times the bus factor of nccl-tests. For messages between
+        pairs, returns the total bandwidth of all pairs."""
         algbw = self.algbw_Bps(measurement)
         factor = self.case.operation.bus_factor(self.case.ranks)
         return None if algbw is None else algbw * factor
 
     def messages_per_s(self, measurement: Measurement) -> float | None:
-        """Returns the messages per second of all pairs."""
+        """Returns the messages per second of all pairs together."""
         time_s = measurement.median_s
         if not time_s or not self.case.operation.paired:
             return None
         return self.case.ranks / 2 / time_s
 
     def ratio(self, contestant: str, reference: str) -> float | None:
-        """Returns the time of one contestant over that of another; above 1, the other is faster."""
+        """Returns the time of `contestant` divided by the time of `reference`. Above 1, the
+        reference is faster."""
         times_s = [m.median_s for m in (self.of(contestant), self.of(reference)) if m is not None]
         if len(times_s) != 2 or times_s[0] is None or not times_s[1]:
             return None
@@ -83,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """A whole run. The others are compared with the contestant `ours`."""
+    """The report of a benchmark run. All contestants are compared with the contestant `ours`."""
 
     ours: str
     contestants: tuple[str, ...]
@@ -95,7 +98,7 @@ class RunReport:
 
     @property
     def limit(self) -> str:
-        """The limit with which contestants are compared."""
+        """Name of the limit with which contestants are compared."""
         return next((name for name in self.contestants if name in LIMITS), MEMORY)
 
     @property
@@ -104,21 +107,22 @@ class RunReport:
 
     @property
     def failed(self) -> bool:
-        """True if a result was wrong, or our own contestant did not finish a case."""
+        """True if a result was wrong, or if the contestant `ours` did not finish a case."""
         ours = (row.of(self.ours) for row in self.rows)
         unfinished = any(m is not None and m.error is not None for m in ours)
         return self.wrong > 0 or unfinished or self.ours in self.skipped
 
     def mean_ratio(self, contestant: str) -> float | None:
-        """Returns the geometric mean of the contestant's time over ours."""
+        """Returns the geometric mean of the contestant's times divided by the times of `ours`."""
         return mean_of_ratios(row.ratio(contestant, self.ours) for row in self.rows)
 
     def mean_limit_ratio(self, contestant: str) -> float | None:
-        """Returns the geometric mean of the contestant's time over the limit's."""
+        """Returns the geometric mean of the contestant's times divided by the times of the
+        limit."""
         return mean_of_ratios(row.ratio(contestant, self.limit) for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all data for JSON, including each round; in seconds and bytes."""
+        """Returns all data for JSON, including the times of each round, in seconds and bytes."""
         return {
             "schema": SCHEMA,
             "command": list(self.command),

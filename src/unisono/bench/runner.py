@@ -1,4 +1,4 @@
-"""Runs a benchmark: starts every contestant, then measures case by case, alternating."""
+"""Runs a benchmark: starts all contestants, then measures them alternately, case by case."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from unisono.communicator import estimate_call_s
 _MAX_ITERATIONS = 200_000
 _CALIBRATION_S = 2e-3
 _OVERHEAD = 1.4
-"""Ratio of a row's time to that of its timed calls: warm-up, calibration, verification."""
+"""Ratio of the time of a row to the time of its timed calls. The rest is warm-up, calibration and
+verification."""
 
 Observer = Callable[[str, float], None]
-"""Called with the current step, and the fraction of the run that is done (0..1)."""
+"""A function that is called with the current step, and with the fraction of the run that is done
+(0..1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,8 @@ class Pace:
     round_s: float = 0.03
     min_iterations: int = 3
     row_budget_s: float | None = None
-    """Approximate limit of one row: shortens rounds, and then allows single calls."""
+    """Approximate time limit of one row in seconds. Rounds are shortened to meet it, down to one
+    call."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 < self.round_s < inf or self.min_iterations < 1:
@@ -45,7 +48,8 @@ class Pace:
             raise ValueError("the time budget must be positive")
 
     def iterations(self, call_s: float, contestants: int) -> int:
-        """Returns the calls per round for a contestant whose call takes call_s."""
+        """Returns the number of calls per round for a contestant whose call takes `call_s`
+        seconds."""
         round_s, least = self.round_s, self.min_iterations
         if self.row_budget_s is not None:
             share_s = self.row_budget_s / (self.rounds * contestants * _OVERHEAD)
@@ -65,11 +69,11 @@ def run_benchmark(
     command: Sequence[str] = (),
     observe: Observer = lambda step, share: None,
 ) -> RunReport:
-    """Measures all cases (of one rank count). Contestants that cannot run are skipped with a
-    reason.
+    """Measures all cases, which have the same number of ranks. Contestants that cannot run are
+    skipped with a reason.
 
-    With `bind`, rank r of every contestant stays on core r mod cores. With a `cluster`, ranks run
-    on its hosts, and the rate of its links is measured after every case.
+    With `bind`, rank r of every contestant is bound to core r modulo the number of cores. With a
+    `cluster`, ranks run on its hosts, and the rate of its links is measured after every case.
     """
     pace, names = pace or Pace(), tuple(dict.fromkeys(contestants))
     machine = {**describe_machine(), "busy_cores": busy_cores()}
@@ -108,8 +112,8 @@ def _start_all(
     cluster: Cluster | None,
     observe: Observer,
 ) -> tuple[list[ContestantRanks], dict[str, str]]:
-    """Starts the contestants, which end with `stack`. Returns those that run, and the reasons of
-    those that do not."""
+    """Starts the contestants. `stack` ends them at its exit. Returns the started contestants, and
+    the reasons why others did not start."""
     worlds: list[ContestantRanks] = []
     skipped: dict[str, str] = {}
     for number, name in enumerate(names):
@@ -127,7 +131,8 @@ def _start_all(
 
 
 def _with_limit(row: Row, cluster: Cluster) -> Row:
-    """Adds the limit of the links at their current rate; all ranks are asleep."""
+    """Adds the limit of the links to a row, at their current rate, which is measured while all
+    ranks sleep."""
     payload_Bps = probe_payload_Bps(cluster.lab)
     limit_s = network_bytes(row.case, cluster.lab.hosts) / payload_Bps
     limit = Measurement(contestant=NETWORK, times_s=(limit_s,))
@@ -135,7 +140,7 @@ def _with_limit(row: Row, cluster: Cluster) -> Row:
 
 
 def _start(world: ContestantRanks) -> str | None:
-    """Starts a contestant; returns the reason for a failure, or None."""
+    """Starts a contestant. Returns the reason for a failure, or None."""
     if reason := reason_missing(world.contestant):
         return reason
     try:
@@ -147,7 +152,7 @@ def _start(world: ContestantRanks) -> str | None:
 
 
 class _Entry:
-    """State of one contestant in one row."""
+    """State of one contestant during the measurement of one row."""
 
     def __init__(self, world: ContestantRanks) -> None:
         self.world = world
@@ -166,7 +171,7 @@ class _Entry:
             step()
         except CaseError as error:
             self.error = str(error)
-        except ContestantError as error:  # the ranks are lost, so all later rows fail, too
+        except ContestantError as error:  # the ranks are lost, so all later rows also fail
             self.error = str(error)
             self.world.close()
 

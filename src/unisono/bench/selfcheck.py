@@ -1,4 +1,5 @@
-"""Runs `unisono check`: every operation against NumPy, and facts that explain failures."""
+"""Runs `unisono check`, which compares every operation with NumPy and lists facts that explain
+failures."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from unisono.communicator import Communicator
 from unisono.errors import UnsupportedError
 
 SIZES = (0, 8, 1000, 65_536, 3_000_000)
-"""Empty, less than one element per rank, odd, one block, many blocks."""
+"""Sizes of checked messages in bytes: empty, less than one element per rank, uneven, one block,
+many blocks."""
 
 _TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """Result of one operation: number of cases, and failures."""
+    """Result of the check of one operation: the number of cases, and the failures."""
 
     op: str
     cases: int
@@ -50,7 +52,8 @@ class Checks:
 
 
 def check_cases(op: str, ranks: int) -> Iterator[Case]:
-    """Yields the cases of one operation: every type and reduction, a few sizes, two roots."""
+    """Yields the cases of one operation, with all types and reductions, a few sizes and two
+    roots."""
     operation = OPERATIONS[op]
     if op == "barrier":
         yield Case(op=op, ranks=ranks, nbytes=0)
@@ -60,8 +63,7 @@ def check_cases(op: str, ranks: int) -> Iterator[Case]:
     roots = (0, ranks - 1) if operation.rooted and ranks > 1 else (0,)
     for dtype in STORAGE:
         for redop in reductions_of(dtype, op) if operation.reduces else ("sum",):
-            # One reduction gets all sizes, the others get one size: this takes seconds, not
-            # minutes.
+            # Only some cases have all sizes, so that the check takes seconds instead of minutes.
             many = redop in ("sum", "max") and dtype == "float32" and op != "stream"
             sizes = SIZES if many else SIZES[2:4]
             for nbytes in sizes:
@@ -75,7 +77,7 @@ def run_checks(ranks: int) -> Checks:
     """Checks all operations on `ranks` new processes."""
     try:
         answers: list[_RankAnswer] = unisono.run(_check_rank, ranks=ranks, args=(ranks,))
-    except Exception as error:  # any error of the ranks is a result of the check
+    except Exception as error:  # an error of the ranks is a result of the check
         return Checks(ranks=ranks, facts=gather_facts(None), verdicts=(), error=str(error))
     verdicts = tuple(_merge(parts) for parts in zip(*(a.verdicts for a in answers), strict=True))
     readable = all(answer.reads_neighbour for answer in answers)
@@ -139,7 +141,7 @@ def _check_operation(comm: Communicator, op: str, ranks: int) -> CheckResult:
 
 
 def _merge(parts: tuple[CheckResult, ...]) -> CheckResult:
-    """Merges the results of all ranks for one operation."""
+    """Merges the results of all ranks for one operation into one result."""
     first = parts[0]
     failures = tuple(failure for part in parts for failure in part.failures)
     return CheckResult(

@@ -9,7 +9,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Returns the bytes of one size; units are powers of two.
+    """Returns the bytes of a size such as `64K`. Units are powers of two.
 
     >>> parse_size("1.5M")
     1572864
@@ -25,8 +25,8 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Returns the sizes of a comma-separated list of sizes and ranges `first:last[:xFACTOR]`
-    (factor 2).
+    """Returns the bytes of a comma-separated list of sizes and of ranges `first:last[:xFACTOR]`,
+    with a default factor of 2.
 
     >>> parse_sizes("8,1K:16K:x4")
     (8, 1024, 4096, 16384)
@@ -63,7 +63,7 @@ def _parse_factor(text: str) -> float:
 
 
 def format_size(size_bytes: int) -> str:
-    """Returns the shortest exact form.
+    """Returns the shortest exact text of a size.
 
     >>> format_size(65536), format_size(1000)
     ('64K', '1000')

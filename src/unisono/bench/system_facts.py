@@ -1,4 +1,4 @@
-"""Facts about the environment, as `unisono check` lists them."""
+"""Facts about the environment that `unisono check` lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.communicator import Communicator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One fact; `good` is None if it is neither good nor bad."""
+    """One fact. `good` is None for a fact that is neither good nor bad."""
 
     name: str
     value: str
@@ -24,7 +24,8 @@ class Fact:
 
 
 def gather_facts(reads_neighbour: bool | None) -> tuple[Fact, ...]:
-    """Returns facts of this machine; `reads_neighbour` comes from the ranks if they ran."""
+    """Returns facts of this machine. `reads_neighbour` is the ranks' result of `read_neighbour`, or
+    None."""
     machine = describe_machine()
     probe_s = probe_core_latency_s()
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
@@ -51,7 +52,8 @@ class _IoVector(ctypes.Structure):
 
 
 def read_neighbour(comm: Communicator) -> bool:
-    """Returns whether this rank can read the next rank's memory (process_vm_readv). Collective."""
+    """Returns True if this rank can read the next rank's memory with process_vm_readv. All ranks
+    must call this function."""
     secret = np.full(8, 1 + comm.rank, dtype=np.int64)
     addresses = np.zeros((comm.size, 2), dtype=np.int64)
     own = np.array([os.getpid(), secret.ctypes.data], dtype=np.int64)
@@ -63,7 +65,7 @@ def read_neighbour(comm: Communicator) -> bool:
     source = _IoVector(address, read.nbytes)
     libc = ctypes.CDLL(None, use_errno=True)
     count = libc.process_vm_readv(pid, ctypes.byref(target), 1, ctypes.byref(source), 1, 0)
-    comm.barrier()  # keeps the neighbour's array alive until it was read
+    comm.barrier()  # keeps this rank's array alive until the other rank has read it
     return bool(count == read.nbytes and (read == 1 + peer).all())
 
 

@@ -1,4 +1,5 @@
-"""Runs `unisono tune`: measures which algorithms are fastest here, and returns a selection."""
+"""Runs `unisono tune`: measures which algorithms are fastest on this machine, and returns a
+selection."""
 
 from __future__ import annotations
 
@@ -28,19 +29,19 @@ from unisono.selection import SelectionTable, predict
 from unisono.types import Op
 
 TUNABLE = tuple(op for op in Op if op in OPERATIONS and len(algorithms.names(op)) > 1)
-"""Operations that can be measured here and have several algorithms."""
+"""Operations that the benchmark can measure and that have several algorithms."""
 
 _CANDIDATE_FACTOR = 3.0
 _MOST_CANDIDATES = 5
 _GAIN = 1.05
-"""Minimum speedup over the algorithm that is chosen without a file; less is mostly noise."""
+"""Minimum speedup over the default algorithm; a smaller speedup is mostly noise."""
 _BLOCKS = (64 << 10, 256 << 10)
 _LEAST_VARIED_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """Cells to measure. Raises `ValueError` for invalid requests."""
+    """A request to measure cells. Raises `ValueError` if it is invalid."""
 
     ops: tuple[Op, ...]
     ranks: tuple[int, ...]
@@ -52,13 +53,13 @@ class TuneRequest:
             raise ValueError(f"{unknown[0]} has only one algorithm; tunable: {', '.join(TUNABLE)}")
         if not self.cells or min(self.ranks) < 2 or min(self.sizes) < 1:
             raise ValueError("expected operations, at least 2 ranks, and sizes above 0")
-        # Checked here, because later the smaller groups would already be measured.
+        # Check the number of ranks before smaller groups are measured.
         if reason := reason_against(max(self.ranks)):
             raise ValueError(reason)
 
     @property
     def cells(self) -> list[MeasuredCell]:
-        """All cells, ordered so that the group of ranks changes least often."""
+        """All cells, grouped by number of ranks, so that each group of ranks starts only once."""
         return [
             MeasuredCell(op=op, ranks=ranks, nbytes=nbytes)
             for ranks in dict.fromkeys(self.ranks)
@@ -68,13 +69,13 @@ class TuneRequest:
 
 
 def default_algorithm(op: Op, nbytes: int, ranks: int) -> str:
-    """Returns the algorithm that is chosen without a file."""
+    """Returns the algorithm that is chosen without a selection file."""
     return SelectionTable(cores=usable_cores()).choose(op, nbytes, ranks=ranks).rule.algorithm
 
 
 def candidates(op: Op, nbytes: int, ranks: int) -> list[str]:
-    """Returns the default, then algorithms that the cost model does not exclude, most promising
-    first."""
+    """Returns the default algorithm, then algorithms that the cost model does not exclude, the
+    fastest predicted first."""
     default = default_algorithm(op, nbytes, ranks)
     names = [name for name in algorithms.names(op) if name != default]
     cores = usable_cores()
@@ -90,8 +91,8 @@ def candidates(op: Op, nbytes: int, ranks: int) -> list[str]:
 
 
 def variants(name: str, nbytes: int) -> list[str]:
-    """Returns the same algorithm with two channels, and with other block sizes, for messages of
-    several blocks."""
+    """Returns variants of an algorithm: with two channels, and with other block sizes. Returns no
+    variants for small messages."""
     if nbytes < _LEAST_VARIED_BYTES:
         return []
     return [f"{name}:channels=2", *(f"{name}:block_bytes={block}" for block in _BLOCKS)]
@@ -100,7 +101,7 @@ def variants(name: str, nbytes: int) -> list[str]:
 def tune(
     request: TuneRequest, journal: Journal, observe: Observer = lambda step, share: None
 ) -> Selection:
-    """Measures cells that the journal lacks, one by one, and returns the selection."""
+    """Measures the cells that are not in the journal, one after another. Returns the selection."""
     cells = request.cells
     todo = [cell for cell in cells if cell not in journal.cells]
     length = MeasurementLength(budget_s=request.budget_s / len(cells) / 2)
@@ -128,10 +129,11 @@ def _measure(
     length: MeasurementLength,
     report: Callable[[str], None],
 ) -> dict[str, float]:
-    """Runs two measurements: of all algorithms, then of the default, the fastest, and its variants.
+    """Measures a cell twice: first all candidates, then the default, the fastest algorithm, and its
+    variants.
 
-    Times of the second measurement override the first, because the first selects its participants
-    partly by luck.
+    Times of the second measurement replace times of the first, because the fastest algorithm of the
+    first measurement is partly fastest by chance.
     """
     op, case = Op(cell.op), Case(op=cell.op, ranks=cell.ranks, nbytes=cell.nbytes)
     default = default_algorithm(op, cell.nbytes, cell.ranks)
@@ -152,7 +154,8 @@ def _measure(
 
 
 def select(cells: Mapping[MeasuredCell, Mapping[str, float]]) -> Selection:
-    """Returns rules for measurements; borders are geometric means of adjacent measured sizes.
+    """Returns a selection of the fastest measured algorithms. Borders between rules are geometric
+    means of adjacent measured sizes.
 
     >>> cell = MeasuredCell(op="scatter", ranks=2, nbytes=64)
     >>> print(select({cell: {"direct": 2e-6, "chain": 1e-6}}).rules[0])
@@ -194,7 +197,8 @@ def _rule(op: Op, ranks: int, algorithm: str, nbytes: IntRange) -> Rule:
 
 
 def _winner(op: Op, nbytes: int, ranks: int, times_s: Mapping[str, float]) -> str:
-    """Returns the fastest algorithm, or the default unless another is faster by more than noise."""
+    """Returns the default algorithm, or the fastest algorithm if it is faster by more than the
+    noise."""
     best = min(times_s, key=lambda name: times_s[name])
     default = default_algorithm(op, nbytes, ranks)
     kept = times_s.get(default)

@@ -1,4 +1,5 @@
-"""A cluster on one machine: hosts are network namespaces that a switch connects.
+"""An emulated cluster on one machine. Hosts are network namespaces, which a virtual switch
+connects.
 
 Every host has its own addresses, host name and mounts. Each link can have a bandwidth limit and a
 delay. Hosts share the machine's files and processors. `lab` creates them, `shaping` limits links,

@@ -1,9 +1,10 @@
-"""The process that keeps one host of the lab alive: it sleeps inside the host until its owner ends.
+"""The program that keeps one host of the lab alive. It sleeps in the host's namespaces until its
+owner ends.
 
-The namespaces have no names, so they exist only while a process is inside. Standard input is a pipe
-that only the owner has open. When the owner ends in any way, the pipe ends; this program then kills
-all processes in the host's network and exits. It imports only the standard library, so it starts in
-20 ms.
+The namespaces have no names, so they exist only while a process runs in them. Standard input is a
+pipe that only the owner has open. When the owner ends for any reason, the pipe is closed. This
+program then kills all processes in the host's network namespace and exits. It imports only the
+standard library, so it starts in 20 ms.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _KILL_TIMEOUT_S = 5.0
 
 
 def members(pid: int) -> list[int]:
-    """Returns the processes in the network of process `pid`, except `pid` itself."""
+    """Returns the processes in the network namespace of process `pid`, except `pid` itself."""
     network = os.readlink(f"/proc/{pid}/ns/net")
     return [other for other in _processes() if other != pid and _network(other) == network]
 
 
 def end_members(pid: int) -> None:
-    """Kills all processes in the network of process `pid` except `pid` itself, also processes that
-    start meanwhile. Returns when none is left, or after a timeout."""
+    """Kills all processes in the network namespace of process `pid` except `pid` itself. Repeats
+    this until no process is left, or until a timeout."""
     deadline_s = time.monotonic() + _KILL_TIMEOUT_S
     while (found := members(pid)) and time.monotonic() < deadline_s:
         for other in found:
@@ -40,8 +41,8 @@ def _processes() -> list[int]:
 
 
 def _network(pid: int) -> str:
-    """Returns the network of a process; empty for a process that has ended (a zombie has no
-    network)."""
+    """Returns the network namespace of a process, or an empty text if the process has ended. A
+    zombie has no namespace."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -49,10 +50,10 @@ def _network(pid: int) -> str:
 
 
 def main(name: str, names_file: str) -> None:
-    """Sets up host `name`, prints "up", and waits for the end of standard input."""
+    """Sets up host `name`, prints "up", and waits until standard input is closed."""
     for command in (
         ["hostname", name],
-        ["mount", "-t", "sysfs", "none", "/sys"],  # so that /sys/class/net is that of this host
+        ["mount", "-t", "sysfs", "none", "/sys"],  # for this host's /sys/class/net
         ["mount", "--bind", names_file, "/etc/hosts"],
         ["ip", "link", "set", "lo", "up"],
     ):

@@ -1,4 +1,4 @@
-"""The lab: hosts, links between them, and faults of both."""
+"""The lab: emulated hosts with links, whose failures can be simulated."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _SWITCH = "switch"
 _COMMAND_S = 20.0
 _MOST_HOSTS = 250
 _RATE = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([kmgt]i?)?(bit|bps)", re.IGNORECASE)
-"""A rate must be positive, because tc takes a negative rate as no limit."""
+"""Pattern of a positive rate. Without this check, tc would interpret a negative rate as no
+limit."""
 _QUEUE_PACKETS = 20_000
-"""Queue length of a delayed link: a full window of 10 Gbit/s over 20 ms."""
+"""Queue length of a delayed link in packets, enough for 10 Gbit/s and a delay of 20 ms."""
 
 
 class LabError(UnisonoError):
@@ -46,16 +47,16 @@ def reason_unavailable() -> str | None:
 
 
 class Lab:
-    """Hosts on this machine, each with an address on every rail. A context manager.
+    """Emulated hosts on this machine, as a context manager. Each host has an address on every rail.
 
-    `rate` (in tc's notation: "1gbit", "200mbit") limits every link in both directions; None sets no
-    limit. `rates` overrides it for single hosts. `shaping` configures how links are limited.
+    `rate` (in tc's notation: "1gbit", "200mbit") limits every link in both directions; None means
+    no limit. `rates` replaces `rate` for some hosts. `shaping` configures how links are limited.
     `delay` ("1ms") is added in each direction between hosts. Host `h` (from 0) has the name
-    `host<h>`, and the address `<subnet>.<rail>.<h + 1>` on its interface `eth<rail>`. Several labs
-    are isolated from each other, even with equal addresses, and from the machine's own network.
+    `host<h>`, and the address `<subnet>.<rail>.<h + 1>` on its interface `eth<rail>`. Labs are
+    isolated from each other, even with equal addresses, and from the machine's own network.
 
-    Everything is removed at the end, even if the process that created the lab is killed. Raises
-    LabError with the missing requirement.
+    All hosts and links are removed at the end, even if the process that created the lab is killed.
+    Raises LabError if a requirement of the lab is missing.
 
         with Lab(hosts=2, rate="1gbit") as lab:
             print(lab.run(0, ["ping", "-c", "1", lab.address(1)]))
@@ -110,12 +111,12 @@ class Lab:
         return f"{self._subnet}.{rail}.{host + 1}"
 
     def holder(self, host: int | str) -> int:
-        """Returns the pid of the process whose namespaces are the host."""
+        """Returns the pid of the process that keeps the host's namespaces alive."""
         return self._holders[host].pid
 
     def command(self, host: int | str, words: Sequence[str]) -> list[str]:
-        """Returns the command line that runs a command on the host, in this directory. Its process
-        becomes the command."""
+        """Returns a command line that runs a command on the host, in the current directory. The
+        command runs in the started process, not in a child."""
         enter = ["nsenter", f"--target={self.holder(host)}", "--net", "--mount", "--uts", "--"]
         return [*enter, "env", f"--chdir={Path.cwd()}", *words]
 
@@ -132,7 +133,8 @@ class Lab:
         return subprocess.Popen(self.command(host, words), env=env, **options)
 
     def run(self, host: int | str, words: Sequence[str], timeout_s: float = _COMMAND_S) -> str:
-        """Runs a command on the host to its end; returns its standard output. Raises LabError."""
+        """Runs a command on the host and waits for its end. Returns its standard output. Raises
+        LabError."""
         return _run(self.command(host, words), timeout_s=timeout_s)
 
     def write_agent(self, path: Path) -> None:
@@ -152,9 +154,10 @@ class Lab:
     # ---- faults
 
     def cut(self, host: int, rail: int = 0, *, carrier: bool = True) -> None:
-        """Cuts a link: packets are lost, and no one is notified.
+        """Cuts a link: all packets are lost without notice.
 
-        Without `carrier` the host's interface also loses its link, as when a cable is pulled.
+        If `carrier` is false, the host's interface also reports a lost link, as after a cable is
+        pulled.
         """
         port = _port(host, rail)
         self.run(_SWITCH, ["ip", "link", "set", port, *(["nomaster"] if carrier else ["down"])])
@@ -165,11 +168,12 @@ class Lab:
         self.run(_SWITCH, ["ip", "link", "set", port, "master", f"rail{rail}", "up"])
 
     def kill(self, host: int) -> None:
-        """Kills all processes on the host. The kernel closes their connections, so peers notice."""
+        """Kills all processes on the host. The kernel closes their connections, so peers detect the
+        loss."""
         holder.end_members(self._holders[host].pid)
 
     def power_off(self, host: int) -> None:
-        """Simulates a power loss: the host's links are cut, then its processes end."""
+        """Simulates a power loss: cuts the host's links, then kills its processes."""
         for rail in range(self.rails):
             self.cut(host, rail)
         self.kill(host)
@@ -188,10 +192,10 @@ class Lab:
             raise
 
     def down(self) -> None:
-        """Ends every process in the lab, and removes the lab. Never raises."""
+        """Ends all processes in the lab, and removes the lab. Does not raise."""
         for process in self._holders.values():
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.close()  # the signal for the holder to end
+            process.stdin.close()  # makes the holder end
         for process in self._holders.values():
             try:
                 process.wait(_COMMAND_S)
@@ -203,7 +207,8 @@ class Lab:
         self._holders.clear()
 
     def _hold(self) -> None:
-        """Starts the holders of all hosts and of the switch, and waits until they are set up."""
+        """Starts the holder processes of all hosts and of the switch, and waits until they are
+        ready."""
         names = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
         names += "".join(f"{self.address(host)} host{host}\n" for host in range(self.hosts))
         with tempfile.NamedTemporaryFile("w", prefix="unisono-lab-", suffix=".hosts") as file:
@@ -217,10 +222,10 @@ class Lab:
                 assert process.stdout is not None
                 if process.stdout.readline() != "up\n":
                     raise LabError(f"host {host} of the lab did not start; see the messages above")
-        # The mounted file stays visible in the hosts after its name is removed.
+        # Hosts have the file mounted, so they can read it after its name is removed.
 
     def _connect_hosts(self) -> None:
-        """Creates bridges, links, addresses and limits."""
+        """Creates bridges, links, addresses and rate limits."""
         links = [f"link add rail{r} type bridge\nlink set rail{r} up" for r in range(self.rails)]
         limits: list[str] = []
         for host in range(self.hosts):
@@ -247,8 +252,9 @@ class Lab:
     def _limits(
         self, interface: str, host: int, rail: int, way: str, delay: str | None = None
     ) -> list[str]:
-        """Returns lines for tc. A host limits what it sends; the switch limits what the host
-        receives. The delay is added once per direction."""
+        """Returns commands for tc that limit one interface. A host's interface limits the data that
+        the host sends; the switch's interface limits the data that the host receives. The delay is
+        added once per direction."""
         parent, lines = "root", []
         if (rate := self.rates.get(host, self.rate)) is not None:
             peers = [self.address(other, rail) for other in range(self.hosts) if other != host]
@@ -268,17 +274,17 @@ def _start_holder(name: str, names_file: str) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # so that Ctrl-C reaches only the owner
+        start_new_session=True,  # so that Ctrl-C interrupts only the owner
     )
 
 
 def _port(host: int, rail: int) -> str:
-    """Returns the switch's end of a link."""
+    """Returns the name of the switch's interface of a link."""
     return f"h{host}r{rail}"
 
 
 def _batch(command: Sequence[str], lines: Sequence[str]) -> None:
-    """Runs all lines with ip or tc. Raises LabError."""
+    """Runs all lines as commands of ip or tc. Raises LabError."""
     try:
         _run([*command, "-batch", "-"], "".join(line + "\n" for line in lines))
     except LabError as error:

@@ -1,4 +1,4 @@
-"""Rate limits of links in a lab: queues, and settings of their senders."""
+"""Rate limits of links in a lab, as queues and as kernel settings of the senders."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SEGMENTS = 65_536
-_SHARE = 10  # first number of the peers' classes
+_SHARE = 10  # number of the first peer's class
 _REST = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """Configuration of a lab's ports: by default one FIFO queue each."""
+    """Configuration of the ports of a lab. By default, each port has one FIFO queue."""
 
     burst: str = "256k"
-    """Burst that a port lets pass after a pause, in tc's notation."""
+    """Size of the burst that a port transmits after a pause, in tc's notation."""
     segment_bytes: int = _SEGMENTS
-    """Maximum size of a packet that a host passes to its link."""
+    """Maximum bytes of a packet that a host passes to its link."""
     fair: bool = False
-    """True if a port has a queue for each other host, served in turn."""
+    """True if a port has a queue for each other host, and serves the queues in turn."""
     first_window: int | None = None
-    """Initial window of a connection, in packets of 1,448 bytes; None: the kernel's default, 10."""
+    """Initial window of a connection, in packets of 1,448 bytes. None means the kernel's default,
+    10."""
     settings: tuple[str, ...] = ()
     """Kernel settings of the hosts, in sysctl's notation."""
 
     def host_lines(self, interface: str, address: str) -> list[str]:
-        """Returns lines for ip on a host whose interface is up."""
+        """Returns commands for ip that configure a host's interface, which must be up."""
         lines = []
         if self.segment_bytes != _SEGMENTS:
             lines.append(f"link set {interface} gso_max_size {self.segment_bytes}")
@@ -39,12 +40,13 @@ class Shaping:
         return lines
 
     def limits(self, interface: str, rate: str, peers: Sequence[str], way: str) -> list[str]:
-        """Returns lines for tc that limit one port to this rate. Packets of the `peers` are
-        recognised by their destination ("dst") or source ("src") address."""
+        """Returns commands for tc that limit one port to this rate. Packets are assigned to `peers`
+        by their destination address (`way` is "dst") or source address ("src")."""
         if not self.fair:
             limit = f"tbf rate {rate} burst {self.burst} latency 100ms"
             return [f"qdisc add dev {interface} root handle 1: {limit}"]
-        # Each class may use the whole rate; the guaranteed rate is small, so that classes share.
+        # Each class may use the whole rate. The guaranteed rate is small, so that classes share
+        # evenly.
         rest = f"ceil {rate} burst {self.burst} cburst {self.burst} quantum {self.segment_bytes}"
         add = f"class add dev {interface} parent 1:"
         lines = [
@@ -73,7 +75,7 @@ EVEN = Shaping(
         "net.ipv4.tcp_wmem=4096 4194304 4194304",
     ),
 )
-"""Links that are shared evenly, as simulators assume, without bursts after a pause. Collectives
-have many pauses. BBR, the default of some machines, takes pauses for a slow network. A connection
-that starts slowly after each pause never becomes fast. Receive windows that grow with the bytes
-read per round trip stay small."""
+"""Links that connections share evenly, as simulators assume, without bursts after a pause.
+Collectives have many pauses. The settings avoid three problems of TCP with pauses. BBR, the default
+of some machines, mistakes pauses for a slow network. Slow start after each pause keeps connections
+slow. Receive windows that grow with the bytes read per round trip stay small."""

@@ -1,1 +1,1 @@
-"""Drivers that let each library perform an operation; one file per library."""
+"""Drivers that perform operations with each library, one file per library."""

@@ -15,30 +15,33 @@ from unisono.errors import UnsupportedError
 Array = NDArray[Any]
 Call = Callable[[], object]
 Repeat = Callable[[int], object]
-"""Performs an operation a given number of times."""
+"""A function that performs an operation a given number of times."""
 
 
 class Peer(ABC):
-    """One rank of a library's group, connected on construction. Used from one thread."""
+    """Driver of a library on one rank. The constructor joins the library's group. Used from one
+    thread."""
 
     rank: int
     moves_data: bool = True
-    """True if x and out are used and can be verified."""
+    """True if operations use x and out, so that results can be verified."""
 
     @abstractmethod
     def bind(self, case: Case, x: Array, out: Array) -> Call:
-        """Returns a function that performs the case's operation once, to local completion.
+        """Returns a function that performs the operation of a case once and returns after local
+        completion.
 
-        The caller keeps x and out; out has length 0 if the result is written to x. bfloat16 and
-        8-bit floats are passed as bit patterns. Raises UnsupportedError.
+        The caller keeps x and out alive. If the result is written to x, out has length 0. bfloat16
+        and 8-bit floats are passed as bit patterns. Raises UnsupportedError.
         """
 
     def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
-        """Returns a function that exchanges messages between pairs. Raises UnsupportedError."""
+        """Returns a function that repeats an operation with messages between pairs. Raises
+        UnsupportedError."""
         raise UnsupportedError(f"{type(self).__name__} has no {case.op}")
 
     def repeat(self, case: Case, x: Array, out: Array) -> Repeat:
-        """Returns a function that repeats the case's operation. Raises UnsupportedError."""
+        """Returns a function that repeats the operation of a case. Raises UnsupportedError."""
         if case.operation.paired:
             return self.exchange(case, x, out)
         return partial(_repeat, self.bind(case, x, out))
@@ -48,7 +51,7 @@ class Peer(ABC):
         raise UnsupportedError(f"{type(self).__name__} cannot select algorithm {algorithm}")
 
     def close(self) -> None:
-        """Leaves the group. Collective."""
+        """Leaves the group. All ranks must call this function."""
         return None
 
 

@@ -1,4 +1,5 @@
-"""The physical limit: every rank passes once over its N bytes, all ranks at the same time."""
+"""The limit of the memory: every rank reads or writes its N bytes once, all ranks at the same
+time."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ _PAGE_BYTES = 4096
 
 
 class MemoryPeer(Peer):
-    """Runs `x *= c` over N bytes for reductions, else a copy of N bytes. For messages between
-    pairs, one rank of each pair copies each message."""
+    """A driver that performs `x *= c` on N bytes for reductions, else a copy of N bytes. For
+    messages between pairs, one rank of each pair copies the messages."""
 
     moves_data = False
 
@@ -44,8 +45,8 @@ def _copy_all(pairs: list[tuple[Array, Array]], times: int) -> None:
 
 
 def _ones(count: int) -> Array:
-    """Returns an array that begins on a page: some cores copy much slower between unequal offsets
-    in a page."""
+    """Returns an array that begins at a page boundary, because some cores copy much slower between
+    different offsets in a page."""
     whole = np.empty(count * 4 + _PAGE_BYTES, np.uint8)
     start = -whole.ctypes.data % _PAGE_BYTES
     found = whole[start : start + count * 4].view(np.float32)

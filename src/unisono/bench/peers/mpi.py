@@ -1,7 +1,7 @@
-"""MPI through mpi4py's buffer interface. The launcher determines which MPI it is.
+"""Driver of MPI through mpi4py's buffer interface. The launcher determines the MPI library.
 
-mpi4py initialises MPI on import and finalises it at exit. Buffers are bound with their type, which
-saves about 0.1 us per call: peers are measured at their best.
+mpi4py initialises MPI on import and finalises it at exit. Buffers are passed with their type, which
+saves about 0.1 us per call, so that MPI is measured at its best.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TYPES = {
     "complex64": MPI.C_FLOAT_COMPLEX,
     "complex128": MPI.C_DOUBLE_COMPLEX,
     "bool": MPI.C_BOOL,
-    # MPI's other pairs have an index of 4 bytes next to a value of 8.
+    # MPI's other pair types have an index of 4 bytes and a value of 8 bytes.
     "float32_int32": MPI.FLOAT_INT,
     "int32_int32": MPI.INT_INT,
 }
@@ -138,19 +138,19 @@ class MpiPeer(Peer):
 
 
 def _require_reduction(case: Case) -> None:
-    """Raises UnsupportedError for reductions that MPI lacks."""
+    """Raises UnsupportedError for reductions that MPI does not have."""
     known = case.dtype in _TYPES and case.redop in _REDUCE_OPS
     if not known or (case.dtype == "bool" and case.redop not in LOGICAL):
         raise UnsupportedError(f"MPI has no {case.redop} of {case.dtype}")
 
 
 def _message(case: Case, array: Array) -> list[Any]:
-    """Returns a message; types that MPI lacks are copied as bytes."""
+    """Returns an array as a message for mpi4py. Types that MPI does not have are sent as bytes."""
     return [array.view(np.uint8), _TYPES.get(case.dtype, MPI.BYTE)]
 
 
 def _pieces(case: Case, array: Array, lengths: Sequence[int]) -> list[Any]:
-    """Returns a message with one piece per rank."""
+    """Returns an array as a message for mpi4py, with one piece per rank."""
     data, kind = _message(case, array)
     unit = 1 if case.dtype in _TYPES else case.storage.itemsize
     return [data, [length * unit for length in lengths], kind]

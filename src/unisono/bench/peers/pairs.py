@@ -1,7 +1,7 @@
-"""Loops of messages between pairs, equal for every library.
+"""Loops that exchange messages between pairs of ranks. All libraries use the same loops.
 
-For a message of 8 bytes, Python may take most of the time. Everything is therefore bound beforehand
-in local variables, and each call is made as the library's users would make it.
+For a message of 8 bytes, Python can take most of the time. All functions and arguments are
+therefore local variables, and each call is made as the library's users would make it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from unisono.bench.patterns import cut
 from unisono.bench.peers.base import Array, Repeat
 
 Transfer = Callable[[Any, int], object]
-"""Sends or receives a message, to or from a rank."""
+"""A function that sends a message to a rank, or receives a message from a rank."""
 Begin = Callable[[Sequence[Any], int], Sequence[Any]]
-"""Begins to send or receive all these messages; returns their handles."""
+"""A function that begins to send or receive several messages, and returns their handles."""
 Finish = Callable[[Sequence[Any]], object]
-"""Waits for all begun messages."""
+"""A function that waits for all messages with these handles."""
 
 
 def bind_messages(
@@ -35,8 +35,8 @@ def bind_messages(
     irecv: Begin,
     finish: Finish,
 ) -> Repeat:
-    """Returns the case's operation between this rank and its partner. `message` converts an array
-    to the library's type."""
+    """Returns a function that repeats the case's operation between this rank and its partner.
+    `message` converts an array to the library's type."""
     outgoing = [message(part) for part in cut(x, case.sends(rank)[0])]
     incoming = [message(part) for part in cut(out, case.receives(rank)[0])]
     partner, leads = rank ^ 1, rank % 2 == 0
@@ -51,12 +51,12 @@ def bind_messages(
 def begin_each(
     begin: Callable[[Any, int], Any], messages: Sequence[Any], partner: int
 ) -> list[Any]:
-    """Begins all messages with a function that begins one."""
+    """Begins all messages with a function that begins one message. Returns the handles."""
     return [begin(message, partner) for message in messages]
 
 
 def wait_each(works: Sequence[Any]) -> None:
-    """Waits for handles that have a `wait` method."""
+    """Calls `wait` of all handles."""
     for work in works:
         work.wait()
 

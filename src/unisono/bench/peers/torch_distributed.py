@@ -1,4 +1,4 @@
-"""Any backend of torch.distributed: Gloo, and Unisono with the same interface."""
+"""Driver of torch.distributed with any backend, such as Gloo or Unisono."""
 
 from __future__ import annotations
 

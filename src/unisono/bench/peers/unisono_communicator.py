@@ -1,4 +1,4 @@
-"""Unisono's own communicator on NumPy arrays."""
+"""Driver of Unisono's own communicator, with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.errors import UnsupportedError
 
 
 class NativePeer(Peer):
-    """Driver of Unisono; `algorithm` fixes the algorithm of every operation."""
+    """Driver of Unisono. With `algorithm`, all operations use this algorithm."""
 
     def __init__(
         self, *, rank: int, ranks: int, rendezvous: str, algorithm: str | None = None
@@ -39,7 +39,8 @@ class NativePeer(Peer):
 
 
 def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -> Call:
-    """Returns the case's operation on this communicator, in the form of `Peer.bind`."""
+    """Returns a function that performs the case's operation once on a communicator; see
+    `Peer.bind`."""
     if case.operation.paired:
         return partial(exchange(comm, case, x, out), 1)
     if case.dtype in BIT_PATTERNS:
@@ -60,7 +61,8 @@ def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -
 
 
 def exchange(comm: Communicator, case: Case, x: Array, out: Array) -> Repeat:
-    """Returns the exchange of messages on this communicator, in the form of `Peer.exchange`."""
+    """Returns a function that repeats the case's operation with messages between pairs; see
+    `Peer.exchange`."""
     return bind_messages(
         case,
         comm.rank,
@@ -76,14 +78,14 @@ def exchange(comm: Communicator, case: Case, x: Array, out: Array) -> Repeat:
 
 
 def _begin_each(transfer: Callable[..., Any], messages: Sequence[Any], partner: int) -> list[Any]:
-    """Begins all messages like `begin_each`, with Unisono's keyword; a `partial` with the keyword
-    would be slower."""
+    """Begins all messages like `begin_each`, but with Unisono's keyword argument. A `partial` with
+    this argument would be slower."""
     return [transfer(message, partner, async_op=True) for message in messages]
 
 
 def _uneven_arguments(comm: Communicator, case: Case, x: Array, out: Array) -> list[Any]:
-    """Returns the arguments with all counts, as MPI also gets them; in an all_to_all_v a rank knows
-    only its own."""
+    """Returns the arguments of a v-collective. They include the counts of all ranks, as for MPI; in
+    an all_to_all_v, they include only the counts of this rank."""
     shares, own = case.shares, case.lengths(comm.rank)
     match case.op:
         case "all_gather_v":
