@@ -13,7 +13,7 @@ Link = tuple[int, int]
 
 
 class Arrangement(StrEnum):
-    """Positions of the ranks. `auto` is a grid if the links form one, else a circle."""
+    """Positions of the ranks. `auto` means a grid if the links form a grid, else a circle."""
 
     AUTO = "auto"
     CIRCLE = "circle"

@@ -4,7 +4,8 @@ A rank runs its records in order and stops at each wait, which also delays its l
 reader of a post gets one message. The messages between two ranks form a stream. A rank reuses a
 staging buffer only after all its readers have acknowledged it. An acknowledgement travels with the
 reader's next message or in a message of its own. `csrc/execution/executor.cc` and
-`csrc/execution/remote_slots.cc` work in the same way. Copies and reductions take no time here.
+`csrc/execution/remote_slots.cc` work in the same way. In this model, copies and reductions take no
+time.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _spread(each: list[Ragged]) -> tuple[Ragged, Floats]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Paths:
-    """Columns for the engine, one row per path; see `csrc/simulator/event_loop.h`."""
+    """Paths in columns, as the engine takes them; see `csrc/simulator/event_loop.h`."""
 
     values: NDArray[np.int32]
     starts: Ints
