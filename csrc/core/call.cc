@@ -26,9 +26,11 @@ bool reduces(OpKind op) {
            op == OpKind::scan || op == OpKind::exscan;
 }
 
-// The lowest 24 bits must agree between ranks; the highest byte need not.
+// Returns the kind word of a call. Its lowest 24 bits must be equal on all ranks; the highest byte
+// may differ.
 uint32_t kind_of(const CallArgs& a) {
-    // The reduction counts only for operations that reduce. Otherwise two equal calls could differ.
+    // The reduction of an operation that does not reduce is ignored. Otherwise two equal calls
+    // could have different words.
     const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
     return static_cast<uint32_t>(a.op) | reduction << 8 |
            static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16 |
@@ -49,9 +51,9 @@ struct Entry {
     int32_t root;
 };
 
-// One thread writes at a time; other threads may read meanwhile. A reader that sees any of the new
-// values finds a changed number when it loads `seq` again. Releases suffice; a fence would make the
-// call wait for its earlier stores.
+// Writes a record. Only one thread at a time writes, but other threads may read during the write. A
+// reader that sees a new value also sees that `seq` has changed when it loads `seq` again. Release
+// stores suffice. A fence would make the call wait for its earlier stores.
 void write(CallRecord& record, const Entry& entry) noexcept {
     record.seq.store(0, std::memory_order_relaxed);
     record.kind.store(entry.kind, std::memory_order_release);
@@ -61,7 +63,7 @@ void write(CallRecord& record, const Entry& entry) noexcept {
     record.seq.store(entry.seq, std::memory_order_release);
 }
 
-// Returns nothing if the record is empty or is being written.
+// Reads a record. Returns nothing if the record is empty or is being written.
 std::optional<Entry> read(const CallRecord& record) noexcept {
     Entry entry{};
     entry.seq = record.seq.load(std::memory_order_acquire);
@@ -123,7 +125,7 @@ void record_call(RankControl& control, uint64_t seq, const CallArgs& args, uint6
 LastCall last_call_of(const RankControl& control) noexcept {
     const uint64_t header = control.header.load(std::memory_order_acquire);
     const auto entry = read(control.calls[(header >> 40) % kCallHistory]);
-    // The owner has since made so many calls that this record is overwritten.
+    // The owner has made so many later calls that this record is overwritten.
     if (!entry || ahead_of(header, entry->seq) != 0) return {};
     return {header, entry->seq, entry->count, entry->hash, entry->kind, entry->root};
 }
@@ -133,8 +135,8 @@ void update_last_call(RankControl& mirror, const LastCall& called) noexcept {
     const auto record_of = [&](uint64_t seq) -> CallRecord& {
         return mirror.calls[seq % kCallHistory];
     };
-    // `last` is the full number of the last known call. The header alone does not suffice: it has
-    // 24 bits of the number, and news may arrive very late.
+    // `last` is the full number of the last known call. The header holds only 24 bits of the
+    // number, which do not suffice because a report may arrive very late.
     const uint64_t header = mirror.header.load(std::memory_order_relaxed);
     const uint64_t last = record_of(header >> 40).seq.load(std::memory_order_relaxed);
     CallRecord& record = record_of(called.seq);

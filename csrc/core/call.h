@@ -11,7 +11,8 @@
 
 namespace unisono {
 
-// In the order of unisono.types.Op; then operations that only the library itself calls.
+// The operations of unisono.types.Op, in the same order, then operations that only the library
+// itself calls.
 enum class OpKind : uint8_t {
     all_reduce,
     reduce_scatter,
@@ -28,13 +29,14 @@ enum class OpKind : uint8_t {
 };
 inline constexpr uint32_t kOpKinds = 12;
 
-// The argument that gives the lengths of the pieces. The values are those of
+// The argument that gives the lengths of the pieces of a call. The values equal those of
 // unisono.types.LengthsFrom.
 enum class LengthsFrom : uint8_t { none, counts, send_counts };
 inline constexpr uint32_t kLengthsFrom = 3;
 
-// History entry of a call whose arguments the rank refused. Such a call has a fingerprint of its
-// own. So ranks that all refuse agree, and one rank that refuses alone disagrees with the others.
+// Kind and fingerprint, in the call history, of a call whose arguments the rank refused. All
+// refused calls have this fingerprint. So ranks that all refuse a call agree, and a rank that
+// refuses alone disagrees with its peers.
 inline constexpr uint32_t kRefusedKind = 0xff;
 inline constexpr uint64_t kRefusedHash = 0x5e'f0'5e'd0'00ULL;
 
@@ -46,23 +48,25 @@ struct CallArgs {
     DType dtype;
     ReduceOp reduction;
     int32_t root;    // -1: no root
-    uint64_t count;  // in the caller's elements, or kUnknownCount
-    uint64_t extra;  // hash of everything else that must agree: algorithm, lengths of the pieces
-    // The type of the caller's elements, if a wider copy of them is reduced.
+    uint64_t count;  // number of the caller's elements, or kUnknownCount
+    // Hash of all other values that must be equal on all ranks: algorithm, lengths of the pieces.
+    uint64_t extra;
+    // The type of the caller's elements if the call reduces a wider copy of them.
     std::optional<DType> caller_dtype = std::nullopt;
-    LengthsFrom lengths_from = LengthsFrom::none;  // only for errors; need not agree
+    // Used only in error messages; may differ between ranks.
+    LengthsFrom lengths_from = LengthsFrom::none;
 };
 
 inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;
 
 [[nodiscard]] uint64_t fingerprint(const CallArgs& args) noexcept;  // 40 bits
 
-// header = seq (24 bits) | fingerprint (40 bits)
+// Returns the header of a call: seq (24 bits) | fingerprint (40 bits).
 [[nodiscard]] inline uint64_t header_of(uint64_t seq, uint64_t hash) noexcept {
     return seq << 40 | hash;
 }
-// Number of calls by which the owner of `header` is ahead of `seq`; correct across the wrap of 24
-// bits.
+// Returns the number of calls by which the owner of `header` is ahead of `seq`. The result is
+// correct when the 24-bit number wraps around.
 [[nodiscard]] inline int32_t ahead_of(uint64_t header, uint64_t seq) noexcept {
     const auto difference = static_cast<uint32_t>((header >> 40) - seq) & 0xffffffU;
     return static_cast<int32_t>(difference << 8) >> 8;
@@ -79,7 +83,7 @@ static_assert(sizeof(LastCall) == 40);
 // The last call of a rank, and the message that the rank waits for.
 struct Activity {
     LastCall called;
-    uint64_t awaited_message;  // see awaited_message_of; 0: none
+    uint64_t awaited_message;  // 0: none; see awaited_message_of
 };
 static_assert(sizeof(Activity) == 48);
 

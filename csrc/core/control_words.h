@@ -12,16 +12,16 @@ namespace unisono {
 
 inline constexpr size_t kLine = 64;  // a cache line; the CPU prefetches lines in pairs
 inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
-// Calls in a rank's history. Ranks get less far apart than this, because staging bounds them.
+// Number of calls in a rank's history. The staging buffers keep the ranks fewer calls apart.
 inline constexpr size_t kCallHistory = 256;
 inline constexpr size_t kFaultText = 1536;
-inline constexpr size_t kRefusalWords = 48;  // of 8 characters
+inline constexpr size_t kRefusalWords = 48;  // each word holds 8 characters
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 // A call of a rank, kept for errors. `seq` is the call's number in its group. It is 0 while the
-// other fields are being written, because other ranks may read them meanwhile.
+// other fields are being written, because other ranks may read at that time.
 struct CallRecord {
     std::atomic<uint64_t> seq{0};
     std::atomic<uint64_t> count{0};
@@ -31,7 +31,7 @@ struct CallRecord {
 };
 
 // The reason of the latest refused call. The text is stored in atomic words because a peer may read
-// while the next reason is written. The peer checks `seq` before and after.
+// it while the next reason is written. The peer checks `seq` before and after it reads.
 struct Refusal {
     std::atomic<uint64_t> seq{0};
     std::atomic<uint64_t> words[kRefusalWords]{};
@@ -43,12 +43,13 @@ struct Doorbell {
     std::atomic<uint32_t> rings{0};
 };
 
-// `joining`: the rank has no lock yet. Only a rank that has joined can be lost.
+// State of a rank in its group. A `joining` rank has no lock yet. Only a rank that has joined can
+// be lost.
 enum class Presence : uint32_t { absent = 0, joined = 1, left = 2, joining = 3 };
 
 struct alignas(2 * kLine) RankControl {
-    // The polled cache line. header = call number (24 bits) | fingerprint (40 bits). One load shows
-    // if the peer has entered the call, and if both ranks make the same call.
+    // The polled cache line. header = call number (24 bits) | fingerprint (40 bits). With one load,
+    // a peer learns if the rank has entered the call, and if both ranks make the same call.
     std::atomic<uint64_t> header{0};
     std::atomic<uint64_t> progress{0};
 
@@ -59,24 +60,25 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<uint64_t> process{
         0};  // identifies the process: equal for ranks that are threads of one process
     std::atomic<int32_t> kept_fd{
-        0};  // 1 + a descriptor left open for ranks of the same process; see membership.cc
+        0};  // 1 + a descriptor that stays open for ranks of the same process; see membership.cc
     std::atomic<uint64_t> token{
         0};  // address of the rank's token in its process; see single_copy.h
 
-    // The message that the rank waits for; see call.h. Every wait writes it, so it has a line of
-    // its own: peers read the words above with every message.
+    // The message that the rank waits for; see call.h. Every wait writes this word. It has its own
+    // cache line because peers read the words above with every message.
     alignas(2 * kLine) std::atomic<uint64_t> awaited_message{0};
 
-    // Written with every post of a large message and read once a block; see store_policy.h.
+    // Core and progress of the last post; see store_policy.h. Each rank writes its beacon with
+    // every post of a large message. Peers read it once a block.
     alignas(2 * kLine) std::atomic<uint64_t> beacon{0};
 
     alignas(2 * kLine) CallRecord calls[kCallHistory];
     Refusal refusal;
 };
 
-// The first failure of the group. All ranks raise this one.
+// The first failure of the group, which all ranks raise.
 struct FaultRecord {
-    std::atomic<uint32_t> state{0};  // 0 none, 1 being written, 2 readable
+    std::atomic<uint32_t> state{0};  // 0: none; 1: being written; 2: readable
     std::atomic<uint32_t> fault{0};
     char text[kFaultText]{};
 };
@@ -86,13 +88,13 @@ struct alignas(2 * kLine) GroupControl {
     uint32_t ranks;
     uint32_t depth;                   // blocks that a rank may have in flight
     uint64_t buffer_bytes;            // a rank's staging buffer for one block
-    uint64_t pair_slots, pair_bytes;  // of the messages from one rank to another
+    uint64_t pair_slots, pair_bytes;  // slots and bytes for the messages from one rank to another
     uint8_t nonce[16];                // sent back to the owner as a proof that the memory is shared
     std::atomic<uint32_t> fences_needed;  // nonzero if a rank could not register for heavy barriers
-    // The agreed successor of this group. Only compare-and-exchange changes it. So if two ranks
-    // decide at the same time, one of them learns that it was second.
+    // The agreed successor of this group, changed only by compare-and-exchange. If two ranks decide
+    // at the same time, the second one receives the decision of the first.
     std::atomic<uint64_t> successor;
-    std::atomic<uint64_t> turn;  // the rank to check next; see peer_checks.h
+    std::atomic<uint64_t> turn;  // the rank whose liveness is checked next; see peer_checks.h
     alignas(2 * kLine) FaultRecord failure;
 };
 

@@ -7,14 +7,15 @@
 
 namespace unisono {
 
-// Shared memory holds these values. bind/ maps each to one exception of unisono.errors.
+// Kinds of failure. Shared memory holds these values. bind/ maps each value to one exception of
+// unisono.errors.
 enum class Fault : uint32_t {
     none = 0,
     peer_lost = 1,
     timeout = 2,
     mismatch = 3,
     aborted = 4,
-    interrupted = 5,  // a Python signal handler raised and has set its exception
+    interrupted = 5,  // a Python signal handler has raised an exception
     system = 6,       // the operating system refused: for example no memory, no descriptors
     invalid = 7,      // a wrong argument of the caller
     stranger = 8,     // the peer of a connection is not the expected one
@@ -30,8 +31,7 @@ class Error : public std::runtime_error {
     Fault fault_;
 };
 
-// Returns a thrown exception as an Error. If there is no memory to make one, returns a static
-// Error.
+// Converts a thrown exception to an Error. Returns a static Error if memory is exhausted.
 [[nodiscard]] Error error_of(const std::exception& thrown) noexcept;
 
 // Throws Fault::system with `what` and the text of errno.

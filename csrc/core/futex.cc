@@ -11,7 +11,7 @@
 
 namespace unisono {
 
-// Not the _PRIVATE operations: several processes map the word.
+// Does not use the _PRIVATE operations, because several processes map the word.
 Woken futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, double timeout_s) noexcept {
     timespec limit{};
     limit.tv_sec = static_cast<time_t>(timeout_s);

@@ -14,19 +14,20 @@ enum class Woken : uint8_t { rung, timed_out, interrupted };
 Woken futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, double timeout_s) noexcept;
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 
-// Full barrier whose cost only one side pays. heavy_barrier() runs a barrier on every running
-// thread of all registered processes, by membarrier(2), global expedited. So the other side needs
-// no fence. A process registers once; later calls have no effect. Returns false if the kernel
-// refuses.
+// A full memory barrier between two threads, paid for by only one of them. heavy_barrier() runs a
+// barrier on every running thread of all registered processes, by membarrier(2), global expedited.
+// So the other thread needs no fence. register_for_heavy_barrier() registers the process; later
+// calls have no effect. It returns false if the kernel refuses.
 [[nodiscard]] bool register_for_heavy_barrier() noexcept;
 void heavy_barrier() noexcept;
 
-enum class Fence : uint8_t { light, full };  // light: all ranks have registered for heavy barriers
+// `light` requires that all ranks have registered for heavy barriers.
+enum class Fence : uint8_t { light, full };
 
-// Wakes the sleepers of a doorbell. Call this after the store that a sleeper may wait for. That
-// store must come before the load of `sleepers`. A sleeper raises `sleepers` before it checks its
-// condition a last time. A full fence would wait until the polled line returns from the peer: half
-// the time of a small message.
+// Wakes the sleepers of a doorbell. The caller must first make the store that a sleeper may wait
+// for. That store must take effect before the load of `sleepers`, because a sleeper raises
+// `sleepers` before it checks its condition a last time. A full fence would wait until the polled
+// line returns from the peer, which takes half the time of a small message.
 inline void ring(Doorbell& doorbell, Fence fence = Fence::full) noexcept {
     if (fence == Fence::light) {
         std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -38,7 +39,7 @@ inline void ring(Doorbell& doorbell, Fence fence = Fence::full) noexcept {
     futex_wake_all(doorbell.rings);
 }
 
-// Wakes all sleepers, including those that have not raised `sleepers` yet.
+// Wakes all sleepers, including threads that have not raised `sleepers` yet.
 inline void ring_always(Doorbell& doorbell) noexcept {
     doorbell.rings.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(doorbell.rings);

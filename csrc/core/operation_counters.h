@@ -1,4 +1,5 @@
-// Counts of one rank's calls in a group, by operation: calls, bytes and waits. Always on.
+// Counters of one rank's calls in a group, by operation: calls, bytes and waits. They are always
+// on.
 #pragma once
 
 #include <array>
@@ -10,8 +11,8 @@
 
 namespace unisono {
 
-// The rows of the counters: one for each OpKind, then messages. The row of `split` has all calls
-// that the library makes for itself.
+// The rows of the counters: one for each OpKind, then two for messages. The row of `split` counts
+// all calls that the library makes for itself.
 inline constexpr uint32_t kSendRow = kOpKinds, kReceiveRow = kOpKinds + 1,
                           kCounterRows = kOpKinds + 2;
 
@@ -19,7 +20,8 @@ inline constexpr uint32_t kSendRow = kOpKinds, kReceiveRow = kOpKinds + 1,
 // they are known before the first run; see unisono.communicator.call_volume.
 struct CallVolume {
     uint32_t row = 0;
-    uint32_t calls = 0;  // of the program; several if the library has packed them into one
+    // Calls of the program; more than 1 if the library has packed several into one.
+    uint32_t calls = 0;
     uint64_t bytes_sent = 0, bytes_received = 0;
 };
 
@@ -30,15 +32,15 @@ class OperationCounters {
         std::atomic<uint64_t> waited_ns{0};
     };
 
-    // Adds a call that has ended well. Only one thread at a time may add to a row, so this needs no
-    // read-modify-write. Any thread may read.
+    // Adds a call that has succeeded. Only one thread at a time may add to a row, so no atomic
+    // read-modify-write is needed. Any thread may read.
     void add(const CallVolume& volume) noexcept {
         Row& row = rows_[volume.row];
         raise(row.calls, volume.calls);
         raise(row.bytes_sent, volume.bytes_sent);
         raise(row.bytes_received, volume.bytes_received);
     }
-    // The nanoseconds of a row's waits. Any thread may add to them.
+    // Returns the nanoseconds of a row's waits. Any thread may add to them.
     [[nodiscard]] std::atomic<uint64_t>& waited_ns(uint32_t row) noexcept {
         return rows_[row].waited_ns;
     }
@@ -52,8 +54,8 @@ class OperationCounters {
     std::array<Row, kCounterRows> rows_;
 };
 
-// Adds the time since `begun` to a counter at the end of a wait, also if the wait ends by an
-// exception.
+// Adds the time since `begun` to a counter at the end of a wait, also if an exception ends the
+// wait.
 class WaitTime {
   public:
     using Clock = std::chrono::steady_clock;

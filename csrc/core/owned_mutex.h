@@ -1,8 +1,8 @@
 // A mutex that can tell if the calling thread holds it.
 //
-// A message library may be a Python object, so Python code may run while a thread moves messages.
-// In the main thread, signal handlers may then run, too. A handler that calls this library again
-// would wait for its own thread.
+// A message library may be a Python object, so Python code may run while a thread holds the mutex
+// and moves messages. In the main thread, signal handlers may then run, too. A signal handler that
+// calls this library again would wait for its own thread.
 #pragma once
 
 #include <atomic>

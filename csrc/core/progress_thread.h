@@ -9,8 +9,8 @@
 namespace unisono {
 
 // Returns all signals except those that a thread causes itself, such as SIGSEGV. If such a signal
-// were blocked, the kernel would end the process without the handler (faulthandler) that prints its
-// place.
+// were blocked, the kernel would end the process without the handler (faulthandler) that prints
+// where the fault occurred.
 inline sigset_t signals_of_others() noexcept {
     sigset_t set;
     sigfillset(&set);
@@ -22,8 +22,8 @@ inline sigset_t signals_of_others() noexcept {
 // True in a progress thread. Such a thread must not wait for its own end.
 inline thread_local bool in_progress_thread = false;
 
-// Runs `loop` in a new thread, with signals left to the program's threads. If the thread cannot be
-// created, the callers do its work while they wait.
+// Runs `loop` in a new thread that blocks signals, so that the program's threads receive them. If
+// the thread cannot be created, the callers do its work while they wait.
 template <class Loop>
 void start_progress(std::thread& thread, Loop loop) {
     try {

@@ -8,7 +8,7 @@
 
 namespace unisono {
 bool CallCheck::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
-    // Only refused calls let ranks of a host get further apart than the history is long.
+    // Ranks of a host are further apart than the history is long only if calls are refused.
     if (view_.local(peer) && ahead_of(theirs, seq) >= static_cast<int32_t>(kCallHistory))
         mismatch(seq);
     uint64_t& verified = verified_[peer];
@@ -34,7 +34,8 @@ void CallCheck::inspect(uint32_t peer, uint64_t seq, bool left) {
     }
 }
 
-// Waits a moment for the other ranks, so that the text can name the call of each.
+// Fails the group with a mismatch. First waits briefly for the other ranks, so that the text can
+// name the call of each rank.
 void CallCheck::mismatch(uint64_t seq) {
     Deadline moment(0.1);
     const auto arrived = [&] {

@@ -45,8 +45,8 @@ class CallCheck {
     [[nodiscard]] uint64_t unverified(uint32_t peer, uint64_t seq) const noexcept {
         return seq - verified_[peer];
     }
-    // Throws if the wait for `peer` in call `seq` is in vain. `left` says if the peer has left. The
-    // caller must read it before it takes in the peer's last data.
+    // Throws if the wait for `peer` in call `seq` cannot succeed. `left` is true if the peer has
+    // left. The caller must read this state before it takes in the peer's last data.
     void inspect(uint32_t peer, uint64_t seq, bool left);
     // Returns the text of a timeout: the ranks that have not entered call `seq`, and their last
     // calls.
@@ -54,7 +54,8 @@ class CallCheck {
 
   private:
     bool catch_up(uint32_t peer, uint64_t seq, uint64_t theirs);
-    // This rank counts as entered even before it publishes its header.
+    // Returns true if the rank has entered the call. This rank counts as entered even before it
+    // publishes its header.
     [[nodiscard]] bool entered(uint32_t peer, uint64_t seq) const noexcept {
         return peer == members_.rank() ||
                ahead_of(view_.control(peer).header.load(std::memory_order_acquire), seq) >= 0;

@@ -40,14 +40,15 @@ struct alignas(2 * kLine) Word {
     std::atomic<uint32_t> value{0};
 };
 
-// Polls for `wanted`. Yields now and then, in case the peer needs this core.
+// Polls until the word equals `wanted`. Yields at intervals, in case the peer needs this core.
 void await(const Word& word, uint32_t wanted) {
     for (unsigned looks = 1; word.value.load(std::memory_order_acquire) != wanted; ++looks) {
         if (looks % 4096 == 0) ::sched_yield();
     }
 }
 
-// Not sysconf: it multiplies by the host's cores that share a cache, not by those of this machine.
+// Does not use sysconf, which multiplies by the number of the host's cores that share a cache, not
+// by the number of this machine's cores.
 uint64_t read_last_level_cache_bytes() {
     constexpr uint64_t kAssumed = 32 << 20;
     uint64_t found = 0;
@@ -76,7 +77,8 @@ unsigned usable_cores() noexcept {
 }
 
 uint64_t last_level_cache_bytes() {
-    static const uint64_t bytes = read_last_level_cache_bytes();  // cached: every plan needs it
+    // The size is computed once, because every plan needs it.
+    static const uint64_t bytes = read_last_level_cache_bytes();
     return bytes;
 }
 
@@ -89,7 +91,7 @@ void settle_on_core(unsigned index) noexcept {
 }
 
 double probe_core_latency_s(unsigned samples) {
-    constexpr uint32_t kTrips = 20;  // per sample
+    constexpr uint32_t kTrips = 20;  // round trips per sample
     const std::vector<int> usable = cores();
     if (usable.size() < 2 || samples == 0) return std::numeric_limits<double>::quiet_NaN();
     Word ping, pong;

@@ -13,17 +13,18 @@ namespace unisono {
 [[nodiscard]] unsigned usable_cores() noexcept;
 
 // Returns true if the cores of this CPU form a mesh, each with a large cache of its own. Intel's
-// server CPUs since Skylake are built like this. There a core reads data that another core has just
-// written at 5 to 6 GB/s. Data that was stored to memory is no faster. Data that the other core has
-// not touched for a while reaches 12 GB/s and more (benchmarks/RESULTS.md).
+// server CPUs since Skylake are built like this. On such a CPU, a core reads data that another core
+// has just written at 5 to 6 GB/s. Data in memory is read no faster. Data that the other core has
+// not used for some time is read at 12 GB/s or more (benchmarks/RESULTS.md).
 [[nodiscard]] bool meshed_cores() noexcept;
 
 // Returns the size of the last-level cache, or an assumed size if the system does not report it.
 [[nodiscard]] uint64_t last_level_cache_bytes();
 
 // Moves the calling thread to the `index`-th usable core (modulo their number), then removes the
-// restriction. The kernel may move the thread again, but rarely has a reason. An uneven start, such
-// as two ranks on one of two cores, costs a factor of ten until the kernel rebalances.
+// restriction to that core. The kernel may move the thread again, but rarely has a reason. An
+// uneven start, such as two ranks on one of two cores, costs a factor of ten until the kernel
+// rebalances.
 void settle_on_core(unsigned index) noexcept;
 
 }  // namespace unisono

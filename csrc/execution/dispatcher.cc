@@ -11,14 +11,15 @@ namespace unisono {
 namespace {
 
 constexpr std::chrono::milliseconds kSignalCheck{
-    50};  // how often a blocked thread checks for signals
+    50};  // interval at which a blocked thread checks for signals
 constexpr std::chrono::seconds kDriverWait{
-    1};                           // for a driving thread that a signal handler may delay
-constexpr double kRefusal_s = 1;  // positive: run it in this thread if no call is queued
+    1};  // limit of the wait for a driving thread, which a signal handler may delay
+// A positive time, so that a refused call runs in this thread if no call is queued.
+constexpr double kRefusal_s = 1;
 constexpr const char* kInHandler =
     "a signal handler cannot wait for a call: the interrupted call must end first";
 
-// Static, because calls must end even if memory is exhausted.
+// These errors are static, because calls must end even if memory is exhausted.
 const Error kClosed(Fault::aborted, "the communicator was closed before this call was complete"),
     kInterrupted(Fault::aborted, "this call was interrupted by a signal");
 
@@ -87,7 +88,9 @@ std::shared_ptr<Job> Dispatcher::submit(Execution execution, double timeout_s, d
         const DriverClaim claim(*this);
         if (claim && nothing_before()) {
             if (advance(*job, {}, inline_s)) return job;
-            enqueue(job);  // while the claim lasts: no other call may overtake one that has started
+            // Queues the job before the claim ends, because no other call may overtake a started
+            // call.
+            enqueue(job);
             start_thread();
             return job;
         }
@@ -128,7 +131,8 @@ bool Dispatcher::wait(Job& job, double timeout_s, const Interrupted& interrupted
     return job.done();
 }
 
-// Drives the executor until the job is done. If another thread drives it, waits for the job.
+// Drives the executor until the job is done. If another thread drives the executor, waits for the
+// job.
 void Dispatcher::work_until(Job& job, const Interrupted& interrupted) {
     while (!job.done()) {
         if (const DriverClaim claim(*this); claim) {
@@ -143,7 +147,7 @@ void Dispatcher::work_until(Job& job, const Interrupted& interrupted) {
     }
 }
 
-// Drives the first job of the queue, unless another thread does.
+// Drives the first job of the queue, unless another thread drives the executor.
 void Dispatcher::work_for(double limit_s, const Interrupted& interrupted) {
     const DriverClaim claim(*this);
     if (!claim) return;
@@ -156,8 +160,9 @@ void Dispatcher::work_for(double limit_s, const Interrupted& interrupted) {
     if (stopping_) drop_queued();
 }
 
-// Returns true if the job has ended, successfully or not. Throws only if a signal has ended it: the
-// caller is interrupted even if the job belongs to another thread.
+// Runs the job. Returns true if the job has ended, with or without an error. Throws only if a
+// signal has ended the job: the calling thread is interrupted even if the job belongs to another
+// thread.
 bool Dispatcher::advance(Job& job, const Interrupted& interrupted, double limit_s) {
     std::exception_ptr interruption;
     try {
@@ -184,8 +189,8 @@ void Dispatcher::finish(Job& job) noexcept {
     }
     job.ended_ns_ = steady_now_ns();
     job.done_.store(true, std::memory_order_release);
-    // No other thread knows a job that was never queued. A needless wake-up of the progress thread
-    // would take a core from a peer.
+    // If the job was never queued, no other thread waits for it. A needless wake-up of the progress
+    // thread would take a core from a peer.
     if (was_queued) changed_->notify_all();
 }
 
@@ -200,7 +205,7 @@ void Dispatcher::enqueue(const std::shared_ptr<Job>& job) {
     queued_.fetch_add(1);
 }
 
-// Removes the job from the queue. After the return no thread uses it.
+// Removes the job from the queue. After this function returns, no thread uses the job.
 void Dispatcher::withdraw(Job& job) noexcept {
     std::unique_lock lock(mutex_);
     changed_->wait(lock, [&] { return driven_ != &job; });
@@ -218,8 +223,8 @@ std::shared_ptr<Job> Dispatcher::front() {
     return queue_.front();
 }
 
-// The order of the accesses guarantees one of two things: a thread that queues a call or stops sees
-// the end of the claim, or this function sees that thread.
+// The order of the accesses guarantees one of two results. Either a thread that queues a call or
+// stops sees the end of the claim, or this function sees that thread.
 void Dispatcher::end_claim() noexcept {
     driver_.store({});
     if (queued_.load() == 0 && !stopping_.load()) return;
@@ -249,18 +254,18 @@ void Dispatcher::progress_loop() {
         if (!claim) continue;
         try {
             if (auto job = front()) advance(*job, {}, 0);
-        } catch (const Error&) {  // from Python code in this thread; the job has the error
+        } catch (const Error&) {  // thrown by Python code in this thread; the job stores the error
         }
     }
 }
 
-// Waits for the running call, so that the process does not end before it. Peers no longer check if
-// this rank lives, because it has left.
+// Waits for the running call, so that the process does not end before the call. Peers no longer
+// check if this rank is alive, because it has left.
 void Dispatcher::await_driver(std::unique_lock<std::mutex>& lock) noexcept {
     changed_->wait_for(lock, kDriverWait, [this] { return quiet(); });
 }
 
-// Drops the queued calls of a closed group. The lock is held.
+// Drops the queued calls of a closed group. Requires the lock.
 void Dispatcher::drop_queued() noexcept {
     std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {
         if (job.get() == driven_) return false;  // its driver finds the group closed

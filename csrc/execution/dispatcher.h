@@ -24,8 +24,8 @@ inline int64_t steady_now_ns() noexcept {
     return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Returns the call that follows a finished one, made from its results, or nothing. No other call
-// runs between the two.
+// Returns the next call, made from the results of the finished call, or nothing. No other call runs
+// between the two calls.
 using Continuation = std::function<std::optional<Execution>()>;
 
 class Job {
@@ -36,9 +36,9 @@ class Job {
           deadline_(timeout_s) {}
 
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
-    // Returns when the job ended, by the steady clock, once it is done.
+    // Returns the time at which the job ended, by the steady clock. Requires that the job is done.
     [[nodiscard]] int64_t ended_ns() const noexcept { return ended_ns_; }
-    // Returns the error of a failed job once it is done.
+    // Returns the error of a failed job. Requires that the job is done.
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
 
   private:
@@ -53,8 +53,8 @@ class Job {
 
 class Dispatcher {
   public:
-    // `grace` is the time that the progress thread leaves to the caller. A caller that waits within
-    // it does the work itself, which saves two thread switches.
+    // `grace` is the time that the progress thread waits before it runs a queued call. A caller
+    // that waits within this time runs the call itself, which saves two thread switches.
     Dispatcher(Executor& executor, Membership& members, std::chrono::microseconds grace = {})
         : executor_(executor), members_(members), grace_(grace) {}
     Dispatcher(const Dispatcher&) = delete;
@@ -65,11 +65,11 @@ class Dispatcher {
     void run(Execution&& execution, double timeout_s, const Interrupted& interrupted,
              Continuation continuation = {});
     // Starts the call in this thread if no other call is queued, and waits for at most `inline_s`
-    // seconds. The progress thread does the rest.
+    // seconds. The progress thread completes the call.
     std::shared_ptr<Job> submit(Execution execution, double timeout_s, double inline_s,
                                 Continuation continuation = {});
-    // Takes the number of a call that this rank refuses, after all earlier calls have their
-    // numbers. Does not wait.
+    // Gives a number to a call that this rank refuses, after all earlier calls have their numbers.
+    // Does not wait.
     void refuse(std::string reason);
     // Returns what `make` returns. Fails the group if memory is exhausted: a call that cannot be
     // queued has no number, so all later calls would have wrong numbers.
@@ -84,11 +84,12 @@ class Dispatcher {
             throw;
         }
     }
-    // Waits for the job, and drives it and the calls before it if no other thread does. Returns
-    // false after `timeout_s` (negative: no limit) if the job is not done. Throws the job's Error.
+    // Waits for the job. If no other thread drives the executor, this thread runs the job and the
+    // calls before it. Returns false after `timeout_s` (negative: no limit) if the job is not done.
+    // Throws the job's Error.
     bool wait(Job& job, double timeout_s, const Interrupted& interrupted);
     // Ends the progress thread, after this rank has left the group. Queued calls fail as aborted.
-    // On return, the running call has failed and the peers know.
+    // On return, the running call has failed and the peers have its failure.
     void stop() noexcept;
     // Returns true if no other thread drives a call.
     [[nodiscard]] bool quiet() const noexcept { return !driving() || driven_from_here(); }
@@ -96,8 +97,9 @@ class Dispatcher {
     [[nodiscard]] bool idle() const noexcept { return !driving(); }
 
   private:
-    // The right to drive the executor, granted if no other thread has it. Not a mutex: a thread
-    // without the right must wait for two events at once, the right and the group's end.
+    // The right to drive the executor, granted if no other thread has it. This is not a mutex,
+    // because a thread without the right must wait for two events at once: the right and the
+    // group's end.
     class DriverClaim {
       public:
         explicit DriverClaim(Dispatcher& owner) noexcept : owner_(owner) {

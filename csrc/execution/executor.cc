@@ -6,9 +6,9 @@
 namespace unisono {
 namespace {
 
-// Yields before a sleep on a remote peer; each poll is a system call. A small message arrives
-// within the time of a sleep and a wake-up. A large one takes longer, and the transport needs the
-// cores.
+// Number of yields before a sleep in a wait for a rank on another host. Each poll is a system call.
+// A small message arrives within the time of a sleep and a wake-up. A large message takes longer,
+// and the transport needs the cores.
 constexpr SpinPolicy kRemoteSpin{0, 4}, kSmallRemoteSpin{0, 100};
 
 // Returns true if the results overwrite this rank's input.
@@ -53,8 +53,8 @@ Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule sto
       staging_rings_{StagingRing(view, 0), StagingRing(view, 1), StagingRing(view, 2)},
       cross_memory_(view, members) {}
 
-// A call that fails before it has a number still takes one, because the numbers of the other ranks
-// advance. Ranks that make the call find the reason in the history.
+// Starts a call. A call that fails before it has a number still takes one, because the numbers of
+// the other ranks advance. Ranks that make the call find the reason in the history.
 void Executor::begin(Execution& call) {
     members_.require_healthy();
     try {
@@ -69,7 +69,7 @@ void Executor::begin(Execution& call) {
         remote_slots_->acknowledge_all(call.staging->place(0).size_class);
 }
 
-// Checks the call and computes its layout. Peers see nothing of it yet.
+// Checks the call and computes its layout. Publishes nothing to the peers yet.
 void Executor::prepare(Execution& call) {
     const Plan& plan = *call.plan;
     if (call.in.size() != plan.pieces_in || call.out.size() != plan.pieces_out) {
@@ -102,10 +102,10 @@ void Executor::prepare(Execution& call) {
         invalid(call, "blocks of " + std::to_string(call.block_bytes) +
                           " bytes are too small for single copy: a slot holds an address of " +
                           std::to_string(sizeof(std::byte*)) + " bytes");
-    // Includes the slots of peers, because this rank reads them.
+    // The maximum includes the slots of peers, because this rank reads them.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
     call.staging = staging_for(call, most * call.slot_bytes);
-    // Every block in flight must have a buffer, and a round to run.
+    // Every block in flight needs a buffer, and a round to run.
     call.lead = static_cast<uint32_t>(std::min({uint64_t{call.lead}, call.staging->depth() - 1,
                                                 call.blocks - 1, uint64_t{plan.rounds} - 1}));
     reserve_scratch(call);
@@ -129,8 +129,9 @@ uint64_t Executor::next_number() noexcept {
     return number;
 }
 
-// Ranks that wait for this rank in this call find the refusal and its reason. If all ranks refuse,
-// none waits: their numbers stay equal, and the group remains usable.
+// Publishes a refusal. Ranks that wait for this rank in this call find the refusal and its reason.
+// If all ranks refuse the call, no rank waits, their numbers stay equal, and the group remains
+// usable.
 void Executor::refuse(std::string_view reason) noexcept {
     const uint64_t seq = next_number();
     call_check_.refuse(seq, reason);
@@ -153,8 +154,8 @@ StagingRing* Executor::staging_for(const Execution& call, uint64_t bytes) {
     return found;
 }
 
-// Publishes the header together with the first post, and before this rank waits. So the polled line
-// changes hands once.
+// Publishes the header. This happens together with the first post, and before this rank waits, so
+// that the polled cache line moves to the peers only once.
 void Executor::announce(Execution& call) noexcept {
     call.announced = true;
     call_check_.announce(call.seq, call.hash);
@@ -251,7 +252,7 @@ bool Executor::run_record(Wait& wait, const Record* record) {
 void Executor::choose_stores(Execution& call) noexcept {
     const auto& here = view_.here();
     if (here.size() > 1 &&
-        StoreRule::needs_distance(call.policy, call.traffic)) {  // the peers take turns
+        StoreRule::needs_distance(call.policy, call.traffic)) {  // each block measures another peer
         const uint64_t step = 1 + call.block % (here.size() - 1);
         const uint32_t peer = here[(view_.place(members_.rank()) + step) % here.size()];
         distance_.measure(peer, view_.control(peer));

@@ -25,7 +25,7 @@ struct Piece {
     uint64_t bytes;
 };
 
-// The pieces of one side of a call. A few pieces need no heap memory.
+// The input or output pieces of a call. A few pieces need no heap memory.
 class Pieces {
   public:
     void push_back(Piece piece) {
@@ -51,7 +51,8 @@ class Pieces {
     std::vector<Piece> many_;
 };
 
-// The staging buffers of one size class, used as a ring. All ranks use the same position.
+// The staging buffers of one size class, used as a ring. All ranks are at the same position of the
+// ring.
 class StagingRing {
   public:
     StagingRing(const View& view, size_t size_class)
@@ -60,15 +61,15 @@ class StagingRing {
           buffer_bytes_(view.segment().size_class(size_class).buffer_bytes),
           ends_(view.segment().size_class(size_class).depth, 0) {}
     [[nodiscard]] uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
-    // Returns the address of a rank's slot 0 for a block: the first unfinished block, or a later
-    // one by `ahead`.
+    // Returns the address of a rank's slot 0 for the block that is `ahead` blocks after the first
+    // unfinished block.
     [[nodiscard]] std::byte* buffer(uint32_t rank, uint64_t ahead) const noexcept {
         return view_.buffers(rank, size_class_) + position(ahead) * buffer_bytes_;
     }
     [[nodiscard]] Place place(uint64_t ahead) const noexcept {
         return {size_class_, position(ahead), blocks_ + ahead};
     }
-    // Returns the progress at which all ranks have finished the block that used that buffer before.
+    // Returns the progress at which all ranks have finished the block that used this buffer before.
     [[nodiscard]] uint64_t reusable_at(uint64_t ahead) const noexcept {
         return ends_[position(ahead)];
     }
@@ -93,30 +94,31 @@ class StagingRing {
     std::vector<uint64_t> ends_;  // by buffer: progress at the end of its latest block
 };
 
-// One call in flight: a plan, its arguments, and its state. It can be resumed.
+// One call in flight: a plan, its arguments, and its state. The call can be interrupted and
+// resumed.
 struct Execution {
     std::shared_ptr<const Plan> plan;
     CallArgs args;
     uint64_t hash;  // fingerprint(args)
     CallVolume volume{};
     uint64_t block_bytes;
-    uint64_t
-        longest_bytes;  // of all pieces of all ranks, because all ranks must count the same blocks
+    // Bytes of the longest piece of all ranks, so that all ranks count the same blocks.
+    uint64_t longest_bytes;
     Pieces in, out;
     StorePolicy policy = StorePolicy::adaptive;
-    // Number of blocks by which the first round of the schedule runs ahead of the last. Each step
-    // runs early rounds of later blocks before late rounds of earlier blocks. So the network
+    // Number of blocks by which the first round of the schedule runs ahead of the last round. Each
+    // step runs early rounds of later blocks before late rounds of earlier blocks. So the network
     // carries data while a rank waits. The lead is equal on all ranks.
     uint32_t lead = 0;
-    // The reason if this rank refuses its arguments. The call then takes a number but is not run.
+    // The reason, if this rank refuses its arguments. A refused call takes a number but is not run.
     std::shared_ptr<const std::string> refusal;
 
     Traffic traffic{};
-    Stores stores;  // of the current block
+    Stores stores;  // store instructions for the current block
 
-    uint64_t seq = 0;                // 0: not started
-    StagingRing* staging = nullptr;  // size class of the slots
-    uint64_t slot_bytes = 0;         // distance between slots
+    uint64_t seq = 0;                // number of the call; 0: not started
+    StagingRing* staging = nullptr;  // staging buffers of the slots
+    uint64_t slot_bytes = 0;         // bytes from one slot to the next
     uint64_t blocks = 0;
     uint64_t step = 0;  // from 0 to blocks + lead
     size_t record = 0;
@@ -129,21 +131,22 @@ struct Execution {
     }
     uint32_t verified = 0;    // number of peers whose header agrees
     size_t readers_done = 0;  // readers that have finished with this rank's shared memory
-    bool announced = false;   // the own header is visible
+    bool announced = false;   // the peers can see this rank's header
 };
 
 class Executor {
   public:
-    // `counters` gets each completed call. `remote_slots` is set if the group has ranks on other
+    // `counters` counts each completed call. `remote_slots` is set if the group has ranks on other
     // hosts.
     Executor(View& view, Membership& members, Waiter waiter, StoreRule stores,
              OperationCounters& counters, RemoteSlots* remote_slots = nullptr);
 
-    // Runs until the call is complete (returns true), or until a wait would exceed `limit_s`
-    // (returns false; 0 means the deadline is the only limit). Throws Error.
+    // Runs the call. Returns true once the call is complete, and false if a wait would exceed
+    // `limit_s` (0: the deadline is the only limit). Throws Error.
     bool advance(Execution& call, Deadline& deadline, const Interrupted& interrupted,
                  double limit_s);
-    // Gives up a call that has started, and tells the peers, which would otherwise wait in vain.
+    // Gives up a call that has started, and tells the peers, which would otherwise wait until their
+    // timeout.
     void abandon(const Execution& call, const char* why) noexcept;
 
     // Returns true if this rank can read the memory of all other ranks of its host.
@@ -212,15 +215,15 @@ class Executor {
     Membership& members_;
     OperationCounters& counters_;
     RemoteSlots* remote_slots_;
-    Waiter waiter_, remote_waiter_,
-        small_remote_waiter_;  // for ranks of this host, and of other hosts
+    // `waiter_` waits for ranks of this host, the other two for ranks of other hosts.
+    Waiter waiter_, remote_waiter_, small_remote_waiter_;
     StoreRule stores_;
     Distance distance_;
     RankControl& own_;
     std::atomic<uint64_t> calls_{0};  // other threads may read it
     uint64_t base_ = 0;               // progress at the start of the current step
-    uint64_t last_hash_ = 0;          // of the previous call
-    std::vector<uint64_t> passed_;    // by peer: the last progress seen
+    uint64_t last_hash_ = 0;          // fingerprint of the previous call
+    std::vector<uint64_t> passed_;    // by peer: the last known progress
     std::vector<Load> loads_;         // slots for one peer in one post
     CallCheck call_check_;
     std::array<StagingRing, kSizeClasses> staging_rings_;  // in ascending order of buffer size

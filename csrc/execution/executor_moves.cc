@@ -8,8 +8,10 @@
 namespace unisono {
 namespace {
 
-constexpr uint64_t kFetchedBytes = 256 << 10;  // of all operands: less than a core's private cache
-constexpr uint64_t kLeastFetchedBytes = 16 << 10;  // of each operand: each read is a system call
+// Bytes read at once from all operands: less than a core's private cache.
+constexpr uint64_t kFetchedBytes = 256 << 10;
+// Minimum bytes of each operand, because each read is a system call.
+constexpr uint64_t kLeastFetchedBytes = 16 << 10;
 
 }  // namespace
 
@@ -17,7 +19,7 @@ std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexce
     switch (ref.space) {
         case Space::slot:
             return call.staging->buffer(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
-        case Space::tmp: {  // separate for each block in flight
+        case Space::tmp: {  // each block in flight has its own scratch
             const uint64_t at = ref.index * (call.lead + 1) + call.block % (call.lead + 1);
             return const_cast<std::byte*>(scratch_.data()) + at * call.block_bytes;
         }

@@ -8,17 +8,18 @@ namespace {
 
 constexpr double kNapWhileSending_s = 300e-6;
 constexpr uint64_t kMostUnverified =
-    16;  // calls: a comparison of 16 calls costs little more than one
+    16;  // calls; a comparison of 16 calls costs little more than a comparison of one call
 
 }  // namespace
 
-// All ranks must have finished the earlier block in this buffer, `depth` blocks ago. That block may
-// belong to another call with other readers, so all ranks count.
+// Waits until the earlier block in this buffer, `depth` blocks ago, is finished. That block may
+// belong to another call with other readers, so all ranks of this host must have finished it.
 bool Executor::reuse_slots(Wait& wait) {
     const uint64_t ahead = wait.call.ahead();
     const uint64_t target = wait.call.staging->reusable_at(ahead);
     for (const uint32_t peer : view_.here()) {
-        uint64_t& passed = passed_[peer];  // each load moves a line that the peer writes
+        // The last value is stored, because each load moves a cache line that the peer writes.
+        uint64_t& passed = passed_[peer];
         if (peer == members_.rank() || passed >= target) continue;
         const auto& progress = view_.control(peer).progress;
         const auto ready = [&] {
@@ -38,21 +39,23 @@ bool Executor::reuse_slots(Wait& wait) {
 
 bool Executor::wait_progress(Wait& wait, const Record& record) {
     const uint32_t peer = record.peer;
-    // The peer posts the value this many steps earlier.
+    // Number of steps by which the peer's post precedes this wait.
     const uint64_t steps = wait.call.lead_of(record.posted) - wait.call.lead_of(record.round);
     const uint64_t target = base_ + record.value - steps * wait.call.plan->stages;
     const auto& progress = view_.control(peer).progress;
     const auto ready = [&] { return progress.load(std::memory_order_acquire) >= target; };
     if (!wait_for(wait, peer, ready)) return false;
-    // Before any read of the peer's slots. The header is on the line that was just loaded.
+    // Compares the calls before any read of the peer's slots. The header is on the cache line that
+    // was just loaded.
     static_cast<void>(call_check_.verify(peer, wait.call.seq, wait.call.hash));
     return true;
 }
 
-// No rank returns before every peer of its host has entered this call; for a barrier this is the
-// whole effect. Of other hosts, only ranks whose slots were read are checked. One exception is a
-// call that equals the previous one and that this rank can finish alone, such as a broadcast by its
-// root in a loop. It does not wait; a later call makes the missing comparisons.
+// Waits until every peer of this host has entered this call, and compares the calls. For a barrier,
+// this is the whole effect. Of the ranks on other hosts, only those whose slots were read are
+// compared. One exception is a call that equals the previous call and that this rank can finish
+// alone, such as a broadcast by its root in a loop. This call does not wait; a later call makes the
+// missing comparisons.
 bool Executor::verify_all(Wait& wait) {
     Execution& call = wait.call;
     if (!call.announced) {
@@ -71,8 +74,9 @@ bool Executor::verify_all(Wait& wait) {
     return true;
 }
 
-// Peers must have finished reading this rank's shared memory before its caller may change it. And
-// data read from a peer is valid only if the peer had not given up the call before.
+// Waits until peers have read this rank's shared memory, because its caller may change it after the
+// call. Then checks for a failure, because data read from a peer is valid only if the peer had not
+// given up the call before.
 bool Executor::await_readers(Wait& wait) {
     const Plan& plan = *wait.call.plan;
     if (plan.shares_memory) {
@@ -130,7 +134,7 @@ bool Executor::wait_remote(Wait& wait, uint32_t peer, Ready ready) {
     };
     const auto look = [&] {
         const bool departed =
-            remote_slots_->has_departed(peer);  // all data that the peer sent before is here then
+            remote_slots_->has_departed(peer);  // if true, all data of the peer has arrived
         transport.poll();
         call_check_.inspect(peer, wait.call.seq, departed && remote_slots_->has_departed(peer));
     };
@@ -140,7 +144,7 @@ bool Executor::wait_remote(Wait& wait, uint32_t peer, Ready ready) {
         wait.interrupted, wait.limit_s);
 }
 
-// Checks readers that were never connected: if one has left, it will not take the data.
+// Checks readers to which no connection was made. A reader that has left does not take the data.
 void Executor::check_remote_readers(const Execution& call) {
     members_.require_healthy();
     for (const uint32_t peer : call.plan->readers_of_any) {
@@ -149,7 +153,8 @@ void Executor::check_remote_readers(const Execution& call) {
     }
 }
 
-// Waits until all sent data has left this rank. After the call no thread moves the transport.
+// Waits until all sent data has left this rank, because no thread drives the transport after the
+// call.
 bool Executor::flush_sends(Wait& wait) {
     if (!remote_slots_ || remote_slots_->transport().idle()) return true;
     Transport& transport = remote_slots_->transport();

@@ -24,7 +24,7 @@ namespace unisono {
 // collective.
 enum class TransportKind : uint32_t { collectives = 0, p2p = 1 };
 
-// Makes the transports of a group to ranks of other hosts.
+// Makes a transport of a group to ranks of other hosts.
 using MakeTransport = std::function<std::unique_ptr<Transport>(TransportKind, View&, Receiver&)>;
 
 class Group {
@@ -33,15 +33,16 @@ class Group {
     Group(Descriptor segment, uint32_t rank, const std::array<uint8_t, 16>& nonce, uint32_t cores)
         : Group(std::make_unique<Segment>(std::move(segment)), rank, std::nullopt, nonce, cores,
                 {}) {}
-    // Joins a group on several hosts. Ranks on other hosts are reached by the transports that
-    // `make_transport` makes. Without it, they are reached by the connections that `attach` adds.
+    // Joins a group on several hosts. `make_transport` makes the transports to ranks on other
+    // hosts. If `make_transport` is empty, the group uses the connections that `attach` adds.
     Group(Descriptor segment, uint32_t rank, HostRanks host_ranks,
           const std::array<uint8_t, 16>& nonce, uint32_t cores, MakeTransport make_transport = {})
         : Group(std::make_unique<Segment>(std::move(segment)), rank,
                 std::optional(std::move(host_ranks)), nonce, cores, std::move(make_transport)) {}
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
-    ~Group() { close(); }  // first: after this, no destructor waits for peers
+    // Calls close() before any member's destructor, so that no destructor waits for peers.
+    ~Group() { close(); }
 
     [[nodiscard]] Segment& segment() noexcept { return *segment_; }
     [[nodiscard]] View& view() noexcept { return view_; }
@@ -53,13 +54,13 @@ class Group {
     [[nodiscard]] bool outlives_calls() const noexcept { return make_ != nullptr; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
     [[nodiscard]] bool can_read_peers() const noexcept { return executor_.can_read_peers(); }
-    // Returns what this rank has counted, also after the end of the group.
+    // Returns this rank's counters, which remain after the end of the group.
     [[nodiscard]] const OperationCounters& counters() const noexcept { return counters_; }
 
-    // Takes the number of a collective call that this rank refuses. Ranks that make the call raise
+    // Gives a number to a collective call that this rank refuses. Ranks that make the call raise
     // the reason. Does not wait.
     void refuse(std::string reason) { dispatcher_.refuse(std::move(reason)); }
-    // Adds a connection whose other end is proved to be `peer`. From any thread.
+    // Adds a connection to `peer`, which has proved its identity. Any thread may call this.
     void attach(uint32_t peer, TransportKind kind, uint32_t stream, uint32_t streams,
                 Channel channel) {
         TcpTransport* const transport = tcp_[static_cast<size_t>(kind)];
@@ -76,8 +77,8 @@ class Group {
             if (transport) transport->abandon();
         }
     }
-    // News of a peer from other hosts. peer_left(): the peer has left without a failure.
-    // record_last_call(): its last call, and the message that it waits for.
+    // Take reports about a peer on another host. peer_left(): the peer has left without a failure.
+    // record_last_call(): the peer's last call, and the message that the peer waits for.
     void peer_left(uint32_t peer) noexcept {
         if (peer >= view_.ranks() || view_.local(peer)) return;
         view_.control(peer).presence.store(static_cast<uint32_t>(Presence::left),
@@ -101,22 +102,22 @@ class Group {
     }
     // Fails the group with `reason` and wakes all ranks.
     void abort(const std::string& reason) noexcept { fail(Fault::aborted, reason); }
-    // Fails the group with a mismatch that the ranks have found themselves.
+    // Fails the group with a mismatch that was found outside of the group.
     void fail_mismatch(const std::string& text) noexcept { fail(Fault::mismatch, text); }
-    // Leaves without a failure, so peers may finish calls that do not need this rank. Sent data has
-    // `timeout_s` to reach other hosts, unless the wait is interrupted.
+    // Leaves without a failure, so peers may finish calls that do not need this rank. Waits for up
+    // to `timeout_s` until sent data has reached other hosts. A signal ends this wait.
     void close(double timeout_s = kLinger_s, const Interrupted& interrupted = {}) noexcept {
         members_.leave();
         dispatcher_.stop();
         p2p_.stop();
         if (members_.in_child() || closed_.exchange(true)) return;
-        // If another thread still drives the executor, that thread moves the transport. The
+        // If another thread still drives the executor, that thread also drives the transport. The
         // connections and the memory are then released with this object.
         Transport* const transport = dispatcher_.quiet() ? transport_.get() : nullptr;
         if (transport && !members_.failed())
-            transport->part();  // before a wait on either, so both start to close
+            transport->part();  // before any wait, so that both transports start to close
         StopCondition over(timeout_s, interrupted);
-        const auto parted = [&] {  // each call moves its transport, so neither waits for the other
+        const auto parted = [&] {  // drives both transports, so that neither waits for the other
             const bool calls = !transport || transport->parted();
             return p2p_.parted() && calls;
         };
@@ -127,8 +128,8 @@ class Group {
         ended_ = true;
     }
     // Releases the memory and the descriptor of a closed group, even while this object is
-    // referenced. Call it once no other host asks for the group's successor, which is in that
-    // memory.
+    // referenced. Call this once no other host asks for the group's successor, because that memory
+    // holds the successor.
     void give_back() noexcept {
         const bool quiet = dispatcher_.idle() && p2p_.stopped();
         if (ended_ && !members_.in_child() && quiet) members_.give_back();
@@ -151,7 +152,8 @@ class Group {
     static constexpr double kLinger_s = 2;
 
     [[nodiscard]] uint32_t on_host() const noexcept { return segment_->shape().ranks; }
-    // With more ranks than cores, a thread that works beside its caller gains nothing.
+    // Returns the grace of the dispatcher. With more ranks than cores, a progress thread that works
+    // beside its caller gains nothing.
     static std::chrono::microseconds grace_for(uint32_t ranks, uint32_t cores) noexcept {
         return std::chrono::microseconds(ranks <= cores ? 50 : 1000);
     }
@@ -179,7 +181,7 @@ class Group {
     }
 
     const MakeTransport make_;
-    std::array<TcpTransport*, 2> tcp_{};  // by kind, if they are TCP
+    std::array<TcpTransport*, 2> tcp_{};  // by kind: the TCP transports, or nullptr
     std::unique_ptr<Segment> segment_;
     View view_;
     Membership members_;

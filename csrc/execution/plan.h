@@ -1,5 +1,5 @@
-// A plan: the records that one rank runs for one block of a collective. Independent of the
-// algorithm.
+// A plan: the records that one rank runs for one block of a collective. Plans of all algorithms
+// have the same form.
 //
 // A record has the binary format of unisono.schedule.record (48 bytes, little endian).
 #pragma once
@@ -41,14 +41,14 @@ struct Record {
     uint16_t peer;     // wait: the rank to wait for
     uint16_t flags;
     uint32_t value;   // wait, post: progress within the block
-    uint16_t round;   // of the schedule
+    uint16_t round;   // round of the schedule
     uint16_t posted;  // wait: the round in which the peer posts the value
     Ref dst, dst2, src;
-    Ref length;  // an in or out part of the same length as the moved data
+    Ref length;  // an `in` or `out` part that is as long as the moved data
 };
 static_assert(sizeof(Ref) == 8 && sizeof(Record) == 48);
 
-// A slot of this rank that a peer reads after the given post. The binary format of
+// A slot of this rank that a peer reads after the given post. The binary format is that of
 // Plan.pack_readers in unisono.schedule.execution_plan.
 struct Reader {
     uint32_t post;
@@ -65,19 +65,19 @@ class Plan {
          uint32_t stages, uint32_t rounds, std::vector<uint32_t> slots, uint32_t scratch,
          bool addresses_only = false);
 
-    // Returns the readers of the slots that post `value` publishes: by rank, then by slot.
+    // Returns the readers of the slots that post `value` publishes, ordered by rank, then by slot.
     [[nodiscard]] std::span<const Reader> readers_of(uint32_t value) const noexcept;
 
     std::vector<Record> records;
-    std::vector<Reader> readers;           // by post, then by rank, then by slot
+    std::vector<Reader> readers;           // ordered by post, then by rank, then by slot
     std::vector<uint32_t> readers_of_any;  // ranks that read any slot of this rank
     std::vector<uint32_t> sources;         // ranks whose slots this rank reads
-    std::vector<Ref> slot_lengths;         // by own slot: a part of the same length
+    std::vector<Ref> slot_lengths;         // for each slot of this rank: a part of the same length
     uint32_t rank, ranks;
     uint32_t pieces_in, pieces_out;
     uint32_t parts;               // number of parts of each piece
     uint32_t stages;              // progress per block, equal on all ranks
-    uint32_t rounds;              // of the schedule
+    uint32_t rounds;              // rounds of the schedule
     std::vector<uint32_t> slots;  // staging slots per block, by rank
     uint32_t scratch;
     bool addresses_only;         // no slot of any rank holds data

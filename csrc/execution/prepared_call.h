@@ -1,4 +1,4 @@
-// A prepared call: all its arguments but the memory. Made once, run many times.
+// A prepared call: all arguments of a call except its memory. It is made once and run many times.
 #pragma once
 
 #include <memory>
@@ -12,13 +12,13 @@ struct Prepared {
     CallArgs args;
     uint64_t hash;
     uint64_t block_bytes;
-    uint64_t piece_bytes;    // of each piece, if all pieces are equal and contiguous
-    uint64_t longest_bytes;  // of the pieces of all ranks
+    uint64_t piece_bytes;    // bytes of each piece, if all pieces are equal and contiguous
+    uint64_t longest_bytes;  // bytes of the longest piece of all ranks
     StorePolicy policy;
     uint32_t lead = 0;  // see Execution::lead
     CallVolume volume{};
 
-    // Makes a call on contiguous pieces, from `in` and `out`.
+    // Makes a call on contiguous pieces that begin at `in` and `out`.
     [[nodiscard]] Execution bind(std::byte* in, std::byte* out) const {
         Execution execution = blank();
         for (uint32_t p = 0; p < plan->pieces_in; ++p)

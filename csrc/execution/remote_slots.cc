@@ -53,7 +53,8 @@ void RemoteSlots::acknowledge(size_t size_class, Due due) {
     for (;;) {
         const auto found = std::find_if(owed_acks_.begin(), owed_acks_.end(), wanted);
         if (found == owed_acks_.end()) return;
-        send_slots(found->peer, {size_class, 0, 0}, {});  // which removes it from the list
+        // send_slots() removes the acknowledgement from the list.
+        send_slots(found->peer, {size_class, 0, 0}, {});
     }
 }
 
@@ -75,7 +76,7 @@ bool RemoteSlots::has_read(uint32_t peer, const Place& place) const noexcept {
     });
 }
 
-// The payload goes directly to the mirror of its slot.
+// Returns the target of a frame's payload. Slots go directly to the mirror of the peer.
 std::byte* RemoteSlots::place(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {
         if (std::byte* text = fault_reports_.place(peer, frame)) return text;

@@ -1,8 +1,8 @@
-// Sends a rank's slots to the ranks of other hosts that read them, and receives their slots.
+// Sends a rank's slots to their readers on other hosts, and receives the slots of other hosts.
 //
-// A post sends its slots to exactly their readers. A reader acknowledges by its progress, which
-// every frame carries. A reader with nothing else to send sends an empty frame before the peer
-// needs the acknowledgement.
+// A post sends its slots only to their readers. A reader acknowledges by its progress, which every
+// frame carries. A reader with nothing else to send sends an empty frame before the peer needs the
+// acknowledgement.
 #pragma once
 
 #include <array>
@@ -33,21 +33,22 @@ class RemoteSlots final : public Receiver {
     void use(Transport& transport) noexcept { transport_ = &transport; }
     [[nodiscard]] Transport& transport() const noexcept { return *transport_; }
 
-    // Sends the own progress, and the slots `loads` of the buffer `place`.
+    // Sends this rank's progress, and the slots `loads` of the buffer `place`.
     void send_slots(uint32_t peer, const Place& place, std::span<const Load> loads);
     // Ends a block after its last post. Records the remote readers, which must acknowledge the
-    // block. Acknowledges peers whose slots this rank has read, if they will soon need it.
+    // block. Sends the acknowledgements that peers will soon need for slots that this rank has
+    // read.
     void end_block(const Plan& plan, const Place& place, uint64_t lead, uint64_t progress);
-    // Acknowledges all blocks of a size class. Needed before a call that runs ahead, because its
-    // peers need all acknowledgements at once.
+    // Acknowledges all blocks of a size class. Needed before a call with a lead, because its peers
+    // need all acknowledgements at once.
     void acknowledge_all(size_t size_class);
     // Returns a rank that has not acknowledged the previous block of this buffer, if any.
     [[nodiscard]] std::optional<uint32_t> pending_reader(const Place& place) noexcept;
-    // Returns true if the rank has acknowledged that block.
+    // Returns true if the rank has acknowledged the previous block of this buffer.
     [[nodiscard]] bool has_read(uint32_t peer, const Place& place) const noexcept;
 
     // Returns true if the peer has left and will send nothing more. The control connections may
-    // report the peer's leave before its last slots arrive here.
+    // report that a peer has left before its last slots arrive.
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
 
     std::byte* place(uint32_t peer, const Frame& frame) override;
@@ -76,7 +77,8 @@ class RemoteSlots final : public Receiver {
     Transport* transport_ = nullptr;
     std::array<std::vector<std::vector<PendingRead>>, kSizeClasses> pending_reads_;  // by buffer
     std::vector<OwedAck> owed_acks_;
-    std::vector<bool> ended_;  // by peer: its last frame has arrived, or its connection has ended
+    // By peer: true if its last frame has arrived, or its connection has ended.
+    std::vector<bool> ended_;
     FaultReports fault_reports_;
 };
 

@@ -42,7 +42,7 @@ class Distance {
 
 // The properties of a call that the choice depends on, besides the distance.
 struct Traffic {
-    uint64_t bytes;       // of the caller's larger buffer
+    uint64_t bytes;       // bytes of the caller's larger buffer
     bool folds_in_place;  // the result overwrites this rank's own contribution
 };
 
@@ -52,7 +52,7 @@ class StoreRule {
     [[nodiscard]] static bool needs_distance(StorePolicy policy, const Traffic& traffic) noexcept {
         return policy == StorePolicy::adaptive && traffic.bytes >= kLeastStreamed;
     }
-    // `meshed`: a far core reads slots from memory no faster than from the writer's cache.
+    // `meshed`: a far core does not read slots faster from memory than from the writer's cache.
     explicit StoreRule(uint32_t ranks, uint64_t cache_bytes = last_level_cache_bytes(),
                        bool meshed = meshed_cores()) noexcept
         : ranks_(ranks), cache_bytes_(cache_bytes), meshed_(meshed) {}
@@ -60,9 +60,10 @@ class StoreRule {
                                 bool far) const noexcept;
 
   private:
-    static constexpr uint64_t kLeastStreamed = 32 << 10;  // below this, streaming always loses
+    // Below this, streaming stores are always slower.
+    static constexpr uint64_t kLeastStreamed = 32 << 10;
     uint64_t ranks_;
-    uint64_t cache_bytes_;  // of the last level
+    uint64_t cache_bytes_;  // bytes of the last-level cache
     bool meshed_;
 };
 

@@ -13,9 +13,10 @@
 namespace unisono {
 
 enum class Event : uint32_t {
-    failed = 1,  // the group failed here: the thread reports the failure to the other hosts
-    slow_wait =
-        2,  // a rank has waited for long: the thread asks the other hosts for their last calls
+    // The group has failed on this host: the thread reports the failure to the other hosts.
+    failed = 1,
+    // A rank has waited for a long time: the thread asks the other hosts for their last calls.
+    slow_wait = 2,
 };
 
 class Events {
@@ -35,7 +36,7 @@ class Events {
         }
         return fd_.load();
     }
-    // Raises an event; from any thread.
+    // Raises an event. Any thread may call this.
     void raise(Event event) noexcept {
         const auto bit = static_cast<uint32_t>(event);
         if (!(bits_.fetch_or(bit) & bit)) ring();
@@ -53,7 +54,8 @@ class Events {
         static_cast<void>(!::write(fd_.load(), &one, sizeof(one)));
     }
 
-    // The order of the accesses guarantees that raise() sees the descriptor, or fd() sees the bits.
+    // raise() sets a bit before it loads the descriptor, and fd() stores the descriptor before it
+    // loads the bits. So raise() sees the descriptor, or fd() sees the bit.
     std::atomic<int> fd_{-1};
     std::atomic<uint32_t> bits_{0};
 };

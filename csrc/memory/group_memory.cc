@@ -51,7 +51,7 @@ View::View(Segment& segment, uint32_t rank, HostRanks host_ranks)
     if (!away_.empty()) mirror_away();
 }
 
-// One mapping for all mirrors. Only pages that are used take memory.
+// Makes one mapping for all mirrors. Only pages that are used take memory.
 void View::mirror_away() {
     size_t each = (sizeof(RankControl) + kPage - 1) / kPage * kPage;
     for (size_t s = 0; s < kSizeClasses; ++s) each += segment_.size_class(s).bytes(1);

@@ -17,9 +17,10 @@ namespace unisono {
 
 // The ranks of a group that are on this host.
 struct HostRanks {
-    uint32_t ranks;              // of the whole group
+    uint32_t ranks;              // number of ranks of the whole group
     std::vector<uint32_t> here;  // ranks on this host, by their place in the segment
-    // All ranks are on this host, each at the place of its number.
+    // Returns the ranks of a group on one host. The place of each rank in the segment equals its
+    // number.
     static HostRanks one_host(uint32_t ranks);
 };
 
@@ -29,7 +30,7 @@ class View {
     View(const View&) = delete;
     View& operator=(const View&) = delete;
     ~View();
-    // Stores the last call of a rank on another host, wherever the news came from. From any thread.
+    // Stores the last call of a rank on another host. Any thread may call this.
     void update_last_call(uint32_t r, const LastCall& called) noexcept {
         const std::lock_guard lock(mirror_mutex_);
         unisono::update_last_call(control(r), called);
@@ -63,7 +64,8 @@ class View {
         const bool full = segment_.group().fences_needed.load(std::memory_order_relaxed) != 0;
         return full ? Fence::full : Fence::light;
     }
-    // Returns the first staging buffer of a rank in one size class; the others follow it.
+    // Returns the first staging buffer of a rank in one size class. The rank's other buffers of the
+    // class follow it.
     [[nodiscard]] std::byte* buffers(uint32_t r, size_t size_class) const noexcept {
         return seen_[r].buffers[size_class];
     }

@@ -28,9 +28,10 @@ const Error kNoReason(
     "the group has failed, and the rank that failed it ended before it gave a reason"),
     kUnreadable(Fault::aborted, "the group has failed, and there is no memory to read the reason");
 
-// Ranks that are threads of one process share a POSIX lock owner, so the kernel cannot tell them
-// apart. By this number they recognise each other and skip the query. It mixes a start time, an
-// address and the pid, because two processes may share the address and two containers the pid.
+// Returns a number that identifies this process. Ranks that are threads of one process share a
+// POSIX lock owner, so the kernel cannot tell them apart. Such ranks recognise each other by this
+// number and skip the query. It mixes a start time, an address and the pid, because two processes
+// may have the same address, and two containers the same pid.
 uint64_t process_identity() {
     static const char anchor = 0;
     timespec now{};
@@ -81,10 +82,10 @@ Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_
     own.presence.store(static_cast<uint32_t>(Presence::joined), std::memory_order_release);
 }
 
-// A POSIX record lock on the byte of the rank's place in the segment lives exactly as long as the
-// process. The kernel drops it however the process ends, and children do not inherit it. Pids of
-// other containers do not matter. One hazard: if a process closes any descriptor of the file, it
-// loses all its locks on the file; see close_descriptor().
+// Locks the byte of the rank's place in the segment. This POSIX record lock lives exactly as long
+// as the process. The kernel drops it when the process ends for any reason, and children do not
+// inherit it. Unlike a pid, a lock has the same meaning in all containers. One hazard: if a process
+// closes any descriptor of the file, it loses all its locks on the file; see close_descriptor().
 void Membership::lock_own_byte() {
     struct flock lock{};
     lock.l_type = F_WRLCK;
@@ -103,14 +104,16 @@ Membership::~Membership() {
 void Membership::give_back() noexcept {
     const std::lock_guard lock(release_mutex_);
     if (std::exchange(given_back_, true)) return;
-    close_descriptor();  // first: it finds the other ranks of this process through the memory
+    // This precedes the release of the memory, because it finds the other ranks of this process
+    // through the memory.
+    close_descriptor();
     view_.give_back();
 }
 
 // Closes the descriptor, unless another rank of this process still needs its lock. The last such
 // rank closes all descriptors that were left open. Each rank first leaves and publishes its
-// descriptor, then checks for the others, in sequentially consistent order. So if two ranks leave
-// at the same time, at least one of them sees both.
+// descriptor, then checks for other ranks, in sequentially consistent order. So if two ranks leave
+// at the same time, at least one of them sees that both have left.
 void Membership::close_descriptor() noexcept {
     RankControl& own = view_.own();
     const int fd = segment().release_descriptor();
@@ -131,8 +134,8 @@ void Membership::close_descriptor() noexcept {
     }
 }
 
-// Returns true if another rank of this process is in the group or is just joining. A joining rank
-// may not have published its process yet.
+// Returns true if another rank of this process is in the group or is joining. A joining rank may
+// not have published its process yet.
 bool Membership::has_process_peers() const noexcept {
     const uint64_t own = view_.own().process.load(std::memory_order_relaxed);
     const auto& here = view_.here();
@@ -150,8 +153,8 @@ bool Membership::alive(uint32_t peer) const noexcept {
         return other.presence.load(std::memory_order_acquire) ==
                static_cast<uint32_t>(Presence::joined);
     };
-    // While ranks join, the bootstrap watches them. After a rank has left, the wait for it reports
-    // that.
+    // The bootstrap watches a rank that joins. A wait for a rank that has left reports the
+    // departure.
     if (!joined()) return true;
     if (other.process.load(std::memory_order_relaxed) ==
         view_.own().process.load(std::memory_order_relaxed)) {
@@ -162,7 +165,8 @@ bool Membership::alive(uint32_t peer) const noexcept {
     lock.l_whence = SEEK_SET;
     lock.l_start = view_.place(peer);
     lock.l_len = 1;
-    if (::fcntl(segment().fd(), F_GETLK, &lock) != 0) return true;  // unknown: the timeout decides
+    // If the query fails, the liveness is unknown, and the timeout of the wait decides.
+    if (::fcntl(segment().fd(), F_GETLK, &lock) != 0) return true;
     // After this rank has left, the descriptor number may belong to another file.
     return lock.l_type != F_UNLCK || !joined() || closed_.load();
 }
@@ -202,7 +206,8 @@ bool Membership::present(uint32_t peer) const {
 
 uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
     if (guard_.in_child()) raise();
-    // Otherwise two threads might change it, one of them in memory that no other rank sees.
+    // Without the lock, give_back() could run at the same time, and the exchange would change
+    // memory that no other rank sees.
     const std::lock_guard lock(release_mutex_);
     if (given_back_ && expected != desired) raise();
     segment().group().successor.compare_exchange_strong(expected, desired,
@@ -286,7 +291,7 @@ void Membership::raise() const {
 std::optional<Error> Membership::failure() const noexcept {
     const FaultRecord& failure = segment().group().failure;
     if (!failed()) return std::nullopt;
-    // The writer may have been killed between the two states.
+    // The writer may have been killed between the states 1 and 2.
     for (int i = 0; i < 1000 && failure.state.load(std::memory_order_acquire) != 2; ++i)
         ::usleep(100);
     if (failure.state.load(std::memory_order_acquire) != 2) return kNoReason;
@@ -301,7 +306,7 @@ std::optional<Error> Membership::failure() const noexcept {
 void Membership::leave() noexcept {
     if (guard_.in_child() || closed_.exchange(true)) return;
     view_.own().presence.store(static_cast<uint32_t>(Presence::left));
-    wake_all();  // ranks that wait for this one check again and see that it left
+    wake_all();  // ranks that wait for this rank check again and see that it has left
 }
 
 }  // namespace unisono

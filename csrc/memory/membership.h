@@ -1,4 +1,4 @@
-// Membership of a group: its ranks, their liveness, and the group's only failure.
+// Membership of a group: its ranks, their liveness, and the group's first failure.
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@
 
 namespace unisono {
 
-// A page that the kernel wipes in a forked child. So the child knows that the group is its
-// parent's.
+// A page that the kernel clears in a forked child. By this page the child detects that the group
+// belongs to its parent.
 class ForkGuard {
   public:
     ForkGuard();
@@ -36,7 +36,8 @@ class ForkGuard {
 
 class Membership {
   public:
-    // Joins the group: checks by `nonce` that the memory is the owner's, and takes the rank's lock.
+    // Joins the group: checks by `nonce` that the memory is that of the group's owner, and takes
+    // the rank's lock.
     Membership(View& view, const std::array<uint8_t, 16>& nonce);
     Membership(const Membership&) = delete;
     Membership& operator=(const Membership&) = delete;
@@ -54,7 +55,8 @@ class Membership {
     [[nodiscard]] bool has_left(uint32_t rank) const noexcept { return view_.has_left(rank); }
     // True if this rank has closed the group.
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_relaxed); }
-    // Throws if the group has failed, if this rank has closed it, or in a forked child. Cheap.
+    // Throws if the group has failed, if this rank has closed the group, or in a forked child.
+    // Makes no system call.
     void require_healthy() const {
         if (closed_.load(std::memory_order_relaxed) || guard_.in_child() || failed()) raise();
     }
@@ -66,8 +68,8 @@ class Membership {
     // Checks that every peer of this host is alive, by asking the kernel. Fails the group if a peer
     // is gone.
     void require_peers_alive();
-    // Does the same for the peers whose check is due. If some rank calls this every 50 ms, all
-    // peers are checked in time, however many ranks call it.
+    // Checks that the peers whose check is due are alive. If any rank calls this every 50 ms, all
+    // peers are checked in time. The number of ranks that call this does not matter.
     void require_due_peers_alive();
     // Returns true if the peer's process runs; false if it is stopped or gone. For use after a
     // failure.
@@ -79,7 +81,8 @@ class Membership {
     }
     // Records the group's failure unless one is recorded, wakes all ranks, and throws.
     [[noreturn]] void fail(Fault fault, const std::string& text);
-    // Does the same with the text that `make` returns, if there is memory for the text.
+    // Fails the group with the text that `make` returns, or with a short text if memory is
+    // exhausted. Throws.
     template <class Make>
     [[noreturn]] void fail_made(Fault fault, Make&& make) {
         record_made(fault, std::forward<Make>(make));
@@ -89,9 +92,10 @@ class Membership {
     [[noreturn]] void fail_gone(uint32_t rank, const std::string& why);
     // Fails the group: the rank has violated the protocol.
     [[noreturn]] void fail_nonsense(uint32_t rank, const std::string& what);
-    // Does the same as fail(), but does not throw.
+    // Records the group's failure as fail() does, but does not throw.
     void record(Fault fault, std::string_view text) noexcept;
-    // Does the same with the text that `make` returns, or with a short text if memory is exhausted.
+    // Records the group's failure with the text that `make` returns, or with a short text if memory
+    // is exhausted.
     template <class Make>
     void record_made(Fault fault, Make&& make) noexcept {
         try {
@@ -104,8 +108,8 @@ class Membership {
         }
     }
     void leave() noexcept;
-    // Releases the memory and the descriptor. Only after this rank has left, and while no call is
-    // running.
+    // Releases the memory and the descriptor. Call this only after this rank has left, and while no
+    // call runs.
     void give_back() noexcept;
     // Returns true if `peer` has not left the group and its process lives. Works after a failure.
     [[nodiscard]] bool present(uint32_t peer) const;
@@ -128,7 +132,7 @@ class Membership {
     Events events_;
     ForkGuard guard_;
     std::atomic<bool> closed_{false};
-    std::mutex release_mutex_;  // guards the next field, and the memory during exchange_successor()
+    std::mutex release_mutex_;  // guards `given_back_`, and the memory during exchange_successor()
     bool given_back_ = false;
 };
 

@@ -18,8 +18,8 @@ inline constexpr uint32_t kLeastRound_ms = 50, kMostRound_ms = 250;
 
 // Takes the ranks whose check is due at `now_us`. The upper half of `turn` is the next place; the
 // lower half is the time at which that place became due. If a rank takes a place and stops before
-// its check, that check is a round late. Clocks that differ (time namespaces) cause extra checks,
-// never missing ones.
+// its check, that check is made one round late. Clocks that differ (time namespaces) cause extra
+// checks, never missing checks.
 inline PeersDue take_due(std::atomic<uint64_t>& turn, uint32_t ranks, uint32_t now_us) noexcept {
     const uint64_t round_us = uint64_t{std::clamp(ranks, kLeastRound_ms, kMostRound_ms)} * 1000;
     const auto most_us = static_cast<int32_t>(round_us);

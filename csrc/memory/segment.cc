@@ -30,7 +30,7 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
 }
 
-// Shapes of all size classes but the last, which the group chooses.
+// Depths and buffer sizes of the first two size classes. SegmentShape has those of the last class.
 constexpr uint64_t kTinyDepth = 128, kTinyBytes = 256;
 constexpr uint64_t kSmallDepth = 16, kSmallBytes = 4096;
 
@@ -84,8 +84,8 @@ int Descriptor::release() noexcept {
 }
 
 SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
-    // A third block in flight hides the jitter of the peers. With more ranks than cores the ranks
-    // alternate anyway, and a larger footprint only exceeds the cache.
+    // A third block in flight hides the jitter of the peers. With more ranks than cores, the ranks
+    // take turns on the cores, and a third block would only exceed the cache.
     if (ranks == 0 || ranks > kMaxRanks)
         throw Error(Fault::invalid, "a group has 1 to " + std::to_string(kMaxRanks) +
                                         " ranks, got " + std::to_string(ranks));
@@ -118,7 +118,8 @@ void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t
     const auto size = static_cast<off_t>(o.total);
     if (::fcntl(fd, F_GET_SEALS) == 0) {  // a memfd that can be sealed
         if (::ftruncate(fd, size) != 0) throw_errno("ftruncate of the group's segment");
-        // Seals: otherwise a process could shorten the file, and the others would fault.
+        // Seals the size. Otherwise a process could shorten the file, and accesses of the others
+        // would fault.
         if (::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
             throw_errno("sealing the group's segment");
     } else if (const int code = ::posix_fallocate(fd, 0, size)) {

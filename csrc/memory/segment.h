@@ -1,5 +1,5 @@
-// The memory segment of a group on one host. The host's first rank creates it as a memfd; all its
-// ranks map it.
+// The memory segment of a group on one host. The host's first rank creates the segment as a memfd.
+// All ranks of the host map it.
 #pragma once
 
 #include <array>
@@ -37,14 +37,14 @@ struct SegmentShape {
     uint64_t pair_bytes;  // capacity of the byte ring
 };
 
-// Returns a staging size that suits `ranks` ranks on `cores` cores. `staging_bytes` is the total of
-// the group.
+// Returns a segment shape that suits `ranks` ranks on `cores` cores. `staging_bytes` is the total
+// of the group.
 SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes);
 
 // Creates the segment of a group. The memfd has no name in a file system, so a crash leaves nothing
 // behind.
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
-// Does the same in a memfd or an empty file that the caller has opened.
+// Creates the segment in a memfd or an empty file that the caller has opened.
 void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
 
 // The memory that two ranks share for the messages in one direction; see pair_memory.h.
@@ -62,7 +62,7 @@ inline constexpr uint64_t kStagedBlocks = 4;
 struct SizeClass {
     std::byte* base = nullptr;
     uint64_t depth = 0;         // buffers of each rank
-    uint64_t buffer_bytes = 0;  // of one buffer; a multiple of the cache line
+    uint64_t buffer_bytes = 0;  // bytes of one buffer; a multiple of the cache line
     [[nodiscard]] uint64_t bytes(uint32_t ranks) const noexcept {
         return ranks * depth * buffer_bytes;
     }

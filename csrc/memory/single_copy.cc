@@ -55,7 +55,7 @@ void CrossMemory::read(uint32_t rank, std::byte* dst, const std::byte* theirs, u
     }
 }
 
-// A sandbox may forbid only one of the two system calls.
+// Tests the system call itself, because a sandbox may forbid only one of the two calls.
 bool CrossMemory::may_write() noexcept {
     return ::process_vm_writev(::getpid(), nullptr, 0, nullptr, 0, 0) == 0;
 }
@@ -71,15 +71,15 @@ int CrossMemory::write(uint32_t rank, const std::atomic<uint64_t>* to, const std
     return wrote < 0 ? errno : EFAULT;
 }
 
-// Throws the reason of a failed copy: the rank is gone, or it has given up the call. Otherwise the
-// rank has unmapped memory that was in use.
+// Throws the reason of a failed copy: the rank is gone, it has given up the call, or it has
+// unmapped memory that was in use.
 void CrossMemory::explain(uint32_t rank, int error, const char* verb) {
     for (int look = 0; look < kChecks; ++look) {
         members_.require_peers_alive();
         ::usleep(kBetweenChecks_us);
     }
-    // Recorded even without memory for the text: otherwise ranks that wait for this copy would
-    // treat it as done.
+    // The failure is recorded even if there is no memory for the text. Otherwise ranks that wait
+    // for this copy would treat it as done.
     members_.fail_made(Fault::aborted, [&] {
         return "rank " + std::to_string(members_.rank()) + " cannot " + verb +
                " the memory that rank " + std::to_string(rank) +

@@ -1,7 +1,7 @@
 // Single copy: a rank reads another rank's memory in place, through the kernel (process_vm_readv).
-// So data is copied once, without a staging buffer. Threads of one process use the kernel, too. The
-// owner may unmap its memory after the call has failed; the kernel then returns an error, where a
-// plain load would fault.
+// So data is copied once, without a staging buffer. Threads of one process also copy through the
+// kernel, because the owner may unmap its memory after the call has failed. The kernel then returns
+// an error, but a plain load would fault.
 #pragma once
 
 #include <cerrno>
@@ -48,7 +48,7 @@ class CrossMemory {
     [[noreturn]] void fail_write(uint32_t rank, int error) { explain(rank, error, "write"); }
 
   private:
-    // Identifies the process at the other end. A pid may name a different process in another
+    // Identifies the process that a pid names. A pid may name a different process in another
     // container; only the right process has this token at the address that it published.
     struct Token {
         uint64_t process, rank;

@@ -1,5 +1,5 @@
-// A rank's wait: it spins, yields, then sleeps in the kernel. Meanwhile it checks for failures and
-// for the timeout.
+// A rank's wait: the rank spins, yields, then sleeps in the kernel. During the wait, it checks for
+// failures and for the timeout.
 #pragma once
 
 #include <sched.h>
@@ -29,27 +29,27 @@ inline void relax() noexcept {
 #endif
 }
 
-// How long a rank polls before it sleeps. Measured: with more ranks than cores any spinning is
+// The number of polls before a rank sleeps. Measured: with more ranks than cores, any spinning is
 // harmful, in proportion to its length. With a core for each rank, 2000 pauses take about 55 us, as
 // long as one wake-up.
 struct SpinPolicy {
     int pauses;
     int yields;
-    // The rank sleeps after this many slow yields, during which other threads ran on the core. It
-    // then wakes on a free core.
+    // Number of slow yields before the rank sleeps. A yield is slow if other threads ran on the
+    // core. The sleeping rank then wakes on a free core.
     int crowded = 1 << 30;
     static SpinPolicy for_group(uint32_t ranks, uint32_t cores) noexcept {
         return ranks <= cores ? SpinPolicy{300, 100} : SpinPolicy{0, 200};
     }
     // The policy for messages. A stream of messages pauses while its sender or its receiver handles
-    // some dozens of them. A sleep and a wake-up would cost the same time again.
+    // some dozens of messages. A sleep and a wake-up would cost the same time again.
     static SpinPolicy for_messages(uint32_t ranks, uint32_t cores) noexcept {
         return ranks <= cores ? SpinPolicy{300, 600, 3} : for_group(ranks, cores);
     }
 };
 
-// The timeout of a call. The clock starts at the first query, so calls that never wait never read
-// it.
+// The timeout of a call. The clock starts at the first query, so a call that never waits does not
+// read the clock.
 class Deadline {
   public:
     explicit Deadline(double timeout_s) noexcept : timeout_s_(timeout_s) {}
@@ -73,8 +73,7 @@ class Deadline {
 // Returns true if a signal handler wants to end the call. Called about every 50 ms of a sleep.
 using Interrupted = std::function<bool()>;
 
-// Returns true once a polling wait must end: after a timeout, or for a signal, for which it checks
-// every 50 ms.
+// Condition that ends a polling wait: a timeout, or a signal. Checks for signals every 50 ms.
 class StopCondition {
   public:
     StopCondition(double timeout_s, const Interrupted& interrupted) noexcept
@@ -102,11 +101,12 @@ class Waiter {
     // True with more ranks than cores: a waiting rank gives up its core at once.
     [[nodiscard]] bool oversubscribed() const noexcept { return spin_policy_.pauses == 0; }
 
-    // Waits until `ready()`. Between polls it calls `inspect()`, which throws if the wait is in
-    // vain. After `limit_s` seconds (if positive) it returns false, and the caller continues
-    // elsewhere. `rest(awake, seconds)` sleeps unless `awake()`; `late()` returns the text of the
-    // timeout. The slow checks are made about every `check_s` seconds. `waited_ns` gets the time
-    // after the pauses: a wait that ends during the pauses reads no clock.
+    // Waits until `ready()`. Between polls it calls `inspect()`, which throws if the wait cannot
+    // succeed. After `limit_s` seconds (if positive) it returns false, so that the caller can
+    // continue the wait later. `rest(awake, seconds)` sleeps unless `awake()`; `late()` returns the
+    // text of the timeout. The slow checks are made about every `check_s` seconds. `waited_ns`
+    // receives the time after the pauses, because a wait that ends during the pauses reads no
+    // clock.
     template <class Rest, class Ready, class Inspect, class Late>
     bool wait(Rest&& rest, Ready&& ready, Inspect&& inspect, Late&& late,
               std::atomic<uint64_t>& waited_ns, Deadline& deadline, const Interrupted& interrupted,
@@ -121,7 +121,7 @@ class Waiter {
         auto now = begun;
         for (int i = 0, crowded = 0; i < spin_policy_.yields && now - begun < kYielding; ++i) {
             if (ready()) {
-                WaitTime::add(waited_ns, now - begun);  // needs no further look at the clock
+                WaitTime::add(waited_ns, now - begun);  // needs no other read of the clock
                 return true;
             }
             ::sched_yield();

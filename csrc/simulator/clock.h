@@ -10,13 +10,13 @@
 
 namespace unisono::simulator {
 
-// Equal times differ in their last digits because of rounding. Events closer than this fraction of
-// the elapsed time count as simultaneous. So symmetric ranks stay in step, and their rates are
-// computed together.
+// Events closer than this fraction of the elapsed time count as simultaneous, because rounding
+// makes equal times differ in their last digits. So symmetric ranks stay in step, and their rates
+// are computed together.
 constexpr double kInstant = 1e-11;
 
-// A queue by time. Equal times share a bucket, so a thousand simultaneous events cost one heap
-// entry.
+// A queue ordered by time. Equal times share a bucket, so a thousand simultaneous events cost one
+// heap entry.
 template <class Event>
 class Clock {
   public:

@@ -1,4 +1,4 @@
-// The next due time of each id; a due time may change.
+// A queue of ids ordered by their due times, which may change.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace unisono::simulator {
 
-// A heap with the position of every entry. Most times change before they are due, so an update
-// moves the entry and leaves no stale entry. Equal times do not move, so a thousand equal times
-// cost no more than one each.
+// A heap that stores the position of every entry. Most times change before they are due, so an
+// update moves the entry and leaves no stale entry. An entry does not move past entries of equal
+// time, so updates of many equal times are cheap.
 class Deadlines {
   public:
     [[nodiscard]] bool empty() const { return heap_.empty(); }

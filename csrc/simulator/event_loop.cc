@@ -212,7 +212,8 @@ void Engine::wake(int32_t number) {
     woken_.push_back(number);
 }
 
-// Ends an instant: computes the new rates, and when the next flow of each path finishes.
+// Computes the new rates at the end of an instant, and the time at which the next flow of each path
+// finishes.
 void Engine::update() {
     sharing_.settle();
     for (const auto& [path, rate] : sharing_.changes()) {

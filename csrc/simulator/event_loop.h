@@ -17,11 +17,12 @@ namespace unisono::simulator {
 // resources.
 struct Paths {
     Lists resources;
-    std::span<const double> weights;  // one for each of resources.values; empty: all are 1
+    std::span<const double> weights;  // one for each entry of resources.values; empty: all are 1
     std::span<const int32_t>
         server;  // the server that a task passes first, one task at a time; -1: none
-    std::span<const double> busy_s;   // time that the server takes for each task
-    std::span<const double> delay_s;  // then, delay before the first byte leaves
+    std::span<const double> busy_s;  // time that the server takes for each task
+    // Delay between the server and the departure of the first byte.
+    std::span<const double> delay_s;
     std::span<const double> tail_s;  // delay between the departure of the last byte and its arrival
 };
 
@@ -30,14 +31,14 @@ struct Paths {
 struct Tasks {
     std::span<const int32_t> path;
     std::span<const double>
-        bytes;    // infinite: the task lasts to the end, which does not wait for it
+        bytes;    // infinite: the task never ends, and the simulation does not wait for it
     Lists needs;  // tasks that must have arrived
     std::span<const int32_t>
         after;  // a task whose last byte must have left; -1: none. The span may be empty
 };
 
-// For each task: the times at which it began to send and at which it arrived, and the last task
-// that it waited for.
+// Results for each task: the times at which it began to send and at which it arrived, and the last
+// task that it waited for.
 struct Times {
     std::span<double> begun_s;
     std::span<double> arrived_s;
@@ -46,15 +47,15 @@ struct Times {
 
 class Engine {
   public:
-    // The memory of the spans must outlive the engine. `bins`: number of time bins for the usage;
-    // 0: none.
+    // The memory of the spans must outlive the engine. `bins` is the number of time bins for the
+    // usage, or 0 for none.
     Engine(std::span<const double> capacity, const Paths& paths, const Tasks& tasks, Times times,
            uint32_t bins);
 
     // Processes about `events` events. Returns true if more remain.
     bool advance(uint64_t events);
 
-    // Number of tasks that have not arrived, without those of infinite length.
+    // Returns the number of tasks that have not arrived, without tasks of infinite length.
     [[nodiscard]] uint64_t to_come() const { return to_come_; }
     [[nodiscard]] double now_s() const { return now_; }
     [[nodiscard]] const Usage& usage() const { return usage_; }
@@ -62,15 +63,15 @@ class Engine {
   private:
     struct Event {
         int32_t task;
-        bool arrives;  // false: it begins
+        bool arrives;  // true: the task arrives; false: it begins
     };
     struct Member {
-        double target;  // value of `served` at which this flow is finished
+        double target;  // value of `served` at which this flow finishes
         int32_t task;
         auto operator<=>(const Member&) const = default;
     };
-    // A path with flows. All its flows receive the same bytes from now on, so one counter serves
-    // all.
+    // A path with flows. From now on, all flows of the path receive the same number of bytes, so
+    // one counter serves all flows.
     struct ActivePath {
         int32_t path = -1;
         double served = 0;
@@ -102,9 +103,10 @@ class Engine {
     Sharing sharing_;
     Usage usage_;
     Clock<Event> clock_;
-    Deadlines finish_times_;          // by active path: time at which its next flow is finished
-    std::vector<int32_t> waits_;      // by task: number of events that it still waits for
-    std::vector<int32_t> wanted_by_;  // for each task, the tasks that need it; as lists
+    Deadlines finish_times_;      // by active path: time at which its next flow finishes
+    std::vector<int32_t> waits_;  // by task: number of events that it still waits for
+    // By task: the tasks that need it, in the lists of wanted_starts_.
+    std::vector<int32_t> wanted_by_;
     std::vector<int64_t> wanted_starts_;
     std::vector<int32_t> next_;       // by task: the task that waits for its last byte to leave
     std::vector<double> free_s_;      // by server: time at which it is free

@@ -1,4 +1,4 @@
-// The values in the memory of every rank. A value is a number.
+// The values in the memory of every rank. A number represents each value.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,8 @@ class DenseHoldings {
     std::vector<int32_t> cells_;
 };
 
-// One value for each run of locations with the same history. Suits many ranks and long runs.
+// One value for each run of locations with the same history. Efficient for many ranks and long
+// runs.
 class RunHoldings {
   public:
     RunHoldings(uint32_t ranks, uint32_t, uint32_t) : runs_(ranks) {}

@@ -74,11 +74,11 @@ class MessageBuilder {
   private:
     bool ordered_;
     Messages m_;
-    std::vector<int32_t> seen_;  // by task: the last task that needed it
+    std::vector<int32_t> seen_;  // by task: the last task that needs it
 };
 
-// The producers of a value: one task, or a list, encoded as -2 - its number. A list is an earlier
-// list and one more task. So a sum of n contributions takes n entries, not n copies.
+// The producers of a value: one task, or a list of tasks. List i is encoded as -2 - i. A list
+// extends an earlier list by one task. So a sum of n contributions takes n entries, not n copies.
 class Producers {
   public:
     explicit Producers(MessageBuilder& builder) : builder_(builder) {}
@@ -91,8 +91,8 @@ class Producers {
         for (; !some_.empty(); some_.pop_back()) builder_.need(some_.back());
     }
 
-    // Returns the value with one more producer. Neighbours mostly have the same producers, and
-    // share the list.
+    // Returns the value with one more producer. Neighbouring values mostly have the same producers,
+    // and share a list.
     int32_t with(int32_t value, int32_t producer) {
         if (value == kInitial || value == producer) return producer;
         if (value == of_ && producer == by_) return made_;
@@ -123,14 +123,15 @@ class Producers {
 
   private:
     struct List {
-        int32_t rest;  // the value that all but the last produced
+        int32_t rest;  // the producers except the last one
         int32_t last;
         uint32_t size;
     };
 
     List& list(int32_t value) { return lists_[index(-2 - value)]; }
 
-    // Only the last producers are compared. An older one is added twice, which costs only an entry.
+    // Compares only the last producers. An older producer is added twice, which costs only an
+    // entry.
     bool among_last(int32_t value, int32_t producer) {
         for (size_t i = 0; i < kMostProducers && value < kInitial; ++i, value = list(value).rest)
             if (list(value).last == producer) return true;
@@ -230,8 +231,8 @@ class GraphBuilder {
         builder_.after(std::exchange(last_sent_[sender], task));
     }
 
-    // A reduction needs the arrived data and the value already there. Afterwards its task is the
-    // value's producer.
+    // Makes a reduction task. The task needs the arrived data and the values at the destination. It
+    // is the producer of the result.
     void reduce(size_t from, size_t to) {
         double chunks = 0;
         for (size_t i = from; i < to; ++i)
@@ -258,7 +259,7 @@ class GraphBuilder {
             const int32_t producer = task_[i - first_];
             const bool adds = t_.reduce[i] != 0;
             held_.each(t_.dst[i], t_.dst_chunk[i], t_.count[i], [&](int32_t& value) {
-                // A reduction task has already waited for the values from before the round.
+                // A reduction task has already waited for the values that existed before the round.
                 const bool keeps =
                     adds && (!o_.reductions || producers_.last(value) >= round_begins_);
                 value = keeps ? producers_.with(value, producer) : producer;
@@ -266,7 +267,8 @@ class GraphBuilder {
         }
     }
 
-    // Makes a join task for each rank: all that the rank has sent and received so far.
+    // Makes a join task for each rank. The task waits for all that the rank has sent and received
+    // so far.
     void join(size_t last) {
         std::vector<int32_t> ranks;
         for (size_t i = first_; i < last; ++i) {
@@ -290,7 +292,7 @@ class GraphBuilder {
     MessageBuilder builder_;
     Producers producers_;
     Holdings held_;
-    size_t first_ = 0;  // the round's first transfer
+    size_t first_ = 0;  // index of the round's first transfer
     int32_t round_begins_ = 0;
     std::vector<size_t> sorted_;
     std::vector<std::pair<size_t, size_t>> groups_;

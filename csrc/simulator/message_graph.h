@@ -13,19 +13,20 @@ struct Transfers {
     std::span<const uint8_t> reduce;
 };
 
-// The order in which a rank's messages leave, beyond the dependencies of their values.
+// The order in which a rank's messages leave, in addition to the dependencies of their values.
 enum class Order : uint32_t {
-    none = 0,     // as soon as the values are present
-    program = 1,  // in each channel, in the order of the schedule
-    rounds = 2,   // those of a round once all earlier messages of the rank have been sent and have
-                  // arrived
+    none = 0,     // each message leaves as soon as its values are present
+    program = 1,  // in each channel, the messages leave in the order of the schedule
+    // The messages of a round leave once all earlier messages of the rank have been sent and have
+    // arrived.
+    rounds = 2,
 };
 
 struct MessageOptions {
     uint32_t ranks = 0;
-    uint32_t locations = 0;   // of each rank
-    bool reductions = false;  // reductions are tasks of their own
-    bool gates = false;       // a message or reduction waits for its rank; see `needs`
+    uint32_t locations = 0;   // locations of each rank
+    bool reductions = false;  // true: reductions are separate tasks
+    bool gates = false;       // true: a message or reduction waits for its rank; see `needs`
     Order order = Order::none;
     // For each transfer, the number of its message, counted from 0 in the order of first use. If
     // empty, all transfers between two ranks in a round and a channel are one message.
@@ -38,8 +39,8 @@ enum class Kind : uint8_t { message = 0, reduction = 1, join = 2 };
 struct Messages {
     std::vector<uint8_t> kind;
     std::vector<int32_t> round, src, dst, channel;
-    std::vector<double> chunks;  // sent, or reduced
-    std::vector<int32_t> needs;  // tasks; rank r itself is -1 - r
+    std::vector<double> chunks;  // chunks that are sent or reduced
+    std::vector<int32_t> needs;  // tasks, or rank r as -1 - r
     std::vector<int64_t> needs_starts;
     std::vector<int32_t> after;  // with Order::program; else empty
 };

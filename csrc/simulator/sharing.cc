@@ -73,7 +73,7 @@ void Sharing::each_hop(int32_t path, Visit visit) {
     }
 }
 
-// Computes the sums anew now and then, before rounding errors accumulate.
+// Computes the sums again after a number of updates, before rounding errors accumulate.
 void Sharing::add_up(Resource& r) {
     if (r.updates <= r.entries.size() + kUpdates) return;
     r.updates = 0;
@@ -270,7 +270,7 @@ void Sharing::fix(int32_t path, double rate, int32_t bottleneck) {
     });
 }
 
-// Adds the paths that no longer have their fair rate. Returns true if there were any.
+// Adds to filling_ the paths that no longer have their fair rate. Returns true if there were any.
 bool Sharing::grow() {
     const size_t before = filling_.size();
     const size_t resources = touched_.size();
@@ -281,9 +281,9 @@ bool Sharing::grow() {
     return filling_.size() > before;
 }
 
-// Adds two kinds of paths on this resource that are not being filled. The first kind is limited by
-// this resource, although it has capacity left or gives another path a higher rate. The second kind
-// has a higher rate than this resource gives to the paths that it limits.
+// Adds to filling_ two kinds of paths on this resource. The first kind is limited by this resource,
+// although it has capacity left or gives another path a higher rate. The second kind has a higher
+// rate than this resource gives to the paths that it limits.
 void Sharing::grow(int32_t resource) {
     Resource& r = resources_[index(resource)];
     long double used = r.others;

@@ -37,7 +37,7 @@ class Sharing {
         int32_t path;
         double rate;
     };
-    // The paths whose rates the last `settle` changed. Paths without flows are omitted.
+    // Returns the paths whose rates the last `settle` changed. Paths without flows are omitted.
     [[nodiscard]] std::span<const Change> changes() const { return changes_; }
 
     [[nodiscard]] double rate(int32_t path) const { return active_paths_[index(path)].rate; }
@@ -63,9 +63,9 @@ class Sharing {
     };
     struct Resource {
         std::vector<Entry> entries;
-        long double used = 0;    // by all paths; during settle(), the value before it
+        long double used = 0;    // use by all paths; during settle(), the use before it
         uint32_t updates = 0;    // of `used`, since its last complete summation
-        int32_t first = -1;      // first of the paths that this resource limits
+        int32_t first = -1;      // first path of the list of paths that this resource limits
         uint32_t held = 0;       // number of paths that this resource limits
         double level = 0;        // rate of the paths that this resource limits, if any
         double top = 0;          // upper bound of all paths' rates

@@ -7,8 +7,8 @@
 
 namespace unisono::simulator {
 
-// Time bins cover the elapsed time. When they are full, neighbouring bins are merged and the width
-// doubles.
+// Sums of bytes in time bins that cover the elapsed time. When the bins are full, neighbouring bins
+// are merged and the width doubles.
 class Usage {
   public:
     Usage(size_t resources, uint32_t bins) : total_(resources, 0.0), bins_(bins) {
