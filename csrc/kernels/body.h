@@ -1,4 +1,4 @@
-// Reductions (folds) and copies; compiled once per instruction set.
+// Reductions (folds) and copies. This header is compiled once per instruction set.
 #pragma once
 
 #include "kernels/codecs.h"
@@ -10,7 +10,7 @@
 namespace unisono::kernels {
 namespace {
 
-// Shorter destinations are not worth aligning.
+// Minimum length of a destination for which alignment saves time.
 constexpr size_t align_from_bytes = 1024;
 
 // Folds one block of `unroll` vectors. Reads every source once, at `at`, and writes dst once.
@@ -36,7 +36,7 @@ UNISONO_INLINE void fold_block(uint8_t* dst, const uint8_t* const* srcs, size_t 
     }
 }
 
-// Folds less than a vector, through a zero-padded buffer.
+// Folds less than one vector of bytes, through a zero-padded buffer.
 template <class C, class O>
 [[gnu::noinline]] void fold_partial(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc,
                                     size_t at, size_t bytes, uint32_t divisor) {
@@ -54,8 +54,8 @@ template <class C, class O>
 template <class C, class O, size_t fixed>
 [[gnu::noinline]] void fold_fixed(uint8_t* dst, const uint8_t* const* sources, size_t nsrc,
                                   size_t at, size_t bytes, uint32_t divisor) {
-    // A local copy of the pointers. Otherwise the compiler must assume that each store changes
-    // them.
+    // Makes a local copy of the pointers. Otherwise the compiler must assume that each store
+    // changes the pointers.
     const uint8_t* local[fixed != 0 ? fixed : 1];
     for (size_t s = 0; s < fixed; ++s) local[s] = sources[s];
     const uint8_t* const* srcs = fixed != 0 ? local : sources;
@@ -81,7 +81,7 @@ template <class C, class O, size_t fixed>
 template <class C, class O>
 void fold(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, size_t at, size_t bytes,
           uint32_t divisor) {
-    // With more than two sources, a count at compile time gains nothing.
+    // With more than two sources, a number of sources known at compile time saves no time.
     if (nsrc == 2) return fold_fixed<C, O, 2>(dst, srcs, nsrc, at, bytes, divisor);
     return fold_fixed<C, O, 0>(dst, srcs, nsrc, at, bytes, divisor);
 }
@@ -99,7 +99,8 @@ UNISONO_INLINE void stream_vector(uint8_t* to, const uint8_t* from) {
 #endif
 }
 
-// Streams whole cache lines. The partial lines at both ends go through the caches.
+// Copies whole cache lines with streaming stores. The partial lines at both ends go through the
+// caches.
 void stream_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
     constexpr size_t line_bytes = 64;
     size_t head = -reinterpret_cast<uintptr_t>(dst) % line_bytes;
@@ -119,11 +120,12 @@ void stream_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
 }
 #endif
 
-// For cases in which the C library's copy is slow; see dispatch.cc.
+// Copies in cases in which the C library's copy is slow; see dispatch.cc.
 void vector_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
     using V = Vector<uint8_t>;
     constexpr size_t unroll = 4;
-    // A store across two lines costs twice as much; a load across two lines, hardly more.
+    // A store across two cache lines costs twice as much as an aligned store. A load across two
+    // lines costs hardly more.
     size_t at = -reinterpret_cast<uintptr_t>(dst) % vector_bytes;
     if (at > bytes) at = bytes;
     __builtin_memcpy(dst, src, at);
@@ -154,7 +156,7 @@ constexpr void add_complex(Table& table, DType type) {
     table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
 }
 
-// Sums, products and averages of a 16- or 8-bit float.
+// Adds sums, products and averages of a 16- or 8-bit float.
 template <class Codec>
 constexpr void add_narrow_sums(Table& table, DType type) {
     table.at(type, ReduceOp::sum) = fold<Codec, Sum<float>>;
@@ -197,7 +199,7 @@ constexpr void add_integer(Table& table, DType type) {
     add_logical<Wrapped>(table, type);
 }
 
-// For booleans, every reduction is a logical one.
+// Adds the reductions of booleans, which are all logical.
 constexpr void add_bool(Table& table, DType type) {
     constexpr ReduceOp either[] = {ReduceOp::sum, ReduceOp::max, ReduceOp::bor};
     constexpr ReduceOp both[] = {ReduceOp::prod, ReduceOp::min, ReduceOp::band};
@@ -207,7 +209,7 @@ constexpr void add_bool(Table& table, DType type) {
     table.at(type, ReduceOp::bxor) = table.at(type, ReduceOp::lxor);
 }
 
-// Every supported reduction of every type.
+// Returns a table with every supported reduction of every type.
 constexpr Table full_table(const char* name) {
     Table table{name, nullptr, stream_copy, vector_copy, {}, {}, {}};
     add_conversions(table);

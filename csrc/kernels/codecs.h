@@ -10,7 +10,7 @@
 namespace unisono::kernels {
 namespace {
 
-// Elements that are their own accumulators.
+// Codec of elements that are their own accumulators.
 template <class T, size_t element_bytes = sizeof(T)>
 struct Plain {
     static constexpr size_t elem_bytes = element_bytes;
@@ -29,7 +29,7 @@ struct Plain {
     }
 };
 
-// Elements that are true unless 0. Results are 0 or 1.
+// Codec of truth values: every element but 0 is true. Results are 0 or 1.
 template <class T>
 struct Truth : Plain<T> {
     using Acc = Vector<T>;
@@ -88,8 +88,9 @@ struct Bfloat16 : PairCodec {
 };
 
 #if defined(__AVX512BF16__)
-// The CPU's conversion turns subnormals into zeros and keeps the payload of a NaN, so these use the
-// portable code. It packs the even elements below the odd ones.
+// bfloat16 by the CPU's conversion. That conversion turns subnormals into zeros and keeps the
+// payload of a NaN, so vectors with such elements use the portable code. It packs the even elements
+// below the odd elements.
 struct NativeBfloat16 : Bfloat16 {
     UNISONO_INLINE static void store(uint8_t* to, Acc a) {
         constexpr int quiet_nan = 0x01, subnormal = 0x20, signaling_nan = 0x80;
@@ -133,7 +134,7 @@ struct PortableFloat16 : PairCodec {
         const Words w = (Words)f;
         const Words magnitude = w & 0x7FFFFFFFu;
         const Words nan = ((magnitude >> 13) & 0x3FFu) | 0x7E00u;
-        // Rebias the exponent. The carry out of the dropped bits rounds to even.
+        // Changes the exponent bias. The carry out of the dropped bits rounds to even.
         const Words normal =
             (magnitude - ((127u - 15u) << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
         // The addition of 0.5 drops and rounds exactly the bits that a subnormal lacks.

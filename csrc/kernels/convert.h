@@ -1,7 +1,7 @@
 // Conversions between 16- or 8-bit floats and float32, and products of elements and a factor.
 //
 // A run class has two static functions. `widened` reads one element for each float of a vector.
-// `narrow` rounds and writes as many.
+// `narrow` rounds the floats of a vector and writes as many elements.
 #pragma once
 
 #include "kernels/float8.h"
@@ -69,7 +69,7 @@ struct Float8Run {
     }
 };
 
-// Calls whole(at) for each full step in `count`, then partial(at, rest) for the rest.
+// Calls whole(at) for each full step in `count`, then partial(at, rest) for the remaining elements.
 template <class Whole, class Partial>
 UNISONO_INLINE void for_each_vector(size_t count, size_t step, Whole whole, Partial partial) {
     size_t at = 0;

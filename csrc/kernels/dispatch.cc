@@ -10,7 +10,8 @@
 namespace unisono::kernels {
 namespace {
 
-// Size of a tile: data that is folded or copied before its second write. Fits in L1.
+// Size of a tile: data that is folded or copied before it is written to the second destination. A
+// tile fits in the L1 cache.
 constexpr size_t tile_bytes = 4096;
 constexpr size_t line_bytes = 64;
 
@@ -31,9 +32,9 @@ void fence(Store store) {
 }
 
 // Returns true if the C library's copy is slow. It copies more than 2 KiB with `rep movsb`. On AMD
-// cores (measured on Zen 3) this is 20 times slower in one case: the destination lies up to 31
-// bytes further into its page than the source. It then runs at 2 GB/s. That happens here: NumPy
-// arrays begin 16 bytes into a page, staging buffers at a page start.
+// cores (measured on Zen 3) this instruction is 20 times slower, at 2 GB/s, if the destination lies
+// up to 31 bytes further into its page than the source. This case is frequent: NumPy arrays begin
+// 16 bytes into a page, staging buffers at a page start.
 bool library_copy_is_slow(const uint8_t* dst, const uint8_t* src, size_t bytes) {
 #if defined(__x86_64__)
     constexpr size_t least_bytes = 2048, page_bytes = 4096, least_distance = 64;
@@ -58,9 +59,9 @@ void write(const Table& table, uint8_t* dst, const uint8_t* src, size_t bytes, S
     }
 }
 
-// Returns the length of the first tile. It ends on a cache line of `dst`, as far as elements allow,
-// so that later tiles begin on a line. A line streamed in two pieces costs twice as much, and each
-// tile folds its ends separately.
+// Returns the length of the first tile. The tile ends on a cache line of `dst`, as far as elements
+// allow, so that later tiles begin on a line. A line that is streamed in two parts costs twice as
+// much, and each tile folds its ends separately.
 size_t first_tile_bytes(const uint8_t* dst, size_t elem_bytes) {
     const size_t excess = reinterpret_cast<uintptr_t>(dst) % line_bytes;
     return tile_bytes - excess / elem_bytes * elem_bytes;
@@ -71,7 +72,7 @@ struct Target {
     Store store;
 };
 
-// Calls tile(at, bytes) for each tile of the whole length.
+// Calls tile(at, bytes) for each tile of the `bytes` bytes.
 template <class F>
 void for_each_tile(Target first, Target second, size_t bytes, size_t elem_bytes, F tile) {
     const bool only_second_streams =
@@ -117,7 +118,7 @@ void reduce_with(const Table& table, DType type, ReduceOp op, void* dst, void* d
     const Target second{as_bytes(dst2), dst2 != nullptr ? dst2_store : Store::streaming};
     alignas(line_bytes) uint8_t scratch[tile_bytes];
     for_each_tile(first, second, bytes, size_of(type), [&](size_t at, size_t tile) {
-        // The result is computed in a cached destination if there is one.
+        // The result is computed in a cached destination if either destination is cached.
         uint8_t* hot = first.store == Store::cached    ? first.dst + at
                        : second.store == Store::cached ? second.dst + at
                                                        : scratch;
@@ -169,7 +170,7 @@ void copy2_with(const Table& table, void* dst, void* dst2, const void* src, size
 size_t runnable_tables(const Table* out[max_tables]) {
     size_t n = 0;
 #if defined(__x86_64__) && !defined(UNISONO_BASELINE_ONLY)
-#if defined(__clang__)  // older versions do not know the name, and all CPUs with AVX2 have f16c
+#if defined(__clang__)  // older versions do not know f16c, and all CPUs with AVX2 have it
     const bool f16c = true;
 #else
     const bool f16c = __builtin_cpu_supports("f16c");
@@ -179,7 +180,8 @@ size_t runnable_tables(const Table* out[max_tables]) {
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512dq");
     const bool avx512vbmi = avx512 && __builtin_cpu_supports("avx512vbmi");
-    // All CPUs with bfloat16, except one generation, have VBMI. So the tables form a chain.
+    // All CPUs with bfloat16 instructions, except one generation, have VBMI. So each table extends
+    // the previous one.
     if (avx512vbmi && __builtin_cpu_supports("avx512bf16")) out[n++] = &avx512bf16_table;
     if (avx512vbmi) out[n++] = &avx512vbmi_table;
     if (avx512) out[n++] = &avx512_table;

@@ -11,8 +11,9 @@ struct FloatQuad {
     Floats part[4];
 };
 
-// `fraction` is the number of stored fraction bits. With infinities, the largest exponent is as in
-// IEEE 754. Without, only the largest magnitude is a NaN, and larger values saturate.
+// A codec of 8-bit floats. `fraction` is the number of stored fraction bits. With infinities, the
+// largest exponent has the meaning of IEEE 754. Without infinities, only the largest magnitude is a
+// NaN, and larger values saturate.
 template <int fraction, bool has_infinity>
 struct PortableFloat8 {
     static constexpr size_t elem_bytes = 1;
@@ -43,7 +44,7 @@ struct PortableFloat8 {
     static constexpr int bias = (1 << (6 - fraction)) - 1;
     static constexpr int dropped = 23 - fraction;  // number of fraction bits that only float32 has
     static constexpr uint32_t largest = has_infinity ? 0x7Fu >> fraction << fraction : 0x7Eu;
-    // Difference between the exponent biases, at the place of the exponent.
+    // Difference between the exponent biases, shifted to the exponent bits.
     static constexpr uint32_t rebias = static_cast<uint32_t>(127 - bias) << 23;
     static constexpr uint32_t least_normal = rebias + (1u << 23);
 
@@ -52,7 +53,8 @@ struct PortableFloat8 {
         const Words magnitude = (w & 0x7F000000u) >> (24 - dropped);
         const SignedWords m = (SignedWords)magnitude;
         const Words normal = magnitude + rebias;
-        // Set it as the fraction of the least normal number, then subtract that number.
+        // Sets the magnitude as the fraction of the least normal number, then subtracts that
+        // number.
         const Words least = Words{} + least_normal;
         const Words subnormal = (Words)((Floats)(magnitude + least) - (Floats)least);
         const Words finite = m < (1 << 23) ? subnormal : normal;
@@ -66,7 +68,7 @@ struct PortableFloat8 {
         const Words w = (Words)f;
         const Words magnitude = w & 0x7FFFFFFFu;
         const SignedWords m = (SignedWords)magnitude;
-        // Rebias the exponent. The carry out of the dropped bits rounds to even.
+        // Changes the exponent bias. The carry out of the dropped bits rounds to even.
         const Words odd = (magnitude >> dropped) & 1u;
         const Words normal = (magnitude - rebias + ((1u << (dropped - 1)) - 1u) + odd) >> dropped;
         // The addition of `aligner` drops and rounds exactly the bits that a subnormal lacks.
@@ -82,7 +84,8 @@ struct PortableFloat8 {
 
 #if defined(__F16C__) || defined(__ARM_NEON)
 // Converts through float16, which the CPU supports and which represents every 8-bit float. e5m2 is
-// the upper half of float16. e4m3fn lies one bit lower, and its exponents differ by 8.
+// the upper half of float16. e4m3fn is shifted right by one bit, and its exponent bias differs by
+// 8.
 template <int fraction, bool has_infinity>
 struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
     using Base = PortableFloat8<fraction, has_infinity>;
@@ -106,7 +109,7 @@ struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
     template <class V>
     UNISONO_INLINE static V to_half(V w) {
         if constexpr (is_moved) {
-            // The sign twice, then the magnitude. The largest magnitude is a NaN.
+            // The sign twice, then the magnitude. The largest magnitude becomes a NaN.
             const V h = (V)((Signed<V>)w >> 1) & 0xBF80;
             return h | ((V)((h & 0x3F80) == 0x3F80) & 0x7C00);
         }
@@ -146,10 +149,10 @@ struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
     template <class V>
     using Signed = decltype((V{} < V{}));
 
-    // Bounds the magnitude of numbers.
+    // Bounds the magnitude of the numbers.
     UNISONO_INLINE static Floats at_most(Floats f) {
 #if defined(__AVX512DQ__)
-        constexpr int lesser_magnitude = 2;  // with the sign of the first
+        constexpr int lesser_magnitude = 2;  // the result has the sign of the first operand
         return _mm512_range_ps(f, Floats{} + most, lesser_magnitude);
 #elif defined(__AVX__)
         const Floats bound = Floats{} + most;
@@ -161,8 +164,8 @@ struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
     }
 
     static constexpr bool is_moved = !has_infinity;
-    static constexpr float most = is_moved ? 448 : 65536;  // the latter becomes infinity
-    // The bits that become 0x7F.
+    static constexpr float most = is_moved ? 448 : 65536;  // 65536 becomes infinity
+    // The float32 bits that become the element 0x7F.
     static constexpr uint32_t nan = is_moved ? 0x3FF00000u : 0x7FE00000u;
 };
 template <int fraction, bool has_infinity>

@@ -2,7 +2,7 @@
 // (VBMI).
 //
 // Two tables widen an element: its magnitude has seven bits, and bfloat16, the upper half of
-// float32, represents every element. The adder rounds an element, and its sum then holds the
+// float32, represents every element. To round an element, an addition makes a sum that holds the
 // element's digits. So four vectors become bytes without a conversion instruction.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace unisono::kernels {
 namespace {
 
-// One byte of the bfloat16 for each magnitude of an element.
+// A table of one byte (low or high) of the bfloat16 for each magnitude of an element.
 struct ByteTable {
     alignas(64) uint8_t bytes[128];
 };
@@ -71,28 +71,29 @@ struct VbmiFloat8 : PortableFloat8<fraction, has_infinity> {
                       (__m512i)(number >> (sign_bit - 7)));
     }
 
-    // Returns ones in the 16-bit lanes that are NaNs.
+    // Returns a mask with all bits set in the 16-bit lanes that are NaNs.
     UNISONO_INLINE static __m512i nan_pair(Floats even, Floats odd) {
         return joined((Words)(even != even), (Words)(odd != odd));
     }
 
     // Returns, in the lower half of each lane, the magnitude of the element plus `least_digits`,
-    // and its sign above.
+    // and above it the sign.
     UNISONO_INLINE static Words digits(Floats f) {
-        constexpr int lesser_magnitude = 2, greater_magnitude = 3;  // with the sign of the first
+        // The result has the sign of the first operand.
+        constexpr int lesser_magnitude = 2, greater_magnitude = 3;
         const Floats number = _mm512_range_ps(f, Floats{} + most, lesser_magnitude);
         const auto power = (Floats)((Words)number & 0xFF800000u);
         const Floats unit =
             _mm512_range_ps(power, (Floats)(Words{} + Base::least_normal), greater_magnitude);
-        // The sum is so large that it keeps only an element's digits. The adder rounds them into
+        // The sum is so large that it keeps only an element's digits. The addition rounds them into
         // the lowest bits, below the exponent of `unit`.
         const auto sum = (Words)_mm512_fmadd_ps(unit, Floats{} + shift, number);
         return sum + (sum >> Base::dropped);
     }
 
-    static constexpr float most = has_infinity ? 65536 : 448;  // the former becomes infinity
+    static constexpr float most = has_infinity ? 65536 : 448;  // 65536 becomes infinity
     static constexpr float shift = 1u << Base::dropped;
-    // The digits of 0, for the raised least exponent.
+    // The value of digits() for 0, with the raised least exponent.
     static constexpr auto least_digits =
         static_cast<uint16_t>(((Base::least_normal >> 23) + Base::dropped) << fraction);
 

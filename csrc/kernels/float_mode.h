@@ -1,4 +1,5 @@
-// The default floating-point mode of the CPU, whatever the calling thread has set.
+// The default floating-point mode of the CPU, independent of the mode that the calling thread has
+// set.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 namespace unisono::kernels {
 namespace {
 
-// Only the functions that differ from AVX-512 with VBMI.
+// Returns only the functions that differ from AVX-512 with VBMI.
 constexpr Table bfloat16_table() {
     Table table{"avx512bf16", &avx512vbmi_table, stream_copy, vector_copy, {}, {}, {}};
     add_narrow_sums<NativeBfloat16>(table, DType::bfloat16);

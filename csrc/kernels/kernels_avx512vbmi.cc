@@ -4,7 +4,7 @@
 namespace unisono::kernels {
 namespace {
 
-// Only the functions that differ from AVX-512.
+// Returns only the functions that differ from AVX-512.
 constexpr Table byte_table() {
     Table table{"avx512vbmi", &avx512_table, stream_copy, vector_copy, {}, {}, {}};
     add_narrow_sums<VbmiFloat8<3, false>>(table, DType::float8_e4m3fn);

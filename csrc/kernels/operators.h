@@ -1,5 +1,6 @@
-// Reduction operators on vectors. `apply` folds b into the accumulator a; `finish` ends the fold.
-// For sums, products and averages, `scaled` is `finish` without the change of NaNs.
+// Reduction operators on vectors. `apply` folds b into the accumulator a. `finish` computes the
+// result from the accumulator. For sums, products and averages, `scaled` is `finish` without the
+// replacement of NaNs.
 #pragma once
 
 #include "kernels/vectors.h"
@@ -19,7 +20,7 @@ template <class T>
 constexpr typename UnsignedOf<sizeof(T)>::type quiet_nan =
     sizeof(T) == 4 ? 0x7FC00000u : 0x7FF8000000000000u;
 
-// Replaces every NaN by one NaN. A CPU's sum of two NaNs returns one of them, depending on the
+// Replaces every NaN by one NaN. The sum of two NaNs is one of them, and which one depends on the
 // order of operands. Compilers choose that order differently in the body of a vector loop and at
 // its ends.
 template <class T>
@@ -69,7 +70,7 @@ struct Max : Unscaled {
     }
 };
 
-// The type in which a quotient of T is computed. Its truncation to T is exact.
+// The type in which a quotient of T is computed. Truncation of this quotient to T is exact.
 template <class T, size_t bytes = sizeof(T)>
 struct QuotientOf {
     using type = T;
@@ -143,8 +144,8 @@ UNISONO_INLINE V lanes_of(V v, I from) {
 #endif
 }
 
-// (a + bi)(c + di) = (ac - bd) + (ad + bc)i on interleaved parts. T is the type of a part, and
-// Index the integer type of the same size.
+// The product (a + bi)(c + di) = (ac - bd) + (ad + bc)i on interleaved parts. T is the type of a
+// part, and Index the integer type of the same size.
 template <class T, class Index>
 struct ComplexProd : Arithmetic<T> {
     UNISONO_INLINE static Vector<T> apply(Vector<T> x, Vector<T> y) {
@@ -161,8 +162,8 @@ struct ComplexProd : Arithmetic<T> {
     }
 };
 
-// Compares 16- and 8-bit floats in integer arithmetic, so a selected input keeps its bits. T is the
-// signed integer type of the same size. A magnitude above `largest` is a NaN.
+// Compares 16- and 8-bit floats in integer arithmetic, so that a selected input keeps its bits. T
+// is the signed integer type of the same size. A magnitude above `largest` is a NaN.
 template <class T, T largest>
 struct NarrowOrder : Unscaled {
     using V = Vector<T>;
@@ -202,7 +203,7 @@ struct NarrowMax : NarrowOrder<T, largest> {
     }
 };
 
-// The largest magnitude that is not a NaN: infinity, if the type has one.
+// The largest magnitude that is not a NaN. It is infinity, if the type has infinities.
 constexpr int16_t float16_largest = 0x7C00;
 constexpr int16_t bfloat16_largest = 0x7F80;
 constexpr int8_t e4m3fn_largest = 0x7E;

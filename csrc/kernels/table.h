@@ -1,4 +1,4 @@
-// The functions of one instruction set. Internal to the kernels and their tests.
+// The functions of one instruction set. This header is internal to the kernels and their tests.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +27,9 @@ inline constexpr size_t widest_vector_bytes = 64;
 
 struct Table {
     const char* name;
-    const Table* base;  // searched for functions that are null here; may be null
-    Copy stream_copy;   // past the caches; the caller must fence
-    Copy vector_copy;   // through the caches
+    const Table* base;  // table that is searched for functions that are null here; may be null
+    Copy stream_copy;   // copies past the caches; the caller must fence
+    Copy vector_copy;   // copies through the caches
     Fold folds[num_dtypes][num_reduce_ops];
     Conversion conversions[num_dtypes];
     Scale scales[num_dtypes];
@@ -63,7 +63,7 @@ struct Table {
     }
 };
 
-// Each kernels_*.cc defines one. Those of other architectures are not linked.
+// Each kernels_*.cc defines one table. The tables of other architectures are not linked.
 extern const Table baseline_table;
 extern const Table avx2_table;
 extern const Table avx512_table;
@@ -75,7 +75,7 @@ inline constexpr size_t max_tables = 5;
 // Fills `out` with the tables that this CPU can run, best first. Returns their number.
 size_t runnable_tables(const Table* out[max_tables]);
 
-// The public functions, with a given table.
+// The functions of kernels.h, with a given table.
 void reduce_with(const Table& table, DType type, ReduceOp op, void* dst, void* dst2,
                  const void* const* srcs, size_t nsrc, size_t count, uint32_t divisor,
                  Store dst_store, Store dst2_store);

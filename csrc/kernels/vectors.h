@@ -63,7 +63,7 @@ constexpr bool is_float<float> = true;
 template <>
 constexpr bool is_float<double> = true;
 
-// The type in which additions and multiplications of T wrap; for floats, T itself.
+// The type in which additions and multiplications of T wrap around. For floats, this is T itself.
 template <class T, bool floating = is_float<T>>
 struct WrappingOf {
     using type = T;

@@ -16,39 +16,44 @@ class Completion {
     virtual void complete(Request& request) noexcept = 0;
 };
 
-// The caller of every function holds the engine's lock. The engine keeps a message for which the
-// peer has no room, in order, and announces it by `hold_back`. Messages that no receive matches may
-// fill the room. A receiver that waits for a message held back behind them asks for it by its tag.
+// One peer's messages. The caller of every function holds the engine's lock. If the peer has no
+// room for a message, the engine holds the message back, in order, and announces this by
+// `hold_back`. Messages that no receive matches may fill the room. A receiver that waits for a
+// held-back message then asks for the message by its tag.
 class Endpoint {
   public:
     virtual ~Endpoint() = default;
 
     // ---- as sender
-    // Appends the message to those already sent. False: there is no room for it yet.
+    // Appends the message to the messages already sent. Returns false if there is no room for it
+    // yet.
     virtual bool put(Request& send) = 0;
-    // Sends a held-back message out of order, as the answer to `asked`. False: not possible yet.
+    // Sends a held-back message out of order, as the answer to `asked`. Returns false if this is
+    // not possible yet.
     virtual bool put_aside(Request& send) = 0;
-    // Announces held-back messages: `number` changes with each new held-back message; 0: none is
-    // held back.
+    // Announces held-back messages. `number` changes with each new held-back message, and is 0 if
+    // no message is held back.
     virtual void hold_back(uint64_t number) = 0;
-    // Returns the tag of the peer's question, if the question is still unanswered.
+    // Returns the tag that the peer asks for, if the peer's question is still unanswered.
     [[nodiscard]] virtual std::optional<uint64_t> asked() const noexcept = 0;
     // Answers that no held-back message has this tag.
     virtual void deny() = 0;
-    // Withdraws a sent message. False: the receiver has begun with it, or may still begin.
+    // Withdraws a sent message. Returns false if the receiver has begun to receive it, or may still
+    // begin.
     virtual bool withdraw(Request& send) noexcept = 0;
 
     // ---- as receiver
     // Returns the next message that has arrived.
     virtual std::optional<Envelope> next() = 0;
-    // Matches a message: moves it into the receive's memory. False: the sender has withdrawn it.
+    // Moves a message into the memory of the receive that matches it. Returns false if the sender
+    // has withdrawn the message.
     virtual bool accept(const Envelope& came, Request& receive) = 0;
-    // Claims a message: its sender cannot withdraw it any more, as long as this rank is in the
-    // group. False: the sender has already withdrawn it.
+    // Claims a message, so that its sender cannot withdraw it while this rank is in the group.
+    // Returns false if the sender has already withdrawn it.
     virtual bool claim(const Envelope& came) = 0;
     // Returns the number that the peer passed to `hold_back`.
     [[nodiscard]] virtual uint64_t held() const noexcept = 0;
-    // Asks for a message with this tag. Requires an answer to the previous question.
+    // Asks for a held-back message with this tag. Requires that the previous question is answered.
     virtual void ask(uint64_t tag) = 0;
     enum class Answer : uint8_t { none, waiting, found, denied };
     // Returns the answer to the last question; returns `found` or `denied` only once.
@@ -59,8 +64,8 @@ class Endpoint {
     virtual bool progress() = 0;
     // Returns true if a message has arrived that `next` has not returned yet.
     [[nodiscard]] virtual bool has_arrivals() const noexcept = 0;
-    // Ends all requests after a failure. Afterwards no rank uses their memory; where that cannot be
-    // ensured, their memory is kept until the process ends.
+    // Ends all requests after a failure. Afterwards no rank uses their memory. Memory for which
+    // this cannot be ensured is kept until the process ends.
     virtual void fail(const Error& error) noexcept = 0;
 };
 

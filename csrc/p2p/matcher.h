@@ -16,7 +16,7 @@
 
 namespace unisono::p2p {
 
-// The known facts about a message that has arrived, wholly or in part.
+// The known facts about a message that has arrived, completely or in part.
 struct Envelope {
     uint32_t source;
     uint32_t kind;  // element type, according to the sender
@@ -38,14 +38,14 @@ class Matcher {
         posted_.push_back(&receive);
         ++changes_;
     }
-    // Returns the first posted receive that the message satisfies, or nullptr.
+    // Returns the first posted receive that matches the message, or nullptr.
     [[nodiscard]] Request* find_posted(const Envelope& came) const noexcept {
         for (Request* receive : posted_) {
             if (fits(receive->message().peer, receive->message().tag, came)) return receive;
         }
         return nullptr;
     }
-    // False: the receive is not posted, because it was matched.
+    // Removes a posted receive. Returns false if the receive is not posted, because it was matched.
     bool withdraw(const Request& receive) noexcept {
         const auto found = std::find(posted_.begin(), posted_.end(), &receive);
         if (found == posted_.end()) return false;
@@ -59,7 +59,7 @@ class Matcher {
         unexpected_.push_back(came);
         ++unexpected_of_[came.source];
     }
-    // Returns the first stored message that satisfies a receive, or nullptr.
+    // Returns the first stored message that matches a receive, or nullptr.
     [[nodiscard]] const Envelope* find_unexpected(int32_t source, uint64_t tag) const noexcept {
         const bool none = source == kAnySource ? unexpected_.empty()
                                                : unexpected_of_[static_cast<size_t>(source)] == 0;
@@ -69,7 +69,7 @@ class Matcher {
         }
         return nullptr;
     }
-    // Requires a `came` that `find_unexpected` returned.
+    // Removes a stored message. `came` must be a result of `find_unexpected`.
     Envelope take(const Envelope* came) noexcept {
         const auto found = std::find_if(unexpected_.begin(), unexpected_.end(),
                                         [came](const Envelope& e) { return &e == came; });

@@ -108,7 +108,8 @@ void Engine::begin_receive(Request& receive) {
     poll_for(receive);
 }
 
-// False: the sender has withdrawn the message meanwhile.
+// Moves a message into a receive that matches it. Returns false if the sender has withdrawn the
+// message.
 bool Engine::accept(const Envelope& came, Request& receive) {
     const Message& m = receive.message();
     const bool fit = static_cast<uint32_t>(m.dtype) == came.kind && m.bytes == came.bytes;
@@ -135,14 +136,14 @@ void Engine::fail_mismatch(const Envelope& came, const Request& receive) {
 
 // ---- progress
 
-// Returns the result of `move`. Once the group has failed, nothing moves any more and all requests
-// end, because their callers are about to reuse the memory.
+// Runs `move` and returns its result. Once the group has failed, nothing moves any more and all
+// requests end, because their callers are about to reuse the memory.
 template <class Move>
 bool Engine::guarded(Move&& move) {
     try {
         members_.require_healthy();
         return move();
-    } catch (const Error& error) {  // perhaps a message library's, which is not recorded yet
+    } catch (const Error& error) {  // an error of a message library is not recorded yet
         record(error);
         fail_all(error);
         throw;
@@ -165,7 +166,8 @@ void Engine::make_slow_checks() {
     });
 }
 
-// Records an error for all ranks. The errors of a rank that has left concern no other rank.
+// Records an error for all ranks, unless this rank has left the group. An error after that concerns
+// no other rank.
 void Engine::record(const Error& error) noexcept {
     if (!members_.closed()) members_.record(error.fault(), error.what());
 }
@@ -179,7 +181,7 @@ bool Engine::poll() {
     });
 }
 
-// Polls only what may finish this request.
+// Polls only the peers that may complete this request.
 bool Engine::poll_for(const Request& request) {
     const int32_t rank = request.message().peer;
     if (rank == kAnySource || remotes_[static_cast<size_t>(rank)]) return poll();
@@ -243,9 +245,9 @@ bool Engine::advance_arrivals(Peer& peer) {
     return moved;
 }
 
-// Asks the peer for a held-back message if the room is full of messages that no receive matches.
-// Asks for the tag of each posted receive in turn, and for a probed tag, until all are denied.
-// Returns true if an answer has arrived.
+// Asks the peer for a held-back message if messages that no receive matches fill the room. Asks for
+// the tag of each posted receive in turn, and for a probed tag, until all are denied. Returns true
+// if an answer has arrived.
 bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
     switch (peer.endpoint->answer()) {
         case Endpoint::Answer::waiting:
@@ -297,7 +299,7 @@ bool Engine::cancel(Request& request) {
     return take_back(request, Error(Fault::invalid, text_of(request) + " was cancelled"));
 }
 
-// Counts a message that has ended well. A message of a rank to itself moves no bytes. Requires the
+// Counts a message that has succeeded. A message of a rank to itself moves no bytes. Requires the
 // lock.
 void Engine::count(const Request& request) noexcept {
     const bool moves = request.source() != static_cast<int32_t>(members_.rank());
@@ -306,7 +308,7 @@ void Engine::count(const Request& request) noexcept {
                                   : CallVolume{kReceiveRow, 1, 0, bytes});
 }
 
-// Ends a request that has not begun to move; false if it is too late. Requires the lock.
+// Ends a request of which no bytes have moved. Returns false if it is too late. Requires the lock.
 bool Engine::take_back(Request& request, const Error& error) {
     bool held = false;
     const auto withdraw = [&] {
@@ -346,7 +348,7 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
     return found ? std::optional(*found) : std::nullopt;
 }
 
-// Takes arrivals from a peer until one of them satisfies a probe.
+// Takes arrivals from a peer until one of them matches a probe.
 const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
     for (;;) {
         if (const Envelope* const found = matcher_.find_unexpected(source, tag)) {

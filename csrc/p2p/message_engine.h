@@ -1,8 +1,8 @@
 // The point-to-point engine of one rank: its pending sends and receives, and their progress.
 //
 // A thread that waits for one request makes progress for all of the rank's messages. If no thread
-// waits for a while, a progress thread takes over. The delay saves work, because most programs wait
-// soon.
+// waits, a progress thread takes over after a delay. The delay saves work, because most programs
+// wait soon.
 #pragma once
 
 #include <atomic>
@@ -36,8 +36,8 @@ using Requests = std::span<Request* const>;
 
 class Engine final : private Receiver, private Completion {
   public:
-    // `counters` gets each completed message. `make_transport(receiver)` makes the transport to
-    // ranks of other hosts. Empty: there are no other hosts.
+    // `counters` counts each completed message. `make_transport(receiver)` makes the transport to
+    // ranks of other hosts, and is empty if there are no other hosts.
     using MakeTransport = std::function<std::unique_ptr<Transport>(Receiver&)>;
     Engine(View& view, Membership& members, Waiter waiter, CrossMemory& cross_memory,
            OperationCounters& counters, const MakeTransport& make_transport = {});
@@ -49,14 +49,16 @@ class Engine final : private Receiver, private Completion {
     // request.
     void use_single_copy(bool use) noexcept { single_copy_ = use; }
 
-    // Begins a request and moves as much of it as possible without waiting. The caller keeps the
-    // request in place until it is done. A request is also done when this function throws Error.
-    // `in_background`: the progress thread continues the request if no thread waits for it.
+    // Begins a request and moves as much of it as possible without waiting. The caller must not
+    // move or destroy the request until it is done. A request is also done when this function
+    // throws Error. `in_background`: the progress thread continues the request if no thread waits
+    // for it.
     void begin(Request& request, bool in_background);
-    // Begins a request if no other thread holds the engine. False: nothing has happened.
+    // Begins a request if no other thread holds the engine's lock. Otherwise does nothing and
+    // returns false.
     bool try_begin(Request& request, bool in_background);
-    // Waits until the request is done. False: `limit_s` has passed (negative: no limit) and the
-    // request is still pending. After `timeout_s` the group fails. Throws Error.
+    // Waits until the request is done. Returns false if the request is still pending after
+    // `limit_s` (negative: no limit). After `timeout_s` the group fails. Throws Error.
     bool wait(Request& request, double timeout_s, double limit_s, const Interrupted& interrupted);
     // Waits until one of several requests is done or has failed. Returns its index, or nothing
     // after `limit_s`.
@@ -65,37 +67,39 @@ class Engine final : private Receiver, private Completion {
     // Fails the group because a caller has waited `timeout_s` for a request.
     void expire(Request& request, double timeout_s);
     // Makes progress, unless another thread does so. Returns true if the request is done. With
-    // `ends_without_peers`, a request whose peers have all left ends with an error of its own.
+    // `ends_without_peers`, a request whose peers have all left ends with an error, and other
+    // requests continue.
     bool test(Request& request, bool ends_without_peers = true) noexcept;
     // Returns true if every rank that could serve the request has left the group. Returns false
     // while another thread makes progress.
     [[nodiscard]] bool cannot_complete(const Request& request) noexcept;
-    // Cancels a request. False: it is too late, and the request completes normally.
+    // Cancels a request. Returns false if it is too late; the request then completes normally.
     bool cancel(Request& request);
     // Returns the message that a receive would get now, or nothing. Throws Error.
     std::optional<Envelope> probe(int32_t source, uint64_t tag);
-    // Waits for a message that a receive would get. Returns nothing after `limit_s`. Asks about
-    // every `check_s` seconds if the other ranks still live.
+    // Waits for a message that a receive would get. Returns nothing after `limit_s`. Checks about
+    // every `check_s` seconds that the other ranks are alive.
     std::optional<Envelope> wait_probe(int32_t source, uint64_t tag, double timeout_s,
                                        double limit_s, const Interrupted& interrupted,
                                        double check_s = Waiter::kCheck_s);
     // Stops the engine after the rank has left the group. Pending requests fail as aborted.
     void stop() noexcept;
-    // After `stop`: sends what is left. Returns true once the ranks of other hosts have everything.
+    // Sends the remaining data after `stop`. Returns true once the ranks of other hosts have all
+    // data.
     [[nodiscard]] bool parted() noexcept;
     // Closes the transport, even if messages are still unsent.
     void close_transport() noexcept;
     // Returns true if the engine does not use the group's memory any more.
     [[nodiscard]] bool stopped() const noexcept { return stopped_; }
-    // The transport to ranks of other hosts, or nullptr.
+    // Returns the transport to ranks of other hosts, or nullptr.
     [[nodiscard]] Transport* transport() const noexcept { return transport_.get(); }
-    // Describes a request: "send to rank 1 (8 bytes, tag 0)".
+    // Describes a request, such as "send to rank 1 (8 bytes, tag 0)".
     [[nodiscard]] static std::string text_of(const Request& request);
 
   private:
     struct Peer {
         std::unique_ptr<Endpoint> endpoint;
-        std::deque<Request*> held;  // sends without room at the peer
+        std::deque<Request*> held;  // sends for which the peer has no room
         uint64_t holds = 0;         // number of sends that had to wait so far
         // Questions to the peer for held-back messages: the index of the next posted receive to ask
         // for, and the state at the time of the first question.
@@ -161,7 +165,7 @@ class Engine final : private Receiver, private Completion {
     bool single_copy_ = true;
     std::unique_ptr<Transport> transport_;
     std::atomic<uint32_t> away_sleepers_{0};
-    std::atomic<uint64_t> polls_{0};              // by waiting threads
+    std::atomic<uint64_t> polls_{0};              // number of polls by waiting threads
     std::atomic<bool> background_asleep_{false};  // the progress thread sleeps until it is woken
     OwnedMutex mutex_;                            // guards all members below
     std::vector<Peer> peers_;
@@ -173,7 +177,7 @@ class Engine final : private Receiver, private Completion {
     // exist in the child.
     std::unique_ptr<std::condition_variable_any> changed_ =
         std::make_unique<std::condition_variable_any>();
-    std::chrono::steady_clock::time_point inspected_;  // by probes
+    std::chrono::steady_clock::time_point inspected_;  // time of the last check by a probe
     bool stopping_ = false;
     bool parked_ = false;  // the progress thread has nothing to do
     std::atomic<bool> stopped_{false};

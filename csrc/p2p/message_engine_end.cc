@@ -6,7 +6,8 @@
 
 namespace unisono::p2p {
 
-// A transfer that the transport cannot stop still needs its memory.
+// Drops all messages from the transport. Keeps the memory of transfers that the transport cannot
+// stop.
 void Engine::forget_messages() noexcept {
     if (transport_->forget_messages()) return;
     for (RemoteEndpoint* const remote : remotes_) {
@@ -31,7 +32,7 @@ void Engine::fail_all(const Error& error) noexcept {
     }
 }
 
-// Ends all requests after the group has failed. Afterwards nothing moves into the callers' memory.
+// Ends all requests after the group has failed. Afterwards no data moves into the callers' memory.
 void Engine::end_all() noexcept {
     if (mutex_.held_here()) return;  // in a signal handler: the interrupted code ends the requests
     const std::lock_guard lock(mutex_);

@@ -1,4 +1,5 @@
-// Progress of messages: by the threads that wait for one, and by a progress thread if none waits.
+// Progress of messages, by the threads that wait for a message, and by a progress thread if no
+// thread waits.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -13,9 +14,10 @@ namespace unisono::p2p {
 namespace {
 
 constexpr double kSlice_s = 0.05;
-constexpr double kNapBetween_s = 1e-3;  // while both shared memory and a transport may deliver
-constexpr uint64_t kPollsEach = 8;      // polls of the awaited peer before a poll of all peers
-// Timing of the progress thread. After kNap without a poll by a waiting thread it polls itself. It
+// Length of a sleep if both shared memory and a transport may deliver.
+constexpr double kNapBetween_s = 1e-3;
+constexpr uint64_t kPollsEach = 8;  // polls of the awaited peer before a poll of all peers
+// Timing of the progress thread. If no waiting thread polls for kNap, the progress thread polls. It
 // stays awake for kLinger after the last message, because waking it costs as much as a message.
 constexpr std::chrono::microseconds kNap{200}, kLongestNap{3200};
 constexpr std::chrono::milliseconds kLinger{20}, kInspectEach{50};
@@ -34,7 +36,7 @@ class Waiting {
     std::atomic<uint64_t>& word_;
 };
 
-// Counts a thread that sleeps where a message from another host wakes it.
+// Counts a thread that sleeps in the transport, where a message from another host wakes it.
 class AwaySleeper {
   public:
     explicit AwaySleeper(std::atomic<uint32_t>& sleepers) noexcept : sleepers_(sleepers) {
@@ -64,7 +66,7 @@ bool Engine::test(Request& request, bool ends_without_peers) noexcept {
     return request.done();
 }
 
-// Gives a program that calls `test` in a loop the same checks as a wait. The first call does not
+// Makes the checks of a wait, for a program that calls `test` in a loop. The first call does not
 // ask other hosts yet. Requires the lock.
 void Engine::inspect(std::chrono::steady_clock::time_point& last) {
     const auto now = std::chrono::steady_clock::now();
@@ -79,14 +81,15 @@ bool Engine::wait(Request& request, double timeout_s, double limit_s,
     uint64_t polls = 0;
     const auto ready = [&] {
         if (request.done()) return true;
-        // Not try_lock: the thread that holds the lock may have finished its last poll.
+        // Waits for the lock, because the thread that holds it may already have made its last poll.
         const std::lock_guard lock(mutex_);
         if (!request.done()) ++polls % kPollsEach == 0 ? poll() : poll_for(request);
         return request.done();
     };
     const auto last = [&] {
         const std::lock_guard lock(mutex_);
-        // The poll that moved a part may find more, and no doorbell rings for the rest.
+        // If a poll moved a part of a message, another poll may find more, and no doorbell rings
+        // for the rest.
         return request.done() || poll() || request.done();
     };
     Request* const one = &request;
@@ -117,7 +120,7 @@ std::optional<size_t> Engine::wait_any(Requests requests, double timeout_s, doub
     };
     try {
         if (!wait_for(requests, ready, last, timeout_s, limit_s, interrupted)) return std::nullopt;
-    } catch (const Error& error) {  // a request has failed, unless this call itself has
+    } catch (const Error& error) {  // a request has failed, or this call itself was interrupted
         if (error.fault() == Fault::interrupted || !found()) throw;
     }
     return place;
@@ -136,7 +139,7 @@ std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double 
                                            double limit_s, const Interrupted& interrupted,
                                            double check_s) {
     Request wanted({nullptr, 0, DType::uint8, source, tag},
-                   false);  // only for error texts; never begun
+                   false);  // only for error texts; this request never begins
     std::optional<Envelope> found;
     const auto ready = [&] {
         if (!found) found = probe(source, tag);
@@ -163,7 +166,8 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
     Deadline deadline(timeout_s);
     const auto inspect = [&] {
         members_.require_healthy();
-        const std::lock_guard lock(mutex_);  // else a message in motion is in neither list
+        // Without the lock, a message in transit would be in neither list.
+        const std::lock_guard lock(mutex_);
         check_departed(requests);
     };
     const auto sleep = [&](auto&&, double seconds) {
@@ -199,7 +203,7 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
         try {
             return away ? transport_->sleep(nap_s, std::ref(awake))
                         : sleep_on(doorbell, awake, nap_s);
-        } catch (const Error& error) {  // a message library's, outside of `guarded`
+        } catch (const Error& error) {  // an error of a message library, outside of `guarded`
             if (!mutex_.held_here()) record(error);
             throw;
         }
@@ -218,6 +222,7 @@ bool Engine::cannot_complete(const Request& request) noexcept {
     return lock.owns_lock() && all_peers_left(request);
 }
 
+// Returns true if every peer of the request has left and no message of these peers is unread.
 // Requires the lock.
 bool Engine::all_peers_left(const Request& request) const {
     const Message& m = request.message();
@@ -245,8 +250,8 @@ void Engine::check_departed(Requests requests) {
     members_.fail(departed.fault(), departed.what());
 }
 
-// Ends only this request, because the rank may test others that can still be done. If the request
-// cannot be withdrawn, the group fails. Requires the lock.
+// Ends only this request, because the rank may test other requests that can still be done. If the
+// request cannot be withdrawn, the group fails. Requires the lock.
 void Engine::end_if_all_peers_left(Request& request) {
     if (!all_peers_left(request)) return;
     poll();  // takes what the peers sent before they left
@@ -301,7 +306,7 @@ void Engine::progress_loop() {
     }
 }
 
-// Requires the lock.
+// Wakes the progress thread, or starts it. Requires the lock.
 void Engine::wake_progress_thread() {
     if (stopping_) return;
     if (!thread_.joinable()) start_progress(thread_, [this] { progress_loop(); });

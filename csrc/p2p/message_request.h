@@ -15,7 +15,8 @@
 namespace unisono::p2p {
 
 inline constexpr int32_t kAnySource = -1;
-// Tags from here on are reserved for the library. A receive of any tag does not match them.
+// The first of the tags that are reserved for the library. A receive of any tag does not match
+// reserved tags.
 inline constexpr uint64_t kOwnTags = 1ULL << 63;
 inline constexpr uint64_t kAnyTag = ~0ULL;
 
@@ -23,13 +24,14 @@ struct Message {
     std::byte* data;
     uint64_t bytes;
     DType dtype;
-    int32_t peer;  // destination, source, or kAnySource
-    uint64_t tag;  // or kAnyTag
-    // Keeps the memory alive where a transport may use it after the call has ended.
+    int32_t peer;  // destination or source, or kAnySource
+    uint64_t tag;  // the tag, or kAnyTag
+    // Keeps the memory alive if a transport may use it after the call has ended.
     std::shared_ptr<void> keep = nullptr;
 };
 
-// The caller that begins a request keeps it and its memory until it is done.
+// A send or a receive. The caller that begins a request keeps the request and its memory until the
+// request is done.
 class Request {
   public:
     Request(Message message, bool sends) noexcept
@@ -42,8 +44,8 @@ class Request {
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
     // Only for a request that is done:
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
-    // The source and the tag of the matched message; before the match, the requested ones. The
-    // source of a send is its destination.
+    // The source and the tag of the matched message, or the requested source and tag before the
+    // match. The source of a send is its destination.
     [[nodiscard]] int32_t source() const noexcept {
         return source_.load(std::memory_order_relaxed);
     }
@@ -55,7 +57,8 @@ class Request {
         tag_.store(tag, std::memory_order_relaxed);
     }
     void failed(const Error& error) noexcept { error_ = error; }
-    // The last access to the request: its owner may destroy it at once.
+    // Marks the request as done. This is the last access to the request, because its owner may
+    // destroy it at once.
     void set_done() noexcept { done_.store(true, std::memory_order_release); }
     // Prepares another start of a request that is not pending.
     void restart() noexcept {
@@ -67,7 +70,7 @@ class Request {
     }
 
     uint64_t moved = 0;  // bytes moved so far, if an endpoint moves the message in parts
-    std::chrono::steady_clock::time_point inspected;  // by `test`
+    std::chrono::steady_clock::time_point inspected;  // time of the last check by `test`
 
   private:
     const Message message_;

@@ -24,7 +24,7 @@ bool RemoteEndpoint::put(Request& send) {
     const bool departed = has_departed();
     if (departed && piece < send.message().bytes) return false;
     credit_ -= piece + kOverhead;
-    if (departed) {  // as on one host, where a small send to a rank that has left completes at once
+    if (departed) {  // as on one host, where a small send to a departed rank completes at once
         completion_.complete(send);
     } else {
         send_message(send, piece, false);
@@ -54,7 +54,7 @@ void RemoteEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
     leaving_.push_back({++left_frames_, whole ? &send : nullptr});
     try {
         transport_.send(peer_, frame,
-                        {&load, 1});  // even without a byte: loads are placed in order
+                        {&load, 1});  // even without bytes, because loads are placed in order
     } catch (...) {                   // the caller ends the request
         ungranted_.erase(ids_);
         leaving_.pop_back();
@@ -116,7 +116,7 @@ std::optional<Envelope> RemoteEndpoint::next() {
 
 bool RemoteEndpoint::accept(const Envelope& came, Request& receive) {
     Incoming& in = incoming_.at(came.id);
-    grant(in);  // first: if it throws, the caller ends the receive
+    grant(in);  // before other changes: if this throws, the caller ends the receive
     in.receive = &receive;
     if (!in.came) return true;
     try {
@@ -148,7 +148,8 @@ void RemoteEndpoint::settle(uint64_t id, Incoming& in) {
     completion_.complete(*receive);
 }
 
-// Returns credit. Fewer frames are better, but a sender that waits for credit gets all of it.
+// Returns credit to the sender. Collects credit to send few frames, but a sender that waits for
+// credit gets all of it.
 void RemoteEndpoint::give_back(uint64_t bytes) {
     owed_ += bytes;
     if (owed_ >= kCredit / 2 || (held_ != 0 && owed_ > 0))
@@ -209,7 +210,8 @@ RemoteEndpoint::Incoming& RemoteEndpoint::incoming_of(const Frame& frame) {
 void RemoteEndpoint::deliver(const Frame& frame) {
     switch (frame.kind) {
         case FrameKind::message: {
-            if (!incoming_.contains(frame.number)) place(frame);  // not placed yet: it has no bytes
+            // A frame without bytes is not placed yet.
+            if (!incoming_.contains(frame.number)) place(frame);
             Incoming& in = incoming_of(frame);
             in.came = true;
             if (in.receive) settle(frame.number, in);
@@ -272,7 +274,7 @@ void RemoteEndpoint::fail(const Error& error) noexcept {
     arrivals_.clear();
 }
 
-// A transport that was given up may still use the memory.
+// Keeps the memory that a transport that was given up may still use.
 void RemoteEndpoint::keep_memory() noexcept {
     struct Kept {
         std::vector<std::shared_ptr<void>> messages;
@@ -290,7 +292,7 @@ void RemoteEndpoint::keep_memory() noexcept {
             kept->incoming.emplace(id, std::move(copy));
         }
         static_cast<void>(kept.release());
-    } catch (const std::exception&) {  // without memory nothing can be kept
+    } catch (const std::exception&) {  // memory is exhausted: nothing can be kept
     }
 }
 

@@ -1,6 +1,6 @@
-// A peer on another host. The first bytes of a message leave at once (eager), within the credit
-// that the peer gives for messages that no receive matches yet. The rest follows when the peer
-// grants it.
+// The endpoint for a peer on another host. The first bytes of a message are sent at once (eager),
+// within the credit that the peer gives for messages that no receive matches yet. The rest follows
+// when the peer grants it.
 #pragma once
 
 #include <deque>
@@ -37,14 +37,15 @@ class RemoteEndpoint final : public Endpoint {
     [[nodiscard]] bool has_arrivals() const noexcept override { return !arrivals_.empty(); }
     void fail(const Error& error) noexcept override;
 
-    // The calls of the transport for this peer; see `Receiver`.
+    // The transport calls these functions for frames of this peer; see `Receiver`.
     std::byte* place(const Frame& frame);
     void deliver(const Frame& frame);
-    // Keeps the memory that the transport may use until the process ends. Call before `fail`.
+    // Keeps, until the process ends, the memory that the transport may still use. Call this before
+    // `fail`.
     void keep_memory() noexcept;
     // Returns true if nothing arrives any more: the peer has left, or its connection has ended.
     [[nodiscard]] bool has_ended() const noexcept { return ended_; }
-    // The same, also for a peer to which there was no connection.
+    // Returns true if nothing arrives any more, also if no connection to the peer was made.
     [[nodiscard]] bool has_departed() const noexcept {
         return ended_ || (members_.has_left(peer_) && !transport_.reached(peer_));
     }
@@ -55,7 +56,7 @@ class RemoteEndpoint final : public Endpoint {
     struct Incoming {
         Envelope envelope;
         uint64_t piece;               // bytes in the first frame
-        std::vector<std::byte> data;  // those bytes, until a receive matches
+        std::vector<std::byte> data;  // bytes of the first frame, until a receive matches
         bool came = false;            // the first bytes have arrived
         bool granted = false;
         bool credited = false;  // the first bytes count against the sender's credit
@@ -63,8 +64,8 @@ class RemoteEndpoint final : public Endpoint {
     };
     // A frame whose memory is in use until the transport has handed it over.
     struct Leaving {
-        uint64_t number;  // among the frames to the peer
-        Request* done;    // completes with this frame; may be nullptr
+        uint64_t number;  // number of the frame among all frames to the peer
+        Request* done;    // the request that completes with this frame, or nullptr
     };
 
     void send_frame(FrameKind kind, uint64_t number, uint64_t place = 0);
@@ -91,7 +92,7 @@ class RemoteEndpoint final : public Endpoint {
 
     // As receiver.
     std::unordered_map<uint64_t, Incoming> incoming_;
-    std::deque<Envelope> arrivals_;  // arrivals for `next`
+    std::deque<Envelope> arrivals_;  // messages that `next` has not returned yet
     uint64_t owed_ = 0;              // credit not yet returned to the peer
     uint64_t stored_ = 0;            // credit in use
     uint64_t held_ = 0;

@@ -10,8 +10,9 @@
 namespace unisono::p2p {
 namespace {
 
-// Largest eager message. Above, one copy by two ranks is faster than two copies. The limit doubles
-// where ranks share cores, because such ranks wait for each other to be scheduled.
+// Largest eager message in bytes. For a larger message, one copy by two ranks is faster than two
+// copies. The limit doubles if ranks share cores, because such ranks wait for each other to be
+// scheduled.
 constexpr uint64_t kUsuallyEager = 8 << 10, kMostEager = 16 << 10;
 constexpr uint64_t kMostAside = 256 << 10;  // bytes of unexpected messages kept outside the ring
 constexpr uint64_t kAsideIds =
@@ -94,8 +95,8 @@ void ShmEndpoint::publish(Slot& slot, const Request& send, uint64_t place,
     slot.transfer.store(transfer, std::memory_order_relaxed);
     slot.number.store(++put_, std::memory_order_release);
     ring_peer();
-    // The receiver's core holds the next slot in its cache. A fetch takes as long as the rest of a
-    // small message.
+    // Prefetches the next slot, which is in the cache of the receiver's core. Without this,
+    // fetching the slot takes as long as the rest of a small message.
     __builtin_prefetch(&out_slot(put_), 1);
 }
 
@@ -168,8 +169,8 @@ bool ShmEndpoint::has_arrivals() const noexcept {
 }
 
 std::optional<Envelope> ShmEndpoint::next() {
-    // A requested message comes after all messages sent before it and ahead of the later ones,
-    // because these may have the same tag.
+    // A requested message comes after all messages that were sent before it, and before all later
+    // messages, because later messages may have the same tag.
     const bool arrived = has_arrivals();
     read_answer();
     if (aside_waits_ &&
@@ -248,7 +249,7 @@ const std::byte* ShmEndpoint::content_of(uint64_t number, const Seen& seen) cons
     return in_.bytes + at_byte(seen.place);
 }
 
-// Returns kNoTransfer for an eager message.
+// Returns the transfer of a large message, or kNoTransfer for an eager message.
 uint32_t ShmEndpoint::transfer_of(const Envelope& came) const {
     if (came.id >= kAsideIds) return static_cast<uint32_t>(came.id - kAsideIds);
     return came.id <= released_ ? aside_.at(came.id).transfer
@@ -290,7 +291,7 @@ bool ShmEndpoint::accept(const Envelope& came, Request& receive) {
     return true;
 }
 
-// Marks a slot as free. Slots become free in their order.
+// Marks a slot as free. Slots become free in the order of the ring.
 void ShmEndpoint::release(uint64_t number) noexcept {
     ahead_[number - released_ - 1].done = true;
     if (number != released_ + 1) return;

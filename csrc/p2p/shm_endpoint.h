@@ -1,5 +1,5 @@
-// A peer on this host. Messages go through shared memory; large ones go straight from the sender's
-// memory into the receiver's.
+// The endpoint for a peer on this host. Messages go through shared memory. Large messages are
+// copied directly from the sender's memory into the receiver's memory.
 #pragma once
 
 #include <deque>
@@ -51,7 +51,7 @@ class ShmEndpoint final : public Endpoint {
         uint32_t transfer;
         bool done;  // the slot may become free
     };
-    // An unexpected message that was copied out of the ring for later ones.
+    // An unexpected message that was copied out of the ring to free space for later messages.
     struct Aside {
         std::vector<std::byte> data;
         uint32_t transfer;
@@ -113,9 +113,9 @@ class ShmEndpoint final : public Endpoint {
 
     // As sender.
     const PairMemory out_;
-    uint64_t put_ = 0;                            // messages
-    uint64_t put_bytes_ = 0;                      // of the byte ring, gaps included
-    uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // last values read
+    uint64_t put_ = 0;        // number of messages sent
+    uint64_t put_bytes_ = 0;  // bytes of the byte ring used so far, gaps included
+    uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // the last values that were read
     uint64_t answered_ = 0;
     uint64_t staged_turn_ = 0;  // number of the transfer that is staged now
     uint64_t steps_seen_ = 0;   // the receiver's steps that need no more work here
@@ -124,16 +124,16 @@ class ShmEndpoint final : public Endpoint {
 
     // As receiver.
     const PairMemory in_;
-    uint64_t seen_ = 0;                          // messages
-    uint64_t released_ = 0;                      // messages whose slots are free again
-    std::deque<Seen> ahead_;                     // seen and not yet released
+    uint64_t seen_ = 0;                          // number of messages seen
+    uint64_t released_ = 0;                      // number of messages whose slots are free again
+    std::deque<Seen> ahead_;                     // messages that are seen and not yet released
     std::unordered_map<uint64_t, Aside> aside_;  // by number
     uint64_t aside_bytes_ = 0;
     uint64_t asked_ = 0;
     Answer answer_ = Answer::none;
     // A requested message that has arrived and that `next` has not returned yet.
     std::optional<uint32_t> aside_waits_;
-    uint64_t turns_ = 0;  // transfers staged so far
+    uint64_t turns_ = 0;  // number of transfers staged so far
     uint64_t unstaged_turn_ = 0;
     std::vector<Active> incoming_;
 };

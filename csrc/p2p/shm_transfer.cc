@@ -1,6 +1,6 @@
 // Large messages on one host. The receiver reads the sender's memory from the front, and a waiting
-// sender writes from the back. Where the kernel forbids both, the sender copies blocks into shared
-// memory, and the receiver copies them out.
+// sender writes to the receiver's memory from the back. If the kernel forbids the reads, the sender
+// copies blocks into shared memory, and the receiver copies them out.
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,11 +11,12 @@
 namespace unisono::p2p {
 namespace {
 
-// Bytes of one system call. Measured: moving a message in two halves takes half the time of one
-// call for the whole. With quarters, each call slows the other end's.
+// Limits for the bytes of one system call. Measured: a message that both ranks move in halves takes
+// half the time of one call for the whole message. With quarters, the calls of the two ranks slow
+// each other.
 constexpr uint64_t kLeastChunk = 8 << 10, kMostChunk = 512 << 10;
 constexpr uint64_t kMostAtOnce = 4
-                                 << 20;  // bytes before the engine's other transfers get their turn
+                                 << 20;  // bytes moved before the engine's other transfers continue
 constexpr uint64_t kFront = 0xffffffff;  // mask of the front count in `Transfer::claims`
 constexpr int kMostChecks = 100'000;     // checks for the end of a write
 constexpr useconds_t kBetweenChecks_us = 100;
@@ -36,7 +37,7 @@ struct Chunks {
     uint64_t bytes, each, count;
 };
 
-// Counts a write when it ends.
+// Counts a write as complete when the object is destroyed.
 class WriteOver {
   public:
     explicit WriteOver(Transfer& t) noexcept : t_(t) {}
@@ -56,7 +57,8 @@ void set_phase(Transfer& t, Phase phase) noexcept {
     t.phase.store(static_cast<uint64_t>(phase), std::memory_order_release);
 }
 
-// False: the phase was another one, now in `expected`.
+// Changes the phase from `expected` to `desired`. If the phase has another value, returns false and
+// stores this value in `expected`.
 bool exchange_phase(Transfer& t, Phase& expected, Phase desired) noexcept {
     auto seen = static_cast<uint64_t>(expected);
     const bool done = t.phase.compare_exchange_strong(seen, static_cast<uint64_t>(desired),
@@ -77,7 +79,7 @@ bool ShmEndpoint::reaches() noexcept {
     return reach_ != Reach::none;
 }
 
-// False: the sender has withdrawn the message.
+// Claims an offered message. Returns false if the sender has withdrawn the message.
 bool ShmEndpoint::claim_transfer(uint32_t transfer) {
     Phase seen = Phase::offered;
     if (exchange_phase(in_.shared->transfers[transfer], seen, Phase::claimed)) return true;
@@ -106,7 +108,7 @@ bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
         nonsense("two messages by transfer " + std::to_string(transfer));
     incoming_.reserve(kTransfers + 1);
     Transfer& t = in_.shared->transfers[transfer];
-    // An empty message is never staged: the sender would wait for its turn for ever.
+    // An empty message is never staged, because the sender would wait for its turn without end.
     const bool reads = receive.message().bytes == 0 || reaches();
     const Phase moves = reads ? Phase::reading : Phase::staging;
     t.target.store(reinterpret_cast<uintptr_t>(receive.message().data), std::memory_order_relaxed);
@@ -129,7 +131,7 @@ bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
     return true;
 }
 
-// Counts a step that the sender may have to answer.
+// Counts a step to which the sender may have to react, and wakes the sender.
 void ShmEndpoint::step() noexcept {
     std::atomic<uint64_t>& steps = in_.shared->steps;
     steps.store(steps.load(std::memory_order_relaxed) + 1, std::memory_order_release);
@@ -146,8 +148,8 @@ bool ShmEndpoint::progress() {
     return advance_sends() || moved;
 }
 
-// Checks transfers only after a step by the receiver or after its own progress, which may allow
-// more.
+// Advances the outgoing transfers, but only after a step of the receiver, or after its own
+// progress, which may allow further progress.
 bool ShmEndpoint::advance_sends() {
     const uint64_t steps = out_.shared->steps.load(std::memory_order_acquire);
     if (steps == steps_seen_) return false;
@@ -176,7 +178,7 @@ bool ShmEndpoint::advance_receive(const Active& active) {
               t.written.load(std::memory_order_acquire) == claims >> 32;
     }
     if (!all) return moved;
-    members_.require_healthy();  // else these may be bytes that a failed sender has left
+    members_.require_healthy();  // otherwise the data may be that of a failed sender
     Phase phase = active.phase;
     if (!exchange_phase(t, phase, Phase::complete)) {
         if (phase != Phase::withdrawn) nonsense_phase(phase);
@@ -245,7 +247,7 @@ bool ShmEndpoint::help(Transfer& t, const Request& send) {
         // this code sees the revoked phase.
         t.write_to.store(target + at, std::memory_order_relaxed);
         t.write_bytes.store(bytes, std::memory_order_seq_cst);
-        const WriteOver over(t);  // counts a failed write too, once the failure is recorded
+        const WriteOver over(t);  // counts a failed write too, after the failure is recorded
         if (t.phase.load(std::memory_order_seq_cst) != static_cast<uint64_t>(Phase::revoked)) {
             const int error = cross_memory_.write(peer_, &t.write_to, m.data + at, bytes);
             if (error != 0 && phase_of(t) != Phase::revoked) cross_memory_.fail_write(peer_, error);
@@ -293,10 +295,11 @@ bool ShmEndpoint::unstage(Transfer& t, Request& receive) {
     return moved;
 }
 
-// Ensures that no rank writes to the receiver's memory after the return. No chunk is left to claim.
-// A claimed write that has not begun writes nothing. A write that has begun runs to its end,
-// because the kernel does not stop a process in the middle of a write. A sender has one write at a
-// time. This function does not wait for a peer that breaks the rule or never ends its write.
+// Ensures that no rank writes to the receiver's memory after this function returns. No more chunks
+// can be claimed. A claimed write that has not begun writes nothing. A write that has begun
+// completes, because the kernel does not stop a process in the middle of a write. A sender has at
+// most one write at a time. This function does not wait for a peer that breaks this rule or never
+// ends its write.
 void ShmEndpoint::revoke(Transfer& t) noexcept {
     t.phase.store(static_cast<uint64_t>(Phase::revoked), std::memory_order_seq_cst);
     t.write_bytes.store(0, std::memory_order_seq_cst);
@@ -308,8 +311,8 @@ void ShmEndpoint::revoke(Transfer& t) noexcept {
     }
 }
 
-// Withdraws a transfer because the sender's caller is about to reuse the memory. The receiver sees
-// that the bytes it has read may be wrong.
+// Withdraws a transfer because the sender's caller is about to reuse the memory. The receiver
+// detects that the bytes that it has read may be wrong.
 void ShmEndpoint::take_back(Transfer& t) noexcept {
     Phase phase = Phase::offered;
     while (phase == Phase::offered || phase == Phase::claimed || phase == Phase::reading ||

@@ -1,4 +1,4 @@
-// The failures that peers report with their last frame.
+// The failures that peers report with their last frames.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ class FaultReports {
         if (frame.bytes > kFaultText) return nullptr;
         return reinterpret_cast<std::byte*>(texts_[peer].data());
     }
-    // Returns the failure once the text has arrived.
+    // Returns the reported failure. Requires that the text has arrived.
     [[nodiscard]] Error read(uint32_t peer, const Frame& frame) {
         const auto fault = static_cast<Fault>(frame.called.kind);
         const bool known =

@@ -1,5 +1,5 @@
 // Interface of a message library, such as MPI, that drives the fabric between hosts. The library
-// moves whole messages, in order, without waiting. `MessageTransport` makes a transport of it.
+// moves whole messages, in order, without waiting. `MessageTransport` makes a transport from it.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,9 @@
 
 namespace unisono {
 
-// One thread at a time calls these functions. Memory passed to them stays valid and unchanged until
-// its ticket ends. They throw Error; `Fault::peer_lost` if the peer of this call cannot be reached.
+// Only one thread at a time calls these functions. Memory passed to them stays valid and unchanged
+// until its ticket ends. The functions throw Error, with `Fault::peer_lost` if the peer of the call
+// cannot be reached.
 class MessageLibrary {
   public:
     // A finished transfer. `why` is empty unless the transfer failed.
@@ -20,12 +21,13 @@ class MessageLibrary {
     };
 
     virtual ~MessageLibrary() = default;
-    // Sets the memory for heads of all ranks: a ring of `slots` messages of up to `slot_bytes`.
-    // Heads of one rank fill slots in the order of their sends.
+    // Sets the memory that receives the heads of all ranks: a ring of `slots` messages of up to
+    // `slot_bytes`. Heads of one rank fill slots in the order of their sends.
     virtual void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) = 0;
     // Frees the oldest filled slot.
     virtual void reuse() = 0;
-    // True: the transfer is already finished, and `poll` does not report its ticket.
+    // Sends a head. Returns true if the transfer is already finished; `poll` does not report its
+    // ticket then.
     virtual bool send_head(uint32_t peer, const std::byte* data, uint64_t bytes,
                            uint64_t ticket) = 0;
     // Payloads between two ranks are received in the order of their sends.
@@ -34,8 +36,8 @@ class MessageLibrary {
     // Makes progress. Appends finished transfers and returns the number of slots filled since the
     // last call, in ring order.
     virtual uint32_t poll(std::vector<Ended>& ended) = 0;
-    // Cancels the unfinished transfers. False: some cannot be cancelled, so all memory passed to
-    // the library must stay valid until the process ends.
+    // Cancels the unfinished transfers. Returns false if some cannot be cancelled; all memory
+    // passed to the library must then stay valid until the process ends.
     [[nodiscard]] virtual bool close() noexcept = 0;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kMostSpans = 128;  // of one head
+constexpr uint64_t kMostSpans = 128;  // maximum number of spans in one head
 // Time of polling before the first nap. Payloads move only while a thread polls.
 constexpr std::chrono::microseconds kSpin{200}, kSpinWhileMoving{20000};
 constexpr std::chrono::microseconds kFirstNap{20}, kLastNap{500};
@@ -35,7 +35,7 @@ MessageTransport::MessageTransport(View& view, Receiver& receiver,
 
 MessageTransport::~MessageTransport() {
     if (::getpid() == owner_pid_)
-        close_library();  // a forked child must not touch the parent's library
+        close_library();  // a forked child must not use the parent's library
 }
 
 void MessageTransport::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
@@ -111,7 +111,7 @@ void MessageTransport::pack(uint32_t peer, const Frame& frame, std::span<const L
     }
 }
 
-// Starts a transfer of the library. The ticket ends now or later.
+// Starts a transfer of the library. The ticket ends at once or later.
 template <class Call>
 void MessageTransport::start_transfer(const Ticket& ticket, Call&& call) {
     const uint64_t number = issue(ticket);
@@ -293,8 +293,8 @@ Woken MessageTransport::sleep(double seconds, const std::function<bool()>& awake
         if (rung_.load(std::memory_order_acquire)) return Woken::rung;
         bool found = false;
         {
-            const std::unique_lock lock(library_mutex_,
-                                        std::try_to_lock);  // else another thread polls
+            // If the lock is not free, another thread polls.
+            const std::unique_lock lock(library_mutex_, std::try_to_lock);
             found = lock.owns_lock() && poll_library();
         }
         if (found) return Woken::rung;

@@ -1,5 +1,5 @@
 // The transport over a message library. Each frame is a head that includes small payloads. Larger
-// payloads go as separate messages straight to their targets.
+// payloads are separate messages, received directly into their targets.
 #pragma once
 
 #include <unistd.h>
@@ -30,7 +30,7 @@ class MessageTransport final : public Transport {
     void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
     [[nodiscard]] uint64_t handed(uint32_t peer) const noexcept override;
     bool poll() override;
-    // A message wakes no thread, so this function polls in a loop with naps.
+    // Polls in a loop with naps, because the library does not wake a thread for a message.
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
     [[nodiscard]] bool forget_messages() noexcept override;
@@ -44,7 +44,7 @@ class MessageTransport final : public Transport {
     void close(const std::optional<Error>& failure) noexcept override;
 
   private:
-    // Small enough for libraries to send eagerly.
+    // Bytes of a head, small enough for libraries to send eagerly.
     static constexpr uint64_t kHeadBytes = 4032;
     static constexpr uint32_t kSlots = 32;
     using Buffer = std::array<std::byte, kHeadBytes>;
@@ -53,7 +53,7 @@ class MessageTransport final : public Transport {
     struct Span {
         uint64_t place, bytes;
     };
-    // Starts each head. `spans` spans follow, then the payloads if `inside` is set.
+    // The start of each head. `spans` spans follow, then the payloads if `inside` is set.
     struct Head {
         Frame frame;
         uint32_t from;
@@ -63,7 +63,7 @@ class MessageTransport final : public Transport {
     static_assert(sizeof(Head) == 88);
 
     struct Incoming {
-        uint64_t number = 0;  // among the frames of its rank
+        uint64_t number = 0;  // number of the frame among the frames of its rank
         Frame frame{};
         std::vector<Span> spans;
         const std::byte* inside = nullptr;  // payloads that came with the head
@@ -72,18 +72,19 @@ class MessageTransport final : public Transport {
     };
     struct Peer {
         std::deque<bool>
-            leaving;  // frames with callers' memory after the first `handed`: true once sent
-        uint64_t handed = 0;  // number of those frames that were sent, in order
+            leaving;  // frames with callers' memory after the first `handed` frames: true once sent
+        uint64_t handed = 0;  // number of frames with callers' memory that were sent, in order
         std::deque<Incoming> incoming;
-        uint64_t came = 0;  // frames
+        uint64_t came = 0;  // number of frames received
         bool left = false;
     };
     enum class What : uint8_t { head, payload, callers, arrival };
     struct Ticket {
         What what;
         uint32_t peer;
-        uint64_t
-            of;  // head: its buffer; callers: its number; arrival: number of the incoming frame
+        // Head: number of its buffer; callers: number of its frame; arrival: number of the incoming
+        // frame.
+        uint64_t of;
     };
 
     void post(uint32_t peer, const Frame& frame, std::span<const Load> loads);
@@ -112,22 +113,23 @@ class MessageTransport final : public Transport {
     std::unique_ptr<std::array<Buffer, kSlots>> slots_ =
         std::make_unique<std::array<Buffer, kSlots>>();
     uint32_t next_slot_ = 0;
-    std::deque<Buffer> buffers_;  // of heads to send; a deque, because they must not move
+    // Buffers of heads to send; in a deque, because they must not move.
+    std::deque<Buffer> buffers_;
     std::vector<uint64_t> free_buffers_;
     std::vector<Ticket> tickets_;
     std::vector<uint64_t> free_tickets_;
     std::atomic<uint64_t> unsent_{0};
-    std::atomic<uint64_t> coming_{0};  // payloads
+    std::atomic<uint64_t> coming_{0};  // number of payloads still to receive
 
     const int owner_pid_ = ::getpid();
 
-    OwnedMutex library_mutex_;  // guards the library and its results:
+    OwnedMutex library_mutex_;  // guards the library and its results, which are the next members:
     bool closed_ = false;
     bool clean_ = false;  // no memory of this transport is in use any more
     std::vector<MessageLibrary::Ended> ended_;
     uint32_t filled_ = 0;
 
-    std::mutex mutex_;  // of the condition variable
+    std::mutex mutex_;  // mutex of the condition variable
     std::condition_variable doorbell_;
     std::atomic<bool> rung_{false};
 };

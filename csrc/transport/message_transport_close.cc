@@ -6,12 +6,13 @@
 #include "transport/message_transport.h"
 
 namespace unisono {
-// Only closing the library cancels the transfers that have begun.
+// Closes the library, because only this cancels the transfers that have begun.
 bool MessageTransport::forget_messages() noexcept {
     return close_library();
 }
 
-// Sends no failure: the peers learn of it through the control channels.
+// Closes the library without sending a failure. The peers learn of a failure through the control
+// channels.
 void MessageTransport::close(const std::optional<Error>&) noexcept {
     close_library();
 }
@@ -25,7 +26,8 @@ void MessageTransport::part() noexcept {
     }
 }
 
-// A frame that is unsent when the library closes is never sent.
+// Polls, and returns true once all frames are sent. A frame that is unsent when the library closes
+// is never sent.
 bool MessageTransport::parted() noexcept {
     try {
         if (!idle()) poll();
@@ -35,9 +37,9 @@ bool MessageTransport::parted() noexcept {
     }
 }
 
-// Closes the library; true if all memory is free again. The library may continue an uncancelled
-// transfer until the process ends, even in its finalizer. So the memory of this transport and of
-// the group is kept.
+// Closes the library. Returns true if all memory is free again. Otherwise the library may continue
+// a transfer until the process ends, even in the library's finalizer. The memory of this transport
+// and of the group is then kept.
 bool MessageTransport::close_library() noexcept {
     if (library_mutex_.held_here()) return false;  // a signal handler has interrupted the library
     const std::lock_guard lock(library_mutex_);

@@ -13,7 +13,8 @@ constexpr const char* kAdvice = "install OpenSSL 3 (on Debian and Ubuntu: apt in
 }  // namespace
 
 OpenSsl::OpenSsl(const std::string& library) {
-    // Never closed: the functions that OpenSSL registered with the process may run at its exit.
+    // The library is never closed, because functions that OpenSSL registered with the process may
+    // run at the exit of the process.
     void* const handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char* const why = ::dlerror();
@@ -22,7 +23,7 @@ OpenSsl::OpenSsl(const std::string& library) {
     }
     const auto find = [&]<class Function>(Function& function, const char* name) {
         function = reinterpret_cast<Function>(
-            ::dlsym(handle, name));  // also finds symbols of its dependencies
+            ::dlsym(handle, name));  // also finds symbols of the library's dependencies
         if (!function)
             throw Error(Fault::unsupported, "TLS needs " + std::string(name) + ", which " +
                                                 library +

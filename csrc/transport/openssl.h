@@ -69,7 +69,7 @@ struct OpenSsl {
     int (*SSL_SESSION_set_protocol_version)(ssl_session_st*, int);
     int (*SSL_session_reused)(const ssl_st*);
 
-    // The source and the sink of a connection's records.
+    // The functions that read and write a connection's records.
     bio_method_st* (*BIO_meth_new)(int, const char*);
     int (*BIO_meth_set_read)(bio_method_st*, int (*)(bio_st*, char*, int));
     int (*BIO_meth_set_write)(bio_method_st*, int (*)(bio_st*, const char*, int));
@@ -87,7 +87,7 @@ struct OpenSsl {
     const char* (*ERR_reason_error_string)(unsigned long);
 };
 
-// Returns the library that this process uses. Throws Error like the constructor.
+// Returns the library that this process uses. Throws Error as the constructor does.
 const OpenSsl& openssl();
 
 }  // namespace unisono

@@ -1,8 +1,8 @@
-// The time for which the host at the other end of a connection has owed an answer.
+// The time for which the host at the other end of a connection has not acknowledged data.
 //
-// The kernel's TCP_USER_TIMEOUT is not suitable: under it, a living peer that reads nothing also
-// counts as silent, because its receive window is closed. Such a peer may be stopped, or may
-// compute. So this class only asks the kernel when the last acknowledgement arrived.
+// The kernel's TCP_USER_TIMEOUT is not suitable: it also counts a living peer that reads nothing as
+// silent, because the peer's receive window is closed. Such a peer may be stopped, or may compute.
+// So this class only asks the kernel when the last acknowledgement arrived.
 #pragma once
 
 #include <netinet/in.h>
@@ -19,7 +19,7 @@ class Silence {
     using Clock = std::chrono::steady_clock;
     static constexpr std::chrono::milliseconds kCheckEach{250};
 
-    // Takes over the timeout that was set on `fd` from the kernel.
+    // Takes the timeout that was set on `fd`, and removes it from the kernel's socket.
     explicit Silence(int fd) noexcept : fd_(fd) {
         unsigned milliseconds = 0;
         socklen_t length = sizeof(milliseconds);
@@ -31,8 +31,8 @@ class Silence {
 
     [[nodiscard]] std::chrono::milliseconds borne() const noexcept { return borne_; }
 
-    // Returns true if the silence has lasted too long. Requires a call every `kCheckEach`: after a
-    // pause, the unacknowledged bytes may have been sent just now.
+    // Returns true if the silence has lasted too long. Must be called every `kCheckEach`: after a
+    // pause between calls, the unacknowledged bytes may have been sent just now.
     [[nodiscard]] bool too_long(Clock::time_point now) noexcept {
         if (borne_.count() == 0) return false;
         tcp_info info{};

@@ -22,8 +22,8 @@ class Channel {
     }
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
-    // Work like sendmsg and readv. The caller must pass unwritten bytes again: under TLS they may
-    // have `begun`.
+    // Work like sendmsg and readv. The caller must pass unwritten bytes again, because under TLS
+    // they may already be encrypted; see `begun`.
     ssize_t write(iovec* parts, int count) noexcept {
         if (tls_) return tls_->write(parts, count);
         msghdr message{};
@@ -42,12 +42,13 @@ class Channel {
         }
         return total;
     }
-    // Returns the bytes that `write` has not reported yet, but that can no longer be taken back.
+    // Returns the number of bytes that `write` has not reported yet, but that can no longer be
+    // withdrawn.
     [[nodiscard]] size_t begun() const noexcept { return tls_ ? tls_->begun() : 0; }
     // Returns true if there may be bytes to read that the socket does not report.
     [[nodiscard]] bool pending() const noexcept { return tls_ && tls_->pending(); }
 
-    // For a forked child, where all other state belongs to the parent.
+    // Closes the descriptor in a forked child, where all other state belongs to the parent.
     void close() noexcept { fd_ = Descriptor(); }
 
   private:

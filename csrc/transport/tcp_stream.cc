@@ -13,8 +13,8 @@
 namespace unisono {
 namespace {
 
-constexpr int kMostParts = 32;     // of one system call: heads and payloads
-constexpr int kMostDiscards = 64;  // at a time: the input may be endless
+constexpr int kMostParts = 32;     // maximum number of heads and payloads in one system call
+constexpr int kMostDiscards = 64;  // reads at a time, because the input may be endless
 
 }  // namespace
 
@@ -71,7 +71,7 @@ void Stream::sent(size_t bytes) noexcept {
     }
 }
 
-// Returns the number of bytes; 0 if there are none; -1 at the end.
+// Returns the number of bytes read, 0 if there are none, or -1 at the end of the stream.
 ssize_t Stream::read_into(iovec* parts, int count) noexcept {
     for (;;) {
         const ssize_t got = channel_.read(parts, count);

@@ -19,7 +19,7 @@
 
 namespace unisono {
 
-// An outgoing frame. The payload stays in place.
+// An outgoing frame. Its payload stays in the caller's memory.
 struct Outgoing {
     Frame frame;
     const std::byte* payload;
@@ -37,26 +37,28 @@ class Stream {
     [[nodiscard]] Silence& silence() noexcept { return silence_; }
     [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
     [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
-    // Returns true if callers' memory waits to be sent.
+    // Returns true if a frame with callers' memory is still unsent.
     [[nodiscard]] bool reads_in_place() const noexcept {
         return std::any_of(queue_.begin(), queue_.end(), has_callers_memory);
     }
-    // Counts the frames with callers' memory that were passed to the kernel completely.
+    // Returns the number of frames with callers' memory that were passed to the kernel completely.
     [[nodiscard]] uint64_t handed() const noexcept { return handed_; }
 
-    // False after `abandon` or an error: the stream accepts no more frames.
+    // Appends a frame. Returns false after `abandon` or an error, when the stream accepts no more
+    // frames.
     bool push(const Outgoing& outgoing);
     // Sends as much as the kernel accepts. Sends nothing after an error.
     void flush() noexcept;
 
     enum class Input : uint8_t { nothing, drained, more, ended };
     // Reads once and passes complete frames to `on_frame(frame)`. `place(frame)` returns the target
-    // of a payload. `drained`: the socket had fewer bytes than this call could take.
+    // of a payload. The result `drained` means that the socket had fewer bytes than this call could
+    // take.
     template <class Place, class OnFrame>
     Input receive(Place&& place, OnFrame&& on_frame);
     // Returns true if there may be bytes to receive that the descriptor does not report.
     [[nodiscard]] bool pending() const noexcept { return channel_.pending(); }
-    // The errno that ended the stream, or 0.
+    // Returns the errno that ended the stream, or 0.
     [[nodiscard]] int error() const noexcept { return error_; }
     [[nodiscard]] std::string why_ended() const;
     // Returns true if the stream ended in the middle of a frame.
@@ -65,22 +67,23 @@ class Stream {
 
     // Returns true if all sent bytes have reached the peer's host.
     [[nodiscard]] bool acknowledged() const noexcept;
-    // Discards some of the input. False: the input has ended.
+    // Discards some of the input. Returns false if the input has ended.
     bool discard() noexcept;
-    // Drops all unsent frames, except the rest of a frame that has begun. If that frame has
+    // Drops all unsent frames, except the rest of a frame that is partly sent. If that frame has
     // callers' memory, drops it too and ends the connection.
     void cut_short() noexcept;
-    // Drops everything unsent and returns the number of bytes dropped.
+    // Drops all unsent bytes and returns their number.
     uint64_t abandon() noexcept;
 
-    // For the transport: what epoll watches the stream for, and whether the stream has ended.
+    // State of the transport: what epoll watches the stream for, and whether the stream has ended.
     bool watched = false, watched_for_room = false, watched_for_input = true;
     bool ended = false;
     // Closes only the descriptor: in a forked child all other state belongs to the parent.
     void close() noexcept { channel_.close(); }
 
   private:
-    static constexpr size_t kBuffer = 32 << 10;  // heads, and payloads that fit
+    // Bytes of the buffer for heads, and for payloads that fit.
+    static constexpr size_t kBuffer = 32 << 10;
 
     ssize_t read_into(iovec* parts, int count) noexcept;
     void sent(size_t bytes) noexcept;
@@ -88,11 +91,11 @@ class Stream {
     Channel channel_;
     Silence silence_;
     std::deque<Outgoing> queue_;
-    size_t front_sent_ = 0;  // bytes of the first frame, head included
+    size_t front_sent_ = 0;  // sent bytes of the first frame, head included
     uint64_t waiting_bytes_ = 0;
     uint64_t handed_ = 0;
     int error_ = 0;
-    bool broken_ = false;  // for sending
+    bool broken_ = false;  // true: the stream cannot send any more
 
     std::vector<std::byte> buffer_;
     size_t begin_ = 0, end_ = 0;  // bytes read into the buffer and not yet used

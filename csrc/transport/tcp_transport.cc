@@ -18,15 +18,16 @@
 namespace unisono {
 namespace {
 
-constexpr uint64_t kDoorbell = ~0ULL;  // in place of peer << 32 | stream
+// Epoll data of the doorbell; a stream has peer << 32 | stream.
+constexpr uint64_t kDoorbell = ~0ULL;
 constexpr int kMostEvents = 64;
-constexpr int kMostReads = 64;              // of one stream, before the others get their turn
+constexpr int kMostReads = 64;              // reads of one stream before the other streams are read
 constexpr uint64_t kMostPartial = 1 << 16;  // posts that may arrive before an earlier one
-constexpr uint64_t kPiece = 128 << 10;      // of a load that several streams share
-constexpr uint64_t kUncut = 32 << 10;       // smaller shares are not worth a frame
-constexpr uint32_t kMostStreams = 1024;     // of a peer
+constexpr uint64_t kPiece = 128 << 10;   // bytes of one part of a load that several streams share
+constexpr uint64_t kUncut = 32 << 10;    // smaller loads are not divided into parts
+constexpr uint32_t kMostStreams = 1024;  // streams of a peer
 
-// Returns the length of a load's parts. All parts are equal and each stream gets the same number,
+// Returns the length of a load's parts. All parts are equal and each stream sends the same number,
 // because the last part decides when the whole load has arrived.
 uint64_t piece_bytes(uint64_t bytes, uint64_t streams) noexcept {
     const uint64_t turns = (bytes + streams * kPiece - 1) / (streams * kPiece);
@@ -90,7 +91,8 @@ void TcpTransport::admit() {
     }
 }
 
-// Keeps the first connection for a place and drops others.
+// Adds a connection to its peer. Keeps the first connection for each stream number and drops
+// others.
 bool TcpTransport::take(Arrival& arrival) {
     const std::lock_guard lock(mutex_);
     auto& streams = peers_[arrival.peer].streams;
@@ -105,8 +107,8 @@ bool TcpTransport::take(Arrival& arrival) {
     return true;
 }
 
-// Removes a stream without interest from epoll. Otherwise the end of its connection would wake
-// every sleep.
+// Updates the events that epoll watches. A stream that is not watched for any event is removed from
+// epoll; otherwise the end of its connection would wake every sleep.
 void TcpTransport::watch(uint32_t peer, size_t index) {
     Stream& stream = *peers_[peer].streams[index];
     epoll_event event{};
@@ -134,7 +136,7 @@ void TcpTransport::send(uint32_t peer, const Frame& head, std::span<const Load> 
     uint64_t total = 0;
     for (const Load& load : loads) total += load.bytes;
     const bool cut = to.streams.size() > 1 && total > kUncut && !is_p2p(frame.kind);
-    const Load* with_post = nullptr;  // a load sent in the frame of the post itself
+    const Load* with_post = nullptr;  // the load that is sent in the frame of the post itself
     for (const Load& load : loads) {
         if (!cut && &load == &loads.back()) {
             with_post = &load;
@@ -162,9 +164,9 @@ void TcpTransport::send(uint32_t peer, const Frame& head, std::span<const Load> 
     if (to.connected) flush(peer);
 }
 
-// Queues a frame on the stream with the fewest bytes waiting. Point-to-point frames all go on the
-// first stream, which keeps their order. So does the frame by which this rank leaves, which must
-// come after them.
+// Queues a frame on the stream with the fewest waiting bytes. All point-to-point frames use the
+// first stream, which keeps their order. The `left` frame also uses the first stream, because it
+// must come after them.
 void TcpTransport::push(Peer& to, const Outgoing& outgoing) {
     Stream* chosen = to.streams.front().get();
     if (!is_p2p(outgoing.frame.kind)) {
@@ -211,7 +213,7 @@ bool TcpTransport::poll() {
     for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
         if (event.data.u64 == kDoorbell) {
-            uint64_t rings = 0;  // cleared only when no thread sleeps
+            uint64_t rings = 0;  // the doorbell is cleared only when no thread sleeps
             if (asleep_.load() == 0)
                 static_cast<void>(!::read(doorbell_.get(), &rings, sizeof(rings)));
             continue;
@@ -230,7 +232,8 @@ bool TcpTransport::is_time_to_check_silence(Silence::Clock::time_point now) noex
     return true;
 }
 
-// Every thread that waits for a peer polls, and so detects that the peer's host is lost.
+// Checks the peers' hosts for silence. Every thread that waits for a peer polls, and so detects
+// that the peer's host is lost.
 void TcpTransport::check_silence() {
     const auto now = Silence::Clock::now();
     if (!is_time_to_check_silence(now)) return;
@@ -284,7 +287,7 @@ bool TcpTransport::read(uint32_t peer, size_t index) {
 void TcpTransport::arrived(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::load || frame.kind == FrameKind::post ||
         frame.kind == FrameKind::left) {
-        // A peer that has left says so on each later connection.
+        // A peer that has left reports this on each later connection.
         const bool leaves = frame.kind == FrameKind::left;
         if (leaves && std::exchange(peers_[peer].left, true)) return;
         note(peer, frame);
@@ -322,11 +325,11 @@ void TcpTransport::deliver_whole(uint32_t peer) {
     }
 }
 
-// Handles the end of a stream. The peer is lost once the other streams have no more input.
+// Handles the end of a stream. The peer is lost once its other streams have no more input.
 void TcpTransport::end(uint32_t peer, size_t index) {
     Peer& from = peers_[peer];
     Stream& stream = *from.streams[index];
-    if (std::exchange(stream.ended, true)) return;  // only the first time
+    if (std::exchange(stream.ended, true)) return;  // handles only the first end
     stream.watched_for_input = stream.watched_for_room = false;
     watch(peer, index);
     unsent_bytes_ -= stream.abandon();
@@ -343,9 +346,9 @@ void TcpTransport::end(uint32_t peer, size_t index) {
     receiver_.lost(peer, stream.why_ended());
 }
 
-// Another thread that polls may take the event that would wake this thread, and then rings the
-// doorbell. If it rang before this check, `awake` returns true; if later, the doorbell is still
-// set.
+// Sleeps until an event or a ring of the doorbell. Another thread that polls may take the event
+// that would wake this thread. It then rings the doorbell. If it rang before this check, `awake`
+// returns true. If it rings later, the doorbell is still set.
 Woken TcpTransport::sleep(double seconds, const std::function<bool()>& awake) {
     struct Asleep {
         explicit Asleep(std::atomic<uint32_t>& threads) : count(threads) { ++count; }

@@ -19,12 +19,14 @@ class TcpTransport final : public Transport {
     TcpTransport& operator=(const TcpTransport&) = delete;
     ~TcpTransport() override = default;
 
-    // Adds a connection whose other end is proved to be the peer. Any thread may call it. Frames
-    // wait until all `streams` of the peer are connected. Closes a connection that is not needed.
+    // Adds a connection to a peer that has proved its identity. Any thread may call this. Frames
+    // wait until all `streams` of the peer are connected. A connection that is not needed is
+    // closed.
     void attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel);
     // Tells a peer that this rank has left the group, and closes the connection.
     static void say_left_to(Channel channel);
-    // For a forked child: closes its copies of all connections, without effect on the parent's.
+    // Closes a forked child's copies of all connections, without effect on the parent's
+    // connections.
     void abandon() noexcept;
 
     void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
@@ -50,12 +52,12 @@ class TcpTransport final : public Transport {
     };
     struct Peer {
         std::vector<std::unique_ptr<Stream>> streams;
-        size_t open = 0;             // streams that have not ended
-        bool connected = false;      // all streams are connected
+        size_t open = 0;             // number of streams that have not ended
+        bool connected = false;      // true: all streams are connected
         std::deque<Outgoing> early;  // frames queued before the peer was connected
-        uint64_t sent = 0;           // posts
-        uint64_t delivered = 0;      // posts
-        bool left = false;           // the peer has said that it leaves
+        uint64_t sent = 0;           // number of posts sent
+        uint64_t delivered = 0;      // number of posts delivered
+        bool left = false;           // true: the peer has announced that it leaves
         std::deque<Partial> partial;
     };
     struct Arrival {
@@ -84,11 +86,11 @@ class TcpTransport final : public Transport {
     Receiver& receiver_;
     Descriptor epoll_, doorbell_;
     std::vector<Peer> peers_;
-    std::atomic<uint64_t> unsent_bytes_{0};         // of all streams and early queues
+    std::atomic<uint64_t> unsent_bytes_{0};         // unsent bytes of all streams and early queues
     Silence::Clock::time_point silence_checked_{};  // last check for silence
     std::vector<std::pair<uint32_t, size_t>>
-        buffered_;                     // streams with input that has already left the socket
-    std::atomic<uint32_t> asleep_{0};  // threads that sleep or are about to
+        buffered_;                     // streams with input that was already read from the socket
+    std::atomic<uint32_t> asleep_{0};  // number of threads that sleep or are about to sleep
     std::mutex mutex_;                 // guards the arrivals and the list of streams
     std::vector<Arrival> arrivals_;
     bool closed_ = false;

@@ -64,8 +64,8 @@ void TcpTransport::abandon() noexcept {
     }
 }
 
-// Sends the failure. Without it, a peer that has not learned of the failure would report this rank
-// as lost.
+// Sends the failure to all peers. Without it, a peer that does not know of the failure would report
+// this rank as lost.
 void TcpTransport::say_failed(const Error& failure) {
     const std::string_view text = failure.what();
     Frame frame{};
@@ -108,9 +108,10 @@ void TcpTransport::say_left_to(Channel channel) {
     static_cast<void>(stream.discard());
 }
 
-// The kernel discards unsent bytes if input arrives for a closed socket, and the peers' last
-// progress does arrive. So the closing rank waits until everything has been acknowledged. A peer
-// that computes reads it late.
+// Returns true once every peer has acknowledged all data, has closed, or is silent for too long.
+// The closing rank waits for this, because the kernel discards unsent bytes if input arrives for a
+// closed socket, and the peers' last progress does arrive. A peer that computes reads the data
+// late.
 bool TcpTransport::parted() noexcept {
     const auto now = Silence::Clock::now();
     const bool checks = is_time_to_check_silence(now);

@@ -27,19 +27,20 @@ constexpr int kWantRead = 2;
 constexpr int kSourceSink = 0x0400;
 constexpr int kKeyUpdateOfOurs = 0;
 
-// Both suites hash with SHA-256, like the sessions' keys. The second one is for processors without
-// AES instructions.
+// Both suites hash with SHA-256, as the keys of the sessions require. The second suite is for
+// processors without AES instructions.
 constexpr const char* kSuites = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
 constexpr unsigned char kSuiteOfKey[] = {0x13, 0x01};
 constexpr std::string_view kIdentity = "unisono";
 constexpr std::string_view kBinding = "EXPORTER-unisono-channel";
 
-constexpr size_t kRecord = 16 << 10;    // the largest record of TLS
-constexpr size_t kBatch = 8 * kRecord;  // sealed together, and sent by one system call
+constexpr size_t kRecord = 16 << 10;  // the largest record of TLS
+// Bytes that are sealed together, and sent by one system call.
+constexpr size_t kBatch = 8 * kRecord;
 constexpr size_t kMostRead = 1 << 30;
 // AES-GCM allows 2^24.5 records under one key (RFC 8446, 5.5); records may be short.
 constexpr uint64_t kUnderOneKey = 64ULL << 30;
-constexpr size_t kLeastRecord = 4 << 10;  // bytes that a shorter record counts for
+constexpr size_t kLeastRecord = 4 << 10;  // number of bytes that a shorter record counts as
 
 std::string reason() {
     const unsigned long code = openssl().ERR_peek_error();
@@ -88,8 +89,8 @@ TlsSession::TlsSession(const TlsContext& context, int fd, bool dialing, const Ke
     o.SSL_set_bio(ssl_.get(), records, records);
     o.SSL_set_ex_data(ssl_.get(), 0, this);
     if (!by_certificate_) {
-        // The dialing end rejects a certificate in place of the key: without an authority a
-        // certificate proves nothing.
+        // The dialing end rejects a certificate in place of the key, because a certificate proves
+        // nothing without an authority.
         if (dialing) o.SSL_set_verify(ssl_.get(), kVerifyPeer, nullptr);
         dialing ? o.SSL_set_psk_use_session_callback(ssl_.get(), use_key)
                 : o.SSL_set_psk_find_session_callback(ssl_.get(), find_key);
@@ -161,7 +162,7 @@ ssize_t TlsSession::from_socket(void* data, size_t bytes) noexcept {
     }
 }
 
-// Returns true if all records were sent; else sets errno.
+// Sends the sealed records. Returns true if all were sent; otherwise sets errno.
 bool TlsSession::send_records() noexcept {
     while (sent_ < outgoing_.size()) {
         const ssize_t gone = ::send(fd_, outgoing_.data() + sent_, outgoing_.size() - sent_,
@@ -192,8 +193,8 @@ bool TlsSession::shake() {
         return false;
     }
     ::explicit_bzero(key_.data(), key_.size());
-    // Otherwise the other end has used a certificate in place of the key, which proves nothing
-    // here.
+    // Without this check, the other end could use a certificate in place of the key, which proves
+    // nothing here.
     if (!by_certificate_ && o.SSL_session_reused(ssl_.get()) != 1)
         throw Error(Fault::stranger, "the other end did not use the key of this session for TLS");
     return true;
@@ -241,7 +242,7 @@ int TlsSession::use_key(ssl_st* ssl, const evp_md_st*, const unsigned char** ide
 
 int TlsSession::find_key(ssl_st* ssl, const unsigned char*, size_t, ssl_session_st** session) {
     const auto& self = *static_cast<const TlsSession*>(openssl().SSL_get_ex_data(ssl, 0));
-    *session = self.session_of_key();  // a session has only one key, under any identity
+    *session = self.session_of_key();  // every identity names the only key of the session
     return *session ? 1 : 0;
 }
 
@@ -280,7 +281,8 @@ ssize_t TlsSession::write(const iovec* parts, int count) noexcept {
     return static_cast<ssize_t>(std::exchange(begun_, 0));
 }
 
-// Gathers small parts into one record. Only a part that fills a record is not copied.
+// Encrypts the parts. Gathers small parts into one record, and copies all parts except those that
+// fill a record.
 bool TlsSession::seal(const iovec* parts, int count) noexcept {
     std::array<char, kRecord> together;
     size_t at = 0;  // offset in the first part

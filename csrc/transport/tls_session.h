@@ -17,16 +17,17 @@
 
 namespace unisono {
 
-// The files of this rank's certificate and key, and of the authority that signs its peers'
-// certificates.
+// Paths of this rank's certificate and key, and of the certificate of the authority that signs the
+// peers' certificates.
 struct TlsFiles {
     std::string certificate, key, authority;
 };
 
-// The settings that connections share. Throws Error for unusable files, or without OpenSSL.
+// The settings that connections share. The constructor throws Error for unusable files, or if
+// OpenSSL is missing.
 class TlsContext {
   public:
-    // nullptr: each session uses a key of its own.
+    // `files`: nullptr if each session uses its own key.
     explicit TlsContext(const TlsFiles* files);
 
     [[nodiscard]] ssl_ctx_st* get() const noexcept { return context_.get(); }
@@ -41,27 +42,27 @@ class TlsContext {
 };
 
 // One end of a connection. The caller owns the socket, which does not block and outlives this
-// object. The session sends no closing alert, because the protocols above mark their own end.
+// object. The session sends no closing alert, because the protocols above TLS mark their own end.
 class TlsSession {
   public:
     static constexpr size_t kKeyBytes = 32;
     using Key = std::array<unsigned char, kKeyBytes>;
 
-    // `key`: fresh, and known only to both ends; unused with certificates.
+    // `key`: a new key known only to both ends; unused with certificates.
     TlsSession(const TlsContext& context, int fd, bool dialing, const Key& key);
     TlsSession(const TlsSession&) = delete;
     TlsSession& operator=(const TlsSession&) = delete;
     ~TlsSession();
 
-    // Continues the handshake. False: the other end must send first. Throws Fault::stranger if the
-    // other end is not authenticated.
+    // Continues the handshake. Returns false if the other end must send first. Throws
+    // Fault::stranger if the other end is not authenticated.
     bool shake();
-    // Returns a number that only the two ends of this connection share (channel binding).
+    // Returns a secret number that only the two ends of this connection know (channel binding).
     [[nodiscard]] Key binding() const;
 
-    // Work like recv and sendmsg: bytes; 0 at the end; -1 and errno. EBADMSG: the input was not
-    // written by the other end. The caller must pass unwritten bytes again; `begun` returns how
-    // many of them are already encrypted.
+    // Work like recv and sendmsg: return the number of bytes, 0 at the end, or -1 and set errno.
+    // The errno EBADMSG means that the other end did not write the input. The caller must pass
+    // unwritten bytes again; `begun` returns how many of them are already encrypted.
     ssize_t read(void* data, size_t bytes) noexcept;
     ssize_t write(const iovec* parts, int count) noexcept;
     [[nodiscard]] size_t begun() const noexcept { return begun_; }
@@ -70,9 +71,10 @@ class TlsSession {
     [[nodiscard]] bool pending() const noexcept;
     // Switches to a new key for later writes, because each key has a limit.
     bool renew_key() noexcept;
-    // Describes the error of the last call.
+    // Returns a description of the last call's error.
     [[nodiscard]] std::string problem() const;
-    // Reads more from the socket than needed, from now on. For callers that check `pending`.
+    // Makes later reads take more bytes from the socket than needed. For callers that check
+    // `pending`.
     void read_ahead() { incoming_.resize(kReadAhead); }
 
   private:
@@ -102,11 +104,11 @@ class TlsSession {
     std::unique_ptr<ssl_st, Free> ssl_;
     std::vector<char> outgoing_;  // records; the first `sent_` bytes have been sent
     size_t sent_ = 0;
-    size_t begun_ = 0;        // bytes of clear text in them
+    size_t begun_ = 0;        // bytes of clear text in the outgoing records
     uint64_t under_key_ = 0;  // bytes sealed under the current key
     std::vector<char> incoming_;
     size_t begin_ = 0, end_ = 0;
-    int error_ = 0;  // of the socket
+    int error_ = 0;  // errno of the socket
     bool ended_ = false;
 };
 

@@ -17,40 +17,44 @@ namespace unisono {
 
 enum class FrameKind : uint8_t {
     load = 1,     // a part of the data of a post
-    post = 2,     // progress, after all its data
-    left = 3,     // the sender closes the group in good order; its last frame
-    message = 4,  // point-to-point: the first bytes; see p2p/remote_endpoint.h
-    // The sender's group has failed. Has the fault, and the text as payload; the last frame.
+    post = 2,     // progress, sent after all data of the post
+    left = 3,     // the sender closes the group without a failure; its last frame
+    message = 4,  // point-to-point: the first bytes of a message; see p2p/remote_endpoint.h
+    // The sender's group has failed. The frame holds the fault, and the text as its payload. It is
+    // the sender's last frame.
     failed = 5,
-    data = 6,       // the rest of message `number`, which was granted
+    data = 6,       // the rest of message `number`, after a grant
     grant = 7,      // requests the rest of message `number`
     credit = 8,     // `number` bytes of credit for eager messages
-    held = 9,       // messages are held back: `number` changes with each; 0: none
+    held = 9,       // messages are held back: `number` changes with each new one; 0: none
     question = 10,  // asks for a held-back message with the tag `place`
-    denied = 11,    // question `number`: no held-back message has the tag
+    denied = 11,    // answers question `number`: no held-back message has the tag
 };
 
-// Returns true for point-to-point frames. All of them use one connection, in order.
+// Returns true for point-to-point frames. All point-to-point frames to a peer use one connection,
+// in order.
 [[nodiscard]] constexpr bool is_p2p(FrameKind kind) noexcept {
     return kind == FrameKind::message || kind >= FrameKind::data;
 }
-// Returns true if the payload is in callers' memory. `Transport::handed` counts these frames.
+// Returns true if the payload of a frame is in callers' memory. `Transport::handed` counts these
+// frames.
 [[nodiscard]] constexpr bool is_callers(FrameKind kind) noexcept {
     return kind == FrameKind::message || kind == FrameKind::data;
 }
 
-// The head of a frame. `bytes` of payload follow it. Little endian.
+// The head of a frame, in little endian. `bytes` of payload follow the head.
 struct Frame {
     FrameKind kind;
     uint8_t size_class;  // load, post: the sender's size class of staging buffers
     uint8_t pad[2];
-    uint32_t loads;     // post: number of its load frames
-    uint64_t number;    // load, post: the post's number, from 1; p2p: see FrameKind
+    uint32_t loads;     // post: number of load frames of the post
+    uint64_t number;    // load, post: number of the post, from 1; p2p: see FrameKind
     uint64_t place;     // load, post: offset in the staging buffers; message: the tag
-    uint64_t bytes;     // of the payload
+    uint64_t bytes;     // bytes of the payload
     uint64_t progress;  // post: the sender's progress; message: total bytes
-    LastCall
-        called;  // post: the sender's call; message, failed: only the type, or the fault, as kind
+    // Post: the sender's call; message, failed: only `kind` is set, to the element type or the
+    // fault.
+    LastCall called;
 };
 static_assert(sizeof(Frame) == 80);
 
@@ -61,7 +65,7 @@ struct Load {
     uint64_t bytes;
 };
 
-// The receiver of a transport's frames. The thread that polls the transport calls it.
+// The receiver of a transport's frames. The thread that polls the transport calls these functions.
 class Receiver {
   public:
     virtual ~Receiver() = default;
@@ -79,37 +83,37 @@ class Receiver {
 class Transport {
   public:
     virtual ~Transport() = default;
-    // Sends a frame with its loads. Their memory stays unchanged until the peer has answered by
-    // progress, or until `handed` has counted the frame.
+    // Sends a frame with its loads. The memory of the loads stays unchanged until the peer has
+    // answered by progress, or until `handed` has counted the frame.
     virtual void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) = 0;
-    // Counts the frames with callers' memory to the peer that need this memory no more.
+    // Returns the number of frames to the peer that no longer need the callers' memory.
     [[nodiscard]] virtual uint64_t handed(uint32_t peer) const noexcept = 0;
     // Makes all progress that is possible without waiting. Returns true if anything arrived.
     virtual bool poll() = 0;
-    // Sleeps, unless `awake()` returns true, until progress may be possible, the time is over, or a
-    // thread calls `wake`. Several threads may sleep at once; each of them wakes.
+    // Sleeps, unless `awake()` returns true, until progress may be possible, `seconds` have passed,
+    // or a thread calls `wake`. Several threads may sleep at once; `wake` wakes all of them.
     virtual Woken sleep(double seconds, const std::function<bool()>& awake) = 0;
     virtual void wake() noexcept = 0;
-    // Drops the messages that were not handed over, after a failure. True: the callers may reuse
-    // the memory; else it may be in use until the process ends.
+    // Drops all messages that were not handed over, after a failure. Returns true if the callers
+    // may reuse the memory. Otherwise the memory may be in use until the process ends.
     [[nodiscard]] virtual bool forget_messages() noexcept = 0;
-    // The same for messages to a peer that has left.
+    // Drops the messages to a peer that has left.
     virtual bool forget_messages(uint32_t peer) noexcept = 0;
-    // Returns true if nothing is left to send. Any thread may call it.
+    // Returns true if nothing is left to send. Any thread may call this.
     [[nodiscard]] virtual bool idle() const noexcept = 0;
     // Returns true if callers' memory is still to be sent.
     [[nodiscard]] virtual bool reads_in_place() const noexcept = 0;
-    // Returns true if pending transfers need this rank to poll while it waits for something else. A
-    // message library may delay a transfer that it has reported as sent until the next poll.
+    // Returns true if pending transfers need this rank to poll during other waits. A message
+    // library may delay a transfer that it has reported as sent until the next poll.
     [[nodiscard]] virtual bool needs_polling() const noexcept { return !idle(); }
     // Returns true if there is, or was, a connection to the peer.
     [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
-    // Announces that this rank leaves in good order. Does not wait.
+    // Announces that this rank leaves without a failure. Does not wait.
     virtual void part() noexcept = 0;
-    // After `part`: sends what is left. Returns true once every peer has everything or needs no
-    // more.
+    // Sends the remaining data after `part`. Returns true once every peer has received all data or
+    // needs no more.
     [[nodiscard]] virtual bool parted() noexcept = 0;
-    // Closes the transport, after `part` or because of `failure`, which it sends to the peers. Any
+    // Closes the transport after `part`, or because of `failure`, which it sends to the peers. Any
     // thread may still call `wake`.
     virtual void close(const std::optional<Error>& failure) noexcept = 0;
 };
