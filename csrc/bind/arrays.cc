@@ -17,10 +17,10 @@ namespace nb = nanobind;
 namespace unisono::bind {
 namespace {
 
-// Limits the memory of a program that keeps making new types. Most programs use a few.
+// Maximum number of known types, for programs that keep making new types. Most programs use a few.
 constexpr size_t kMostKnown = 256;
 
-// Clears the Python error that prevented locating an array, if there is one.
+// Clears the Python error that prevented locating an array, if there is an error. Returns nothing.
 std::nullopt_t give_up() {
     if (PyErr_Occurred()) clear_error();
     return std::nullopt;
@@ -61,14 +61,16 @@ std::optional<DType> dtype_named(std::string_view name) {
 }
 
 struct Pair {
-    std::string_view value, index;  // kind and bytes in NumPy's notation
+    // Types of the value and of the index, as kind and bytes in NumPy's notation.
+    std::string_view value, index;
     DType dtype;
 };
 constexpr std::array kPairs{
     Pair{"f4", "i4", DType::float32_int32}, Pair{"f8", "i8", DType::float64_int64},
     Pair{"i4", "i4", DType::int32_int32}, Pair{"i8", "i8", DType::int64_int64}};
 
-// A structured type of a value and an index of the same size, without padding.
+// Returns the type of pairs for a structured NumPy type of a value and an index of the same size,
+// without padding.
 std::optional<DType> pair_of(nb::handle type) {
     const nb::object names = type.attr("names");
     if (nb::len(names) != 2) return std::nullopt;
@@ -89,7 +91,7 @@ std::optional<DType> pair_of(nb::handle type) {
     return std::nullopt;
 }
 
-// ml_dtypes uses torch's names for its types.
+// Returns the type for a NumPy type. ml_dtypes uses torch's names for its types.
 std::optional<DType> dtype_of_numpy(nb::handle type) {
     if (!type.attr("names").is_none()) return pair_of(type);
     const auto found = dtype_named(nb::cast<std::string>(type.attr("name")));
@@ -111,7 +113,7 @@ std::optional<DType> dtype_of_dlpack(const dlpack::Tensor& tensor) noexcept {
     return std::nullopt;
 }
 
-// Returns the number of elements if they are contiguous in index order (C order).
+// Returns the number of elements if the elements are contiguous in index order (C order).
 std::optional<uint64_t> count_contiguous(const dlpack::Tensor& tensor) noexcept {
     int64_t count = 1;
     bool contiguous = true;
@@ -207,8 +209,8 @@ Arrays::Element Arrays::learn(nb::handle type, Kind kind) {
     return element;
 }
 
-// Avoids the buffer protocol, with which NumPy formats the element type as text at each call. That
-// takes as long as the rest of a small call.
+// Locates a NumPy array without the buffer protocol. NumPy's buffer protocol formats the element
+// type as text at each call, which takes as long as the rest of a small call.
 std::optional<Located> Arrays::locate_numpy(nb::handle array, bool writable) {
     const PyArrayObject* fields = fields_of(array);
     const int flags = PyArray_FLAGS(fields);
@@ -234,12 +236,13 @@ const dlpack::ExchangeApi* Arrays::exchange_of_tensors() {
     return found;
 }
 
-// Returns true if the tensor's elements differ from those in memory (lazy negation or conjugation).
+// Returns true if the tensor's elements differ from the values in memory (lazy negation or
+// conjugation).
 bool Arrays::is_lazy(nb::handle tensor, DType dtype) const {
     return is_true(tensor, is_neg_) || (is_complex(dtype) && is_true(tensor, is_conj_));
 }
 
-// Does the work of `locate_by_methods` with one call instead of five.
+// Locates a tensor as `locate_by_methods` does, with one call instead of five.
 std::optional<Located> Arrays::locate_by_dlpack(const dlpack::ExchangeApi& api, nb::handle tensor) {
     dlpack::Tensor seen{};
     if (api.describe(tensor.ptr(), &seen) != 0) return give_up();
@@ -253,7 +256,7 @@ std::optional<Located> Arrays::locate_by_dlpack(const dlpack::ExchangeApi& api, 
 }
 
 std::optional<Located> Arrays::locate_tensor(nb::handle tensor) {
-    // A subclass may override Python's methods.
+    // A subclass may override Python's methods, so only torch.Tensor itself uses DLPack.
     const auto* const api = tensor.type().is(tensor_.type) ? exchange_of_tensors() : nullptr;
     return api ? locate_by_dlpack(*api, tensor) : locate_by_methods(tensor);
 }

@@ -19,8 +19,8 @@ struct Located {
     DType dtype;
 };
 
-// Arrays are NumPy arrays without a mask and torch tensors, also of subclasses. Other buffers are
-// not arrays, because their owners may free the memory while a call uses it.
+// Arrays are NumPy arrays without a mask, and torch tensors, including instances of subclasses.
+// Other buffers are not arrays, because their owners may free the memory while a call uses it.
 //
 // Caches element types. Requires the GIL.
 class Arrays {
@@ -39,8 +39,8 @@ class Arrays {
 
   private:
     struct Element {
-        std::optional<DType> dtype;  // nothing: an unsupported type
-        bool native;                 // in the machine's byte order
+        std::optional<DType> dtype;  // nothing for an unsupported type
+        bool native;                 // true: elements are in the machine's byte order
     };
     struct Known {
         Element element;
@@ -67,10 +67,11 @@ class Arrays {
 
     PyTypeObject* ndarray_;
     Class masked_array_, tensor_;
-    std::optional<const dlpack::ExchangeApi*> exchange_;  // once torch was asked for it
+    // No value until torch was asked for its interface.
+    std::optional<const dlpack::ExchangeApi*> exchange_;
     nanobind::str dtype_, is_cpu_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_;
-    std::unordered_map<PyObject*, Known> known_;  // by NumPy's or torch's type object
-    PyObject* last_type_ = nullptr;               // of the last array; also a key of `known_`
+    std::unordered_map<PyObject*, Known> known_;  // keys: type objects of NumPy or torch
+    PyObject* last_type_ = nullptr;               // type of the last array; also a key of `known_`
     Element last_element_{};
 };
 

@@ -1,4 +1,4 @@
-// Memory in Python's form: addresses.
+// Memory addresses, in the form in which Python passes them.
 #pragma once
 
 #include <cstddef>

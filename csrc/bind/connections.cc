@@ -1,4 +1,4 @@
-// Bindings of a group across hosts, for the connection manager.
+// Bindings of a group on several hosts, for the connection manager.
 #include "bind/connections.h"
 
 #include <nanobind/stl/string.h>

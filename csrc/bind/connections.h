@@ -6,7 +6,7 @@
 
 namespace unisono::bind {
 
-// Adds the methods that only a group across hosts needs.
+// Adds the methods that only a group on several hosts needs.
 void bind_hosts(nanobind::class_<Group>& group);
 
 }  // namespace unisono::bind

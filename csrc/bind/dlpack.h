@@ -1,5 +1,6 @@
-// The used parts of DLPack 1.3's C exchange interface, by which a library describes its arrays to C
-// without calls to Python: https://dmlc.github.io/dlpack/latest/c_api.html
+// The parts of DLPack 1.3's C exchange interface that this module uses. With this interface, a
+// library describes its arrays to C without calls to Python:
+// https://dmlc.github.io/dlpack/latest/c_api.html
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,8 @@ struct ExchangeApi {
     void* allocate;
     void* from_object;
     void* to_object;
-    // Describes an array; valid while the array is unchanged. Returns -1 with a Python error set.
+    // Describes an array. The description is valid while the array is unchanged. Returns -1 with a
+    // Python error set.
     int (*describe)(void* object, Tensor* out);
     void* stream;
 };

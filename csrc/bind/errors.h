@@ -1,4 +1,4 @@
-// Conversions: the core's faults to the exceptions of unisono.errors, and Python's signals to
+// Conversions of the core's faults to the exceptions of unisono.errors, and of Python's signals to
 // interruptions of the core.
 #pragma once
 
@@ -18,11 +18,11 @@ void register_errors(nanobind::module_& module);
 [[nodiscard]] nanobind::object exception_of(const Error& error);
 
 // Throws the exception of a Python callback as an error of the core. An exception that is not an
-// `Exception`, such as KeyboardInterrupt, returns to Python unchanged.
+// `Exception`, such as KeyboardInterrupt, later returns to Python unchanged.
 [[noreturn]] void throw_error_of(const nanobind::python_error& raised);
 
-// Returns a function that asks Python whether a signal handler has raised. The function holds the
-// GIL while it asks.
+// Returns a function that asks Python if a signal handler has raised an exception. The function
+// holds the GIL while it asks.
 [[nodiscard]] Interrupted python_signals();
 
 }  // namespace unisono::bind

@@ -1,5 +1,5 @@
-// The fast path. A call with the same properties as an earlier, checked call runs without Python:
-// it is executed, begun, or recorded for a batch.
+// The fast path. A call with the same properties as an earlier, checked call runs without Python
+// code. The fast path executes the call, begins it, or records it for a batch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
@@ -25,8 +25,8 @@ namespace {
 constexpr size_t kMostRemembered = 4096;
 
 // The properties by which the fast path finds a call. Reduction and algorithm are compared by
-// identity, because programs usually pass constants. A program that passes new objects takes the
-// checked path, which finds the same call.
+// identity, because programs usually pass constants. If a program passes new objects, the call
+// takes the checked path, with the same result.
 struct CallKey {
     uint32_t op;
     uint64_t in_bytes, out_bytes;
@@ -68,7 +68,7 @@ Located located(const nb::tuple& t) {
 class FastPath {
   public:
     // `make_work(op, (in, out), result)` makes the return value of an asynchronous call, and this
-    // class sets its `job`. A work in `held` keeps its arrays alive; `prune()` removes finished
+    // class sets its `job`. A work in `held` keeps its arrays alive. `prune()` removes finished
     // works.
     FastPath(std::shared_ptr<Group> group, nb::callable make_work, nb::set held, nb::callable prune,
              double inline_s)
@@ -86,8 +86,8 @@ class FastPath {
     }
 
     // Runs the call and returns `out`, or begins the call and returns its work. Returns None for an
-    // unknown call, and for arguments of a wrong type: Python checks these and informs the other
-    // ranks. Runs nothing while this thread records.
+    // unknown call, and for arguments of a wrong type: Python checks these arguments and informs
+    // the other ranks. Runs no call while this thread records.
     nb::object run(uint32_t op, nb::handle in, nb::handle out, nb::handle reduction,
                    nb::handle root, nb::handle algorithm, nb::handle later) {
         const auto number = whole(root);
@@ -112,8 +112,9 @@ class FastPath {
         return nb::borrow(out);
     }
 
-    // Starts recording this thread's calls instead of running them. An all_reduce of a kind that
-    // has a pack goes into the pack. All other calls take the checked path.
+    // Starts recording this thread's calls instead of running them. An all_reduce goes into the
+    // pack for its type and reduction, if there is such a pack. All other calls take the checked
+    // path.
     void start_recording() { recording_ = Recording{PyThread_get_thread_ident(), {}}; }
     void stop_recording() { recording_.reset(); }
     void pack_into(uint32_t dtype, uint32_t reduction, uint64_t most_bytes,
@@ -126,7 +127,7 @@ class FastPath {
   private:
     struct Found {
         const Prepared* call;
-        bool plain;  // the caller has not chosen the algorithm
+        bool plain;  // true: the caller has not chosen the algorithm
         Address source, target;
         uint64_t bytes;
     };
@@ -141,8 +142,8 @@ class FastPath {
         std::vector<Kind> kinds;
     };
 
-    // Runs no Python code between the start of the call and the hold of its arrays. A signal
-    // handler could interrupt such code.
+    // Begins an asynchronous call. Between the start of the call and the storing of its arrays in
+    // `held`, no Python code runs, because a signal handler could interrupt such code.
     nb::object begin(uint32_t op, nb::handle in, nb::handle out, Execution call, double limit_s) {
         nb::object work = make_work_(op, nb::make_tuple(in, out), out);
         std::shared_ptr<Job> job;
@@ -181,8 +182,8 @@ class FastPath {
                      target->address, target->bytes};
     }
 
-    // A known call has arrays that were neither copied nor converted, so they can be packed in
-    // place.
+    // Adds the call to a pack. A known call has arrays that were neither copied nor converted, so
+    // they can be packed in place.
     [[nodiscard]] bool record(const Found& found, nb::handle out) const {
         const CallArgs& args = found.call->args;
         if (args.op != OpKind::all_reduce || !found.plain) return false;
@@ -196,8 +197,8 @@ class FastPath {
         return false;
     }
 
-    // Returns true if the result overwrites no input that is still needed. Otherwise Python makes a
-    // copy.
+    // Returns true if the result does not overwrite input that is still needed. Otherwise Python
+    // makes a copy.
     [[nodiscard]] bool safe(const CallKey& key, uintptr_t in, uintptr_t out) const noexcept {
         if (in + key.in_bytes <= out || out + key.out_bytes <= in) return true;
         const uint64_t rank = group_->members().rank();

@@ -1,7 +1,7 @@
-// Release and acquisition of the GIL, by threads that may still be in a call at interpreter exit.
+// Release and acquisition of the GIL, for threads that may still be in a call at interpreter exit.
 //
 // Before Python 3.14, a thread that asks for the GIL after interpreter exit is ended by unwinding
-// its stack. When the unwinding meets a destructor, C++ ends the process with SIGABRT. So such a
+// its stack. When the unwinding reaches a destructor, C++ ends the process with SIGABRT. So such a
 // thread sleeps until the process ends, as Python itself does from 3.14 on.
 #pragma once
 
@@ -14,12 +14,12 @@ template <class Ask>
 auto sleeping_at_the_end(Ask&& ask) noexcept {
     try {
         return ask();
-    } catch (...) {  // the unwinding, which must not continue from here
+    } catch (...) {  // the unwinding of the stack, which must not continue from here
         for (;;) ::pause();
     }
 }
 
-// Releases the GIL during its lifetime.
+// Releases the GIL during the object's lifetime.
 class WithoutGil {
   public:
     WithoutGil() noexcept : state_(PyEval_SaveThread()) {}
@@ -33,7 +33,7 @@ class WithoutGil {
     PyThreadState* state_;
 };
 
-// Holds the GIL during its lifetime, in any thread.
+// Holds the GIL during the object's lifetime, in any thread.
 class WithGil {
   public:
     WithGil() noexcept : state_(sleeping_at_the_end([] { return PyGILState_Ensure(); })) {}

@@ -32,9 +32,9 @@ auto in_python(Call&& call) {
 }
 
 class PythonMessageLibrary final : public MessageLibrary {
-    // Any error except `peer_lost` may come from a signal handler, at any point of the call. The
-    // library may have begun a transfer that the Python object has not recorded. Such a transfer
-    // continues.
+    // Calls a method that moves messages. Any error except `peer_lost` may come from a signal
+    // handler, at any point of the call. The library may have begun a transfer that the Python
+    // object has not recorded. Such a transfer continues.
     template <class Call>
     std::invoke_result_t<Call&> moving(Call&& call) {
         try {
@@ -91,7 +91,7 @@ class PythonMessageLibrary final : public MessageLibrary {
     [[nodiscard]] bool close() noexcept override {
         try {
             return in_python([&] {
-                const nb::error_scope raised;  // by a signal handler; must survive this call
+                const nb::error_scope raised;  // keeps the exception of a signal handler
                 return nb::cast<bool>(library_.attr("close")()) && !is_broken_;
             });
         } catch (const std::exception&) {  // unknown transfers may still be pending
@@ -124,7 +124,7 @@ std::shared_ptr<void> hold(const nb::object& object) {
 
 MakeTransport transports_of(const nb::object& make_library) {
     if (make_library.is_none()) return {};
-    const auto held = hold(make_library);  // as long as the group
+    const auto held = hold(make_library);  // kept as long as the group
     return [held](TransportKind kind, View& view, Receiver& receiver) {
         return in_python([&] {
             const nb::handle make(static_cast<PyObject*>(held.get()));

@@ -11,8 +11,9 @@ namespace unisono::bind {
 // Holds a Python object for threads that may not have the GIL.
 [[nodiscard]] std::shared_ptr<void> hold(const nanobind::object& object);
 
-// Makes transports over the objects that `make_library(kind)` returns; their protocol is
-// `MessageLibrary` of `_native.pyi`. None: makes no transports.
+// Returns a function that makes transports over the objects that `make_library(kind)` returns.
+// Their protocol is `MessageLibrary` of `_native.pyi`. If `make_library` is None, returns an empty
+// function.
 [[nodiscard]] MakeTransport transports_of(const nanobind::object& make_library);
 
 }  // namespace unisono::bind

@@ -5,7 +5,7 @@
 #include "bind/register.h"
 
 NB_MODULE(_native, m) {
-    // Communicators may be alive at interpreter exit, which is not a leak worth a warning.
+    // Communicators may be alive at interpreter exit, which does not need a warning.
     nanobind::set_leak_warnings(false);
     unisono::bind::register_errors(m);
     unisono::bind::register_convert(m);

@@ -15,7 +15,7 @@ namespace nb = nanobind;
 namespace unisono::bind {
 namespace {
 
-// Larger messages move without the GIL.
+// Largest message that moves while the thread holds the GIL.
 constexpr uint64_t kMostWithGil = 64 << 10;
 constexpr const char* kLate = "the call is still under way after %g s (timeout)";
 
@@ -32,7 +32,8 @@ double limit_of(const nb::object& timeout_s) {
 
 }  // namespace
 
-// Also false where the message library may be a Python object: progress then waits for the GIL.
+// Also returns false if the message library may be a Python object, because progress then waits for
+// the GIL.
 bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept {
     return message.bytes <= kMostWithGil && !group.outlives_calls();
 }
@@ -199,13 +200,13 @@ void Keeper::release(BoundRequest& request) noexcept {
     BoundRequest::of(kept_.back()).place_ = request.place_;
     kept_.pop_back();
     request.keeper_ = nullptr;
-    Py_DECREF(object);  // last: it may run any code
+    Py_DECREF(object);  // comes last, because it may run any code
 }
 
 void Keeper::prune() noexcept {
-    // From the last one, because the element that moves into a free place was already checked. Each
-    // let_go may run any code, which may keep and release other requests; then some wait for the
-    // next prune.
+    // Begins with the last element, because the element that moves into a free place was already
+    // checked. Each release may run any code, which may keep and release other requests. Some
+    // requests then wait for the next prune.
     for (size_t place = kept_.size(); place-- > 0;) {
         if (place >= kept_.size()) continue;
         BoundRequest& request = BoundRequest::of(kept_[place]);

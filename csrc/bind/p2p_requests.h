@@ -35,29 +35,31 @@ class BoundRequest {
     // Starts the request again; null unless the request is persistent.
     nanobind::object starter;
 
-    // Waits, and returns the memory of a receive or None for a send. Throws the request's error, or
-    // TimeoutError if the request is still pending after `timeout_s` seconds.
+    // Waits for the request. Returns the memory of a receive, or None for a send. Throws the
+    // request's error, or TimeoutError if the request is still pending after `timeout_s` seconds.
     nanobind::object wait(const nanobind::object& timeout_s);
-    // The return value of `wait`.
+    // Returns the value that `wait` returns.
     [[nodiscard]] nanobind::object result() const {
         return request.sends() ? nanobind::none() : memory_;
     }
-    // False: the request is still pending after `limit_s` seconds (negative: no limit).
+    // Waits for the request. Returns false if the request is still pending after `limit_s` seconds
+    // (negative: no limit).
     bool wait_for(double limit_s);
     [[nodiscard]] bool test(bool ends_without_peers);
     [[nodiscard]] bool cannot_complete();
     bool cancel();
-    // The error of a finished request, or None.
+    // Returns the error of a finished request, or None.
     [[nodiscard]] nanobind::object exception() const;
-    // "<Work: send to rank 1 (8 bytes, tag 0), pending>".
+    // Returns a text such as "<Work: send to rank 1 (8 bytes, tag 0), pending>".
     [[nodiscard]] std::string repr() const;
-    // Begins the request, and may wait for other threads; see `p2p::Engine::begin`.
+    // Begins the request. This may wait for other threads; see `p2p::Engine::begin`.
     void begin(bool in_background);
-    // Begins the request unless another thread holds the engine.
+    // Begins the request unless another thread holds the engine's lock.
     [[nodiscard]] bool try_begin(bool in_background);
     [[nodiscard]] std::string text() const { return p2p::Engine::text_of(request); }
     void require_started() const;
-    // Fails the group if the request is still pending and polling for it has lasted `timeout_s`.
+    // Fails the group if the request is still pending and polls of the request have lasted
+    // `timeout_s`.
     void end_if_late(double waited_s);
     [[nodiscard]] bool under_way() const noexcept { return keeper_ && !request.done(); }
     // Makes the keeper release this request.
@@ -73,12 +75,13 @@ class BoundRequest {
     std::shared_ptr<Group> group_;
     nanobind::object memory_;
     double timeout_s_;
-    Keeper* keeper_ = nullptr;  // while that object keeps it
+    Keeper* keeper_ = nullptr;  // the keeper, while it keeps this request
     size_t place_ = 0;
 };
 
-// `Work.wait_all` and `Work.wait_any`. Return NotImplemented unless all works are requests;
-// `wait_any` also needs requests of one communicator. No other code may hold the list.
+// Implement `Work.wait_all` and `Work.wait_any`. Return NotImplemented unless all works are
+// requests; `wait_any` also requires that all requests belong to one communicator. No other code
+// may hold the list.
 [[nodiscard]] nanobind::object wait_all(const nanobind::list& works,
                                         const nanobind::object& timeout_s);
 [[nodiscard]] nanobind::object wait_any(const nanobind::list& works,
@@ -91,7 +94,7 @@ class Keeper {
     Keeper() = default;
     Keeper(const Keeper&) = delete;
     Keeper& operator=(const Keeper&) = delete;
-    // Requires that only finished requests are left; see `empty`.
+    // Requires that all requests are finished; see `empty`.
     ~Keeper();
 
     // Keeps the Python object of a request that is about to begin.
@@ -103,7 +106,7 @@ class Keeper {
 
   private:
     std::vector<PyObject*> kept_;
-    size_t crowd_ = 16;  // number of requests at which to prune
+    size_t crowd_ = 16;  // number of requests at which `keep` calls `prune`
 };
 
 }  // namespace unisono::bind

@@ -13,10 +13,10 @@
 
 namespace unisono::bind {
 
-// Adds a work under way to the set that keeps it and its arrays alive.
+// Adds a pending work to the set that keeps the work and its arrays alive.
 inline void keep_in(const nanobind::set& held, const nanobind::object& work) noexcept {
     if (PySet_Add(held.ptr(), work.ptr()) == 0) return;
-    PyErr_Clear();  // no memory: the work is kept for ever
+    PyErr_Clear();  // no memory: the work is kept until the process ends
     work.inc_ref();
 }
 
@@ -51,10 +51,11 @@ class Pack {
     std::vector<nanobind::object> keep_;
 };
 
-// Memory that a call touches: start, end, written or not, number of the call.
+// Memory that a call accesses: start, end, true if the call writes, number of the call.
 using Span = std::tuple<Address, Address, bool, int64_t>;
 
-// The largest end addresses of the calls so far, from which each call can exclude its own.
+// The largest end addresses of the memory of the calls so far. Each call can exclude its own
+// memory.
 class Reach {
   public:
     void add(Address end, int64_t call) noexcept {
@@ -75,11 +76,11 @@ class Reach {
         Address end = 0;
         int64_t call = 0;
     };
-    End first_, second_;  // of two calls
+    End first_, second_;  // the ends of two different calls
 };
 
-// Returns true if one call writes memory that another call touches. Each array of a pack counts as
-// a call of its own.
+// Returns true if one call writes memory that another call accesses. Each array of a pack counts as
+// a separate call.
 [[nodiscard]] inline bool share_memory(const std::vector<const Pack*>& packs,
                                        std::vector<Span> spans) {
     int64_t own = -1;

@@ -1,4 +1,4 @@
-// Submissions of the tensors of a frozen plan: the part of a controller that runs for each tensor.
+// Submission of the tensors of a frozen plan: the part of a controller that runs for each tensor.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -16,7 +16,7 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-// Returns an attribute, or null after an error, which Python will find again.
+// Returns an attribute, or null after an error. Python code will run into the same error.
 nb::object attribute(nb::handle of, const nb::str& name) {
     nb::object found = nb::steal(PyObject_GetAttr(of.ptr(), name.ptr()));
     if (!found.is_valid()) clear_error();
@@ -40,7 +40,8 @@ struct Tensor {
     int64_t bytes;
 };
 
-// The parts of the loop that a submission needs. They refer to the loop, which refers to this.
+// The parts of the loop that a submission needs. They refer to the loop, which refers to
+// PlannedTensors.
 struct Loop {
     nb::object owner;
     nb::dict open;
@@ -49,23 +50,23 @@ struct Loop {
 
 struct Plan {
     std::shared_ptr<Loop> loop;
-    nb::dict numbers;  // by name
+    nb::dict numbers;  // index of each tensor, by name
     std::vector<Tensor> tensors;
 };
 
-// Recognises tensors that the plan has, makes their handles, and counts the tensors that their
-// buckets lack. The GIL guards it: no Python code runs while it changes the plan.
+// Recognises tensors of the plan, makes their handles, and counts the tensors that each bucket
+// lacks. The GIL guards this class: no Python code runs while it changes the plan.
 class PlannedTensors {
   public:
-    // `open` has the last handle of each name. `launch()` launches the buckets that are full.
-    // `ring` records the submissions, unless it is None.
+    // `open` holds the last handle of each name. `launch()` launches the full buckets. `ring`
+    // records the submissions, unless it is None.
     PlannedTensors(nb::type_object handle, nb::object owner, nb::dict open, nb::callable launch,
                    nb::object ring)
         : handle_(std::move(handle)),
           loop_(std::make_shared<Loop>(std::move(owner), std::move(open), std::move(launch))),
           ring_(std::move(ring)) {}
 
-    // Accepts the tensors of a plan from now on. Does nothing once it is closed.
+    // Accepts the tensors of a plan from now on. Does nothing after close().
     void follow(const nb::iterable& tensors) {
         auto plan = std::make_shared<Plan>();
         for (const nb::handle each : tensors) {
@@ -74,7 +75,7 @@ class PlannedTensors {
                                      each.attr("shape"), each.attr("reduction"),
                                      nb::cast<int64_t>(each.attr("nbytes"))});
         }
-        // Python code above may have closed this.
+        // The Python code above may have called close().
         plan->loop = loop_;
         if (loop_) plan_ = std::move(plan);
     }
@@ -82,14 +83,14 @@ class PlannedTensors {
     // Accepts no tensors from now on.
     void leave() noexcept { plan_.reset(); }
 
-    // Accepts no tensors, for ever, and drops all references.
+    // Accepts no tensors from now on, and drops all references. This cannot be undone.
     void close() {
         leave();
         loop_.reset();
     }
 
-    // Submits an all_reduce and returns its handle. Returns None if Python must do it: without a
-    // plan, or if the tensor is not in the plan, differs from it, or has not ended yet.
+    // Submits an all_reduce and returns its handle. Returns None if Python must submit it: if there
+    // is no plan, or if the tensor is not in the plan, differs from the plan, or is still pending.
     nb::object submit(nb::handle name, nb::handle array, nb::handle op) {
         const std::shared_ptr<Plan> plan = plan_;
         if (!plan || !PyUnicode_CheckExact(name.ptr())) return nb::none();
@@ -99,10 +100,11 @@ class PlannedTensors {
         const Loop& loop = *plan->loop;
         if (!fits(tensor, array, op)) return nb::none();
         nb::object handle = handle_of(loop, tensor, array);
-        // Python code may have run so far: the plan may have ended, or the tensor been submitted.
+        // Python code may have run before this line: the plan may have ended, or the tensor may
+        // have been submitted.
         if (plan != plan_ || is_under_way(loop, name)) return nb::none();
-        const nb::object before =
-            nb::borrow(PyDict_GetItemWithError(loop.open.ptr(), name.ptr()));  // ended below
+        // Kept alive until this function returns.
+        const nb::object before = nb::borrow(PyDict_GetItemWithError(loop.open.ptr(), name.ptr()));
         if (PyDict_SetItem(loop.open.ptr(), name.ptr(), handle.ptr()) != 0)
             nb::raise_python_error();
         set(tensor.planned, handle_name_, handle);
@@ -118,12 +120,12 @@ class PlannedTensors {
     [[nodiscard]] int64_t bytes() const noexcept { return bytes_; }
 
   private:
-    static constexpr uint16_t kSubmitted = 1;  // of src/unisono/timeline/event_kinds.py
+    static constexpr uint16_t kSubmitted = 1;  // event kind of src/unisono/timeline/event_kinds.py
 
     [[nodiscard]] bool fits(const Tensor& tensor, nb::handle array, nb::handle op) const {
         const nb::object shape = attribute(array, shape_), dtype = attribute(array, dtype_);
         if (!shape.is_valid() || !dtype.is_valid()) return false;
-        // Python stores the element type with the first array that fits.
+        // Python stores the element type of the first array that has the planned shape.
         return attribute(tensor.planned, dtype_).is(dtype) && equal(shape, tensor.shape) &&
                equal(op, tensor.reduction);
     }
@@ -133,7 +135,7 @@ class PlannedTensors {
         return before.is_valid() && !attribute(before, done_).is(nb::bool_(true));
     }
 
-    // Returns a handle as Handle.__init__ makes it, in less time.
+    // Returns a handle equal to the result of Handle.__init__, in less time.
     [[nodiscard]] nb::object handle_of(const Loop& loop, const Tensor& tensor,
                                        nb::handle array) const {
         nb::object handle =
@@ -149,7 +151,7 @@ class PlannedTensors {
         return handle;
     }
 
-    // Returns true if the bucket now has all of its tensors.
+    // Counts a tensor of the bucket. Returns true if the bucket now has all of its tensors.
     [[nodiscard]] bool add_to(nb::handle bucket) const {
         const auto missing = nb::cast<int64_t>(attribute(bucket, missing_)) - 1;
         set(bucket, missing_, nb::int_(missing));

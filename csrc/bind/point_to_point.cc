@@ -1,4 +1,4 @@
-// Bindings of point-to-point messages: the fast path for arrays that need no further check.
+// Bindings of point-to-point messages, with the fast path for arrays that need no further check.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -22,7 +22,7 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-// Returned for arguments that Python must check first.
+// Returns NotImplemented, for arguments that Python must check first.
 nb::object unchecked() {
     return nb::borrow(Py_NotImplemented);
 }
@@ -49,21 +49,21 @@ class Messages {
     // True during a batch, whose calls Python records.
     bool recording = false;
 
-    // Notes that a connection to the rank exists or is being made.
+    // Stores that a connection to the rank exists or is being made.
     void reach(uint32_t rank) {
         if (reached_.at(rank)) return;
         reached_[rank] = true;
         ++reached_ranks_;
     }
 
-    // Returns None, or the work; returns `unchecked()` if nothing has happened.
+    // Sends `x`. Returns None or the work, or `unchecked()` if nothing has happened.
     nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle later) {
         const auto peer = whole(dst), number = whole(tag);
         if (recording || !peer || !number || !knows(*peer)) return unchecked();
         return transfer(x, *peer, static_cast<uint64_t>(*number), true, later);
     }
 
-    // Returns the source, or the work; otherwise like `send`.
+    // Receives into `x`. Returns the source or the work, or `unchecked()` if nothing has happened.
     nb::object recv(nb::handle x, nb::handle src, nb::handle tag, nb::handle later) {
         const auto peer = src.is_none() ? std::optional<int64_t>(p2p::kAnySource) : whole(src);
         const auto number = whole(tag);
@@ -74,8 +74,8 @@ class Messages {
                         later);
     }
 
-    // Makes a request whose arguments Python has checked. The request holds `memory`. Its `start`
-    // calls `starter(request, True)`, unless `starter` is None.
+    // Makes a request whose arguments Python has checked. The request keeps `memory` alive. Its
+    // `start` calls `starter(request, True)`, unless `starter` is None.
     nb::object request(bool sends, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
                        uint64_t tag, nb::object memory, nb::object starter) {
         if (dtype >= num_dtypes)
@@ -89,7 +89,7 @@ class Messages {
         return made;
     }
 
-    // Begins a request, possibly once more.
+    // Begins a request, or begins a finished request again.
     void begin(nb::handle object, bool in_background) {
         BoundRequest& request = nb::cast<BoundRequest&>(object);
         if (request.under_way())
@@ -100,8 +100,8 @@ class Messages {
         start(object, request, in_background);
     }
 
-    // Sends and receives at once, if the two memories do not overlap. Returns `out`; otherwise like
-    // `send`.
+    // Sends and receives at the same time, if the two memories do not overlap. Returns `out`, or
+    // `unchecked()` if nothing has happened.
     nb::object sendrecv(nb::handle x, nb::handle dst, nb::handle out, nb::handle src,
                         nb::handle tag) {
         const auto to = whole(dst), from = whole(src), number = whole(tag);
@@ -173,17 +173,19 @@ class Messages {
     }
 
     void start(nb::handle object, BoundRequest& request, bool in_background) {
-        keeper_.keep(object, request);  // first: a signal handler may raise as soon as this returns
+        // Comes first: a signal handler may raise as soon as this returns.
+        keeper_.keep(object, request);
         try {
             if (!request.try_begin(in_background)) request.begin(in_background);
         } catch (...) {
-            request.release();  // unless another thread has done so meanwhile
+            request.release();  // does nothing if another thread has released the request
             throw;
         }
         if (request.request.done()) request.release();
     }
 
-    // The caller keeps the memory, so this must not return before the request is done.
+    // Runs a blocking send or receive. The caller owns the memory, so this function does not return
+    // before the request is done.
     nb::object run(p2p::Message message, bool sends) {
         p2p::Request request(std::move(message), sends);
         p2p::Engine& engine = group_->p2p();
@@ -221,11 +223,11 @@ class Messages {
         return a.address < b.address + b.bytes && b.address < a.address + a.bytes;
     }
 
-    // After a failure nothing moves any more once a thread has polled.
+    // Waits for the end of a request after a failure, when one poll ends all requests.
     void end(p2p::Request& request) const noexcept {
         try {
             group_->p2p().wait(request, 0, -1, {});
-        } catch (const std::exception&) {  // already being raised
+        } catch (const std::exception&) {  // this error is already being raised
         }
     }
 

@@ -1,4 +1,4 @@
-// Names of Python attributes, and errors of Python code that C++ has asked.
+// Names of Python attributes, and errors of Python code that C++ calls.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,7 +9,8 @@ inline nanobind::str interned(const char* text) {
     return nanobind::steal<nanobind::str>(PyUnicode_InternFromString(text));
 }
 
-// Clears a Python error. Throws one that interrupts the program, such as KeyboardInterrupt.
+// Clears a Python error. An error that interrupts the program, such as KeyboardInterrupt, is
+// thrown.
 inline void clear_error() {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) nanobind::raise_python_error();
     PyErr_Clear();

@@ -1,4 +1,4 @@
-// Bindings of the simulator: arrays in, arrays out.
+// Bindings of the simulator. All inputs and outputs are arrays.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -114,8 +114,8 @@ class Simulation {
     [[nodiscard]] uint64_t to_come() const { return engine_->to_come(); }
     [[nodiscard]] double now_s() const { return engine_->now_s(); }
 
-    // Returns the results once, at the end: begun_s, arrived_s, cause, bytes of each resource, the
-    // same by bin, the width of a bin in seconds.
+    // Moves the results to the caller, once, at the end: begun_s, arrived_s, cause, bytes of each
+    // resource, bytes of each resource and time bin, and the width of a bin in seconds.
     nb::tuple take() {
         const simulator::Usage& usage = engine_->usage();
         auto binned = std::vector<float>(usage.binned());

@@ -1,4 +1,4 @@
-// The ring of a rank's last events, as Python uses it.
+// Bindings of the ring of a rank's last events.
 #include "bind/timeline_ring.h"
 
 #include "bind/register.h"

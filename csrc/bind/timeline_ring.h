@@ -12,7 +12,7 @@
 
 namespace unisono::bind {
 
-// A reader takes an entry whose two sequence numbers are equal.
+// An entry of the ring. A reader accepts an entry only if its two sequence numbers are equal.
 struct TimelineEntry {
     uint64_t sequence;
     int64_t time_ns, begun_ns, ended_ns, number, value;
@@ -24,8 +24,9 @@ static_assert(sizeof(TimelineEntry) == 64);
 
 class TimelineRing {
   public:
-    // `ids` has the numbers of names, and `add` those of further ones. `name_thread` returns the
-    // number of the calling thread's name. `clock` replaces the steady clock unless it is None.
+    // `ids` has the numbers of known names, and `add` returns the number of a new name.
+    // `name_thread` returns the number of the calling thread's name. `clock` replaces the steady
+    // clock unless it is None.
     TimelineRing(Address entries, uint64_t count, nanobind::object keep, nanobind::dict ids,
                  nanobind::callable add, nanobind::callable name_thread, nanobind::object clock)
         : entries_(reinterpret_cast<TimelineEntry*>(at(entries))),
@@ -59,7 +60,7 @@ class TimelineRing {
         entry.check.store(sequence, std::memory_order_release);
     }
 
-    // Makes `record` do nothing: in a forked child, whose ring is its parent's.
+    // Makes `record` do nothing. Called in a forked child, because the ring belongs to the parent.
     void disown() noexcept { writes_ = false; }
 
   private:
@@ -84,11 +85,12 @@ class TimelineRing {
 
     TimelineEntry* entries_;
     uint64_t count_;
-    nanobind::object keep_;  // the memory
+    nanobind::object keep_;  // keeps the memory alive
     nanobind::dict ids_;
     nanobind::callable add_, name_thread_;
     nanobind::object clock_;
-    uint64_t serial_ = ++rings_;  // no other ring has it, unlike its address
+    // Unique number of this ring; the address may be reused by another ring.
+    uint64_t serial_ = ++rings_;
     std::atomic<uint64_t> last_{0};
     bool writes_ = true;
 };

@@ -1,4 +1,5 @@
-// All_reduces that run only if every rank is ready for them, begun many times with other arrays.
+// All_reduces that run only if every rank is ready for them. Each can be begun many times, with
+// different arrays.
 #include "bind/voted_calls.h"
 
 #include <nanobind/nanobind.h>
@@ -35,7 +36,7 @@ Pieces one_piece(std::byte* data, uint64_t bytes) {
     return pieces;
 }
 
-// The memory of one call. Several arrays are copied into one buffer, and back at the end.
+// The memory of one call. Several arrays are copied into one buffer, and copied back at the end.
 struct Carried {
     Pack pack;
     std::shared_ptr<std::vector<std::byte>> buffer;  // null for one array
@@ -50,7 +51,7 @@ struct Carried {
     }
 };
 
-// The handle of one call. Until the call has ended, `held` keeps this object, and so the memory.
+// The handle of one call. Until the call has ended, `held` keeps this object and its memory alive.
 class VotedWork {
   public:
     VotedWork(std::shared_ptr<Group> group, Carried carried, nb::set held)
@@ -72,7 +73,7 @@ class VotedWork {
         const double limit_s = timeout_s ? std::max(*timeout_s, 0.0) : -1;
         bool in_time = true;
         if (job_->done() && !carried_.buffer) {
-            group_->dispatcher().wait(*job_, limit_s, {});  // throws the failure of the call
+            group_->dispatcher().wait(*job_, limit_s, {});  // throws the error of the call
         } else {
             const WithoutGil release;
             in_time = group_->dispatcher().wait(*job_, limit_s, python_signals());
@@ -95,7 +96,7 @@ class VotedWork {
     }
 
   private:
-    // Copies the result to the arrays, once, whichever thread waits first.
+    // Copies the result to the arrays. Only the first thread that waits does so.
     void complete() {
         if (!carried_.buffer) return;
         const std::lock_guard lock(completing_);
@@ -131,8 +132,8 @@ class VotedAllReduce {
         buffer_ = std::make_shared<std::vector<std::byte>>(bytes);
     }
 
-    // Begins the vote, and the call that follows it. Returns None if an array must be copied first.
-    // Requires that the work of the last begin has ended.
+    // Begins the vote, and the call that follows the vote. Returns None if an array must be copied
+    // first. Requires that the work of the previous begin() has ended.
     nb::object begin(const nb::tuple& arrays, double timeout_s) {
         if (arrays.size() != lengths_.size()) return nb::none();
         Carried carried{{}, buffer_};

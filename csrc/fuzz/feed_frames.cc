@@ -1,5 +1,5 @@
-// One of two ranks with a scripted peer. The fuzzer's bytes are the script: raw bytes, frames,
-// receives and ends of connections.
+// A fuzz target: one of two ranks, with a scripted peer. The fuzzer's bytes are the script: raw
+// bytes, frames, receives and ends of connections.
 #include <sys/socket.h>
 
 #include <memory>
@@ -40,7 +40,7 @@ class Script : private OneOfTwo {
         }
     }
     ~Script() {
-        calls_.clear();  // so that closing does not wait
+        calls_.clear();  // otherwise closing would wait for the peer
         messages_.clear();
         members_.leave();
         p2p_.stop();
@@ -111,7 +111,7 @@ class Script : private OneOfTwo {
 }  // namespace
 
 void feed_frames(const uint8_t* data, size_t size) {
-    if (size > 4096) return;  // longer input finds nothing new and does not fit into a socket
+    if (size > 4096) return;  // longer input reaches no new code and does not fit into a socket
     Script(Bytes(data, size)).play();
 }
 

@@ -1,5 +1,6 @@
-// One of two ranks with a scripted peer behind a message library. The fuzzer's bytes say which
-// heads the peer sends, when payloads arrive or fail, and what this rank sends and receives.
+// A fuzz target: one of two ranks, with a scripted peer behind a message library. The fuzzer's
+// bytes determine the heads that the peer sends, the times at which payloads arrive or fail, and
+// the messages that this rank sends and receives.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -11,7 +12,7 @@
 namespace unisono::fuzz {
 namespace {
 
-// A message library that finishes a transfer only when the script says so.
+// A message library that finishes a transfer only when the script does so.
 class Library final : public MessageLibrary {
   public:
     void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) override {
@@ -75,7 +76,7 @@ class Library final : public MessageLibrary {
     uint64_t slot_bytes_ = 0;
     uint32_t slots_ = 0, free_ = 0, next_ = 0;
     bool at_once_ = false;
-    uint8_t sum_ = 0;  // so that all sent bytes are read
+    uint8_t sum_ = 0;  // sum of all sent bytes, so that they are read
     std::deque<std::vector<std::byte>> heads_;
     std::vector<Transfer> under_way_;
     std::vector<Ended> ended_;
@@ -85,7 +86,7 @@ class Script : private OneOfTwo {
   public:
     explicit Script(Bytes bytes) : OneOfTwo(bytes) {}
     ~Script() {
-        // Otherwise the destructor would wait for pending requests.
+        // Without a failure, the destructor would wait for pending requests.
         members_.record(Fault::aborted, "the script is over");
         members_.leave();
         p2p_.stop();
@@ -108,7 +109,7 @@ class Script : private OneOfTwo {
     };
     static_assert(sizeof(Head) == 88);
 
-    // Polls like the thread that drives the calls.
+    // Polls as the thread that drives the calls does.
     void poll_calls() {
         try {
             transport_.poll();
@@ -144,7 +145,7 @@ class Script : private OneOfTwo {
         library.deliver(piece.data(), piece.size());
     }
 
-    // Sends a head built from few bytes. The spans add up to the payload unless the script
+    // Sends a head built from few bytes. The sum of the spans equals the payload unless the script
     // overrides it.
     void deliver_head(Library& library) {
         Head head{};
@@ -190,7 +191,7 @@ class Script : private OneOfTwo {
 }  // namespace
 
 void feed_messages(const uint8_t* data, size_t size) {
-    if (size > 4096) return;  // longer input finds nothing new
+    if (size > 4096) return;  // longer input reaches no new code
     Script(Bytes(data, size)).play();
 }
 

@@ -1,5 +1,5 @@
-// Plans from arbitrary bytes. Each is either refused, or run by the only rank of a group without
-// access to foreign memory.
+// A fuzz target: plans made of arbitrary bytes. Each plan is either refused, or run by the only
+// rank of a group, without access to other memory.
 #include <array>
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::array<uint8_t, 16> kNonce{1, 2, 3};
 constexpr SegmentShape kShape{1, 2, 1 << 16, 1, 64};
-constexpr uint64_t kPartBytes = 128;  // bytes of every part: all parts have equal lengths
+constexpr uint64_t kPartBytes = 128;  // bytes of every part, because all parts have equal lengths
 constexpr double kTimeout_s = 1;
 
 std::span<const std::byte> rest_of(Bytes& bytes, std::vector<std::byte>& held, size_t count) {
@@ -21,7 +21,7 @@ std::span<const std::byte> rest_of(Bytes& bytes, std::vector<std::byte>& held, s
     return held;
 }
 
-// All pieces of a call's memory have equal lengths.
+// Allocates the pieces of a call, all of equal length.
 Pieces pieces_of(std::vector<std::vector<std::byte>>& memory, uint32_t count, uint32_t parts) {
     Pieces pieces;
     for (uint32_t p = 0; p < count; ++p) {

@@ -13,7 +13,7 @@ namespace unisono::fuzz {
 void feed_frames(const uint8_t* data, size_t size);
 // Feeds arbitrary input of a peer and arbitrary behaviour of a message library.
 void feed_messages(const uint8_t* data, size_t size);
-// Feeds plans, and runs those that are not refused.
+// Feeds arbitrary plans, and runs the plans that are not refused.
 void feed_plans(const uint8_t* data, size_t size);
 
 // Takes values from the front of the input. Returns zeros at its end.

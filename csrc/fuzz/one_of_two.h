@@ -1,4 +1,4 @@
-// One of two ranks. The fuzzer's bytes play its peer.
+// One of two ranks. The fuzzer's bytes determine the actions of its peer.
 #pragma once
 
 #include <array>
@@ -30,7 +30,8 @@ class OneOfTwo {
   protected:
     ~OneOfTwo() = default;
 
-    // `step` executes the next bytes of the script; `poll` polls the transport of the collectives.
+    // Runs the script. `step` executes the next bytes of the script; `poll` polls the transport of
+    // the collectives.
     template <class Step, class Poll>
     void play(p2p::Engine& engine, Step&& step, Poll&& poll) {
         try {
@@ -42,7 +43,7 @@ class OneOfTwo {
                 require(view_.control(1).progress.load() >= before);
             }
         } catch (const Error& error) {
-            // The error must be the group's failure: a peer must not cause an error that blames the
+            // The error must be the group's failure. A peer must not cause an error that blames the
             // caller.
             const auto failure = members_.failure();
             require(failure && failure->fault() == error.fault());
@@ -53,7 +54,7 @@ class OneOfTwo {
         if (members_.failed()) end_all(engine);
     }
 
-    // Takes some bytes of the script, in a buffer of zeros, and their number.
+    // Takes up to 255 bytes of the script. Returns them in a zeroed buffer, and their number.
     std::pair<std::array<uint8_t, 255>, uint8_t> take_piece() {
         std::array<uint8_t, 255> piece{};
         const auto bytes = bytes_.take<uint8_t>();
@@ -61,7 +62,7 @@ class OneOfTwo {
         return {piece, bytes};
     }
 
-    // Fills the fields that describe a frame's sender.
+    // Fills the fields of a frame that describe its sender.
     void take_sender(Frame& frame) {
         frame.progress = bytes_.take<uint16_t>();
         frame.called.kind = bytes_.take<uint8_t>();
@@ -88,7 +89,7 @@ class OneOfTwo {
             engine.cancel(requests_[which % requests_.size()]);
         }
     }
-    // After a failure all requests are done, and no thread writes to their memory.
+    // Checks that all requests are done after a failure, and that no thread writes to their memory.
     void end_all(p2p::Engine& engine) {
         for (p2p::Request& request : requests_) {
             static_cast<void>(engine.test(request));

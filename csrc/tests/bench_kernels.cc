@@ -1,4 +1,4 @@
-// Throughput of the kernels on one core: GB/s of destination, best of several runs.
+// Throughput of the kernels on one core, in GB of destination per second: the best of several runs.
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -104,7 +104,8 @@ constexpr struct {
                     {"e4m3fn", DType::float8_e4m3fn},
                     {"e5m2", DType::float8_e5m2}};
 
-// `call(bytes)` reads and writes `bytes` in total, like a copy of half as much.
+// Prints the rate of `call(bytes)`, which reads and writes `bytes` in total, as much as a copy of
+// half as many bytes.
 template <class F>
 void print_row(const char* name, const char* what, F call) {
     std::printf("%-8s%-16s", name, what);
@@ -112,7 +113,7 @@ void print_row(const char* name, const char* what, F call) {
     std::printf("\n");
 }
 
-// Measures GB/s read plus written. Compare with twice the rate of a copy.
+// Measures the GB read plus written per second. Compare with twice the rate of a copy.
 void bench_conversions(const Table& table, Memory& memory) {
     uint8_t *a = memory.operand(0), *b = memory.operand(2);
     const float factor = 0.5F;

@@ -31,7 +31,7 @@ inline bool gathers(Kind kind) {
 
 struct Step {
     Kind kind;
-    uint64_t count;  // elements; of the longest piece if pieces differ
+    uint64_t count;  // number of elements; of the longest piece if pieces differ
     uint32_t root;
     uint64_t block_bytes;
     uint64_t seed;

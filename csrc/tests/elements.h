@@ -39,7 +39,7 @@ void put(std::vector<uint8_t>& out, size_t at, T value) {
     std::memcpy(out.data() + at, &value, sizeof value);
 }
 
-// Generates elements: difficult ones among ordinary ones.
+// Generates random elements, some of them difficult.
 class Generator {
   public:
     std::vector<uint8_t> elements(DType type, size_t count) {
@@ -61,7 +61,8 @@ class Generator {
                 break;
             case DType::float8_e4m3fn:
             case DType::float8_e5m2:
-                fill<uint8_t>(out, [&] { return random_(); });  // few enough values to cover all
+                // Few enough values to generate all of them.
+                fill<uint8_t>(out, [&] { return random_(); });
                 break;
             case DType::float32_int32:
                 fill<uint64_t>(out, [&] { return few(float32(), 8) | (random_() % 4 - 2) << 32; });
@@ -90,7 +91,7 @@ class Generator {
         for (size_t at = 0; at < out.size(); at += sizeof(T)) put(out, at, static_cast<T>(next()));
     }
 
-    // Fills pairs with few values and indices, so that many tie.
+    // Fills pairs with few different values and indices, so that many pairs tie.
     template <class F>
     void fill_pairs(std::vector<uint8_t>& out, F value) {
         bool index = false;
@@ -146,7 +147,8 @@ class Generator {
         return bits;
     }
 
-    // Half of the values are within a few exponents of 1, where sums of short fractions tie.
+    // Returns a random narrow float. Half of the values are within a few exponents of 1, where sums
+    // of short fractions tie.
     template <class Narrow, int fraction>
     uint16_t narrow() {
         constexpr uint16_t infinity = Narrow::largest;

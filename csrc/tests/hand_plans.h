@@ -74,8 +74,8 @@ class Writer {
 using Slots = std::vector<uint32_t>;
 
 // Makes the plan of one rank and adds the readers of its slots, derived from the plans of all
-// ranks. `make(r)` makes rank r's plan. A slot is published by the post for which its reader has
-// waited last.
+// ranks. `make(r)` makes rank r's plan. Each reader has the number of the post for which it last
+// waited before it read the slot.
 template <class Make>
 std::shared_ptr<const Plan> with_readers(uint32_t rank, uint32_t ranks, Make&& make) {
     std::vector<Reader> readers;
@@ -98,7 +98,7 @@ std::shared_ptr<const Plan> with_readers(uint32_t rank, uint32_t ranks, Make&& m
                                         p->slots, p->scratch, p->addresses_only);
 }
 
-// Every rank publishes its whole input to all ranks.
+// A plan in which every rank publishes its whole input to all ranks.
 inline std::shared_ptr<const Plan> one_shot(uint32_t rank, uint32_t ranks) {
     Writer w;
     std::vector<Ref> sources;
@@ -112,7 +112,7 @@ inline std::shared_ptr<const Plan> one_shot(uint32_t rank, uint32_t ranks) {
         .plan(rank, ranks, 1, 1, 1, 2, Slots(ranks, 1));
 }
 
-// Rank r reduces part r and publishes the result.
+// A plan in which rank r reduces part r and publishes the result.
 inline std::shared_ptr<const Plan> direct(uint32_t rank, uint32_t ranks) {
     Writer w;
     std::vector<Ref> sources;
@@ -131,7 +131,7 @@ inline std::shared_ptr<const Plan> direct(uint32_t rank, uint32_t ranks) {
     return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks));
 }
 
-// The same with single copy.
+// A plan like `direct`, with single copy.
 inline std::shared_ptr<const Plan> single_copy(uint32_t rank, uint32_t ranks) {
     Writer w;
     std::vector<Ref> sources;
@@ -150,7 +150,8 @@ inline std::shared_ptr<const Plan> single_copy(uint32_t rank, uint32_t ranks) {
     return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks), 0, true);
 }
 
-// Partial sums go down the ranks through private memory. The result goes back from rank 0.
+// A plan in which partial sums go down the ranks through private memory. The result goes back from
+// rank 0.
 inline std::shared_ptr<const Plan> chain(uint32_t rank, uint32_t ranks) {
     Writer w;
     if (rank + 1 == ranks) {
@@ -179,7 +180,7 @@ inline std::shared_ptr<const Plan> broadcast(uint32_t rank, uint32_t ranks, uint
     return w.post(2).plan(rank, ranks, 1, 1, 1, 2, slots);
 }
 
-// Pieces may have any lengths.
+// A plan for an all-gather of pieces of any lengths.
 inline std::shared_ptr<const Plan> all_gather(uint32_t rank, uint32_t ranks) {
     Writer w;
     w.copy(slot(rank, 0), in(0), in(0)).post(1).copy(out(rank), in(0), in(0));
@@ -189,7 +190,7 @@ inline std::shared_ptr<const Plan> all_gather(uint32_t rank, uint32_t ranks) {
     return w.post(2).plan(rank, ranks, 1, ranks, 1, 2, Slots(ranks, 1));
 }
 
-// The same with single copy.
+// A plan like `all_gather`, with single copy.
 inline std::shared_ptr<const Plan> single_copy_gather(uint32_t rank, uint32_t ranks) {
     Writer w;
     w.share(slot(rank, 0), in(0)).post(1).copy(out(rank), in(0), in(0));

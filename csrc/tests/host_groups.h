@@ -16,7 +16,7 @@
 
 namespace unisono::test {
 
-using Layout = std::vector<std::vector<uint32_t>>;  // the ranks of each host
+using Layout = std::vector<std::vector<uint32_t>>;  // ranks of each host
 
 // Returns both ends of a connection: TCP over loopback with TCP_NODELAY, as the connection manager
 // passes them.
@@ -76,7 +76,7 @@ class Hosts {
     ~Hosts() {
         run([](Rank& rank) {
             rank.close();
-        });  // together: each waits briefly until the others have its last frames
+        });  // in parallel: each rank waits briefly until the others have its last frames
     }
 
     Rank& operator[](uint32_t r) { return ranks_[r]; }

@@ -1,4 +1,5 @@
-// Kernel features that some tests need and some kernels or emulators lack.
+// Features of the operating system's kernel that some tests need and some kernels or emulators
+// lack.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,8 +18,8 @@ inline bool kernel_reads_peers() {
     return ::process_vm_readv(::getpid(), &sink, 1, &source, 1, 0) == sizeof(to);
 }
 
-// Returns true if a forked child finds a page wiped. The library recognises a forked child by such
-// a page. qemu-user accepts this madvise and ignores it.
+// Returns true if the kernel clears a page in a forked child. The library recognises a forked child
+// by such a page. qemu-user accepts this madvise and ignores it.
 inline bool forks_wipe_memory() {
     void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ::madvise(page, 4096, MADV_WIPEONFORK);

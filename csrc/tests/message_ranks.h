@@ -13,7 +13,7 @@
 namespace unisono::test {
 
 using Data = std::vector<uint8_t>;
-using Requests = std::deque<p2p::Request>;  // a deque: requests must not move
+using Requests = std::deque<p2p::Request>;  // a deque, because requests must not move
 
 inline uint64_t seed_of(uint32_t from, uint32_t to, uint64_t tag, uint64_t number) {
     return ((from * 8ULL + to) * 8 + tag) * 64 + number;
@@ -49,7 +49,7 @@ inline int32_t receive(Rank& rank, Data& data, int32_t from, uint64_t tag,
 }
 
 // Sends `count` messages to each other rank and receives as many, in another order than they
-// arrive. Counts the wrong ones. `bytes_of(seed)` is the length of a message.
+// arrive. Counts the messages with wrong content. `bytes_of(seed)` is the length of a message.
 template <class BytesOf>
 void exchange(Rank& rank, uint32_t ranks, uint64_t tag, uint64_t count, BytesOf bytes_of,
               std::atomic<int>& wrong) {

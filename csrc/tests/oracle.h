@@ -12,7 +12,7 @@
 namespace unisono::oracle {
 
 // A 16- or 8-bit float with `fraction` stored fraction bits. Bits is the integer of its size.
-// Without infinities only the largest magnitude is a NaN, and larger values saturate.
+// Without infinities, only the largest magnitude is a NaN, and larger values saturate.
 template <class Bits_, int fraction, bool has_infinity = true>
 struct Narrow {
     using Bits = Bits_;
@@ -53,7 +53,8 @@ struct Narrow {
         if (std::isinf(magnitude)) return {static_cast<Bits>(sign | largest)};
         int exponent = 1 - bias;
         if (magnitude != 0 && std::ilogb(magnitude) > exponent) exponent = std::ilogb(magnitude);
-        // In units of the last place. A carry into the next exponent encodes itself.
+        // The magnitude in units of the last place. A carry into the next exponent gives the
+        // correct bits.
         const double scaled = std::ldexp(magnitude, fraction - exponent);
         const auto units = static_cast<int64_t>(std::nearbyint(scaled));
         const int64_t encoded = units + (static_cast<int64_t>(exponent + bias - 1) << fraction);
@@ -89,7 +90,7 @@ Pair<T, Index> better(ReduceOp op, Pair<T, Index> a, Pair<T, Index> b) {
     return (op == ReduceOp::minloc ? b.value < a.value : b.value > a.value) ? b : a;
 }
 
-// Returns a op b for the accumulator types.
+// Returns `a op b` for the accumulator types.
 template <class A>
 A combine(ReduceOp op, A a, A b) {
     if constexpr (is_complex_type<A>) {
@@ -172,7 +173,8 @@ T element(const void* src, size_t i) {
     return value;
 }
 
-// Computes dst[i] = fold of srcs[...][i]. `Load` and `Save` convert between T and the accumulator.
+// Computes dst[i] as the reduction of srcs[...][i]. `Load` and `Save` convert between T and the
+// accumulator.
 template <class T, class Load, class Save>
 void fold(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t count,
           uint32_t divisor, Load load, Save save) {

@@ -1,4 +1,4 @@
-// A real rank of a group of two hosts. The test plays the other rank and may send anything that an
+// A real rank of a group on two hosts. The test plays the other rank and may send anything that an
 // authenticated peer can send.
 #pragma once
 
@@ -21,7 +21,8 @@ inline Frame frame_of(FrameKind kind, uint64_t number = 0, uint64_t bytes = 0) {
     return frame;
 }
 
-// The first `bytes` of a message; the whole message unless `total` is larger.
+// Returns the frame of the first `bytes` of a message. They are the whole message unless `total` is
+// larger.
 inline Frame message_of(uint64_t number, uint64_t tag, uint64_t bytes, uint64_t total = 0) {
     Frame frame = frame_of(FrameKind::message, number, bytes);
     frame.place = tag;
@@ -37,7 +38,7 @@ inline Frame post_of(uint64_t number, uint64_t progress, uint32_t loads = 0) {
     return frame;
 }
 
-// Rank 0 of two ranks. The test holds the peer's ends of the connections.
+// A test of rank 0 of two ranks. The test holds the peer's ends of the connections.
 class FakePeer {
   public:
     explicit FakePeer(uint32_t streams = 1, bool connected = true)
@@ -49,7 +50,7 @@ class FakePeer {
         }
     }
     ~FakePeer() {
-        for (auto& ends : ends_) ends.clear();  // so that closing does not wait
+        for (auto& ends : ends_) ends.clear();  // otherwise closing would wait for the peer
         rank_.close();
     }
 
@@ -77,8 +78,8 @@ class FakePeer {
         static_cast<void>(
             !::send(end(kind, stream).get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
     }
-    // Passes the input to `take`, chunk by chunk, until the connection ends or nothing arrives for
-    // 10 s.
+    // Passes the input to `take`, part by part, until the connection ends or nothing arrives for 10
+    // s.
     template <class Take>
     void read(TransportKind kind, size_t stream, Take&& take) {
         std::vector<uint8_t> some(1 << 20);
@@ -93,7 +94,7 @@ class FakePeer {
         read(kind, stream, [&](auto piece) { all.insert(all.end(), piece.begin(), piece.end()); });
         return all;
     }
-    // Returns the kinds of all frames until the connection ends.
+    // Returns the kinds of all frames that arrive before the connection ends.
     std::vector<FrameKind> read_kinds(TransportKind kind, size_t stream = 0) {
         std::vector<FrameKind> kinds;
         const auto all = rest(kind, stream);
@@ -105,8 +106,8 @@ class FakePeer {
         }
         return kinds;
     }
-    // Returns true if a frame of this kind without payload arrives soon. Drops the frames before
-    // it.
+    // Returns true if a frame of this kind without payload arrives within `soon_s`. Drops all
+    // frames before it.
     bool receives(TransportKind kind, FrameKind expected, double soon_s, size_t stream = 0) {
         wait_at_most(kind, stream, soon_s);
         Frame frame;

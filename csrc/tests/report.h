@@ -1,4 +1,4 @@
-// The results of a test program. Any thread may add one.
+// The results of a test program. Any thread may add a result.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@ class Report {
         (ok ? passed_ : failed_) += 1;
         if (!ok && failed_ <= 20) std::printf("FAILED %s\n", what.c_str());
     }
-    // Returns true if a check can run here; else reports the skipped check and the reason.
+    // Returns true if a check can run on this machine. Otherwise reports the skipped check and the
+    // reason.
     bool can_run(const char* check, bool able, const char* why_not) {
         const std::lock_guard lock(mutex_);
         if (!able) std::printf("SKIPPED %s: %s\n", check, why_not);

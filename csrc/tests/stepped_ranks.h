@@ -1,4 +1,5 @@
-// Messages step by step. One thread plays all ranks, so that each test controls the order of steps.
+// Tests of messages step by step. One thread plays all ranks, so that each test controls the order
+// of steps.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +14,15 @@
 namespace unisono::test {
 
 inline constexpr uint64_t kOther = 9;   // the tag of messages that no receive matches
-inline constexpr size_t kEager = 8192;  // goes through the byte ring
+inline constexpr size_t kEager = 8192;  // bytes of a message that goes through the byte ring
 inline constexpr size_t kMostEager =
-    16384;                           // the same where ranks share cores; the largest eager size
-inline constexpr size_t kMost = 60;  // more eager messages than there is room for
+    16384;  // largest eager message, in bytes, if ranks share cores
+// Number of eager messages that is larger than the room for them.
+inline constexpr size_t kMost = 60;
 inline constexpr size_t kLarge = 300'000;
 
-// The world is destroyed first, which ends the requests before their memory.
+// Ranks that one thread advances. The world is destroyed first, which ends the requests before
+// their memory is freed.
 template <class SomeWorld>
 class SteppedRanksOn {
   public:
@@ -41,14 +44,14 @@ class SteppedRanksOn {
         const auto* const data = reinterpret_cast<const uint8_t*>(request.message().data);
         return {data, data + request.message().bytes};
     }
-    // Lets one rank poll once.
+    // Makes one rank poll once.
     void poll(uint32_t rank) { static_cast<void>((*this)[rank].test(never_)); }
     void settle() {
         for (int i = 0; i < 20; ++i) {
             for (uint32_t r = 0; r < ranks_; ++r) poll(r);
         }
     }
-    // Returns true if the request succeeds after enough polls by all ranks.
+    // Returns true if the request succeeds after up to 1000 polls by all ranks.
     bool ends(p2p::Request& request) {
         for (int i = 0; i < 1000 && !request.done(); ++i) settle();
         return request.done() && !request.error();
@@ -56,8 +59,8 @@ class SteppedRanksOn {
     bool brings(p2p::Request& request, const Data& data) {
         return ends(request) && got(request) == data;
     }
-    // Fills the room from rank 0 to rank 1 with messages that no receive matches, plus three that
-    // are held back. Rank 1 must have a pending receive, else it does not poll.
+    // Fills the room from rank 0 to rank 1 with messages that no receive matches, plus three
+    // messages that are held back. Rank 1 must have a pending receive; otherwise it does not poll.
     std::vector<p2p::Request*> fill() {
         std::vector<p2p::Request*> sends;
         for (size_t held = 0; held < 3 && sends.size() < kMost; held += !sends.back()->done()) {
@@ -79,7 +82,7 @@ class SteppedRanksOn {
                    what);
         }
     }
-    // Overwrites the memory of all messages, as a caller may do after the requests have ended.
+    // Overwrites the memory of all messages, as a caller may do after the end of the requests.
     void scribble() {
         for (Data& data : datas_) std::fill(data.begin(), data.end(), uint8_t{0xee});
     }
@@ -92,7 +95,8 @@ class SteppedRanksOn {
   private:
     std::deque<Data> datas_;
     Requests requests_;
-    p2p::Request never_{{nullptr, 0, DType::uint8, 0, 0}, false};  // is tested, but never begun
+    // This request is tested, but never begun.
+    p2p::Request never_{{nullptr, 0, DType::uint8, 0, 0}, false};
     SomeWorld world_;
     const uint32_t ranks_;
 };
@@ -106,7 +110,7 @@ class SteppedRanks : public SteppedRanksOn<World> {
     [[nodiscard]] p2p::Pair& pair() { return *world()[1].segment->pair(0, 1).shared; }
 };
 
-// Each rank is on a host of its own.
+// Ranks that are each on a separate host.
 class SteppedHosts : public SteppedRanksOn<Hosts> {
   public:
     explicit SteppedHosts(uint32_t ranks = 2, bool = true)

@@ -24,8 +24,8 @@ Step random_step(std::mt19937_64& random, uint32_t ranks, uint32_t kinds) {
     return step;
 }
 
-// Runs the same random calls on all ranks. Some are synchronous; the others are waited for later,
-// in any order.
+// Runs the same random calls on all ranks. Some calls are synchronous. The ranks wait for the
+// others later, in any order.
 void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint32_t kinds,
                      uint64_t seed) {
     std::mt19937_64 choose(seed);
@@ -70,8 +70,8 @@ void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint32_t k
     report.check(wrong == 0, "results of a sequence of " + std::to_string(ranks));
 }
 
-// Threads of one rank make equal calls, so their order does not matter. No call may be lost or
-// overtake another in the middle.
+// Threads of one rank make equal calls, so their order does not matter. No call may be lost, and no
+// call may run in the middle of another call.
 void check_threads(Report& report, Mapping mapping, uint32_t ranks) {
     World world(shape_of(ranks, 2), mapping, 1);
     std::atomic<int> wrong{0};

@@ -1,5 +1,5 @@
-// The checks by which the ranks of a host ask the kernel whether other ranks live: not too many,
-// and enough.
+// Tests of the liveness checks, in which the ranks of a host ask the kernel if other ranks are
+// alive. The number of checks must be sufficient, but not large.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -18,7 +18,7 @@
 
 namespace {
 
-// The number of checks by all processes of this test so far.
+// Returns the counter of the checks by all processes of this test.
 std::atomic<uint64_t>* asked() {
     static void* const page =
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -75,7 +75,7 @@ void check_simulated_intervals(Report& report, uint32_t ranks, uint32_t sleepers
                  what + std::to_string(taken) + " checks, at most " + std::to_string(most));
 }
 
-// Clocks that disagree, as in containers with their own time namespaces.
+// Tests clocks that disagree, as in containers with their own time namespaces.
 void check_clocks_that_disagree(Report& report) {
     std::atomic<uint64_t> turn{0};
     for (uint32_t us = 50'000; us < 1'000'000; us += 50'000) {
@@ -104,7 +104,8 @@ void await_joined(const Segment& segment, uint32_t first) {
     }
 }
 
-// One rank is late and all others sleep. Then the late rank is killed, and all others report it.
+// One rank is late, and all others sleep. Then the late rank is killed, and all others report its
+// loss.
 void check_many_sleepers(Report& report) {
     constexpr uint32_t ranks = 16;
     constexpr double sleep_s = 0.6;
@@ -139,7 +140,7 @@ void check_many_sleepers(Report& report) {
     }
 }
 
-// All ranks but one compute. The only sleeping rank detects the loss by itself.
+// All ranks but one compute. The only sleeping rank detects the loss of a rank.
 void check_one_sleeper(Report& report) {
     constexpr uint32_t ranks = 6;
     const Descriptor fd(create_segment(shape_of(ranks, 2), World::nonce));
@@ -160,7 +161,7 @@ void check_one_sleeper(Report& report) {
 
 int main() {
     Report report;
-    static_cast<void>(asked());  // before the first fork
+    static_cast<void>(asked());  // must be called before the first fork
     for (const uint32_t ranks : {1U, 2U, 7U, 50U, 51U, 300U, 1000U}) {
         for (const uint32_t sleepers : {1U, 2U, 49U, 1000U}) {
             for (const uint32_t from_us : {0U, ~0U - 5'000'000U}) {
@@ -169,7 +170,7 @@ int main() {
         }
     }
     check_clocks_that_disagree(report);
-#if !defined(__SANITIZE_THREAD__)  // does not support forked processes
+#if !defined(__SANITIZE_THREAD__)  // the thread sanitizer does not support forked processes
     check_many_sleepers(report);
     check_one_sleeper(report);
 #endif

@@ -1,5 +1,5 @@
-// Widening, narrowing and scaling of elements, by every instruction set that this CPU has. Compared
-// with the oracle bit for bit.
+// Widening, narrowing and scaling of elements, by every instruction set that this CPU has. The
+// results are compared with the oracle bit for bit.
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -19,8 +19,8 @@ std::vector<float> hard_floats(size_t count) {
     return values;
 }
 
-// Representable numbers, the halves between neighbours, and the float32 values next to those
-// halves: the cases where rounding goes wrong.
+// Returns values for which rounding is difficult: representable numbers, the halves between
+// neighbours, and the float32 values next to those halves.
 template <class Narrow>
 std::vector<float> with_ties() {
     std::vector<float> values = hard_floats(40000);
@@ -38,7 +38,7 @@ std::vector<float> with_ties() {
     return values;
 }
 
-// The expected bits of a widened NaN; see kernels.h.
+// Returns the expected bits of a widened NaN; see kernels.h.
 template <class Narrow>
 uint32_t widened_bits(Narrow element) {
     uint32_t bits;
@@ -91,7 +91,7 @@ void check_conversions(Report& report, const Table& table, DType type) {
         narrows = narrows && rounded[i] == Narrow::rounded(values[i]).bits;
     report.check(narrows, where + " narrow");
     for (size_t count = 0; count < 70;
-         ++count) {  // partial vectors; nothing is written after the end
+         ++count) {  // tests partial vectors, and that nothing is written after the end
         std::vector<float> few(count + 1, 5.0F);
         std::vector<Bits> back(count + 1, Bits{42});
         widen_with(table, type, few.data(), every.data(), count, nullptr);

@@ -1,4 +1,5 @@
-// The counters: each completed call and message counts once, whichever thread runs it.
+// Tests of the counters: each completed call and message counts once, independent of the thread
+// that runs it.
 #include <atomic>
 
 #include "tests/calls.h"
@@ -40,7 +41,7 @@ Execution execution_of(Call& call, uint32_t row) {
     return execution;
 }
 
-// Threads of a rank make calls: in the calling thread, or in the progress thread.
+// Threads of a rank make calls that run in the calling thread or in the progress thread.
 void check_calls(Report& report, Mapping mapping) {
     constexpr uint32_t kRanks = 3, kThreads = 3, kCalls = 20;
     World world(shape_of(kRanks, 2), mapping, 1);
@@ -67,7 +68,7 @@ void check_calls(Report& report, Mapping mapping) {
     });
 }
 
-// A call that follows another counts only if it runs, in a row of its own.
+// A call that follows another call counts only if it runs, and counts in its own row.
 void check_continuations(Report& report) {
     constexpr uint32_t kRanks = 2;
     World world(shape_of(kRanks, 2), Mapping::own, 1);
@@ -107,7 +108,7 @@ void check_messages(Report& report, Ranks& world, const std::string& where) {
     world.run([&](Rank& rank) {
         const auto other = static_cast<int32_t>(1 - rank.rank);
         uint64_t messages = 0, bytes = 0;
-        for (const size_t length : {0, 5, 3000, 40'000}) {  // by every path
+        for (const size_t length : {0, 5, 3000, 40'000}) {  // lengths for every path
             Data out(length, 1), in(length);
             for (const bool in_background : {false, true}) {
                 Requests requests;
@@ -123,7 +124,7 @@ void check_messages(Report& report, Ranks& world, const std::string& where) {
     });
 }
 
-// A message of a rank to itself moves no bytes. A cancelled one does not count.
+// A message of a rank to itself moves no bytes. A cancelled message does not count.
 void check_own_messages(Report& report) {
     World world(shape_of(2, 2), Mapping::own, 1);
     Rank& rank = world[0];
@@ -142,7 +143,7 @@ void check_own_messages(Report& report) {
     expect(report, *rank.counters, kReceiveRow, {2, 0, 0}, "own receives");
 }
 
-// A wait that is given up, and one that fails, count their time. Waits of messages have their own
+// Waits that are given up and waits that fail count their time. Waits of messages have their own
 // rows.
 void check_waits(Report& report) {
     World world(shape_of(2, 2), Mapping::own, 1);

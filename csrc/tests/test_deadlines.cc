@@ -27,7 +27,8 @@ void check_random_changes(Report& report) {
             if (random() % 4 == 0) {
                 deadlines.remove(id);
             } else {
-                const double time = static_cast<double>(random() % 12);  // often equal
+                // Few values, so that times are often equal.
+                const double time = static_cast<double>(random() % 12);
                 deadlines.set(id, time);
                 times[id] = time;
                 expected.insert({time, id});

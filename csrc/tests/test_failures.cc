@@ -1,4 +1,4 @@
-// Failures: every rank soon reports the same cause.
+// Tests of failures: every rank soon reports the same cause.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -173,7 +173,7 @@ void check_lent_memory_unmapped(Report& report) {
     ::munmap(read, bytes);
 }
 
-// Seconds are printed without an exponent.
+// Checks that seconds are printed without an exponent.
 void check_seconds(Report& report) {
     for (const auto& [seconds, text] : std::initializer_list<std::pair<double, const char*>>{
              {5, "5 s"}, {0.25, "0.25 s"}, {1800, "1800 s"}, {1e8, "100000000 s"}}) {
@@ -183,7 +183,7 @@ void check_seconds(Report& report) {
     }
 }
 
-// Threads of other programs occupy the cores, so a rank that yields waits long for its next turn.
+// Threads of other programs occupy the cores, so a rank that yields waits long until it runs again.
 void check_timeout_on_busy_cores(Report& report, Mapping mapping) {
     std::atomic<bool> over{false};
     std::vector<std::thread> others;
@@ -193,7 +193,8 @@ void check_timeout_on_busy_cores(Report& report, Mapping mapping) {
             }
         });
     }
-    // The shortest of several: the machine itself may pause, and one fast timeout shows the design.
+    // The shortest of several timeouts. The machine itself may pause, so one short timeout is
+    // sufficient proof.
     std::chrono::duration<double> shortest(kLong_s);
     for (int attempt = 0; attempt < 5 && shortest.count() >= 1.5; ++attempt) {
         World world(shape_of(2, 2), mapping, 1);
@@ -221,7 +222,8 @@ void check_interrupted_after_another(Report& report, Mapping mapping) {
            "rank 0 was interrupted", "the other ranks' calls");
 }
 
-// During its lifetime, a new thread would need more stack than there is memory.
+// During the object's lifetime, no thread can be created: its stack would need more memory than
+// there is.
 class NoMoreThreads {
   public:
     NoMoreThreads() {
@@ -238,7 +240,7 @@ class NoMoreThreads {
     pthread_attr_t before_{};
 };
 
-// If no thread can be started, a waiting thread executes the call itself, within its limit.
+// If no thread can be started, a waiting thread executes the call itself, within its timeout.
 void check_waiting_without_threads(Report& report, Mapping mapping) {
     World world(shape_of(2, 2), mapping, 1);
     std::atomic<bool> come{false};

@@ -1,5 +1,6 @@
-// Invalid frames from an authenticated peer, and unexpected ends of its connections. Each leads to
-// a named error or to none, never to an endless wait or an access outside the buffers.
+// Invalid frames from an authenticated peer, and unexpected ends of its connections. Each case
+// leads to a specific error or to no error, but never to an endless wait or an access outside the
+// buffers.
 #include <sys/wait.h>
 
 #include <atomic>
@@ -126,7 +127,7 @@ void check_credit(Report& report) {
     }
 }
 
-// The receiver grants the rest of a message only after a receive matches.
+// The receiver grants the rest of a message only after a receive matches the message.
 void check_grant(Report& report) {
     FakePeer fake;
     Data data(1000), other(10);
@@ -219,7 +220,7 @@ void check_ends(Report& report) {
             }
         }
     }
-    FakePeer fake(3);  // half a frame, then the end of only this connection
+    FakePeer fake(3);  // half a frame, then the end of this connection only
     fake.send_bytes(kCalls, std::string(30, '\1'), 1);
     fake.hang_up(kCalls, 1, false);
     expect(report, call(fake), Fault::peer_lost, "rank 1 is gone", "one torn connection of three");
@@ -236,7 +237,7 @@ void check_ends(Report& report) {
 void check_order(Report& report) {
     FakePeer fake(2);
     const auto& progress = fake.group().view().control(1).progress;
-    // Many blocks, so that the call waits in any case.
+    // The call has so many blocks that it must wait.
     std::thread caller([&] { run_step(fake.rank(), simple(Kind::direct, 100'000), 2); });
     const auto comes = [&](uint64_t expected) {
         for (int i = 0; i < 1000 && progress.load() != expected; ++i) pause(0.001);
@@ -321,7 +322,7 @@ void check_forked(Report& report) {
         }
         char byte = 0;
         static_cast<void>(!::read(pipe[0], &byte, 1));
-        fake.reset();  // closes no connection twice
+        fake.reset();  // must not close a connection twice
         ::_exit(0);
     }
     ::close(pipe[0]);

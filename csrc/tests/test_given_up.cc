@@ -1,5 +1,5 @@
-// Failures in the middle of messages. Each request ends with the cause, and no thread uses its
-// memory afterwards.
+// Failures in the middle of messages. Each request ends with the cause of the failure, and no
+// thread uses its memory afterwards.
 #include <atomic>
 #include <fstream>
 #include <functional>
@@ -39,7 +39,7 @@ struct State {
     std::function<void(Some&)> reach;
 };
 
-// All states in which a message may be when its group fails.
+// Returns all states in which a message may be when its group fails.
 template <class Some>
 std::vector<State<Some>> states() {
     return {
@@ -101,7 +101,8 @@ void check_failures(Report& report) {
                     stepped.world()[0].close();
                     stepped.world()[1].close();
                 } else {
-                    for (const uint32_t rank : {1, 0})  // the other rank may already know
+                    // The other rank may already know of the failure.
+                    for (const uint32_t rank : {1, 0})
                         stepped.world()[rank].members->record(Fault::aborted, "enough of this");
                 }
                 stepped.settle();
@@ -119,7 +120,8 @@ void check_failures(Report& report) {
 // A sender leaves and reuses its memory. The receiver must not get the new content.
 void check_sender_left(Report& report) {
     for (const bool single_copy : {true, false}) {
-        for (const int polls : {-1, 0, 1}) {  // before the receive, at its begin, later
+        // Polls before the sender leaves: none before the receive, at its begin, later.
+        for (const int polls : {-1, 0, 1}) {
             SteppedRanks stepped(2, single_copy);
             stepped.send(data_of(1, 40 * kLarge), 1);
             p2p::Request* in = polls < 0 ? nullptr : &stepped.receive(40 * kLarge, 1);
@@ -148,7 +150,7 @@ void check_receiver_left(Report& report) {
     }
 }
 
-// Returns this process's `name` of /proc/self/status in bytes; 0 if it is missing.
+// Returns the value `name` of /proc/self/status in bytes, or 0 if it is missing.
 uint64_t own_bytes(const std::string& name) {
     std::ifstream status("/proc/self/status");
     uint64_t kib = 0;
@@ -192,7 +194,7 @@ void check_stalled_send(Report& report, bool times_out) {
         report.check(own_bytes("VmHWM") < before + (8 << 20), what + ": it was copied");
 }
 
-// Each rank waits for the next one.
+// Each rank waits for a message from the next rank.
 void check_cycle(Report& report, Mapping mapping) {
     World world(shape_of(3, 2), mapping, 3);
     std::atomic<int> waiting{0};
@@ -225,7 +227,7 @@ void check_cycle(Report& report, Mapping mapping) {
 
 int main() {
     Report report;
-    // First, because this test reads the process's peak memory.
+    // This test runs first, because it reads the process's peak memory.
     for (const bool times_out : {false, true}) check_stalled_send(report, times_out);
     check_failures<SteppedRanks>(report);
     check_failures<SteppedHosts>(report);

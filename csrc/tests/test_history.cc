@@ -16,7 +16,7 @@ using namespace unisono::test;
 
 constexpr uint64_t kCalls = 300'000;
 
-// All fields of a call follow from its number.
+// Returns the arguments of a call. All of them follow from its number.
 CallArgs args_of(uint64_t seq) {
     return {OpKind::all_reduce,
             DType::float32,
@@ -38,7 +38,7 @@ std::string text_of(uint64_t seq) {
            "], root=" + std::to_string(seq & 0xffff) + ")";
 }
 
-// Reads one entry of `history` until the writers end, and once more afterwards.
+// Reads a record of `history` until the writers end, and once more afterwards.
 void read(Report& report, const RankControl& history, const std::atomic<bool>& over,
           const std::string& what) {
     const auto own = std::make_unique<RankControl>();
@@ -76,7 +76,7 @@ void check_read_while_written(Report& report) {
     reader.join();
 }
 
-// For a rank of another host, calls are reported over two paths, and one path lags behind.
+// Calls of a rank on another host are reported over two paths, and one path is slower.
 void check_calls_reported_over_two_paths(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
     View view(segment, 0, HostRanks{2, {0}});

@@ -1,5 +1,5 @@
-// A peer of this host that writes arbitrary values to the shared memory. The damage is limited to
-// an error or a message that never ends.
+// Tests of a peer on this host that writes arbitrary values to the shared memory. The damage is
+// limited to an error or a message that never ends.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -15,7 +15,7 @@ using namespace unisono;
 using namespace unisono::test;
 using p2p::Phase;
 
-// Rank 0 is real. The test plays rank 1 and writes to the memory that they share.
+// Rank 0 is a real rank. The test plays rank 1 and writes to the memory that they share.
 class Hostile {
   public:
     explicit Hostile(bool single_copy = true) : stepped_(2, single_copy) {
@@ -92,7 +92,7 @@ void check_slots_that_change(Report& report) {
             Hostile h;
             h.put(1, 1, bytes);
             p2p::Request& never = h.stepped().receive(10, 2, 1, 0);
-            h.stepped().poll(0);  // no receive matches it
+            h.stepped().poll(0);  // no receive matches this message
             const auto change = [&] {
                 h.slot(1).bytes = 1 << 30;
                 h.slot(1).place = ~0ULL - 50;
@@ -206,7 +206,7 @@ void check_hostile_answers(Report& report) {
     expect(report, h.receive(10, 2), Fault::system, "in phase 0", "an answer without a message");
 }
 
-// Counters of the receiver that the sender trusts.
+// The receiver writes wrong values to the counters that the sender trusts.
 void check_hostile_receiver(Report& report) {
     Data data = data_of(1, kLarge);
     for (const bool single_copy : {true, false}) {
@@ -235,7 +235,7 @@ void check_hostile_receiver(Report& report) {
     }
 }
 
-// Random writes to random places.
+// Writes random values to random addresses of the shared memory.
 void check_random_hostility(Report& report) {
     for (uint64_t seed = 0; seed < 60; ++seed) {
         Hostile h(seed % 2);

@@ -1,5 +1,5 @@
 // Successful calls and messages between hosts, with any length, layout, number of streams and
-// threads, also several calls at once.
+// threads, and with several calls at the same time.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -75,7 +75,7 @@ size_t bytes_of(uint64_t seed) {
 }
 
 // Each thread of each rank sends to the corresponding threads of all ranks, on its own host and on
-// others.
+// other hosts.
 void check_messages(Report& report, const Layout& layout, uint32_t streams) {
     constexpr uint64_t kMessages = 5;
     Hosts world(layout, streams);
@@ -143,7 +143,8 @@ void check_mismatch(Report& report) {
     });
 }
 
-// A wait for a message, from any source, asks the other hosts, so that a loss is detected in time.
+// A wait for a message from any source asks the other hosts for their last calls, so that a loss is
+// detected in time.
 void check_asking_other_hosts(Report& report) {
     Hosts world({{0, 1}, {2}}, 1);
     const auto asked_after = [&world](int32_t source, double seconds) {

@@ -1,5 +1,5 @@
-// Every reduction and copy of every instruction set that this CPU has. Compared with the oracle bit
-// for bit.
+// Every reduction and copy of every instruction set that this CPU has. The results are compared
+// with the oracle bit for bit.
 #include <cstdio>
 #include <random>
 #include <string>
@@ -15,9 +15,10 @@ using namespace unisono::test;
 // Memory layout and stores of a case's operands.
 struct Layout {
     const char* name;
-    size_t offset;  // of each operand, times its position; in bytes, or in elements if `elements`
+    // Operand k begins at k times this offset, in bytes, or in elements if `elements`.
+    size_t offset;
     bool elements;
-    int alias;  // the source that dst aliases (-1: the last), or none
+    int alias;  // index of the source that dst aliases (-1: the last source), or none
     bool has_dst2;
     Store store, store2;
 };

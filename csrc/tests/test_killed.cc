@@ -1,5 +1,5 @@
-// A rank is killed in the middle of a large message. The other rank soon names it and may reuse its
-// own memory.
+// A rank is killed in the middle of a large message. The other rank soon names the killed rank and
+// may reuse its own memory.
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -17,14 +17,14 @@ using namespace unisono;
 using namespace unisono::test;
 
 #if !defined(__SANITIZE_THREAD__)
-// Needs processes, which a thread sanitizer does not support.
+// This test needs processes, which a thread sanitizer does not support.
 
 constexpr size_t kBytes = 24 << 20;
 constexpr uint64_t kBlock = 64 << 10;
 constexpr double kSoon_s = 10;
 
-// Returns true if a child can read its parent's memory. The receiver reads, and either process may
-// be the receiver.
+// Returns true if a child can read its parent's memory. The receiver reads the sender's memory, and
+// either process may be the receiver.
 bool processes_read_peers() {
     const pid_t parent = ::getpid(), child = ::fork();
     if (child == 0) {
@@ -37,7 +37,7 @@ bool processes_read_peers() {
     return status == 0;
 }
 
-// One of two ranks, with its end of a message from rank 0 to rank 1.
+// One of two ranks, with its send or receive of a message from rank 0 to rank 1.
 class End {
   public:
     End(const Descriptor& fd, bool sends, bool single_copy)
@@ -54,7 +54,7 @@ class End {
         return std::all_of(data_.begin(), data_.end(), [=](uint8_t b) { return b == value; });
     }
     const p2p::Request& request() const { return request_; }
-    // Returns the progress of both ends: chunks, or blocks.
+    // Returns the progress of both ranks, in chunks or blocks.
     uint64_t moved() {
         p2p::Pair& pair = *rank_.segment->pair(0, 1).shared;
         const uint64_t claims = pair.transfers[0].claims;
@@ -76,13 +76,13 @@ class End {
 struct Case {
     bool sender_dies;
     bool single_copy;
-    // True: the killed rank stops in the middle and is dead before the other one continues. False:
-    // both are active at the kill.
+    // True: the killed rank stops in the middle and is dead before the other rank continues. False:
+    // both ranks are active when the rank is killed.
     bool stops;
-    uint64_t moved;  // progress before the kill, at least
+    uint64_t moved;  // minimum progress before the kill
 };
 
-// Runs until killed, or until the message is complete.
+// Runs until this process is killed, or until the message is complete.
 [[noreturn]] void live(const Descriptor& fd, const Case& c) {
     ::alarm(60);
     End end(fd, c.sender_dies, c.single_copy);
@@ -111,7 +111,7 @@ void check_killed(Report& report, const Case& c) {
     const Outcome outcome = outcome_of([&] { end.wait(); });
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
     report.check(took.count() < kSoon_s, what + ": reported late");
-    if (outcome.fault == Fault::none) {  // killed after the message was complete
+    if (outcome.fault == Fault::none) {  // the rank was killed after the message was complete
         report.check(!c.stops && end.holds(7),
                      what + ": an incomplete message was reported as received");
     } else {

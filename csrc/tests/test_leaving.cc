@@ -1,5 +1,5 @@
-// Leaving a group with other hosts: the last frames, their order, and the time until they are
-// acknowledged.
+// Tests of leaving a group on several hosts: the last frames, their order, and the time until they
+// are acknowledged.
 #include <chrono>
 #include <deque>
 
@@ -43,7 +43,7 @@ void check_left_in_steps(Report& report) {
     }
 }
 
-// A rank that left the group before a peer connected says so on each connection.
+// A rank that left the group before a peer connected reports this on each connection.
 void check_left_by_each_connection(Report& report) {
     FakePeer fake(2);
     for (size_t s = 0; s < 2; ++s) {
@@ -56,7 +56,7 @@ void check_left_by_each_connection(Report& report) {
            "a second left frame is ignored");
 }
 
-// A rank that has left without ever connecting reads nothing.
+// A rank that leaves without ever connecting reads nothing.
 void check_left_unconnected(Report& report) {
     FakePeer fake(1, false);
     std::thread later([&] {
@@ -68,7 +68,7 @@ void check_left_unconnected(Report& report) {
     later.join();
 }
 
-// The control channels may report a rank's end before its last data have arrived.
+// The control channels may report that a rank has left before its last data arrives.
 void check_left_before_its_last(Report& report) {
     FakePeer fake;
     std::thread later([&] {
@@ -95,7 +95,7 @@ void check_torn_after_leaving(Report& report) {
            "the rest of a message after its sender has left");
 }
 
-// Polling a message of a rank that has left ends that message. Messages of other ranks continue.
+// A poll of a message of a rank that has left ends that message. Messages of other ranks continue.
 void check_polling_after_leaving(Report& report) {
     World world(shape_of(3, 2), Mapping::one, 1);
     world[1].close();
@@ -118,7 +118,7 @@ void check_polling_after_leaving(Report& report) {
     sending.join();
 }
 
-// The same for a large message that the rank has seen but not received.
+// A poll also ends a large message that the rank has seen but not received.
 template <class Some>
 void check_untaken_after_leaving(Report& report, const std::string& what) {
     Some stepped(3);
@@ -140,8 +140,8 @@ void check_untaken_after_leaving(Report& report, const std::string& what) {
     report.check(came, what + ": the message to another rank has not arrived");
 }
 
-// The last rank may still send to itself. A receive from any rank does not wait for that, but a
-// receive from the rank itself does.
+// The last rank may still send to itself. A receive from any rank does not wait for such a message,
+// but a receive from the rank itself does.
 void check_last_rank(Report& report) {
     World world(shape_of(2, 2), Mapping::one, 1);
     world[1].close();
@@ -160,8 +160,8 @@ void check_last_rank(Report& report) {
                  "the last rank's message to itself arrives");
 }
 
-// Sends of all sizes to a rank that has left end one by one when polled: unsent ones, partly sent
-// ones, and ones begun later.
+// Sends of all sizes to a rank that has left end one by one when polled: unsent sends, partly sent
+// ones, and sends that begin later.
 void check_sends_to_a_rank_that_left(Report& report) {
     enum class There : uint8_t { never, slowly, no_more };
     for (const There there : {There::never, There::slowly, There::no_more}) {
@@ -223,7 +223,7 @@ void send_untaken(Report& report, FakePeer& fake, const Data& data) {
                  "the kernel has accepted the message");
 }
 
-// Sent bytes wait in the kernel for a peer that computes.
+// A rank that leaves waits until the kernel has sent all bytes to a peer that computes.
 void check_leaving_waits(Report& report) {
     FakePeer fake;
     const Data data(1 << 20, 7);
@@ -231,15 +231,15 @@ void check_leaving_waits(Report& report) {
     std::thread closing([&] { fake.group().close(20, {}); });
     report.check(fake.receives(kCalls, FrameKind::left, 1), "collectives do not wait for messages");
     pause(2.5);
-    fake.send(kMessages,
-              frame_of(FrameKind::grant, 2));  // the kernel would answer this with a reset
+    // Without the wait, the kernel would answer this with a reset.
+    fake.send(kMessages, frame_of(FrameKind::grant, 2));
     pause(0.05);
     report.check(fake.rest(kMessages).size() == data.size() + 3 * sizeof(Frame),
                  "a late reader gets the whole message and the left frame");
     closing.join();
 }
 
-// Unsent grants do not count as a message that was given up.
+// Unsent grants do not count as a message that this rank gave up.
 void check_unsent_grants(Report& report) {
     FakePeer fake(1, false);
     fake.attach(kMessages, 0, 1, 4 << 10);

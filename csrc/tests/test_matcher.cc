@@ -1,4 +1,4 @@
-// The matcher, compared with a model that keeps every message and receive.
+// A test of the matcher, compared with a model that keeps every message and receive.
 #include <deque>
 #include <random>
 #include <string>
@@ -17,7 +17,7 @@ using test::Report;
 constexpr uint32_t kRanks = 3;
 constexpr uint64_t kNoMatch = ~0ULL;
 
-// All messages and receives in order. `over` marks matched or withdrawn ones.
+// All messages and receives in order. `over` marks matched or withdrawn messages and receives.
 class Model {
   public:
     struct Posted {
@@ -30,7 +30,7 @@ class Model {
         uint64_t tag;
         bool over;
     };
-    // Each returns the number of the match, or kNobody.
+    // Receive or send in the model. Each function returns the number of the match, or kNoMatch.
     uint64_t receive(int32_t source, uint64_t tag) {
         posted.push_back({source, tag, false});
         const uint64_t found = first_message(source, tag);
@@ -65,8 +65,8 @@ class Model {
     static bool suits(int32_t source, uint64_t tag, const Came& message) {
         if (source != -1 && static_cast<uint32_t>(source) != message.source) return false;
         if (tag == ~0ULL)
-            return message.tag < 1ULL
-                                     << 63;  // a receive of any tag excludes the library's own tags
+            // A receive of any tag does not match the library's own tags.
+            return message.tag < 1ULL << 63;
         return tag == message.tag;
     }
 };

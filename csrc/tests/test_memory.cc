@@ -1,5 +1,5 @@
-// Failed allocations at every point of a call or message. No rank waits in all_left, and the ranks'
-// counters stay consistent.
+// Tests with failed allocations at every point of a call or message. No rank waits without end, and
+// the counters of the ranks stay consistent.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// The number of allocations that still succeed in this thread; negative: no limit.
+// Number of allocations that still succeed in this thread; negative: no limit.
 thread_local int64_t t_left = -1;
 thread_local bool t_refused = false;
 thread_local void (*t_on_refusal)() = nullptr;
@@ -32,7 +32,8 @@ void* get(std::size_t bytes) {
     return std::malloc(bytes == 0 ? 1 : bytes);
 }
 
-// Lets allocations fail after `from` of them. Returns true if one failed.
+// Runs `work` while this thread's allocations fail after the first `from`. Returns true if an
+// allocation failed.
 template <class Work>
 bool starve(int64_t from, Work&& work) {
     t_left = from;
@@ -68,7 +69,8 @@ constexpr double kSoon_s = 5;
 
 enum class Mode : uint8_t { run, begin, queue };
 
-// The outcome of a starved rank: success, an error of the core, or std::bad_alloc.
+// Returns the outcome of a rank whose allocations fail: success, an error of the core, or
+// std::bad_alloc.
 template <class Work>
 Outcome outcome_or_no_memory(Work&& work) {
     try {
@@ -84,9 +86,9 @@ void make(Rank& rank, Execution call, Mode mode) {
     rank.dispatcher->wait(*rank.dispatcher->submit(std::move(call), kSoon_s, inline_s), -1, {});
 }
 
-// Rank 1's allocations fail after `from` of them; returns true if one failed. `reports`: the other
-// ranks learn of the failure at once. Otherwise they learn of it when a rank closes, because no
-// connection manager runs here.
+// Fails rank 1's allocations after the first `from` of a call. Returns true if an allocation
+// failed. If `reports` is set, the other ranks learn of the failure at once. Otherwise they learn
+// of it when a rank closes, because no connection manager runs in this test.
 template <class SomeWorld>
 bool check_call(Report& report, SomeWorld& world, Kind kind, Mode mode, int64_t from,
                 bool reports) {
@@ -149,7 +151,7 @@ void check_messages(Report& report, size_t bytes) {
             } else {
                 starved = starve(from, [&] { outcome = outcome_or_no_memory(exchange); });
             }
-            // Ends the requests that are still pending if another one could not begin.
+            // Ends the requests that are still pending if another request could not begin.
             if (outcome.fault != Fault::none) rank.close();
             if (outcome.fault == Fault::none)
                 report.check(received == std::vector<uint8_t>(bytes, static_cast<uint8_t>(peer)),
@@ -169,7 +171,7 @@ void report_to_others(Hosts& hosts, uint32_t rank) {
         if (other != rank) hosts.group(other).fail(failure.fault(), failure.what());
 }
 
-// Rank 1's allocations fail after `from` of them during a large message, and rank 1 stays in the
+// Rank 1's allocations fail after the first `from` of a large message, and rank 1 stays in the
 // group. The other rank learns the cause. Returns true if an allocation failed.
 template <class SomeWorld>
 bool check_failure_reported(Report& report, SomeWorld& world, bool sends, int64_t from,
@@ -186,7 +188,7 @@ bool check_failure_reported(Report& report, SomeWorld& world, bool sends, int64_
     for (uint32_t r = 0; r < 2; ++r)
         requests.push_back(std::make_unique<p2p::Request>(
             message(data[r], 1 - static_cast<int32_t>(r), 0), (r == 1) == sends));
-    world.run([](Rank& rank) {  // so that all connections are admitted
+    world.run([](Rank& rank) {  // so that all connections are established
         Data little(1);
         rank.rank == 1 ? send(rank, little, 0, 1) : static_cast<void>(receive(rank, little, 1, 1));
     });
@@ -230,7 +232,7 @@ void check_failures_reported(Report& report, const char* where, Make&& make) {
 
 std::atomic<bool> g_received{false};
 
-// Rank 0 cannot write to rank 1's memory and cannot allocate the error text. Rank 1 reads the rest
+// Rank 0 cannot write to rank 1's memory and cannot allocate the error text. Rank 1 reads the rest,
 // and polls whenever an allocation of rank 0 fails. The message lacks a chunk, so it must not count
 // as received.
 void check_failed_write(Report& report) {

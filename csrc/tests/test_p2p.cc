@@ -1,4 +1,4 @@
-// Messages between ranks of one host: all arrive in order, by every path.
+// Messages between ranks of one host. All messages arrive in order, on every path.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -14,7 +14,7 @@ using namespace unisono::test;
 using p2p::kAnySource;
 using p2p::kAnyTag;
 
-// Path of large messages.
+// The path of large messages.
 enum class Path : bool { copied_once = true, staged = false };
 
 void use(World& world, uint32_t ranks, Path path) {
@@ -29,7 +29,7 @@ void run(Report& report, World& world, const std::string& what,
     });
 }
 
-// Lengths for each path (slot, byte ring, transfer), just below and above each limit.
+// Returns lengths for each path (slot, byte ring, transfer), just below and above each limit.
 size_t bytes_of(uint64_t seed) {
     constexpr size_t lengths[] = {0,    1,    24,     25,     64,     65,    500,
                                   8192, 8193, 16'384, 16'385, 20'000, 70'000};
@@ -37,7 +37,7 @@ size_t bytes_of(uint64_t seed) {
 }
 
 // Each thread of each rank sends to the corresponding threads of all ranks. Receives are posted
-// before and after the arrivals, in other orders than the sends.
+// before and after the arrivals, in a different order than the sends.
 void check_exchange(Report& report, Mapping mapping, const SegmentShape& shape, Path path) {
     constexpr uint64_t kTags = 2, kMessages = 8;
     World world(shape, mapping, shape.ranks);
@@ -57,7 +57,8 @@ void check_exchange(Report& report, Mapping mapping, const SegmentShape& shape, 
     report.check(wrong == 0, "messages of " + std::to_string(shape.ranks) + " ranks");
 }
 
-// Receives from any rank with any tag: one message from each other rank, unchanged.
+// Receives messages from any rank with any tag. One message arrives from each other rank,
+// unchanged.
 void check_any(Report& report, Mapping mapping, Path path) {
     constexpr uint32_t kRanks = 4;
     World world(shape_of(kRanks, 1), mapping, kRanks);
@@ -108,8 +109,8 @@ void check_order(Report& report, Mapping mapping, const SegmentShape& shape, Pat
     });
 }
 
-// Enough messages to wrap around the slots and the byte ring many times, and to make the sender
-// wait for room.
+// Sends enough messages to wrap around the slots and the byte ring many times, and to make the
+// sender wait for room.
 void check_wraps(Report& report, Mapping mapping, const SegmentShape& shape) {
     constexpr uint64_t kMessages = 3000;
     World world(shape, mapping, 2);
@@ -130,8 +131,8 @@ void check_wraps(Report& report, Mapping mapping, const SegmentShape& shape) {
     report.check(wrong == 0, "content of messages that wrap around");
 }
 
-// A waiting sender writes from the back. All parts are right, also for lengths that do not divide
-// evenly.
+// A waiting sender writes from the back. All parts of the message are correct, also if its length
+// does not divide evenly.
 void check_large(Report& report, Mapping mapping, const SegmentShape& shape, Path path) {
     World world(shape, mapping, 2);
     use(world, 2, path);
@@ -169,7 +170,8 @@ void check_to_oneself(Report& report, Mapping mapping) {
                          std::to_string(bytes) + " bytes from a rank to itself");
         }
     }
-    // In order, by tag, and more messages than are copied.
+    // Receives messages in order and by tag. There are more messages than the receiver copies out
+    // of the ring.
     for (uint64_t k = 0; k < 60; ++k) {
         datas.push_back(data_of(k, 8000));
         begin(requests, rank, message(datas.back(), 0, k % 2), true);

@@ -1,5 +1,5 @@
-// Failures of processes: killed, forked, or gone from a group that they joined. A thread sanitizer
-// does not support processes, so with it this test does nothing.
+// Tests of failures of processes: killed, forked, or gone from a group that they joined. Under a
+// thread sanitizer, which does not support processes, this test does nothing.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -26,7 +26,7 @@ using namespace unisono::test;
 #if !defined(__SANITIZE_THREAD__)
 using Asked = std::function<Outcome(Rank&)>;
 
-// A rank is killed in a call. `asked`, run by another rank, soon names the killed rank.
+// A rank is killed in a call. `asked`, run by another rank, soon reports the killed rank.
 void check_killed(Report& report, const std::string& what, const Asked& asked) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     const pid_t child = ::fork();
@@ -56,7 +56,7 @@ void check_killed(Report& report, const std::string& what, const Asked& asked) {
     report.check(took.count() < 5, what + " detects the killed rank late");
 }
 
-// Detection by a waiting thread and by a polling thread.
+// Tests the detection by a waiting thread and by a polling thread.
 void check_killed(Report& report) {
     std::vector<uint8_t> data(10);
     check_killed(report, "a call",
@@ -95,13 +95,13 @@ int count_open(const Descriptor& fd) {
     return count;
 }
 
-// A failed join leaves no trace.
+// A failed join has no lasting effect.
 void check_joining_again(Report& report) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     int ready[2];
     report.check(::pipe(ready) == 0, "a pipe");
     const pid_t child = ::fork();
-    if (child == 0) {  // holds the lock of rank 1
+    if (child == 0) {  // the child holds the lock of rank 1
         struct flock lock{};
         lock.l_type = F_WRLCK;
         lock.l_start = 1;
@@ -120,8 +120,8 @@ void check_joining_again(Report& report) {
     for (const int end : ready) ::close(end);
 }
 
-// Two ranks in one process and one in another. The kernel keeps locks per process, and drops all of
-// them when the first descriptor is closed.
+// Two ranks are in one process and one rank is in another process. The kernel keeps locks per
+// process, and drops all locks of a process when the first descriptor is closed.
 void check_other_rank_of_the_process_closed(Report& report) {
     const Descriptor fd(create_segment(shape_of(3, 2), World::nonce));
     const auto join = [&](uint32_t rank) {
@@ -202,13 +202,13 @@ void check_reads_of_a_failed_group(Report& report) {
                  "the other ranks can still set the successor");
 }
 
-// A forked child is refused by its parent's group. No operation hangs or crashes.
+// A forked child cannot use its parent's group. Operations raise errors and do not hang or crash.
 void check_forked(Report& report) {
     Call call(simple(Kind::direct, 100), 0, 2);
     std::vector<uint8_t> data(10);
     p2p::Request received(message(data, 1, 0), false), sent(message(data, 1, 0), true);
-    auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own,
-                                         1);  // destroyed first, which ends the pending requests
+    // Destroyed before its memory, which ends the pending requests.
+    auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own, 1);
     const auto job = (*world)[0].dispatcher->submit(call.execution(), kLong_s, 0);
     (*world)[0].p2p->begin(received, true);
     pause(0.05);
@@ -242,7 +242,7 @@ void check_forked(Report& report) {
 int main() {
     Report report;
 #if !defined(__SANITIZE_THREAD__)
-    check_killed(report);  // first, while this process has only one thread
+    check_killed(report);  // runs first, while this process has only one thread
     check_joining_again(report);
     check_other_rank_of_the_process_closed(report);
     check_reads_of_a_failed_group(report);

@@ -1,4 +1,4 @@
-// A transport of several streams. Each stream gets the same share of a post's data.
+// Tests of a transport with several streams. Each stream gets the same share of a post's data.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -63,7 +63,7 @@ class Streams {
 
   private:
     struct Came {
-        std::vector<std::byte> bytes;  // not yet parsed
+        std::vector<std::byte> bytes;  // received bytes that are not yet parsed
         uint64_t payload = 0;
     };
 

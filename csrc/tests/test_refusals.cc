@@ -14,8 +14,8 @@ using namespace unisono::test;
 
 constexpr uint32_t kRanks = 3;
 
-// A signal handler runs in the middle of the interrupted call, so its own call cannot wait for that
-// one.
+// A signal handler runs in the middle of an interrupted call, so a call that the handler makes
+// cannot wait for the interrupted call.
 void check_called_by_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     Outcome within;
@@ -40,7 +40,7 @@ void check_refused_far_ahead(Report& report, Mapping mapping) {
            "rank 1 called a call that is no longer in the history", "a refusal far ahead");
 }
 
-// Only one rank finds an error in its call before the call begins: the others learn the reason at
+// Only one rank finds an error in its call before the call begins. The others learn the reason at
 // once. If all ranks find the same error, the group stays healthy.
 void check_refused_by_the_executor(Report& report, Mapping mapping) {
     Step large = simple(Kind::direct, 1000000);
@@ -74,7 +74,8 @@ void check_refused_by_the_executor(Report& report, Mapping mapping) {
     }
 }
 
-// A signal handler calls and ignores the error. Its call keeps its number among the others.
+// A signal handler makes a call and ignores the error. The handler's call keeps its number in the
+// sequence of calls.
 void check_numbers_after_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(2, 2), mapping, 1);
     Outcome within;
@@ -99,7 +100,7 @@ void check_numbers_after_a_signal(Report& report, Mapping mapping) {
 // right length. Some of these forged layouts have the right length only after a wrap at 64 bits.
 void check_foreign_segments(Report& report) {
     const SegmentShape shape{2, 2, 4096, 2, 64};
-    const auto made = [&] {  // one that can still be changed and truncated
+    const auto made = [&] {  // a segment that can still be changed and truncated
         Descriptor fd(::memfd_create("foreign", MFD_CLOEXEC));
         lay_out_segment(fd.get(), shape, World::nonce);
         return fd;

@@ -33,7 +33,7 @@ Network random_network(std::mt19937& random, bool weighted) {
     };
     Network net;
     const int resources = draw(1, 9);
-    // Few different capacities, so that bottlenecks are often equal.
+    // Few different capacities, so that several resources are often equally loaded.
     for (int i = 0; i < resources; ++i) net.capacity.push_back(draw(1, 4) * 100.0);
     std::vector<int32_t> all(net.capacity.size());
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int32_t>(i);
@@ -48,7 +48,8 @@ Network random_network(std::mt19937& random, bool weighted) {
     return net;
 }
 
-// All flows grow equally until a resource is used up. Its flows stop, and the others continue.
+// Returns the rates by progressive filling. All flows grow equally until a resource is used up. The
+// flows of this resource stop, and the others continue.
 std::vector<double> oracle(const Network& net, const std::vector<int>& flows) {
     std::vector<double> rate(net.paths(), 0.0), left = net.capacity;
     std::vector<bool> grows(net.paths());
@@ -101,7 +102,7 @@ void compare(Report& report, const Network& net, const Sharing& kept, const std:
     }
 }
 
-// The reported changes, applied in order, give the current rates.
+// Checks that the reported changes, applied in order, give the current rates.
 void follow(Report& report, const Sharing& sharing, std::vector<double>& reported,
             const std::vector<int>& flows) {
     for (const auto& [path, rate] : sharing.changes()) reported[static_cast<size_t>(path)] = rate;
@@ -118,7 +119,7 @@ void check_random_flows(Report& report, uint32_t seed, bool weighted) {
     std::vector<int> flows(net.paths(), 0);
     std::vector<double> reported(net.paths(), 0.0);
     for (int step = 0; step < 30; ++step) {
-        const auto changes = 1 + random() % 4;  // at one time
+        const auto changes = 1 + random() % 4;  // number of changes at one time
         for (uint32_t i = 0; i < changes; ++i) {
             const size_t p = random() % net.paths();
             const int delta = flows[p] > 0 && random() % 2 ? -1 : 1;
@@ -131,7 +132,7 @@ void check_random_flows(Report& report, uint32_t seed, bool weighted) {
     }
 }
 
-// The textbook case: two links, one flow over both, and one more on each.
+// The textbook case: two links, one flow over both links, and one more flow on each link.
 void check_textbook(Report& report) {
     Network net;
     net.capacity = {100, 300};

@@ -1,4 +1,5 @@
-// The choice of stores: the rule, and the evidence that a rank's peers are far.
+// Tests of the choice of stores: the rule, and the measurements that indicate that a rank's peers
+// are far.
 #include "execution/store_policy.h"
 #include "tests/world.h"
 
@@ -55,7 +56,7 @@ void check_distance(Report& report) {
     report.check(!looks(kNearLook, 2), "two fast reads mean near");
 }
 
-// An unchanged beacon, or one written on this core, is no evidence.
+// An unchanged beacon, or a beacon written on this core, does not count as a measurement.
 void check_beacon(Report& report) {
     Distance distance(2);
     RankControl peer;

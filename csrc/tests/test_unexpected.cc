@@ -1,5 +1,6 @@
-// Unexpected messages. They are stored as far as there is room. The sender holds back the rest, and
-// the receiver asks for the one that a receive wants. Also cancelled requests.
+// Tests of unexpected messages and of cancelled requests. The receiver stores unexpected messages
+// as far as it has room. The sender holds back the rest, and the receiver asks for the message that
+// a receive wants.
 #include <algorithm>
 
 #include "tests/report.h"
@@ -27,7 +28,7 @@ void take_all(Report& report, Some& stepped, const std::vector<p2p::Request*>& s
     report.check(waiting(sends) == 0, "all sends are done");
 }
 
-// The receiver stores only as much as it has room for.
+// The receiver stores only as many messages as it has room for.
 template <class Some>
 void check_room(Report& report) {
     Some stepped;
@@ -43,7 +44,7 @@ void check_room(Report& report) {
     take_all(report, stepped, sends, "the unexpected messages");
 }
 
-// Held-back messages of all lengths, on all paths, and with large ones behind them.
+// Held-back messages of all lengths, on all paths, and with large messages behind them.
 template <class Some>
 void check_found(Report& report) {
     for (const bool single_copy : {true, false}) {
@@ -77,19 +78,20 @@ void check_found(Report& report) {
     }
 }
 
-// A denied message may arrive later, even between the denial and its reading.
+// A denied message may arrive later, even between the denial and the moment at which the receiver
+// reads it.
 template <class Some>
 void check_denied(Report& report) {
     Some stepped;
     p2p::Request& never = stepped.receive(10, 1);
     stepped.fill();
     p2p::Request& wanted = stepped.receive(10, 2);
-    stepped.settle();  // both are denied
+    stepped.settle();  // rank 0 denies both requests
     p2p::Request& third = stepped.receive(10, 3);
-    stepped.poll(1);  // asks for the first
+    stepped.poll(1);  // asks for the first message
     for (int i = 0; i < 3; ++i) {
-        stepped.poll(0);                              // denies the first
-        if (i == 2) stepped.send(data_of(3, 10), 3);  // sent just after the denial
+        stepped.poll(0);                              // denies the first message
+        if (i == 2) stepped.send(data_of(3, 10), 3);  // this message is sent just after the denial
         stepped.poll(1);
     }
     report.check(stepped.brings(third, data_of(3, 10)), "a message sent just after the denial");
@@ -111,14 +113,14 @@ void check_order_of_questions(Report& report) {
     stepped.send(data_of(3, 10), 3);
     stepped.poll(1);                     // asks rank 0 for the first receive's message
     stepped.send(data_of(2, 10), 2, 2);  // comes from rank 2
-    stepped.poll(0);                     // denies it
+    stepped.poll(0);                     // rank 0 denies the request
     report.check(stepped.brings(any, data_of(2, 10)) && any.source() == 2,
                  "a message from another rank");
     report.check(stepped.brings(last, data_of(3, 10)), "the message of the next receive");
     take_all(report, stepped, sends, "all other messages");
 }
 
-// A requested message comes after earlier messages with its tag and ahead of all others.
+// A requested message comes after earlier messages with its tag and before all other messages.
 void check_order(Report& report) {
     for (const bool before : {true, false}) {
         for (const bool single_copy : {true, false}) {
@@ -128,16 +130,16 @@ void check_order(Report& report) {
             const Data one = data_of(101, kEager), two = data_of(102, kEager);
             stepped.send(one, 1);
             if (before) stepped.send(two, 1);
-            stepped.poll(1);               // asks
-            if (!before) stepped.poll(0);  // answers with the first message
-            // Room for the waiting messages and one more: the first or the second.
+            stepped.poll(1);               // rank 1 asks for the message
+            if (!before) stepped.poll(0);  // rank 0 answers with the first message
+            // Room for the waiting messages and one more message: the first or the second.
             const uint64_t enough = stepped.pair().slots_taken + waiting(sends) + 1;
             size_t taken = 0;
             for (; taken < sends.size() && stepped.pair().slots_taken < enough; ++taken)
                 report.check(stepped.receive(kEager, kOther).done(), "a message that has arrived");
             report.check(!first.done(), "the first receive is still pending");
             if (!before) stepped.send(two, 1);
-            stepped.poll(0);  // fills the room, then answers if it has not done so
+            stepped.poll(0);  // fills the room, then answers if rank 0 has not answered yet
             report.check(waiting(sends) == 0, "all held-back messages have room");
             p2p::Request& second = stepped.receive(kEager, 1);
             report.check(stepped.brings(first, one) && stepped.brings(second, two),
@@ -148,7 +150,7 @@ void check_order(Report& report) {
     }
 }
 
-// An answer that is no longer wanted blocks no other message.
+// An answer that no receive needs any more does not block other messages.
 template <class Some>
 void check_answers_no_longer_wanted(Report& report) {
     Some stepped;
@@ -159,7 +161,7 @@ void check_answers_no_longer_wanted(Report& report) {
         stepped.settle();
         stepped.send(data_of(k, kLarge), 1 + k);
         stepped.poll(1);
-        stepped.poll(0);  // answers
+        stepped.poll(0);  // rank 0 answers the request
         report.check(stepped[1].cancel(wanted), "a receive is cancelled");
     }
     stepped.send(data_of(5, 10), 5);
@@ -171,7 +173,7 @@ void check_answers_no_longer_wanted(Report& report) {
     take_all(report, stepped, sends, "all other messages");
 }
 
-// A probe finds a message that is held back behind unexpected ones.
+// A probe finds a message that is held back behind unexpected messages.
 template <class Some>
 void check_probe(Report& report) {
     Some stepped;
@@ -221,7 +223,7 @@ void check_cancelled_sends(Report& report) {
         report.check(!stepped[0].cancel(stepped.send(Data(10), 1)),
                      "a finished send cannot be cancelled");
         for (int i = 0; i < 200;
-             ++i) {  // more than there are transfers, so each must become free again
+             ++i) {  // more sends than there are transfers, so each transfer must become free again
             report.check(stepped[0].cancel(stepped.send(Data(kLarge), 1)),
                          "an offered send is cancelled");
             if (i == 0)
@@ -280,8 +282,8 @@ void check_sends_cancelled_across_hosts(Report& report) {
     p2p::Request& behind = stepped.send(data_of(202, kLarge), kOther);
     report.check(taken_back(large), "a large held-back send is cancelled");
     p2p::Request& wanted = stepped.receive(kEager, 2);
-    stepped.poll(0);  // denies the first request
-    stepped.poll(1);  // asks for the other
+    stepped.poll(0);  // rank 0 denies the first request
+    stepped.poll(1);  // rank 1 asks for the other message
     p2p::Request& asked = stepped.send(data_of(203, kEager), 2);
     report.check(!asked.done() && taken_back(asked), "a requested send is cancelled");
     stepped.settle();
@@ -301,7 +303,7 @@ void check_sends_cancelled_across_hosts(Report& report) {
     report.check(stepped.brings(wanted, data_of(204, kEager)),
                  "another message for the waiting receive");
     for (p2p::Request* const send : stepped.fill())
-        stepped[0].cancel(*send);  // all held-back sends
+        stepped[0].cancel(*send);  // cancels all held-back sends
     stepped.send(data_of(205, 10), 1);
     report.check(stepped.brings(never, data_of(205, 10)), "a message after all held-back ones");
 }

@@ -43,15 +43,15 @@ inline void expect(Report& report, const Outcome& outcome, Fault fault, const st
         what + " gave " + std::to_string(static_cast<int>(outcome.fault)) + ": " + outcome.text);
 }
 
-// Few messages fit, so that the tests fill the rings and wrap around.
+// Returns a shape in which few messages fit, so that the tests fill the rings and wrap around.
 inline SegmentShape shape_of(uint32_t ranks, uint32_t depth, uint64_t pair_slots = 2,
                              uint64_t pair_bytes = 256) {
     return {ranks, depth, 4096 * ((ranks + 3) / 4), pair_slots, pair_bytes};
 }
 
-// `own`: every rank maps the segment itself, as processes do. `one`: all ranks use one mapping. A
-// thread sanitizer knows memory by its address, so it detects races between ranks only with one
-// mapping.
+// The mappings of the segment. `own`: every rank maps the segment separately, as processes do.
+// `one`: all ranks use one mapping. A thread sanitizer identifies memory by its address, so it
+// detects races between ranks only with one mapping.
 enum class Mapping { own, one };
 
 struct Rank {

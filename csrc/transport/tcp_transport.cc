@@ -24,7 +24,7 @@ constexpr int kMostEvents = 64;
 constexpr int kMostReads = 64;              // reads of one stream before the other streams are read
 constexpr uint64_t kMostPartial = 1 << 16;  // posts that may arrive before an earlier one
 constexpr uint64_t kPiece = 128 << 10;   // bytes of one part of a load that several streams share
-constexpr uint64_t kUncut = 32 << 10;    // smaller loads are not divided into parts
+constexpr uint64_t kUncut = 32 << 10;    // minimum bytes of a part, if a load is divided
 constexpr uint32_t kMostStreams = 1024;  // streams of a peer
 
 // Returns the length of a load's parts. All parts are equal and each stream sends the same number,
