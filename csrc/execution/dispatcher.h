@@ -133,7 +133,7 @@ class Dispatcher {
     void await_driver(std::unique_lock<std::mutex>& lock) noexcept;
     std::shared_ptr<Job> front();
     [[nodiscard]] bool driving() const noexcept { return driver_.load() != std::thread::id(); }
-    // True in a signal handler that has interrupted a driving call of the same thread.
+    // Returns true in a signal handler that has interrupted a driving call of the same thread.
     [[nodiscard]] bool driven_from_here() const noexcept {
         return driver_.load() == std::this_thread::get_id();
     }

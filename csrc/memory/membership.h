@@ -53,7 +53,7 @@ class Membership {
         if (guard_.in_child()) raise();
     }
     [[nodiscard]] bool has_left(uint32_t rank) const noexcept { return view_.has_left(rank); }
-    // True if this rank has closed the group.
+    // Returns true if this rank has closed the group.
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_relaxed); }
     // Throws if the group has failed, if this rank has closed the group, or in a forked child.
     // Makes no system call.

@@ -98,7 +98,7 @@ class Waiter {
   public:
     Waiter(Membership& members, SpinPolicy spin_policy) noexcept
         : members_(members), spin_policy_(spin_policy) {}
-    // True with more ranks than cores: a waiting rank gives up its core at once.
+    // Returns true with more ranks than cores. A waiting rank then gives up its core at once.
     [[nodiscard]] bool oversubscribed() const noexcept { return spin_policy_.pauses == 0; }
 
     // Waits until `ready()`. Between polls it calls `inspect()`, which throws if the wait cannot
@@ -145,7 +145,7 @@ class Waiter {
             }
             const auto awake = [&] { return ready() || members_.failed(); };
             const Woken woken = rest(awake, std::min(left_s, check_s));
-            // Check now and then even if the doorbell keeps ringing for other ranks.
+            // Makes the slow checks even if the doorbell keeps ringing for other ranks.
             if (woken != Woken::rung || elapsed_s - checked_s > check_s) {
                 make_slow_checks(interrupted);
                 if (elapsed_s > kSlowWait_s) members_.ask_other_hosts();  // for any kind of wait

@@ -108,7 +108,7 @@ class Engine {
     // By task: the tasks that need it, in the lists of wanted_starts_.
     std::vector<int32_t> wanted_by_;
     std::vector<int64_t> wanted_starts_;
-    std::vector<int32_t> next_;       // by task: the task that waits for its last byte to leave
+    std::vector<int32_t> next_;       // by task: the task that waits until its last byte has left
     std::vector<double> free_s_;      // by server: time at which it is free
     std::vector<int32_t> active_at_;  // by path: its number in active_paths_; -1: none
     std::vector<ActivePath> active_paths_;

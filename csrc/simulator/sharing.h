@@ -115,7 +115,7 @@ class Sharing {
     std::vector<int32_t> dirty_paths_, dirty_resources_;
     std::vector<std::pair<int32_t, double>> filling_;  // paths, with their earlier rates
     std::vector<int32_t> touched_;
-    std::vector<Hop> hops_;  // of the filled paths, by resource
+    std::vector<Hop> hops_;  // hops of the filled paths, ordered by resource
     std::vector<std::pair<double, int32_t>> heap_;
     std::vector<Change> changes_;
     uint32_t epoch_ = 0;

@@ -79,7 +79,7 @@ class Receiver {
     [[noreturn]] virtual void nonsense(uint32_t peer, const std::string& what) = 0;
 };
 
-// Only one thread at a time makes a transport's progress.
+// A connection to all ranks of other hosts. Only one thread at a time makes its progress.
 class Transport {
   public:
     virtual ~Transport() = default;
