@@ -1,7 +1,9 @@
-"""Algorithms: pure functions from sizes to schedules, with one file for each family.
+"""Collective algorithms: pure functions that return the schedule for a number of ranks.
 
-Start with `names`, `build` and `cost`. `parameters` describes the text form of an algorithm. The
-package imports all its files, so a new file registers its algorithms without further changes.
+Each family of algorithms has one file.
+
+Start with `names`, `build` and `cost`. `parameters` describes the string that names an algorithm.
+The package imports all its files, so a new file registers its algorithms without further changes.
 """
 
 from importlib import import_module

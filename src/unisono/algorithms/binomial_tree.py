@@ -1,7 +1,9 @@
-"""Binomial trees: the subtree below each child halves in each round. A k-nomial tree with k = 2.
+"""Binomial trees, which are k-nomial trees with k = 2.
 
-n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that the busiest rank
-sends.
+In a broadcast, the number of ranks below a child halves in each round.
+
+n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes
+that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from unisono.types import Op
 
 @algorithm(Op.BROADCAST, "binomial_tree", cost=partial(k_nomial.broadcast_cost, k=2))
 def broadcast(ranks: int, root: int) -> Schedule:
-    """The root sends to the rank n/2 away, both send to the ranks n/4 away, and so on.
+    """The root sends to the rank at distance n/2. Both ranks then send to ranks at distance n/4,
+    and so on.
 
     Rounds: ceil(log2(n)). Bytes: ceil(log2(n)) x N, at the root. Source: Thakur, Rabenseifner,
     Gropp, "Optimization of collective communication operations in MPICH" (2005).
@@ -26,7 +29,7 @@ def broadcast(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.REDUCE, "binomial_tree", cost=partial(k_nomial.reduce_cost, k=2))
 def reduce(ranks: int, root: int) -> Schedule:
-    """Reverses the broadcast tree: children send partial sums to their parents.
+    """Sends partial sums from children to their parents, in the tree of the broadcast.
 
     Rounds: ceil(log2(n)). Bytes: N. Reductions: ceil(log2(n)) x N, at the root. Source: Thakur,
     Rabenseifner, Gropp (2005).
@@ -36,7 +39,8 @@ def reduce(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.GATHER, "binomial_tree", cost=partial(k_nomial.gather_cost, k=2))
 def gather(ranks: int, root: int) -> Schedule:
-    """Each rank sends its parent the pieces of its whole subtree. Pieces must have one length.
+    """Each rank sends its parent the pieces of its whole subtree. All pieces must have the same
+    length.
 
     Rounds: ceil(log2(n)). Bytes: up to N/2, by a child of the root. Source: Chan, Heimlich,
     Purkayastha, van de Geijn, "Collective communication: theory, practice, and experience" (2007),
@@ -47,7 +51,8 @@ def gather(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.SCATTER, "binomial_tree", cost=partial(k_nomial.scatter_cost, k=2))
 def scatter(ranks: int, root: int) -> Schedule:
-    """Each rank sends each child the pieces of the child's subtree. Pieces must have one length.
+    """Each rank sends each child the pieces of the child's subtree. All pieces must have the same
+    length.
 
     Rounds: ceil(log2(n)). Bytes: (n-1)/n x N at the root. Source: Chan et al. (2007), the
     minimum-spanning-tree scatter.

@@ -1,9 +1,9 @@
-"""Rings along the axes of a grid, one axis after another.
+"""BlueConnect: ring algorithms along the axes of a grid of ranks, one axis after another.
 
-In `blueconnect:4x2`, axis 0 of size 4 is the ranks of a host, and axis 1 of size 2 is the hosts.
-Without sizes in the text, the sizes are the `levels` of `build`, or else as equal as possible. n is
-the number of ranks, n_i the size of axis i, N the bytes of the whole vector. Bytes are the bytes
-that a rank sends.
+In `blueconnect:4x2`, axis 0 has the 4 ranks of a host, and axis 1 has the 2 hosts. If the string
+has no sizes, the argument `levels` of `build` gives the sizes. Without this argument, the sizes are
+as equal as possible. n is the number of ranks and n_i the size of axis i. N is the size of the
+whole vector in bytes. "Bytes" counts the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.types import Op
 
 @algorithm(Op.ALL_GATHER, "blueconnect", cost=bucket.gather_cost)
 def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """All-gather around the rings of each axis, from the last axis to axis 0.
+    """Runs a ring all-gather along each axis, from the last axis to axis 0.
 
     Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N, including (n_i - 1)/(n_0 ... n_i) x N along axis
     i. Source: Cho et al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous
@@ -35,7 +35,7 @@ def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "blueconnect", cost=bucket.scatter_cost)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Reduce-scatter around the rings of each axis, from axis 0 to the last axis.
+    """Runs a ring reduce-scatter along each axis, from axis 0 to the last axis.
 
     Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Cho et al.
     (2019).
@@ -45,7 +45,8 @@ def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "blueconnect", cost=bucket.all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Reduce-scatter along each axis, then all-gather along each axis in the opposite order.
+    """Runs a reduce-scatter along each axis, then an all-gather along each axis in the opposite
+    order.
 
     Rounds: 2 x sum of (n_i - 1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Cho et al.
     (2019).

@@ -1,9 +1,8 @@
-"""Bruck's algorithms: pieces travel by the digits of their distance, in ceil(log_k(n)) rounds for
-any number of ranks.
+"""Bruck's algorithms, which need ceil(log_k(n)) rounds for any number of ranks.
 
-n is the number of ranks, k the radix, N the bytes of the whole vector (all pieces of a rank). Bytes
-are the bytes that a rank sends. In a round, a rank sends to k-1 others, so a larger radix needs
-fewer rounds.
+n is the number of ranks and k is the radix. N is the size of the whole vector in bytes (all pieces
+of a rank). "Bytes" counts the bytes that a rank sends. In each round, a rank sends to up to k-1
+other ranks. A larger radix therefore needs fewer rounds.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def _all_to_all_cost(ranks: int, *, radix: int = 2) -> Cost:
 
 @algorithm(Op.ALL_GATHER, "bruck", cost=_gather_cost)
 def all_gather(ranks: int, *, radix: int = 2) -> Schedule:
-    """Ranks with w pieces send them to the ranks w, 2w, ... below, so that each rank has k w
-    pieces.
+    """Each rank sends all its pieces to k-1 other ranks per round, so that the number of pieces
+    grows k-fold. With w pieces, rank r sends to ranks r-w, r-2w, ..., modulo n.
 
     Rounds: ceil(log_k(n)). Bytes: (n-1)/n x N. Source: Bruck et al., "Efficient algorithms for
     all-to-all communications in multiport message-passing systems" (1997), the concatenation.
@@ -55,7 +54,7 @@ def all_gather(ranks: int, *, radix: int = 2) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "bruck", cost=_scatter_cost)
 def reduce_scatter(ranks: int, *, radix: int = 2) -> Schedule:
-    """Reverses the all-gather.
+    """Runs the transfers of the all-gather in reverse order and direction.
 
     Rounds: ceil(log_k(n)). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Träff, "Optimal,
     non-pipelined reduce-scatter and allreduce algorithms" (2024), a circulant graph by doubling.
@@ -65,7 +64,8 @@ def reduce_scatter(ranks: int, *, radix: int = 2) -> Schedule:
 
 @algorithm(Op.ALL_TO_ALL, "bruck", cost=_all_to_all_cost)
 def all_to_all(ranks: int, *, radix: int = 2) -> Schedule:
-    """Each piece moves by one digit of its distance per round, with all pieces of the same digit.
+    """Moves each piece by one digit of its distance in each round. The distance from the source to
+    the destination is written in base k.
 
     Rounds: ceil(log_k(n)). Bytes: the number of nonzero digits of 0..n-1 in base k, divided by n, x
     N; for powers of two log2(n)/2 x N. Source: Bruck et al. (1997), the index operation.

@@ -1,12 +1,14 @@
 """The bucket algorithm on a torus: rings along each axis, with all axes busy at the same time.
 
-`bucket:4x4` is a torus of two axes (also written `torus:4x4`). The vector is cut into a shard for
-each axis and each direction. Shard i goes around axis i first, then around the next axis, and so
-on. So two shards never use the same link. On a torus with equal sides, all links are always busy.
-With `ways=1`, half as many shards all go in the same direction. Without sizes in the text, the
-sizes are the `levels` of `build`, or else two sizes that are as equal as possible. n is the number
-of ranks, n_i the size of axis i, N the bytes of the whole vector. Bytes are the bytes that a rank
-sends.
+`bucket:4x4` is a torus of two axes (also written `torus:4x4`). The vector is cut into one shard per
+axis and direction. Shard i moves around axis i first, then around the next axis, and so on. On a
+torus with equal sides, two shards never use a link at the same time, and all links are always busy.
+`ways=1` halves the number of shards, and all shards move in the same direction. If the string has
+no sizes, the argument `levels` of `build` gives the sizes. Without this argument, the algorithm
+uses two sizes that are as equal as possible.
+
+n is the number of ranks and n_i the size of axis i. N is the size of the whole vector in bytes.
+"Bytes" counts the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -24,25 +26,26 @@ from unisono.types import Op
 
 
 def gather_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Cost of an all-gather around rings along each axis, which is independent of `ways`."""
+    """Returns the cost of the all-gather, which does not depend on `ways`."""
     _check_ways(ways)
     rounds = sum(size - 1 for size in axes_of(ranks, dims))
     return of_all_gather(rounds, ranks - 1, ranks)
 
 
 def scatter_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Cost of the reduce-scatter."""
+    """Returns the cost of the reduce-scatter."""
     return backwards_cost(gather_cost(ranks, dims=dims, ways=ways), ranks)
 
 
 def all_reduce_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Cost of the all-reduce."""
+    """Returns the cost of the all-reduce."""
     return scatter_then_gather(gather_cost(ranks, dims=dims, ways=ways), ranks)
 
 
 @algorithm(Op.ALL_GATHER, "bucket", cost=gather_cost)
 def all_gather(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedule:
-    """Each shard of a piece goes around one axis after another, and two shards never share a link.
+    """Sends each shard of a piece around one axis after another. On a torus with equal sides, two
+    shards never use a link at the same time.
 
     Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N. Source: Jain and Sabharwal, "Optimal bucket
     algorithms for large MPI collectives on torus interconnects" (2010); simultaneous shards: Sack
@@ -71,7 +74,7 @@ def all_gather(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedu
 
 @algorithm(Op.REDUCE_SCATTER, "bucket", cost=scatter_cost)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedule:
-    """Reverses the all-gather.
+    """Runs the transfers of the all-gather in reverse order and direction.
 
     Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Jain and
     Sabharwal (2010); Sack and Gropp (2015).
@@ -81,8 +84,8 @@ def reduce_scatter(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Sc
 
 @algorithm(Op.ALL_REDUCE, "bucket", cost=all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedule:
-    """Reduce-scatter along each axis, then all-gather along each axis, with an own order of axes
-    for each shard.
+    """Runs a reduce-scatter along each axis, then an all-gather along each axis. Each shard has its
+    own order of axes.
 
     Rounds: 2 x sum of (n_i - 1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Jain and
     Sabharwal (2010); Sack and Gropp (2015).

@@ -1,10 +1,11 @@
-"""Algorithms for several hosts of any size that minimise the traffic of every host.
+"""Algorithms for several hosts with any numbers of ranks, which minimise the network traffic of
+every host.
 
 Data are reduced inside a host before they leave the host. Data that arrive are distributed through
-shared memory. All ranks of a host take an equal part in the traffic between hosts. n is the number
-of ranks, H the number of hosts. L_h is the number of ranks of host h, L the largest L_h. N is the
-bytes of the whole vector. Bytes are the bytes that the busiest rank sends. "Per host" are the bytes
-that a host sends or receives.
+shared memory. The traffic between hosts is divided equally among the ranks of a host. n is the
+number of ranks, H the number of hosts. L_h is the number of ranks of host h, L the largest L_h. N
+is the size of the whole vector in bytes. "Bytes" counts the bytes that the busiest rank sends. "Per
+host" counts the bytes that a host sends or receives.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _all_gather_cost(ranks: int, *, between: str | None = None, hosts: Hosts | N
     others, ring = len(layout.hosts) - 1, _pattern(layout, between) == _RING
     parts, most = _parts(layout), Fraction(0)
     for size in layout.sizes:
-        received = Fraction(-(-(ranks - size) * parts // size), parts)  # pieces to the busiest rank
+        # Pieces that the busiest rank of the host receives from other hosts.
+        received = Fraction(-(-(ranks - size) * parts // size), parts)
         away = 1 + received if ring else Fraction(others)
         most = max(most, away + (size - 1) * (1 + received))
     rounds = (others if ring else min(others, 1)) + layout.shared
@@ -76,10 +78,11 @@ def _reduce_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 def all_reduce(
     ranks: int, *, between: str = _DIRECT, inside: str = _DIRECT, hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduce-scatter inside each host, all-reduce of each share between hosts, all-gather inside
-    each host.
+    """Runs a reduce-scatter inside each host, an all-reduce of each share between hosts, and an
+    all-gather inside each host.
 
-    `between` is any all-reduce. `inside` is any algorithm of both reduce-scatter and all-gather.
+    `between` is any algorithm for all-reduce. `inside` is any algorithm for both reduce-scatter and
+    all-gather.
 
     Rounds: 4 (2 with one rank per host). Bytes: about 2(L-1)/L x N + 2(H-1)/H x N/L; per host
     2(H-1)/H x N, the minimum. Reductions: about half of the bytes. Source: Cho et al.,
@@ -106,12 +109,12 @@ def all_reduce(
 
 @algorithm(Op.ALL_GATHER, "by_host", cost=_all_gather_cost, exact=False)
 def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Schedule:
-    """Each piece goes to one rank of each other host, a different rank for each piece. From there
-    the piece goes to all ranks of the host.
+    """Sends each piece to one rank of every other host. This rank sends the piece to all other
+    ranks of its host. The pieces are divided equally among the ranks of a host.
 
-    `between` is direct, or ring for transfers from host to host. The default is direct. The default
-    is ring if some host is so much larger than others that sending its pieces H-1 times limits the
-    time.
+    `between` is `direct`, or `ring` to pass pieces from host to host around a ring. The default is
+    usually `direct`. The default is `ring` if one host is so much larger than the others that
+    sending its pieces H-1 times would limit the time.
 
     Rounds: 2 (1 with one rank per host), H along the ring. Bytes: about N, plus (L-1)/n x N for the
     pieces of other hosts; per host (n - L_h)/n x N received, the minimum; (H-1)L_h/n x N sent
@@ -139,7 +142,7 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
             before = first_receivers[there][held]
             b.next_round()
             _copy_inside(b, np.array(layout.hosts[there]), own, before)
-            b.round -= not ring  # direct: all hosts in the same rounds
+            b.round -= not ring  # direct transfers of all hosts are in the same rounds
     return b.build()
 
 
@@ -147,10 +150,11 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
 def reduce_scatter(
     ranks: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """Each piece is reduced inside each host, by a different rank for each piece, and then at its
-    destination.
+    """Reduces each piece inside each host, then at the piece's destination. The pieces are divided
+    equally among the ranks of a host.
 
-    This algorithm reverses the all-gather and has the same `between`.
+    The transfers are the transfers of the all-gather with the same `between`, in reverse order and
+    direction.
 
     Rounds: 2 (1 with one rank per host), H along the ring. Bytes: (n-1)/n x N; per host (n - L_h)/n
     x N sent, the minimum; (H-1)L_h/n x N received directly, at most N received on the ring.
@@ -161,8 +165,8 @@ def reduce_scatter(
 
 @algorithm(Op.BROADCAST, "by_host", cost=_broadcast_cost, exact=False)
 def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
-    """The root's host sends each other host a different share. These hosts send their shares to
-    each other.
+    """The root's host sends a different share of the vector to each other host. The other hosts
+    then send their shares to each other.
 
     Rounds: 4 (2 with one rank per host; fewer for two hosts). Bytes: (L-1) x N + N/L at the root;
     per host N received and at most N sent, the minimum. Source: van de Geijn's broadcast by scatter
@@ -199,8 +203,8 @@ def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE, "by_host", cost=_reduce_cost, exact=False)
 def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Reduces inside each host, then shares between the other hosts, then everything at the root's
-    host. This algorithm reverses the broadcast.
+    """Reduces inside each host, then one share at each other host, then all shares at the root's
+    host. The transfers are the transfers of the broadcast in reverse.
 
     Rounds: 4 (2 with one rank per host; fewer for two hosts). Bytes: N; per host N sent and at most
     N received, the minimum. Reductions: (L-1) x N + N/L at the root. Source: Barnett et al. (1994),
@@ -212,7 +216,9 @@ def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
 def _inside(
     composer: Composer, layout: HostLayout, parts: Mapping[int, Schedule], start: int
 ) -> int:
-    """Adds to each host the part for the host's size. Returns the round after the longest part."""
+    """Adds to each host the schedule for the host's number of ranks. Returns the round after the
+    longest schedule.
+    """
     columns = layout.columns
     for number, host in enumerate(layout.hosts):
         if len(host) > 1:
@@ -221,20 +227,23 @@ def _inside(
 
 
 def _share(columns: int, size: int) -> Fraction:
-    """Returns the largest share of the columns that a rank of a host of this size works on."""
+    """Returns the busiest rank's share of the columns on a host with `size` ranks."""
     return Fraction(-(-columns // size), columns)
 
 
 def _parts(layout: HostLayout) -> int:
-    """Returns the parts per piece, so that each rank of a host receives a foreign part."""
+    """Returns the smallest number of parts per piece with which every rank receives a part of
+    another host.
+    """
     foreign = [(size, layout.ranks - size) for size in layout.sizes if size < layout.ranks]
     return max((-(-size // others) for size, others in foreign), default=1)
 
 
 def _first_receivers(layout: HostLayout, parts: int) -> list[np.ndarray]:
-    """Returns, for each host and chunk, the rank to which the chunk comes first.
+    """Returns an array for each host: the rank of the host that receives each chunk first.
 
-    The ranks of a host receive equal numbers of foreign chunks. Each rank receives adjacent chunks.
+    The chunks of other hosts are divided equally among the ranks of a host. Each rank receives
+    adjacent chunks.
     """
     owner = np.repeat(np.arange(layout.ranks), parts)
     found = []
@@ -253,7 +262,7 @@ def _copy_inside(
     chunk: np.ndarray,
     at: np.ndarray,
 ) -> None:
-    """Copies each chunk from its rank to all other ranks of the host."""
+    """Copies each chunk from its rank in `at` to all other ranks of the host."""
     if len(host) == 1:
         return  # the only rank already has the chunk
     rank, which = np.nonzero(host[:, None] != at[None, :])
@@ -261,7 +270,9 @@ def _copy_inside(
 
 
 def _pattern(layout: HostLayout, between: str | None) -> str:
-    """Returns the pattern of transfers between hosts. Raises `UnsupportedError`."""
+    """Returns the pattern of transfers between hosts, `direct` or `ring`. Raises `UnsupportedError`
+    for any other pattern.
+    """
     if between is None:
         direct = (len(layout.hosts) - 1) * max(layout.sizes)
         return _DIRECT if direct <= layout.ranks - min(layout.sizes) else _RING

@@ -1,7 +1,8 @@
-"""All-to-all for several hosts of any size, with two ranks that exchange for each pair of hosts.
+"""All-to-all for several hosts with any numbers of ranks, with one pair of ranks for each pair of
+hosts.
 
 n is the number of ranks, H the number of hosts. L_h is the number of ranks of host h, L the largest
-L_h. N is the bytes of the whole vector. Bytes are an upper bound for the busiest rank.
+L_h. N is the size of the whole vector in bytes. "Bytes" is an upper bound for the busiest rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from unisono.types import Op
 def _all_to_all_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
     layout = HostLayout.of(ranks, hosts)
     others, most = len(layout.hosts) - 1, max(layout.sizes)
-    # A rank sends its own pieces, and both forwards and delivers the pieces that it represents.
+    # A rank sends its own pieces. A representative also sends the pieces of its host to another
+    # host, and distributes the pieces from the other host.
     represented = max(-(-others // size) * size for size in layout.sizes) * most
     inside = layout.shared * (2 if others else 1)
     return Cost(rounds=min(others, 1) + inside, bytes_sent=1 + Fraction(2 * represented, ranks))
@@ -28,17 +30,18 @@ def _all_to_all_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 
 @algorithm(Op.ALL_TO_ALL, "by_host", cost=_all_to_all_cost, exact=False)
 def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
-    """All pieces for a host travel in one message, from the rank that represents the sender's host.
-    The ranks of a host divide the other hosts among them. Pieces must have one length.
+    """Sends all pieces from one host to another host in one message, from one rank to one rank. The
+    ranks of a host divide the other hosts among themselves. All pieces must have the same length.
 
-    Rounds: 1 between hosts, and 2 inside. Bytes: about N, twice the pieces that a rank represents,
-    plus its own pieces; per host L_h(n - L_h)/n x N, the minimum. Source: Jackson and Booth,
-    "Planned AlltoAllv: a clustered approach" (2004), with several representatives.
+    Rounds: 1 between hosts, and 2 inside. Bytes: about N for the rank's own pieces, plus twice the
+    pieces that the rank forwards for its host; per host L_h(n - L_h)/n x N, the minimum. Source:
+    Jackson and Booth, "Planned AlltoAllv: a clustered approach" (2004), with several
+    representatives.
     """
     layout = HostLayout.of(ranks, hosts)
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "by_host")
     count = len(layout.hosts)
-    bundles = []  # (sending representative, receiving one, sources, destinations) of each bundle
+    bundles = []  # of each pair of hosts: (sender, receiver, sources, destinations)
     for here, there in ((h, g) for h in range(count) for g in range(count)):
         src = np.repeat(layout.hosts[here], len(layout.hosts[there]))
         dst = np.tile(layout.hosts[there], len(layout.hosts[here]))
@@ -68,6 +71,6 @@ def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
 
 
 def _representative(layout: HostLayout, here: int, there: int) -> int:
-    """Returns the rank of host `here` that represents it towards host `there`."""
+    """Returns the rank of host `here` that exchanges data with host `there`."""
     ranks = layout.hosts[here]
     return ranks[(there - (there > here)) % len(ranks)]

@@ -1,9 +1,9 @@
-"""Prefix reductions for several hosts, with one exchange between hosts.
+"""Prefix reductions (scan and exscan) for several hosts, with one exchange between hosts.
 
-Each host sends prefixes to each other host: reductions over its ranks below some rank. If the ranks
-of a host are consecutive, the host sends a single prefix, its total. n is the number of ranks, H
-the number of hosts, L the number of ranks of the largest host. N is the bytes of the whole vector.
-Bytes are an upper bound for the busiest rank.
+Each host sends prefixes to each other host. A prefix is the reduction over all ranks of the host
+below some rank. If the ranks of a host are consecutive, the host sends a single prefix, its total.
+n is the number of ranks, H the number of hosts, L the number of ranks of the largest host. N is the
+size of the whole vector in bytes. "Bytes" is an upper bound for the busiest rank.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from unisono.types import Op
 def _cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
     layout = HostLayout.of(ranks, hosts)
     others, most = len(layout.hosts) - 1, max(layout.sizes)
-    # A rank sends to all higher ranks of its host and to one rank of each other host, which
-    # forwards the prefix to its host.
+    # A rank sends to all higher ranks of its host, and to one rank of each other host. That rank
+    # forwards the prefix to the ranks of its host.
     inside = (most - 1) * (2 if others else 1)
     return Cost(
         rounds=min(others, 1) * (1 + layout.shared) + layout.shared,
@@ -46,8 +46,8 @@ def _exscan_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 
 @algorithm(Op.SCAN, "by_host", cost=_cost, exact=False)
 def scan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Scan inside each host, exchange of prefixes between hosts, then addition of the prefixes to
-    each rank.
+    """Scans inside each host, exchanges prefixes between hosts, then reduces the prefixes into the
+    results of the ranks.
 
     Rounds: 1 between hosts, and 2 inside. Bytes: (H+1)(L-1) x N + (H-1) x N. Reductions: (L-1) x N
     + (H-1) x N. Source: Sanders and Träff, "Parallel prefix (scan) algorithms for MPI" (2006), on
@@ -58,7 +58,8 @@ def scan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
 
 @algorithm(Op.EXSCAN, "by_host", cost=_exscan_cost, exact=False)
 def exscan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Like scan, but a rank starts with the prefix of the next lower rank on its host.
+    """Scans inside each host, copies each prefix to the next rank of the host, then exchanges
+    prefixes between hosts.
 
     Rounds: 1 between hosts, and 2 inside. Bytes: about (H+1)(L-1) x N + H x N. Reductions: (L-1) x
     N + (H-1) x N. Source: Sanders and Träff (2006), as for scan.
@@ -67,8 +68,9 @@ def exscan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
 
 
 class _Scan:
-    """Builder of the schedules. Location 0 of a rank is its vector. Location 1 + h is a prefix of
-    host h.
+    """Builder of the schedules of scan and exscan.
+
+    Location 0 of a rank is its vector. Location 1 + h is a prefix of host h.
     """
 
     def __init__(self, op: Op, layout: HostLayout) -> None:
@@ -77,7 +79,7 @@ class _Scan:
         self.layout = layout
         self.builder = Builder(collective, "by_host", scratch=len(layout.hosts))
         self.holds_prefix: set[int] = set()
-        """Ranks whose vector already is a prefix instead of their own contribution."""
+        """Ranks whose vector is a prefix and no longer their own contribution."""
 
     def build(self) -> Schedule:
         """Returns the schedule."""
@@ -111,15 +113,15 @@ class _Scan:
                 needed: dict[int, list[int]] = {}
                 for rank in host:
                     needed.setdefault(bisect_left(ranks, rank), []).append(rank)
-                needed.pop(0, None)  # the other host has no rank below
+                needed.pop(0, None)  # the other host has no lower rank
                 for below, by in needed.items():
                     location = self._copy_prefix(ranks[below - 1], by, 1 + other)
                     first = by if location > 0 else by[1:]
                     yield from ((by[0], location, rank) for rank in first)
 
     def _copy_prefix(self, src: int, by: list[int], spare: int) -> int:
-        """Copies a prefix to the first rank that needs it. Returns the location for the other
-        ranks.
+        """Copies a prefix to the first rank that needs the prefix. Returns the location from which
+        the other ranks read the prefix.
         """
         b, first = self.builder, by[0]
         if not self.exclusive and len(by) == 1:

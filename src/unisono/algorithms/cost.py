@@ -12,17 +12,19 @@ from unisono.schedule import Collective, Schedule
 from unisono.types import Op
 
 BY_PART = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.SCAN, Op.EXSCAN)
-"""Operations on one vector per rank. The other operations have a piece for each rank."""
+"""Operations whose data are one vector per rank. The data of the other operations are one piece per
+rank.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Cost of an algorithm, in multiples of N, the bytes of the whole vector.
+    """Cost of an algorithm, in multiples of N, the size of the whole vector in bytes.
 
     N is the size of a rank's vector, or of all its pieces together. `rounds` is the number of
     rounds with transfers. `bytes_sent` is the amount that the busiest rank sends, counted once per
     receiver. `reductions` is the amount that the busiest rank reads from other ranks and reduces.
-    These may be two different ranks.
+    The rank that sends most and the rank that reduces most may differ.
 
     >>> half = Cost(rounds=1, bytes_sent=Fraction(1, 2))
     >>> (half + half).bytes_sent, half.on(Fraction(1, 2)).bytes_sent
@@ -34,7 +36,9 @@ class Cost:
     reductions: Fraction = Fraction(0)
 
     def __add__(self, after: Cost) -> Cost:
-        """Returns the cost of both in sequence, an upper bound if the busiest ranks differ."""
+        """Returns the cost of two schedules in sequence. The cost is an upper bound if their
+        busiest ranks differ.
+        """
         return Cost(
             rounds=self.rounds + after.rounds,
             bytes_sent=self.bytes_sent + after.bytes_sent,
@@ -55,7 +59,7 @@ FREE = Cost(rounds=0, bytes_sent=Fraction(0))
 
 
 def largest(costs: Iterable[Cost]) -> Cost:
-    """Returns the cost of parallel schedules: the maximum of each component."""
+    """Returns the cost of schedules that run in parallel: the maximum of each component."""
     each = list(costs)
     return Cost(
         rounds=max(one.rounds for one in each),
@@ -70,22 +74,22 @@ def of_all_gather(rounds: int, chunks: int, ranks: int) -> Cost:
 
 
 def backwards(gather: Cost, ranks: int) -> Cost:
-    """Returns the cost of the reduce-scatter that reverses this all-gather.
+    """Returns the cost of the reduce-scatter that runs this all-gather in reverse.
 
-    A rank reduces as much as it sent in the all-gather. A rank sends all pieces but its own, which
-    it received in the all-gather.
+    A rank reduces as many bytes as it sends in the all-gather. A rank sends as many bytes as it
+    receives in the all-gather: all pieces except its own.
     """
     sent = Fraction(ranks - 1, ranks)
     return Cost(rounds=gather.rounds, bytes_sent=sent, reductions=gather.bytes_sent)
 
 
 def scatter_then_gather(gather: Cost, ranks: int) -> Cost:
-    """Returns the cost of the all-reduce that runs this all-gather reversed, then forwards."""
+    """Returns the cost of an all-reduce: this all-gather in reverse, then this all-gather."""
     return backwards(gather, ranks) + gather
 
 
 def whole_chunks(collective: Collective) -> int:
-    """Returns the number of chunks in N.
+    """Returns the number of chunks in the whole vector (N bytes).
 
     >>> whole_chunks(Collective(op=Op.ALL_GATHER, ranks=4))
     4

@@ -1,4 +1,6 @@
-"""Parser of algorithm docstrings, for the table in the documentation and for `show`."""
+"""Parser of the docstrings of algorithms, for the tables in the documentation and for the package
+`show`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _LABEL = re.compile(rf"\b({'|'.join(_LABELS)}): ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """Formulas from a docstring, as text. `reductions` and `source` may be empty.
+    """Fields of an algorithm's docstring, as text. `reductions` and `source` may be empty.
 
     >>> from unisono.algorithms import find
     >>> describe(find("all_gather", "ring")).rounds

@@ -1,8 +1,9 @@
 """Direct exchange between all ranks: the fewest rounds and the fewest bytes.
 
-On one host, where all links are the same memory, this is the fastest choice for long messages. n is
-the number of ranks. N is the bytes of the whole vector (of all pieces together, if the operation
-has pieces). Bytes are the bytes that a rank sends, counted once per receiver.
+On one host, all data move through the same memory. Direct exchange is then the fastest choice for
+long messages. n is the number of ranks. N is the size of the whole vector in bytes (of all pieces
+together, if the operation has pieces). "Bytes" counts the bytes that a rank sends, counted once per
+receiver.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _to_root_cost(ranks: int) -> Cost:
 def all_reduce(ranks: int) -> Schedule:
     """Each rank i reduces part i, then sends the result to all ranks.
 
-    Every sum is one n-ary fold in rank order.
+    Every result is a single reduction of n operands in rank order.
 
     Rounds: 2. Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Rabenseifner, "Optimization of
     collective reduction operations" (2004), with each half done in one step over a full mesh.
@@ -56,7 +57,7 @@ def all_reduce(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "direct", cost=lambda ranks: backwards(_gather_cost(ranks), ranks))
 def reduce_scatter(ranks: int) -> Schedule:
-    """Every rank sends piece i directly to rank i, which folds the pieces in rank order.
+    """Every rank sends piece i directly to rank i, which reduces the pieces in rank order.
 
     Rounds: 1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp,
     "Optimization of collective communication operations in MPICH" (2005), in one step.
@@ -69,7 +70,7 @@ def reduce_scatter(ranks: int) -> Schedule:
 
 @algorithm(Op.ALL_GATHER, "direct", cost=_gather_cost)
 def all_gather(ranks: int) -> Schedule:
-    """Every rank sends its piece to all others.
+    """Every rank sends its piece to all other ranks.
 
     Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005), in one step.
     """
@@ -107,7 +108,7 @@ def broadcast(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.REDUCE, "direct", cost=_reduce_cost)
 def reduce(ranks: int, root: int) -> Schedule:
-    """Every rank sends its whole vector to the root, which folds in rank order.
+    """Every rank sends its whole vector to the root, which reduces the vectors in rank order.
 
     Rounds: 1. Bytes: N. Reductions: (n-1) x N at the root. Source: Pjesivac-Grbovic et al. (2007).
     """

@@ -1,13 +1,14 @@
 """Two binary trees over the same ranks, each for half of the vector.
 
 A rank with children in one tree is a leaf in the other tree. So all ranks send and receive at the
-full rate, in about log2(n) rounds plus one for each part. The root is above both trees. Edges have
-colour 0 or 1. A rank's incoming edges have different colours, and so do its outgoing edges. The
-edges of colour 0 are busy in even rounds, the edges of colour 1 in odd rounds.
+full rate, in about log2(n) rounds plus one for each part. The root is the parent of the top rank of
+both trees. Edges have colour 0 or 1. The incoming edges of a rank have different colours. The
+outgoing edges of a rank also have different colours. The edges of colour 0 are busy in even rounds,
+the edges of colour 1 in odd rounds.
 
-n is the number of ranks, N the bytes of the whole vector. D = floor(log2(n-1)) + 1 is the number of
-ranks on the longest path down a tree. K is the `parts` that go down each tree (default 2 D). Bytes
-are the bytes that the busiest rank sends.
+n is the number of ranks, and N is the size of the whole vector in bytes. D = floor(log2(n-1)) + 1
+is the number of ranks on the longest path down a tree. K is the argument `parts`, the number of
+parts that each tree transfers (default 2 D). "Bytes" counts the bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def broadcast(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE, "double_binary_tree", cost=_reduce_cost)
 def reduce(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
-    """Reverses the broadcast: partial sums go up both trees.
+    """Sends partial sums up both trees to the root. The transfers are the transfers of the
+    broadcast in reverse.
 
     Rounds: 2(D + K - 1). Bytes: N. Reductions: N. Source: Sanders, Speck, Träff (2009).
     """
@@ -70,7 +72,8 @@ def reduce(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "double_binary_tree", cost=_all_reduce_cost)
 def all_reduce(ranks: int, *, parts: int | None = None) -> Schedule:
-    """Parts go up both trees to rank 0. Each part immediately goes down again.
+    """Reduces each part up its tree to rank 0, then immediately broadcasts the result down the same
+    tree.
 
     Rounds: 2(2D + K - 1). Bytes: 2N, for 3 ranks 3/2 x N, for 2 ranks N. Reductions: N. Source:
     Sanders, Speck, Träff (2009); Jeaugey, "Massively scale your deep learning training with NCCL
@@ -91,8 +94,8 @@ def all_reduce(ranks: int, *, parts: int | None = None) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Edge:
-    """An edge of a tree below root 0. The first part comes down in `round`, each next part 2 rounds
-    later.
+    """An edge of a tree below root 0. The first part uses the edge in `round`, and each further
+    part 2 rounds later.
     """
 
     tree: int
@@ -124,11 +127,10 @@ def _edges(ranks: int) -> list[_Edge]:
 
 
 def _tree(size: int, tree: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (parent, child, depth) over ranks 1..size below rank 0. The inner ranks of tree 0 are
-    even.
+    """Yields (parent, child, depth) for each edge of a tree of ranks 1..size below rank 0.
 
-    Tree 1 is the mirror image of tree 0. If mirrored inner ranks would also be even, tree 1 is tree
-    0 shifted by one.
+    The ranks with children are even in tree 0 and odd in tree 1. Tree 1 is the mirror image of tree
+    0 if `size` is even, and tree 0 shifted by one rank if `size` is odd.
     """
 
     def place(position: int) -> int:
@@ -148,10 +150,11 @@ def _tree(size: int, tree: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _colours(edges: list[tuple[int, int]]) -> list[int]:
-    """Returns 0 or 1 for each edge. Edges that share their parent, or their child, differ.
+    """Returns the colour of each edge, 0 or 1. Edges with the same parent or the same child have
+    different colours.
 
-    A rank has at most two outgoing and two incoming edges. So edges with a common end form paths
-    and even cycles, along which the colours alternate.
+    A rank has at most two outgoing and two incoming edges. So edges with a common parent or child
+    form paths and even cycles, along which the colours alternate.
     """
     sharing: dict[tuple[str, int], list[int]] = defaultdict(list)
     for i, (parent, child) in enumerate(edges):

@@ -1,8 +1,8 @@
-"""Pairwise exchanges of a power of two of ranks, and their extension to any number of ranks.
+"""Pairwise exchanges among 2^k ranks, and their extension to any number of ranks.
 
 If n is not a power of two, the first 2e ranks form pairs, where e is n minus the largest power of
-two in n. The even rank of a pair sends its data to the odd rank before the exchange, and receives
-the result after.
+two that is at most n. The even rank of a pair sends its data to the odd rank before the exchange,
+and receives the result after the exchange.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 Partners: TypeAlias = Sequence[Sequence[int]]
-"""For each step, the partner of each member. The relation is symmetric."""
+"""Partner of each member in each step. If a is the partner of b, then b is the partner of a."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
     """The ranks that take part in the exchange (members), and the number of extra ranks.
 
-    Members are numbered 0..members-1. Members below `extra` represent two ranks.
+    Members are numbered 0..members-1. Each member below `extra` represents two ranks.
 
     >>> fold = Fold.of(5)
     >>> fold.members, [fold.rank(member) for member in range(4)], fold.ranks_of(0)
@@ -37,7 +37,7 @@ class Fold:
 
     @classmethod
     def of(cls, ranks: int) -> Fold:
-        """Returns the fold of a number of ranks."""
+        """Returns the numbers of members and extra ranks for this number of ranks."""
         members = 1 << (ranks.bit_length() - 1)
         return cls(members=members, extra=ranks - members)
 
@@ -62,7 +62,7 @@ class Fold:
 
 
 def hypercube_partners(members: int) -> list[list[int]]:
-    """Returns, for step k, the partner at distance 2^k of each member."""
+    """Returns the partner of each member in each step. In step k, partners are at distance 2^k."""
     return [
         [member ^ (1 << step) for member in range(members)]
         for step in range(members.bit_length() - 1)
@@ -70,7 +70,7 @@ def hypercube_partners(members: int) -> list[list[int]]:
 
 
 def all_gather(ranks: int, partners_of: Callable[[int], Partners]) -> Schedule:
-    """Returns an all-gather in which partners send each other all their pieces, step by step."""
+    """Returns an all-gather in which partners exchange all their pieces in each step."""
     fold = Fold.of(ranks)
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "all_gather")
     for pair in range(fold.extra):
@@ -93,7 +93,7 @@ def all_gather(ranks: int, partners_of: Callable[[int], Partners]) -> Schedule:
 
 
 def all_reduce(ranks: int, of_members: Callable[[int], Schedule]) -> Schedule:
-    """Extends an all-reduce for a power of two of ranks to any number of ranks."""
+    """Extends an all-reduce among 2^k ranks to any number of ranks."""
     fold = Fold.of(ranks)
     inner = of_members(fold.members)
     if not fold.extra:
@@ -111,8 +111,8 @@ def all_reduce(ranks: int, of_members: Callable[[int], Schedule]) -> Schedule:
 
 
 def all_gather_cost(ranks: int) -> Cost:
-    """Returns the cost of `all_gather`, an upper bound if members that represent two ranks are not
-    adjacent.
+    """Returns the cost of `all_gather`. The cost is an upper bound if members that represent two
+    ranks are not adjacent.
     """
     fold = Fold.of(ranks)
     pieces = sum((1 << step) + min(1 << step, fold.extra) for step in range(fold.steps))
@@ -122,7 +122,9 @@ def all_gather_cost(ranks: int) -> Cost:
 
 
 def all_reduce_cost(ranks: int, of_members: Callable[[int], Cost]) -> Cost:
-    """Returns the cost of `all_reduce`. With extra ranks, an odd rank reduces and sends N more."""
+    """Returns the cost of `all_reduce`. If there are extra ranks, the odd rank of a pair reduces
+    and sends N more bytes.
+    """
     fold = Fold.of(ranks)
     more = Fraction(1 if fold.extra else 0)
     return of_members(fold.members) + Cost(

@@ -1,6 +1,6 @@
-"""Ranks as the points of a grid, and operations along its axes, for the multi-level families.
+"""Grids of ranks, and operations along their axes, for the algorithms with several levels.
 
-Adjacent ranks differ along axis 0: first ranks of a host, then hosts.
+Ranks are numbered along axis 0 first. So axis 0 has the ranks of a host, and axis 1 has the hosts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """All points of a box, numbered along axis 0 first.
+    """A grid whose points are numbered along axis 0 first.
 
     >>> grid = Grid(dims=(4, 2))
     >>> grid.coords(5), grid.number((1, 1)), list(grid.lines(1))[0]
@@ -49,7 +49,9 @@ class Grid:
         return number
 
     def lines(self, axis: int, fixed: Mapping[int, int] | None = None) -> Iterator[list[int]]:
-        """Yields the lines along an axis. `fixed` gives required coordinates of their points."""
+        """Yields the lines of points along an axis. `fixed` gives the coordinates that these lines
+        must have on other axes.
+        """
         fixed = fixed or {}
         ranges = [
             [0] if a == axis else [fixed[a]] if a in fixed else range(size)
@@ -72,8 +74,8 @@ class Grid:
 def near_square(ranks: int, axes: int) -> Dims:
     """Returns the most equal sizes whose product is the number of ranks, the largest first.
 
-    Starting with the last axis, each axis gets the largest divisor that leaves the axes before at
-    least as large.
+    Each axis, from the last to the first, gets the largest divisor with which all earlier axes can
+    be at least as large.
 
     >>> near_square(16, 2), near_square(8, 2), near_square(7, 2), near_square(24, 3)
     ((4, 4), (4, 2), (7, 1), (4, 3, 2))
@@ -88,7 +90,7 @@ def near_square(ranks: int, axes: int) -> Dims:
 
 
 def powers(base: int, below: int) -> list[int]:
-    """Returns 1, base, base^2, ... below a number: the weights of its digits.
+    """Returns the powers of `base` that are less than `below`: 1, base, base^2, and so on.
 
     >>> powers(3, 10)
     [1, 3, 9]
@@ -103,12 +105,12 @@ def powers(base: int, below: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Operations along the lines of a grid, as parts of one larger operation.
+    """Builder of operations along the lines of a grid, as parts of one larger schedule.
 
     `shares` is the grid of the vector's shares. Along an axis where the vector is not cut, `shares`
     has size 1. Share s of the grid is share `stride * s + offset` of the composer. With
-    `outer_first`, the last axis of `shares` comes first. The common shares of the axes outside a
-    line are then adjacent and travel in one transfer.
+    `outer_first`, the axes of `shares` are in reverse order. Shares that differ only along outer
+    axes are then adjacent and move in one transfer.
     """
 
     composer: Composer
@@ -128,10 +130,11 @@ class Lines:
         free: Collection[int],
         fixed: Mapping[int, int] | None = None,
     ) -> int:
-        """Runs `part` on every line along an axis at the same time. Returns the round after.
+        """Adds the schedule `part` to every line along an axis, in the same rounds. Returns the
+        round after `part`.
 
-        A rank processes the shares with its own coordinates, but with any coordinate along the
-        `free` axes.
+        A rank processes the shares whose coordinates are its own. Along the `free` axes, the shares
+        may have any coordinate.
         """
         lines = list(self.grid.lines(axis, fixed))
         places = range(len(self.shares.dims))
@@ -177,7 +180,8 @@ class Lines:
 def exchange(composer: Composer, grid: Grid, parts: Mapping[int, Schedule]) -> None:
     """Adds an all-to-all along axis 0, then axis 1, and so on.
 
-    After each axis, the pieces have the right coordinate along this axis.
+    After the all-to-all along an axis, each piece is at a rank with the destination's coordinate
+    along this axis.
     """
     start = 0
     for axis in range(len(grid.dims)):

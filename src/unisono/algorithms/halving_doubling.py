@@ -1,8 +1,9 @@
 """Recursive halving and doubling: data and distance halve in each round, then double again.
 
-The bytes are as few as in a ring, with about 2 log2(n) rounds. n is the number of ranks, m the
-largest power of two in n. e = n - m is the number of extra ranks (see `folding`). N is the bytes of
-the whole vector. Bytes are the bytes that the busiest rank sends.
+The algorithm sends as few bytes as a ring, in about 2 log2(n) rounds. n is the number of ranks. m
+is the largest power of two that is at most n. e = n - m is the number of extra ranks (see
+`folding`). N is the size of the whole vector in bytes. "Bytes" counts the bytes that the busiest
+rank sends.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def _all_reduce_cost(ranks: int) -> Cost:
 
 @algorithm(Op.REDUCE_SCATTER, "recursive_halving", cost=_reduce_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Partners exchange half of their data: first at distance n/2, last between neighbours.
+    """Partners exchange half of their data, first at distance n/2, finally at distance 1.
 
     Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N for powers of
-    two, else (m-1 + sum of min(2^k, e) over k < log2(m) + n-1)/n x N. Source: Thakur, Rabenseifner,
+    two, else (m-1 + n-1 + sum of min(2^k, e) over k < log2(m))/n x N. Source: Thakur, Rabenseifner,
     Gropp, "Optimization of collective communication operations in MPICH" (2005).
     """
     return backwards(folding.all_gather(ranks, folding.hypercube_partners))
@@ -40,11 +41,11 @@ def reduce_scatter(ranks: int) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "halving_doubling", cost=_all_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Reduce-scatter by recursive halving, then all-gather by recursive doubling.
+    """Runs a reduce-scatter by recursive halving, then an all-gather by recursive doubling.
 
     Rounds: 2 log2(m), and 2 more if e > 0. Bytes: 2(m-1)/m x N, and N more if e > 0. Reductions:
     (m-1)/m x N, and N more if e > 0. Source: Rabenseifner, "Optimization of collective reduction
-    operations" (2004); the fold as in Thakur et al. (2005).
+    operations" (2004); the extra ranks as in Thakur et al. (2005).
     """
 
     def of_members(members: int) -> Schedule:

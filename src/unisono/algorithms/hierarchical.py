@@ -1,15 +1,16 @@
-"""Hierarchical algorithms: an algorithm for each level, such as host, network and racks.
+"""Hierarchical algorithms, which use a separate algorithm at each level: inside hosts, between
+hosts, and so on.
 
-The text is `level0:mesh@4;level1:ring@2`, innermost level first (HCCL's syntax, with sizes), or
-`hierarchical:4x2` for `direct` on each level. One level may omit its size. If all levels omit their
-sizes, the sizes are the `levels` of `build`, else the `hosts`, else two sizes that are as equal as
-possible. If the sizes match the hosts, the ranks of an innermost group are the ranks of a host.
-Otherwise the ranks of a group are consecutive. Of the operations, only all-reduce supports hosts
-with different numbers of ranks (see `by_host`).
+The algorithm's string is, for example, `level0:mesh@4;level1:ring@2`, innermost level first (HCCL's
+syntax, with sizes), or `hierarchical:4x2` for `direct` on each level. One level may omit its size.
+If all levels omit their sizes, the argument `levels` of `build` gives the sizes, or else the
+argument `hosts`. Without these arguments, the sizes are as equal as possible. If the sizes match
+the hosts, each innermost group has the ranks of one host. Otherwise the ranks of a group are
+consecutive. Only all-reduce supports hosts with different numbers of ranks (see `by_host`).
 
-n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that the busiest rank
-sends. Costs are the sums of the levels' costs, each on its share of the vector. Such a sum is an
-upper bound if the busiest ranks of the levels differ.
+n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes
+that the busiest rank sends. A cost is the sum of the costs of the levels, each for its share of the
+vector. The sum is an upper bound if the busiest ranks of the levels differ.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def _all_reduce_cost(
 
 
 def _pieces_cost(op: Op) -> Callable[..., Cost]:
-    """Returns a cost function where each level processes its share of the pieces.
+    """Returns a cost function for an operation in which each level processes a share of the pieces.
 
-    The share is the result of the levels inside, or of the levels outside for operations with a
-    root.
+    The share is 1 / (ranks of the inner levels). For operations with a root, the share is 1 /
+    (ranks of the outer levels).
     """
 
     def stated(
@@ -70,7 +71,7 @@ def _pieces_cost(op: Op) -> Callable[..., Cost]:
 
 
 def _whole_cost(op: Op) -> Callable[..., Cost]:
-    """Returns a cost function where each level processes the whole vector."""
+    """Returns a cost function for an operation in which each level processes the whole vector."""
 
     def stated(
         ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
@@ -85,12 +86,12 @@ def _whole_cost(op: Op) -> Callable[..., Cost]:
 def all_reduce(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduce-scatter from the innermost level outwards, all-reduce on the outermost level,
-    all-gather from there inwards.
+    """Runs reduce-scatters from the innermost level outwards, an all-reduce on the outermost level,
+    and all-gathers back inwards.
 
-    Some algorithms have no reduce-scatter (a tree, a chain). A level with such an algorithm reduces
-    to its first rank, then broadcasts. The other ranks of the level take no part in the outer
-    levels.
+    Some algorithms, such as trees and chains, have no reduce-scatter. A level with such an
+    algorithm reduces to its first rank, then broadcasts. The other ranks of the level take no part
+    in the outer levels.
 
     Rounds: sum over the levels. Bytes: sum over the levels, each on its share of N. Reductions: the
     same. Source: Jia et al., "Highly scalable deep learning training system with mixed-precision"
@@ -127,8 +128,8 @@ def all_reduce(
 def reduce_scatter(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduce-scatter on each level, innermost first, so that data are reduced before they leave a
-    host.
+    """Runs a reduce-scatter on each level, innermost first, so that data are reduced before they
+    leave a host.
 
     Rounds: sum over the levels. Bytes: sum over the levels, each on N / (ranks of the inner
     levels). Reductions: the same. Source: Cho et al., "BlueConnect: decomposing all-reduce for deep
@@ -144,8 +145,8 @@ def reduce_scatter(
 def all_gather(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """All-gather on each level, outermost first, so that each piece crosses between two hosts only
-    once.
+    """Runs an all-gather on each level, outermost first, so that each piece goes from one host to
+    another only once.
 
     Rounds: sum over the levels. Bytes: sum over the levels, each on N / (ranks of the inner
     levels). Source: Cho et al. (2019).
@@ -160,8 +161,8 @@ def all_gather(
 def all_to_all(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """Inside a host, each rank receives the pieces for its counterparts on other hosts. Then
-    counterparts exchange between hosts.
+    """Moves each piece inside its host to the rank with the destination's position on a host, then
+    between hosts to the destination.
 
     Rounds: sum over the levels. Bytes: sum over the levels, each on N, more than `direct`, but in
     fewer, larger messages between hosts. Source: Rajbhandari et al., "DeepSpeed-MoE" (2022),
@@ -184,7 +185,8 @@ def broadcast(
     levels: Levels = (),
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """The root sends to one rank of each outermost group, and so on inwards.
+    """The root sends to one rank of each outermost group. On each inner level, these ranks send to
+    one rank of each smaller group.
 
     Rounds: sum over the levels. Bytes: at most the sum over the levels. Source: Karonis et al.,
     "Exploiting hierarchy in parallel computer networks to optimize collective operation
@@ -202,7 +204,7 @@ def reduce(
     levels: Levels = (),
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """Reduces within each innermost group, then on each outer level, to the root.
+    """Reduces within each innermost group, then level by level outwards to the root.
 
     Rounds: sum over the levels. Bytes: at most the sum over the levels. Reductions: at most the sum
     over the levels. Source: Karonis et al. (2000).
@@ -219,8 +221,8 @@ def scatter(
     levels: Levels = (),
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """Each group receives all its pieces together, outermost group first. Pieces must have one
-    length.
+    """Sends all pieces of a group together, first to the outermost groups, then to the inner
+    groups. All pieces must have the same length.
 
     Rounds: sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of the
     outer levels). Source: Karonis et al. (2000).
@@ -237,7 +239,8 @@ def gather(
     levels: Levels = (),
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """Each group gathers its pieces and sends them on together. Pieces must have one length.
+    """Gathers the pieces of each group at one rank, which sends them together to the next outer
+    level. All pieces must have the same length.
 
     Rounds: sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of the
     outer levels). Source: Karonis et al. (2000).
@@ -246,8 +249,8 @@ def gather(
 
 
 def _for_uneven(levels: Levels) -> tuple[Algorithm, dict[str, str]]:
-    """Returns the algorithm for an all-reduce by these two levels on hosts with different numbers
-    of ranks.
+    """Returns the all-reduce algorithm for hosts with different numbers of ranks, with the
+    arguments that correspond to these two levels.
     """
     inside, between = (level.algorithm for level in levels) if levels else ("direct", "direct")
     name = parse(Op.ALL_REDUCE, inside).name
@@ -264,7 +267,10 @@ def _on_pieces(tree: Hierarchy, op: Op) -> tuple[Lines, dict[int, Schedule]]:
 
 
 def _rooted(op: Op, root: int, tree: Hierarchy) -> Schedule:
-    """Runs the operation on each level, on the lines whose inner coordinates are the root's."""
+    """Returns the schedule of an operation with a root, composed of one operation per level.
+
+    On each level, only lines whose inner coordinates equal the root's coordinates take part.
+    """
     root = tree.place(root)
     root_coords = tree.grid.coords(root)
     parts = {level: tree.part(op, level, root_coords[level]) for level in range(tree.top + 1)}
@@ -281,7 +287,9 @@ def _rooted(op: Op, root: int, tree: Hierarchy) -> Schedule:
 
 
 def _top_all_reduce(tree: Hierarchy) -> Schedule:
-    """Returns the all-reduce of the outermost level, composed if its algorithm has none."""
+    """Returns the all-reduce of the outermost level. If the level's algorithm has no all-reduce,
+    the result is a sequence of two operations.
+    """
     text, ranks = tree.algorithms[tree.top], tree.sizes[tree.top]
     if not tree.serves(tree.top, Op.ALL_REDUCE):
         if tree.scatters(tree.top):

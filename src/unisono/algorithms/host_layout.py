@@ -11,15 +11,18 @@ from unisono.algorithms.grid import near_square
 from unisono.errors import UnsupportedError
 
 Hosts: TypeAlias = tuple[tuple[int, ...], ...]
-"""The ranks of each host: any partition of a group's ranks."""
+"""Ranks of each host. The hosts may be any partition of a group's ranks."""
 
 FEW_HOSTS = 8
-"""Largest number of hosts that all exchange in one round. More hosts use a logarithm of rounds."""
+"""Largest number of hosts that exchange data in a single round. For more hosts, the number of
+rounds is logarithmic.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLayout:
-    """A partition of ranks 0..n-1 into hosts. Ranks ascend, and hosts ascend by their first rank.
+    """A partition of ranks 0..n-1 into hosts. Ranks are in ascending order, and hosts are in the
+    order of their first ranks.
 
     >>> layout = HostLayout.of(5, ((4, 1), (0, 2, 3)))
     >>> layout.hosts, layout.sizes, layout.host_of[4]
@@ -30,10 +33,10 @@ class HostLayout:
 
     @classmethod
     def of(cls, ranks: int, hosts: Hosts | None) -> HostLayout:
-        """Returns the layout of a group. The default is consecutive ranks on hosts as equal as
-        possible.
+        """Returns the layout of a group. By default, hosts have consecutive ranks and equal sizes,
+        and the number of hosts is as close as possible to the size of a host.
 
-        Raises `UnsupportedError` if some rank is on no host, or on two hosts.
+        Raises `UnsupportedError` unless each rank is on exactly one host.
         """
         if hosts is None:
             each, count = near_square(ranks, 2)
@@ -66,16 +69,16 @@ class HostLayout:
 
     @property
     def few(self) -> bool:
-        """True if all hosts may exchange in one round."""
+        """True if all hosts can exchange data in a single round (at most `FEW_HOSTS` hosts)."""
         return len(self.hosts) <= FEW_HOSTS
 
     @property
     def host_of(self) -> tuple[int, ...]:
-        """The number of the host of each rank."""
+        """Host number of each rank."""
         return self.on_hosts(range(len(self.hosts)))
 
     def on_hosts(self, values: Sequence[int]) -> tuple[int, ...]:
-        """Returns, for each rank, the value of its host."""
+        """Returns a value for each rank: the value of the rank's host."""
         found = [0] * self.ranks
         for value, host in zip(values, self.hosts, strict=True):
             for rank in host:
@@ -87,12 +90,15 @@ class HostLayout:
         return next(h for h, host in enumerate(self.hosts) if root in host)
 
     def leaders(self, root: int | None = None) -> list[int]:
-        """Returns one rank of each host: the root on its host, else the first rank."""
+        """Returns the leader of each host: the root on the root's host, the first rank on every
+        other host.
+        """
         return [root if root is not None and root in host else host[0] for host in self.hosts]
 
     @property
     def columns(self) -> int:
-        """Number of equal shares of a vector that balances the work of each host's ranks best.
+        """Number of equal shares (columns) of a vector with which the work of a host's ranks is
+        balanced best.
 
         With this number, `worker` gives each rank at least one share. The number is between the
         size of the largest host and twice that size.
@@ -106,17 +112,19 @@ class HostLayout:
         return min(range(most, 2 * most + 1), key=lambda columns: (self._busiest(columns), columns))
 
     def worker(self, host: int, column: int, columns: int) -> int:
-        """Returns the rank of a host that works on a column. A rank works on adjacent columns."""
+        """Returns the rank of a host that processes a column. A rank has adjacent columns."""
         ranks = self.hosts[host]
         return ranks[column * len(ranks) // columns]
 
     def worked(self, host: int, columns: int) -> list[list[int]]:
-        """Returns the columns of each rank of a host."""
+        """Returns the columns that each rank of the host processes."""
         found: dict[int, list[int]] = {rank: [] for rank in self.hosts[host]}
         for column in range(columns):
             found[self.worker(host, column, columns)].append(column)
         return list(found.values())
 
     def _busiest(self, columns: int) -> float:
-        """Returns the largest ratio of a host's busiest rank to the host's mean."""
+        """Returns the largest ratio, over all hosts, of the busiest rank's columns to the host's
+        mean per rank.
+        """
         return max(-(-columns // size) * size / columns for size in self.sizes)

@@ -1,9 +1,9 @@
 """Dimension exchange: exchanges along the dimensions of a hypercube, one dimension after another.
 
 If n is not a power of two, the dimensions are the prime factors of n (a generalised hypercube).
-`dims` overrides the dimensions. Ranks on a line exchange directly. n is the number of ranks, n_i
-the size of dimension i, N the bytes of the whole vector (all pieces of a rank). Bytes are the bytes
-that a rank sends.
+`dims` overrides the dimensions. The ranks along one dimension exchange data directly. n is the
+number of ranks and n_i the size of dimension i. N is the size of the whole vector in bytes (all
+pieces of a rank). "Bytes" counts the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _all_to_all_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "hypercube", cost=_all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Along each dimension, the ranks exchange their whole partial sums.
+    """Exchanges whole partial sums among the ranks along each dimension.
 
     Rounds: the number of dimensions, log2(n) for a hypercube. Bytes: sum of (n_i - 1), x N; log2(n)
     x N for a hypercube. Reductions: the same. Source: Fox et al., "Solving problems on concurrent
@@ -61,7 +61,7 @@ def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.ALL_GATHER, "hypercube", cost=_gather_cost)
 def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Along each dimension, the ranks exchange all their pieces.
+    """Exchanges all pieces among the ranks along each dimension.
 
     Rounds: the number of dimensions. Bytes: (n-1)/n x N. Source: Johnsson and Ho, "Optimum
     broadcasting and personalized communication in hypercubes" (1989), all-to-all broadcasting.
@@ -75,7 +75,7 @@ def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "hypercube", cost=_scatter_cost)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Reverses the all-gather.
+    """Runs the transfers of the all-gather in reverse order and direction.
 
     Rounds: the number of dimensions. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Johnsson
     and Ho (1989), reversed.
@@ -85,7 +85,8 @@ def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.ALL_TO_ALL, "hypercube", cost=_all_to_all_cost)
 def all_to_all(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Along each dimension, pieces move to that coordinate of their destination.
+    """Moves each piece along one dimension after another, to the destination's coordinate in that
+    dimension.
 
     Rounds: the number of dimensions. Bytes: sum of (n_i - 1)/n_i, x N; log2(n)/2 x N for a
     hypercube. Source: Johnsson and Ho (1989), all-to-all personalized communication.

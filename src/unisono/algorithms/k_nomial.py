@@ -1,9 +1,11 @@
-"""K-nomial trees: the subtree below a child is k times smaller in each round, for log_k(n) rounds.
+"""K-nomial trees, which need ceil(log_k(n)) rounds.
+
+In a broadcast, the subtree below a child becomes k times smaller in each round.
 
 Ranks are renumbered from the root. In the round of weight w = k^i, every multiple of k w is a
-parent. Its children are the ranks w, 2w, ..., (k-1)w above. Each child represents w ranks, starting
-with itself. n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that the
-busiest rank sends.
+parent. Its children are the ranks that are w, 2w, ..., (k-1)w higher. The subtree of a child has w
+ranks, starting with the child. n is the number of ranks, and N is the size of the whole vector in
+bytes. "Bytes" counts the bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ def gather_cost(ranks: int, *, k: int = 4) -> Cost:
 
 @algorithm(Op.BROADCAST, "k_nomial", cost=broadcast_cost)
 def broadcast(ranks: int, root: int, *, k: int = 4) -> Schedule:
-    """The root sends to k-1 ranks at distances n/k. All these ranks send to ranks at distances
-    n/k^2, and so on.
+    """The root sends to k-1 ranks at multiples of the distance n/k. All these ranks then send at
+    multiples of n/k^2, and so on.
 
     Rounds: ceil(log_k(n)). Bytes: up to (k-1) log_k(n) x N, at the root. Source: Wilkins et al.,
     "Generalized collective algorithms for the exascale era" (2023).
@@ -64,7 +66,7 @@ def broadcast(ranks: int, root: int, *, k: int = 4) -> Schedule:
 
 @algorithm(Op.REDUCE, "k_nomial", cost=reduce_cost)
 def reduce(ranks: int, root: int, *, k: int = 4) -> Schedule:
-    """Reverses the broadcast tree: children send partial sums to their parents.
+    """Sends partial sums from children to their parents, in the tree of the broadcast.
 
     Rounds: ceil(log_k(n)). Bytes: N. Reductions: up to (k-1) log_k(n) x N, at the root. Source:
     Wilkins et al. (2023).
@@ -74,7 +76,8 @@ def reduce(ranks: int, root: int, *, k: int = 4) -> Schedule:
 
 @algorithm(Op.SCATTER, "k_nomial", cost=scatter_cost)
 def scatter(ranks: int, root: int, *, k: int = 4) -> Schedule:
-    """Each rank sends its children the pieces of their subtrees. Pieces must have one length.
+    """Each rank sends its children the pieces of their subtrees. All pieces must have the same
+    length.
 
     Rounds: ceil(log_k(n)). Bytes: (n-1)/n x N at the root. Source: Wilkins et al. (2023).
     """
@@ -89,7 +92,8 @@ def scatter(ranks: int, root: int, *, k: int = 4) -> Schedule:
 
 @algorithm(Op.GATHER, "k_nomial", cost=gather_cost)
 def gather(ranks: int, root: int, *, k: int = 4) -> Schedule:
-    """Each rank sends its parent the pieces of its whole subtree. Pieces must have one length.
+    """Each rank sends its parent the pieces of its whole subtree. All pieces must have the same
+    length.
 
     Rounds: ceil(log_k(n)). Bytes: up to N/k, by a child of the root. Source: Wilkins et al. (2023).
     """
@@ -103,19 +107,21 @@ def _weights(ranks: int, k: int) -> list[int]:
 
 
 def _children(ranks: int, k: int) -> int:
-    """Returns the number of children of the root, which has the most."""
+    """Returns the number of children of the root. No other rank has more children."""
     return sum(min(k - 1, (ranks - 1) // weight) for weight in _weights(ranks, k))
 
 
 def _edges(ranks: int, k: int, weight: int) -> Iterator[tuple[int, int]]:
-    """Yields (parent, child) at one weight, as distances from the root."""
+    """Yields (parent, child) for each edge of this weight, as distances from the root."""
     for parent in range(0, ranks, k * weight):
         for child in range(parent + weight, min(parent + k * weight, ranks), weight):
             yield parent, child
 
 
 def _subtree(ranks: int, root: int, child: int, weight: int) -> Iterator[tuple[int, int]]:
-    """Yields the pieces of a child's subtree as (first chunk, count), twice if they wrap."""
+    """Yields (first chunk, count) for the pieces of a child's subtree. Yields twice if the subtree
+    continues at rank 0.
+    """
     count = min(weight, ranks - child)
     first = (child + root) % ranks
     head = min(count, ranks - first)

@@ -1,11 +1,13 @@
-"""Leader algorithms for several hosts of any size: one rank of each host communicates for the host.
+"""Leader algorithms for several hosts with any numbers of ranks: one rank of each host communicates
+for the host.
 
 These algorithms send the fewest messages between hosts. A leader collects the data of its host,
-exchanges them with the other leaders, and distributes the results. They suit short messages.
-`between` is the algorithm of the leaders. By default, up to 8 hosts exchange in one round, and more
-hosts in a logarithm of rounds. n is the number of ranks, H the number of hosts, L the number of
-ranks of the largest host. N is the bytes of the whole vector. Bytes are the bytes that a leader
-sends, an upper bound if the hosts differ.
+exchanges them with the other leaders, and distributes the results. Leader algorithms suit short
+messages. `between` is the algorithm of the leaders. By default, up to 8 hosts exchange in one
+round. For more hosts, the number of rounds is logarithmic. n is the number of ranks, H the number
+of hosts, L the number of ranks of the largest host. N is the size of the whole vector in bytes.
+"Bytes" counts the bytes that a leader sends. The number is an upper bound if the hosts have
+different sizes.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ def _between(op: Op, layout: HostLayout, between: str | None) -> str:
 
 
 def _stated(op: Op) -> Callable[..., Cost]:
-    """Returns a cost function: the leaders' algorithm on whole hosts, plus the transfers inside
-    hosts.
+    """Returns a cost function that adds the cost of the leaders' algorithm and the cost of the
+    transfers inside hosts.
     """
 
     def stated(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Cost:
@@ -80,9 +82,11 @@ def _all_reduce_cost(
 def all_reduce(
     ranks: int, *, between: str | None = None, inside: str = _FEW, hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduce to the leader, all-reduce between leaders, broadcast from the leader.
+    """Reduces to the leader of each host, runs an all-reduce among the leaders, then broadcasts
+    from each leader.
 
-    `between` is any all-reduce. `inside` is any algorithm of both reduce and broadcast.
+    `between` is any algorithm for all-reduce. `inside` is any algorithm for both reduce and
+    broadcast.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: (H-1) x N + (L-1) x N.
     Reductions: the same. Source: Zhu, Goodell, Gropp, Thakur, "Hierarchical collectives in MPICH2"
@@ -107,8 +111,8 @@ def all_reduce(
 
 @algorithm(Op.ALL_GATHER, "leaders", cost=_stated(Op.ALL_GATHER), exact=False)
 def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Schedule:
-    """Gather at the leader, all-gather between leaders, then distribution of all pieces inside the
-    host.
+    """Gathers at the leader of each host, runs an all-gather among the leaders, then sends all
+    pieces to all ranks of each host.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: about (H-1)L/n x N +
     (L-1) x N. Source: Zhu et al. (2009).
@@ -126,7 +130,8 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
 def reduce_scatter(
     ranks: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduce to the leader, reduce-scatter between leaders, then distribution of each rank's piece.
+    """Reduces to the leader of each host, runs a reduce-scatter among the leaders, then sends each
+    rank its piece.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: at most N to the leader,
     about (H-1)L/n x N from the leader. Reductions: (L-1) x N, and about (H-1)L/n x N. Source: Zhu
@@ -143,8 +148,8 @@ def reduce_scatter(
 
 @algorithm(Op.ALL_TO_ALL, "leaders", cost=_stated(Op.ALL_TO_ALL), exact=False)
 def all_to_all(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Schedule:
-    """Ranks send the pieces for other hosts to the leader. Leaders exchange all-to-all and send
-    each rank its pieces.
+    """Ranks send the pieces for other hosts to their leader. The leaders run an all-to-all, then
+    send each rank its pieces.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: about (H-1)L^2/n x N + L
     x N. Source: Jackson and Booth, "Planned AlltoAllv: a clustered approach" (2004).
@@ -175,7 +180,7 @@ def all_to_all(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
 def broadcast(
     ranks: int, root: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """The root sends to the leaders. Each leader sends to its host.
+    """The root sends to the leaders. Each leader sends to the ranks of its host.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: (H-1) x N + (L-1) x N.
     Source: Karonis et al. (2000).
@@ -209,8 +214,8 @@ def reduce(
 def scatter(
     ranks: int, root: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """The root sends each leader the pieces of its host. The leader sends each rank its piece.
-    Pieces must have one length.
+    """The root sends each leader the pieces of its host. The leader sends each rank its piece. All
+    pieces must have the same length.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about N at the root.
     Source: Karonis et al. (2000).
@@ -227,8 +232,8 @@ def scatter(
 def gather(
     ranks: int, root: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """Each leader gathers the pieces of its host. The root gathers from the leaders. Pieces must
-    have one length.
+    """Each leader gathers the pieces of its host. The root gathers from the leaders. All pieces
+    must have the same length.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about L/n x N. Source:
     Karonis et al. (2000).
@@ -247,7 +252,9 @@ def _top(op: Op, layout: HostLayout, between: str | None, root: int | None = Non
 
 
 class _Leaders:
-    """Builder of schedules in three steps: to the leaders, between leaders, from the leaders."""
+    """Builder of schedules with three steps: transfers to the leaders, between leaders, and from
+    the leaders.
+    """
 
     def __init__(self, op: Op, layout: HostLayout, top: Schedule, root: int | None = None) -> None:
         unit = top.collective.parts
@@ -265,7 +272,9 @@ class _Leaders:
         self.start = int(self.layout.shared)
 
     def exchange(self, top: Schedule, bundles: Iterable[Iterable[int]]) -> None:
-        """Adds `top` between the leaders, with these shares as its pieces."""
+        """Adds the schedule `top` between the leaders. Each bundle of shares becomes one piece of
+        `top`.
+        """
         pieces = [list(bundle) for bundle in bundles]
         self.start = self.composer.add(top, self.leaders, pieces, start=self.start)
 

@@ -30,7 +30,9 @@ class Hierarchy:
     sizes: Dims
     algorithms: tuple[str, ...]
     order: tuple[int, ...]
-    """The ranks in the order of the grid: host by host, if the levels match the hosts."""
+    """Ranks in the order of their grid positions. If the levels match the hosts, this order is host
+    by host.
+    """
 
     @classmethod
     def of(
@@ -40,8 +42,8 @@ class Hierarchy:
         levels: tuple[Level, ...],
         hosts: Hosts | None = None,
     ) -> Hierarchy:
-        """Completes the sizes. Two levels without sizes match the hosts, if there are several
-        hosts.
+        """Returns the hierarchy, with the missing sizes filled in. If there are several hosts, two
+        levels without sizes match the hosts.
 
         Raises `UnsupportedError` if the product of the sizes is not the number of ranks.
         """
@@ -83,20 +85,20 @@ class Hierarchy:
 
     @property
     def grid(self) -> Grid:
-        """The ranks as points, where axis i is level i."""
+        """Grid of the ranks, in which axis i is level i."""
         return Grid(dims=self.sizes)
 
     @property
     def top(self) -> int:
-        """The outermost level."""
+        """Number of the outermost level."""
         return len(self.sizes) - 1
 
     def part(self, op: Op, level: int, root: int = 0) -> Schedule:
-        """Returns the schedule of a group of this level."""
+        """Returns the schedule of an operation within one group of this level."""
         return build(op, self.algorithms[level], ranks=self.sizes[level], root=root)
 
     def cost(self, op: Op, level: int) -> Cost:
-        """Returns the cost of a group of this level."""
+        """Returns the cost of an operation within one group of this level."""
         return cost(op, self.algorithms[level], ranks=self.sizes[level])
 
     def serves(self, level: int, *ops: Op) -> bool:
@@ -105,7 +107,7 @@ class Hierarchy:
         return all(parse(op, text).name in names(op) for op in ops)
 
     def scatters(self, level: int) -> bool:
-        """Returns true if a level below the top uses reduce-scatter and all-gather.
+        """Returns true if the level uses reduce-scatter and all-gather.
 
         Otherwise the level reduces the whole vector to its first rank and broadcasts. Raises
         `UnsupportedError` for an algorithm that supports neither.
@@ -121,6 +123,8 @@ class Hierarchy:
 
 
 def follows_hosts(levels: tuple[Level, ...], dims: Dims | None, hosts: Hosts | None) -> bool:
-    """Returns true if the two levels match the hosts, because the sizes are not given."""
+    """Returns true if the hosts determine the sizes of two levels, because no other sizes are
+    given.
+    """
     sized = dims is not None or any(level.size for level in levels)
     return hosts is not None and len(hosts) > 1 and len(levels or (_ANY, _ANY)) == 2 and not sized

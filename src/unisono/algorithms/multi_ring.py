@@ -1,7 +1,8 @@
-"""Several rings at a time: both directions, or two rings without a common link.
+"""Algorithms with two simultaneous rings: one ring in both directions, or two rings without a
+common link.
 
-`ring:channels=k` makes k equal rings. n is the number of ranks, N the bytes of the whole
-vector. Bytes are the bytes that a rank sends.
+`ring:channels=k` makes k equal rings. n is the number of ranks, and N is the size of the whole
+vector in bytes. "Bytes" counts the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def _both_ways_reduce_cost(ranks: int) -> Cost:
 
 @algorithm(Op.ALL_GATHER, "bidirectional_ring", cost=_both_ways_cost)
 def all_gather(ranks: int) -> Schedule:
-    """Each chunk travels in both directions at once, half around the ring. Every rank keeps a copy.
+    """Sends each chunk in both directions at the same time, halfway around the ring. Every rank
+    keeps a copy.
 
     Rounds: floor(n/2). Bytes: (n-1)/n x N. Source: Wang et al., "Overlap communication with
     dependent computation via decomposition in large deep learning models" (2023), bidirectional
@@ -49,7 +51,7 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "bidirectional_ring", cost=_both_ways_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Sums reach the owner of a chunk from both directions, each from half of the ring.
+    """Reduces each chunk towards its owner from both directions, each over half of the ring.
 
     Rounds: floor(n/2). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Wang et al. (2023),
     reversed.
@@ -59,7 +61,7 @@ def reduce_scatter(ranks: int) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "bidirectional_ring", cost=_both_ways_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Reduce-scatter from both directions, then all-gather in both directions.
+    """Runs a reduce-scatter from both directions, then an all-gather in both directions.
 
     Rounds: 2 floor(n/2). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Wang et al. (2023).
     """
@@ -68,7 +70,7 @@ def all_reduce(ranks: int) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "double_ring", cost=ring.all_reduce_cost)
 def double_ring_all_reduce(ranks: int) -> Schedule:
-    """All-reduce on two rings without a common link, each for half of the vector.
+    """Runs an all-reduce on two rings without a common link, each for half of the vector.
 
     Rounds: 2(n-1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: the rings of NCCL on
     DGX-1, one for each set of links: Jeaugey, "NCCL 2.0" (GTC 2017).
@@ -78,7 +80,7 @@ def double_ring_all_reduce(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "double_ring", cost=ring.reduce_scatter_cost)
 def double_ring_reduce_scatter(ranks: int) -> Schedule:
-    """Reduce-scatter on two rings without a common link, each for half of each piece.
+    """Runs a reduce-scatter on two rings without a common link, each for half of each piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Jeaugey (2017).
     """
@@ -87,7 +89,7 @@ def double_ring_reduce_scatter(ranks: int) -> Schedule:
 
 @algorithm(Op.ALL_GATHER, "double_ring", cost=ring.all_gather_cost)
 def double_ring_all_gather(ranks: int) -> Schedule:
-    """All-gather on two rings without a common link, each for half of each piece.
+    """Runs an all-gather on two rings without a common link, each for half of each piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Source: Jeaugey (2017).
     """
@@ -95,8 +97,8 @@ def double_ring_all_gather(ranks: int) -> Schedule:
 
 
 def disjoint_rings(ranks: int) -> tuple[list[int], list[int]]:
-    """Returns two orders of the ranks without a common pair of neighbours: 0, 1, 2, ... and 0, s,
-    2s, ...
+    """Returns two rings, as orders of the ranks, that have no pair of neighbours in common: 0, 1,
+    2, ... and 0, s, 2s, ...
 
     Such orders need at least 5 ranks. With fewer ranks, the second order is the reverse of the
     first. Then the two rings use each link in opposite directions.
@@ -107,7 +109,7 @@ def disjoint_rings(ranks: int) -> tuple[list[int], list[int]]:
     first = list(range(ranks))
     if ranks < 5:
         return first, first[::-1]
-    if ranks == 6:  # the only larger count without a stride
+    if ranks == 6:  # no second ring has a constant stride
         return first, [0, 2, 4, 1, 5, 3]
     stride = next(s for s in range(2, ranks) if gcd(s, ranks) == 1)
     return first, [i * stride % ranks for i in range(ranks)]

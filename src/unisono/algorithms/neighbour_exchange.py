@@ -1,8 +1,9 @@
-"""Neighbour exchange: pairs of neighbours exchange their latest pieces, with alternating sides.
+"""Neighbour exchange: each rank exchanges its latest pieces with its two neighbours in alternation.
 
-The algorithm needs half the rounds of a ring and uses only neighbours. n is the number of ranks, N
-the bytes of the whole vector. Bytes are the bytes that the busiest rank sends. For odd n, the last
-rank first sends its piece to the rank before, and finally receives all other pieces from that rank.
+The algorithm needs half the rounds of a ring, and ranks send only to neighbours. n is the number of
+ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes that the busiest
+rank sends. For odd n, the last rank first sends its piece to the previous rank, and finally
+receives all other pieces from the previous rank.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unisono.types import Op
 def _gather_cost(ranks: int) -> Cost:
     if ranks % 2 == 0:
         return of_all_gather(ranks // 2, ranks - 1, ranks)
-    own = 1 if ranks == 3 else 2  # messages of rank n-2 that contain both of its first pieces
+    own = 1 if ranks == 3 else 2  # messages of rank n-2 that also contain the piece of rank n-1
     return of_all_gather(ranks // 2 + 2, 2 * ranks - 3 + own, ranks)
 
 
@@ -28,8 +29,8 @@ def _scatter_cost(ranks: int) -> Cost:
 
 @algorithm(Op.ALL_GATHER, "neighbour_exchange", cost=_gather_cost)
 def all_gather(ranks: int) -> Schedule:
-    """Each rank exchanges its own piece with one neighbour, then the last two received pieces with
-    the other neighbour, and so on.
+    """Each rank exchanges its own piece with one neighbour, then its two latest pieces with the
+    other neighbour, and so on.
 
     Rounds: n/2; for odd n (n-1)/2 + 2. Bytes: (n-1)/n x N; for odd n (2n-1)/n x N (4/3 x N for 3
     ranks). Source: Chen, Zhang, Zhang, Yuan, "Performance evaluation of allgather algorithms on
@@ -59,7 +60,7 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "neighbour_exchange", cost=_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Reverses the all-gather.
+    """Runs the transfers of the all-gather in reverse order and direction.
 
     Rounds: n/2; for odd n (n-1)/2 + 2. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N; for odd n
     (2n-1)/n x N (4/3 x N for 3 ranks). Source: Chen, Zhang, Zhang, Yuan (2005), reversed.

@@ -1,8 +1,9 @@
-"""HCCL's nonuniform hierarchical ring: binomial trees from all ranks at once, far distances first.
+"""HCCL's nonuniform hierarchical ring (NHR): simultaneous binomial trees from all ranks, with far
+distances first.
 
-The first message, across half the ring, is a single piece. The last and largest message goes to the
-neighbour. Any number of ranks needs ceil(log2(n)) rounds. n is the number of ranks, N the bytes of
-the whole vector. Bytes are the bytes that a rank sends.
+The first message of an all-gather, across half the ring, is a single piece. The last and largest
+message goes to the neighbour. Any number of ranks needs ceil(log2(n)) rounds. n is the number of
+ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def _all_reduce_cost(ranks: int) -> Cost:
 
 @algorithm(Op.ALL_GATHER, "nhr", cost=_gather_cost)
 def all_gather(ranks: int) -> Schedule:
-    """At distances d = ..., 4, 2, 1, each rank sends the pieces from 0, 2d, 4d, ... ranks below to
-    the rank d above.
+    """Sends the pieces of ranks r, r-2d, r-4d, ... from each rank r to rank r+d. The distance d is
+    a power of two that halves in each round, down to 1.
 
     Rounds: ceil(log2(n)). Bytes: (n-1)/n x N. Source: NHR in Huawei's HCCL (the cann-hccl
     repository, `all_gather_nhr`).
@@ -48,7 +49,8 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "nhr", cost=_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Reverses the all-gather, with near distances first.
+    """Runs the transfers of the all-gather in reverse order and direction, with near distances
+    first.
 
     Rounds: ceil(log2(n)). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: NHR in Huawei's HCCL
     (`reduce_scatter_nhr`).
@@ -58,7 +60,7 @@ def reduce_scatter(ranks: int) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "nhr", cost=_all_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Reduce-scatter with near distances first, then all-gather with far distances first.
+    """Runs a reduce-scatter with near distances first, then an all-gather with far distances first.
 
     Rounds: 2 ceil(log2(n)). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: NHR in Huawei's
     HCCL (`all_reduce_nhr`).

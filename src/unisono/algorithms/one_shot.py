@@ -18,7 +18,7 @@ def _cost(ranks: int) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "one_shot", cost=_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Every rank reads all vectors and folds them in rank order.
+    """Every rank reads all vectors and reduces them in rank order.
 
     Rounds: 1. Bytes: (n-1) x N (in shared memory, each rank writes N only once). Reductions: (n-1)
     x N. Source: the one-shot all-reduce of NVIDIA TensorRT-LLM and of MSCCL++ ("all pairs, LL").

@@ -1,9 +1,10 @@
-"""Operations as sequences of other operations. Parameters name the algorithm of each.
+"""Operations that run two other operations in sequence, with any algorithm for each operation.
 
 `reduce_broadcast:chain` uses `chain` for both operations.
-`reduce_broadcast:reduce=chain,broadcast=direct` names one for each. n is the number of ranks, N the
-bytes of the whole vector. Bytes are the bytes that the busiest rank sends. Costs are the sums of
-the parts' costs. Such a sum is an upper bound if different ranks are the busiest.
+`reduce_broadcast:reduce=chain,broadcast=direct` names an algorithm for each operation. n is the
+number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes that the
+busiest rank sends. A cost is the sum of the costs of both operations. The sum is an upper bound if
+their busiest ranks differ.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _reduce_and_scatter_cost(
 def reduce_broadcast(
     ranks: int, *, reduce: str = "binomial_tree", broadcast: str | None = None
 ) -> Schedule:
-    """Reduce to rank 0, then broadcast from rank 0.
+    """Reduces to rank 0, then broadcasts from rank 0.
 
     Rounds: sum of both. Bytes: at most the sum of both. Reductions: as in the reduce. Source: Chan,
     Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
@@ -66,7 +67,7 @@ def reduce_broadcast(
 def reduce_scatter_all_gather(
     ranks: int, *, reduce_scatter: str = "bruck", all_gather: str | None = None
 ) -> Schedule:
-    """Reduce-scatter, then all-gather, with any algorithms of these operations.
+    """Runs any reduce-scatter algorithm, then any all-gather algorithm.
 
     Rounds: sum of both. Bytes: sum of both. Reductions: as in the reduce-scatter. Source:
     Rabenseifner, "Optimization of collective reduction operations" (2004).
@@ -82,7 +83,7 @@ def reduce_scatter_all_gather(
 def gather_broadcast(
     ranks: int, *, gather: str = "binomial_tree", broadcast: str | None = None
 ) -> Schedule:
-    """Gather at rank 0, then broadcast from rank 0. Pieces must have one length.
+    """Gathers at rank 0, then broadcasts from rank 0. All pieces must have the same length.
 
     Rounds: sum of both. Bytes: at most the sum of both. Source: Chan et al. (2007), all-gather by
     minimum spanning trees.
@@ -98,7 +99,7 @@ def gather_broadcast(
 def reduce_and_scatter(
     ranks: int, *, reduce: str = "binomial_tree", scatter: str | None = None
 ) -> Schedule:
-    """Reduce to rank 0, then scatter from rank 0.
+    """Reduces to rank 0, then scatters from rank 0.
 
     Rounds: sum of both. Bytes: at most the sum of both. Reductions: as in the reduce. Source: Chan
     et al. (2007), reduce-scatter by minimum spanning trees.

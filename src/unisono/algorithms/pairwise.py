@@ -1,7 +1,7 @@
-"""Pairwise exchange: in round k every rank sends one message to the rank k above.
+"""Pairwise exchange: in round k, every rank r sends one message to rank r + k (modulo n).
 
-n is the number of ranks, N the bytes of all pieces of a rank. Bytes are the bytes that a rank
-sends.
+n is the number of ranks, N the size of all pieces of a rank in bytes. "Bytes" counts the bytes that
+a rank sends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _all_to_all_cost(ranks: int) -> Cost:
 
 @algorithm(Op.REDUCE_SCATTER, "pairwise", cost=_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Each rank adds one contribution per round to its own piece.
+    """Each rank reduces one contribution per round into its own piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp,
     "Optimization of collective communication operations in MPICH" (2005).

@@ -1,14 +1,14 @@
-"""Parser for algorithms and their parameters in one string.
+"""Parser of strings that name an algorithm and its parameters.
 
     ring                             a name
-    k_nomial:4                       its first parameter
-    bucket:4x4                       the dims of a grid, the innermost (fastest) first
+    k_nomial:4                       a name and the value of the first parameter
+    bucket:4x4                       the sizes of a grid, the innermost (fastest) axis first
     ring:channels=2                  parameters by name, separated by commas
-    level0:mesh;level1:ring          an algorithm for each level, the innermost first
-    level0:mesh@4;level1:ring@2      with the sizes of the levels
+    level0:mesh;level1:ring          an algorithm for each level, the innermost level first
+    level0:mesh@4;level1:ring@2      an algorithm and a size for each level
 
-The last two forms are HCCL's syntax (`HCCL_ALGO`), with sizes added. The parser also accepts HCCL's
-names of algorithms, in upper or lower case.
+The last two forms follow HCCL's syntax (`HCCL_ALGO`). The sizes are an extension of this syntax.
+The parser also accepts HCCL's names of algorithms, in upper or lower case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 Dims: TypeAlias = tuple[int, ...]
-"""Sizes of the axes of a grid of ranks. Adjacent ranks differ along axis 0."""
+"""Sizes of the axes of a grid of ranks. Ranks are numbered along axis 0 first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A parsed string. Except for the levels, parameters are still text."""
+    """A parsed algorithm string. All parameters except the levels are still text."""
 
     name: str
     positional: tuple[str, ...] = ()
@@ -93,14 +93,14 @@ def parse(op: Op, text: str) -> Spec:
 
 
 def number(what: str, text: str) -> int:
-    """Parses a whole number of at least one. Raises `UnsupportedError`."""
+    """Parses a whole number of at least one. Raises `UnsupportedError` for any other text."""
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
         raise UnsupportedError(f"{what}: expected a whole number like 4, got {text!r}")
     return int(text)
 
 
 def dims(what: str, text: str) -> Dims:
-    """Parses sizes such as 4x4. Raises `UnsupportedError`.
+    """Parses sizes such as 4x4. Raises `UnsupportedError` for any other text.
 
     >>> dims("bucket", "4x2")
     (4, 2)
@@ -111,7 +111,7 @@ def dims(what: str, text: str) -> Dims:
 
 
 def check_dims(sizes: Dims, ranks: int) -> Dims:
-    """Returns the sizes if their product is this number of ranks. Raises `UnsupportedError`."""
+    """Returns the sizes. Raises `UnsupportedError` unless their product is the number of ranks."""
     if prod(sizes) != ranks:
         shape = "x".join(map(str, sizes))
         raise UnsupportedError(f"a grid of {shape} has {prod(sizes)} ranks, expected {ranks}")

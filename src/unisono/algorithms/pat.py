@@ -1,10 +1,10 @@
-"""Parallel aggregated trees: far distances first, with a limit on the pieces per round.
+"""Parallel aggregated trees (PAT): far distances first, with a limit on the pieces per message.
 
 While a message has fewer than `aggregation` pieces, the rounds are the rounds of a binomial tree,
 with far distances first. After that, the algorithm visits the remaining subtrees depth first,
-`aggregation` trees at a time. So little data are in transit at any time. A limit of n/2 or more
-needs the fewest rounds. A limit of 1 needs one round for each piece. n is the number of ranks, A
-the limit, N the bytes of the whole vector. Bytes are the bytes that a rank sends.
+`aggregation` trees at a time. So only few data are in transit at any time. A limit of n/2 or more
+needs the fewest rounds. A limit of 1 needs one round for each piece. n is the number of ranks and A
+the limit. N is the size of the whole vector in bytes. "Bytes" counts the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _scatter_cost(ranks: int, *, aggregation: int = 4) -> Cost:
 
 @algorithm(Op.ALL_GATHER, "pat", cost=_gather_cost)
 def all_gather(ranks: int, *, aggregation: int = 4) -> Schedule:
-    """Each piece goes up the binomial tree of its owner. All trees use the same edge at the same
-    time.
+    """Sends each piece along a binomial tree whose root is the piece's owner. All trees use the
+    corresponding edge at the same time.
 
     Rounds: a + s - 1, where A = 2^a and s = ceil(n/A) rounded up to a power of two (and at most n).
     Bytes: (n-1)/n x N. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter
@@ -49,7 +49,7 @@ def all_gather(ranks: int, *, aggregation: int = 4) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "pat", cost=_scatter_cost)
 def reduce_scatter(ranks: int, *, aggregation: int = 4) -> Schedule:
-    """Reverses the all-gather.
+    """Runs the transfers of the all-gather in reverse order and direction.
 
     Rounds: a + s - 1, as for the all-gather. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source:
     Jeaugey (2025).
@@ -58,8 +58,8 @@ def reduce_scatter(ranks: int, *, aggregation: int = 4) -> Schedule:
 
 
 def _send(b: Builder, offsets: range, distance: int) -> None:
-    """Adds a round: every rank sends the pieces that travelled these distances to the rank
-    `distance` above.
+    """Adds a round in which every rank r sends to rank r + `distance` the pieces of the ranks r -
+    offset, for the given offsets.
     """
     ranks = b.collective.ranks
     for rank in range(ranks):
@@ -70,7 +70,7 @@ def _send(b: Builder, offsets: range, distance: int) -> None:
 
 
 def _shape(ranks: int, aggregation: int) -> tuple[int, int]:
-    """Returns the rounds of the far part, and the size of the remaining subtrees."""
+    """Returns the number of rounds of the first phase, and the size of the remaining subtrees."""
     if aggregation < 1 or aggregation & (aggregation - 1):
         raise UnsupportedError(f"pat: expected a power of two as aggregation, got {aggregation}")
     depth = (ranks - 1).bit_length()

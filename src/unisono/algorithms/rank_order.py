@@ -1,4 +1,6 @@
-"""All-reduce with folds in rank order on any hosts, so that the bits do not depend on the hosts."""
+"""All-reduce that always reduces in rank order, so that the bits of the result do not depend on the
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ def _cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "rank_order", cost=_cost, exact=False)
 def all_reduce(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Rank i folds part i from the contributions of all ranks. Then the parts are gathered, and
-    each part goes to each host once.
+    """Rank i reduces part i from the contributions of all ranks. Then an all-gather sends each part
+    to each other host once.
 
-    The bits are the same as with `direct`, with about half its bytes between hosts. The bytes are
-    more than in an algorithm where each host reduces first. Such an algorithm would fold in another
-    order, with other bits.
+    The result has the same bits as with `direct`, with about half as many bytes between hosts. An
+    algorithm that first reduces inside each host sends fewer bytes, but reduces in another order
+    and gives other bits.
 
     Rounds: 3 (2 with one rank per host). Bytes: (n-1)/n x N, plus the bytes of the all-gather; a
     host of L_h ranks receives L_h(n - L_h)/n x N + (n - L_h)/n x N. Reductions: (n-1)/n x N.

@@ -1,8 +1,8 @@
 """Recursive doubling: exchanges at doubling distances, in about log2(n) rounds, for short messages.
 
-n is the number of ranks, m the largest power of two in n. e = n - m is the number of extra ranks
-(see `folding`). N is the bytes of the whole vector. Bytes are the bytes that the busiest rank
-sends.
+n is the number of ranks. m is the largest power of two that is at most n. e = n - m is the number
+of extra ranks (see `folding`). N is the size of the whole vector in bytes. "Bytes" counts the bytes
+that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _all_reduce_cost(ranks: int) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "recursive_doubling", cost=_all_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """In round k, each rank exchanges its partial sum with the partner at distance 2^k.
+    """Each rank exchanges its partial sum with the partner at distance 2^k in round k.
 
     Rounds: log2(m), and 2 more if e > 0. Bytes: log2(m) x N, and N more if e > 0. Reductions: the
     same. Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations
@@ -46,9 +46,9 @@ def all_reduce(ranks: int) -> Schedule:
 
 @algorithm(Op.ALL_GATHER, "recursive_doubling", cost=folding.all_gather_cost)
 def all_gather(ranks: int) -> Schedule:
-    """In round k, each rank exchanges all its pieces with the partner at distance 2^k.
+    """Each rank exchanges all its pieces with the partner at distance 2^k in round k.
 
-    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N for powers of two, else (m-1 + sum of
-    min(2^k, e) over k < log2(m) + n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005).
+    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N for powers of two, else (m-1 + n-1 +
+    sum of min(2^k, e) over k < log2(m))/n x N. Source: Thakur, Rabenseifner, Gropp (2005).
     """
     return folding.all_gather(ranks, folding.hypercube_partners)

@@ -5,12 +5,12 @@ A new algorithm is one decorated function in a file of this package:
     @algorithm(Op.ALL_GATHER, "name", cost=_cost)
     def all_gather(ranks: int, *, k: int = 2) -> Schedule: ...
 
-`cost` is a function of the same arguments, without the root. Keyword-only arguments are the
+`cost` is a function that takes the same arguments, except the root. Keyword-only arguments are the
 parameters in the algorithm's string (see `parameters`).
 
 Every algorithm accepts two further parameters. `channels=k` cuts the vector into k shares that
-travel at the same time, each in its own channel. `block_bytes=b` is for the executor and does not
-change the schedule.
+travel at the same time, each in its own channel. `block_bytes=b` sets the block size of the
+executor and does not change the schedule.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Algorithm:
     """One algorithm of one operation.
 
     `exact` is true if `cost`, for the default parameters, equals the cost of the schedule.
-    Otherwise its bytes and reductions are upper bounds. `knows_hosts` is true if `function` and
-    `cost` accept the hosts of the ranks. The docstring of `function` states rounds, bytes and
-    source.
+    Otherwise the bytes and reductions of `cost` are upper bounds. `knows_hosts` is true if
+    `function` and `cost` accept the hosts of the ranks. The docstring of `function` states rounds,
+    bytes and source.
     """
 
     op: Op
@@ -77,7 +77,7 @@ class Algorithm:
 
     @property
     def doc(self) -> str:
-        """The docstring: a summary, the cost in words, and the source."""
+        """Docstring of `function`: a summary, the cost in words, and the source."""
         return inspect.getdoc(self.function) or ""
 
 
@@ -87,7 +87,9 @@ _ALGORITHMS: dict[tuple[Op, str], Algorithm] = {}
 def algorithm(
     op: Op, name: str, *, cost: Callable[..., Cost], exact: bool = True
 ) -> Callable[[F], F]:
-    """Registers a function of the number of ranks (and the root, if the operation has one)."""
+    """Returns a decorator that registers an algorithm. The decorated function takes the number of
+    ranks, and the root if the operation has a root.
+    """
 
     def register(function: F) -> F:
         signature = inspect.signature(function, eval_str=True).parameters
@@ -113,7 +115,7 @@ def algorithm(
 
 
 def names(op: Op | str) -> tuple[str, ...]:
-    """Returns the algorithms of an operation, in alphabetical order, without parameters.
+    """Returns the names of an operation's algorithms, without parameters, in alphabetical order.
 
     >>> import unisono.algorithms
     >>> "one_shot" in unisono.algorithms.names("all_reduce")
@@ -143,13 +145,14 @@ def build(
     levels: parameters.Dims | None = None,
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """Builds the schedule of an algorithm, from a string as in `parameters`.
+    """Builds the schedule of the algorithm that the string `name` describes. The module
+    `parameters` explains the string.
 
     - `root` is for operations that have a root.
     - `levels` are the sizes of the levels or the dims of a grid, innermost first (ranks of a host,
-      then hosts). They apply to names that need sizes but omit them.
-    - `hosts` are the ranks of each host, any partition, for algorithms that minimise the traffic
-      between hosts. By default, hosts have consecutive ranks.
+      then hosts). `levels` apply to strings that need sizes but omit the sizes.
+    - `hosts` are the ranks of each host, for algorithms that minimise the traffic between hosts.
+      Any partition of the ranks is allowed. By default, hosts have consecutive ranks.
 
     By default, levels and hosts have sizes as equal as the number of ranks allows.
 
@@ -184,7 +187,8 @@ def cost(
     levels: parameters.Dims | None = None,
     hosts: Hosts | None = None,
 ) -> Cost:
-    """Returns the cost of an algorithm by its closed form, without a schedule. See `build`.
+    """Returns the cost of an algorithm from a formula, without building the schedule. `build`
+    explains the arguments.
 
     >>> import unisono.algorithms
     >>> unisono.algorithms.cost("all_reduce", "ring", ranks=4).bytes_sent

@@ -1,6 +1,7 @@
 """Ring algorithms: n-1 rounds between neighbours, with the fewest bytes on links that form a ring.
 
-n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that a rank sends.
+n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes
+that a rank sends.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _chain_cost(ranks: int) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "ring", cost=all_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Reduce-scatter around the ring, then all-gather around the ring.
+    """Runs a reduce-scatter around the ring, then an all-gather around the ring.
 
     Rounds: 2(n-1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Patarasuk and Yuan,
     "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
@@ -72,7 +73,7 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.BROADCAST, "chain", cost=_chain_cost)
 def broadcast(ranks: int, root: int) -> Schedule:
-    """The vector flows down the chain root, root+1, ..., with its parts in a pipeline.
+    """Sends the vector along the chain root, root+1, ..., with its parts in a pipeline.
 
     Parts: p = 2(n-1). Rounds: p+n-2. Bytes: N, none at the last rank. Source: the pipeline of
     Pjesivac-Grbovic et al., "Performance analysis of MPI collective operations" (2007).
@@ -81,7 +82,7 @@ def broadcast(ranks: int, root: int) -> Schedule:
     b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, parts=parts, root=root), "chain")
     hop = np.arange(ranks - 1)
     for number in range(parts + ranks - 2):
-        part = number - hop  # the part that passes each hop in this round
+        part = number - hop  # the part that each hop transfers in this round
         busy = hop[(part >= 0) & (part < parts)]
         b.copy((root + busy) % ranks, number - busy, (root + busy + 1) % ranks)
         b.next_round()
@@ -89,7 +90,7 @@ def broadcast(ranks: int, root: int) -> Schedule:
 
 
 def _reduce_around(b: Builder) -> None:
-    """Moves chunk i from rank i+1 around the ring, complete at rank i after n-1 rounds."""
+    """Moves and reduces chunk i around the ring from rank i+1 to rank i, in n-1 rounds."""
     ranks = b.collective.ranks
     rank = np.arange(ranks)
     for step in range(1, ranks):
@@ -98,7 +99,7 @@ def _reduce_around(b: Builder) -> None:
 
 
 def _gather_around(b: Builder) -> None:
-    """Moves chunk i from rank i around the ring, to rank i-1 after n-1 rounds."""
+    """Copies chunk i around the ring from rank i to rank i-1, in n-1 rounds."""
     ranks = b.collective.ranks
     rank = np.arange(ranks)
     for step in range(ranks - 1):

@@ -1,8 +1,8 @@
-"""Prefix reductions: rank r gets the reduction over ranks 0..r (scan) or 0..r-1 (exscan).
+"""Prefix reductions: rank r receives the reduction over ranks 0..r (scan) or 0..r-1 (exscan).
 
-An exscan first moves every vector to the next rank, then scans over all ranks but the first.
+An exscan first moves every vector to the next rank, then scans over all ranks except the first.
 Partial results always cover consecutive ranks and are combined in rank order. n is the number of
-ranks, N the bytes of the whole vector. Bytes are an upper bound for each rank.
+ranks, and N is the size of the whole vector in bytes. "Bytes" is an upper bound for each rank.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from unisono.types import Op
 
 
 def _steps(ranks: int) -> int:
-    """Returns the number of doublings that cover all ranks."""
+    """Returns the number of doubling steps that reach all ranks."""
     return (ranks - 1).bit_length()
 
 
 def _after_shift(ranks: int, scan: Cost) -> Cost:
-    """Returns the cost of an exscan: the shift, then this scan over the ranks but the first."""
+    """Returns the cost of an exscan: a shift by one rank, then this scan over all ranks except the
+    first.
+    """
     shift = Cost(rounds=1, bytes_sent=Fraction(1))
     return shift + scan if ranks > 2 else shift
 
@@ -44,7 +46,7 @@ def _chain_cost(ranks: int, hops: int | None = None) -> Cost:
 
 @algorithm(Op.SCAN, "direct", cost=_direct_cost)
 def scan_direct(ranks: int) -> Schedule:
-    """Every rank reads the vectors of all lower ranks and folds them in rank order.
+    """Every rank reads the vectors of all lower ranks and reduces them in rank order.
 
     Rounds: 1. Bytes: (n-1) x N, at rank 0 (in shared memory, each rank writes N only once).
     Reductions: (n-1) x N, at the last rank. Source: the one-shot all-reduce of MSCCL++ ("all
@@ -57,7 +59,7 @@ def scan_direct(ranks: int) -> Schedule:
 
 @algorithm(Op.EXSCAN, "direct", cost=lambda ranks: _after_shift(ranks, _direct_cost(ranks - 1)))
 def exscan_direct(ranks: int) -> Schedule:
-    """Shift by one rank, then direct scan.
+    """Shifts every vector to the next rank, then runs a direct scan.
 
     Rounds: 2. Bytes: (n-1) x N, at rank 1. Reductions: (n-2) x N. Source: as for scan; the shift as
     in Träff (2025), see `exscan_recursive_doubling`.
@@ -70,7 +72,7 @@ def exscan_direct(ranks: int) -> Schedule:
 
 @algorithm(Op.SCAN, "recursive_doubling", cost=_doubling_cost)
 def scan_recursive_doubling(ranks: int) -> Schedule:
-    """In round k, each rank sends its partial sum of 2^k ranks to the rank 2^k above.
+    """Each rank r sends its partial sum of 2^k ranks to rank r + 2^k in round k.
 
     Rounds: ceil(log2(n)). Bytes: ceil(log2(n)) x N. Reductions: the same. Source: Hillis and
     Steele, "Data parallel algorithms" (1986), sum of partial sums; for MPI Sanders and Träff,
@@ -87,7 +89,7 @@ def scan_recursive_doubling(ranks: int) -> Schedule:
     cost=lambda ranks: _after_shift(ranks, _doubling_cost(ranks - 1)),
 )
 def exscan_recursive_doubling(ranks: int) -> Schedule:
-    """Shift by one rank, then scan by recursive doubling.
+    """Shifts every vector to the next rank, then scans by recursive doubling.
 
     Rounds: 1 + ceil(log2(n-1)). Bytes: (1 + ceil(log2(n-1))) x N. Reductions: ceil(log2(n-1)) x N.
     Source: the conventional algorithm according to Träff, "Communication round and computation
@@ -101,7 +103,7 @@ def exscan_recursive_doubling(ranks: int) -> Schedule:
 
 @algorithm(Op.SCAN, "chain", cost=_chain_cost)
 def scan_chain(ranks: int) -> Schedule:
-    """The prefix flows up the chain 0, 1, ..., n-1, with its parts in a pipeline.
+    """Sends the prefixes along the chain 0, 1, ..., n-1, with their parts in a pipeline.
 
     Parts: p = 2(n-1). Rounds: p+n-2. Bytes: N, none at the last rank. Reductions: N. Source: the
     linear pipeline of Sanders and Träff (2006).
@@ -115,10 +117,10 @@ def scan_chain(ranks: int) -> Schedule:
     Op.EXSCAN, "chain", cost=lambda ranks: _after_shift(ranks, _chain_cost(ranks, ranks - 2))
 )
 def exscan_chain(ranks: int) -> Schedule:
-    """Shift by one rank, then scan along the chain.
+    """Shifts every vector to the next rank, then scans along the chain.
 
-    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: 2N, only N at rank 0, none at the last. Reductions: N.
-    Source: the pipeline of Sanders and Träff (2006) after the shift of Träff (2025).
+    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: 2N, only N at rank 0, none at the last rank.
+    Reductions: N. Source: the pipeline of Sanders and Träff (2006) after the shift of Träff (2025).
     """
     b = Builder(Collective(op=Op.EXSCAN, ranks=ranks, parts=max(1, 2 * (ranks - 1))), "chain")
     _shift(b)
@@ -152,7 +154,7 @@ def _chain(b: Builder, *, first: int) -> None:
     ranks, parts = b.collective.ranks, b.collective.parts
     hop = np.arange(ranks - 1 - first)
     for number in range(parts + len(hop) - 1):
-        part = number - hop  # the part that passes each hop in this round
+        part = number - hop  # the part that each hop transfers in this round
         busy = hop[(part >= 0) & (part < parts)]
         b.reduce(busy + first, number - busy, busy + first + 1)
         b.next_round()

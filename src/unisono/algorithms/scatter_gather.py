@@ -1,6 +1,7 @@
 """Rooted operations for long messages, which distribute the root's work over all ranks.
 
-n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that a rank sends.
+n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes
+that a rank sends.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ def _reduce_cost(ranks: int) -> Cost:
 
 @algorithm(Op.BROADCAST, "scatter_all_gather", cost=_broadcast_cost)
 def broadcast(ranks: int, root: int) -> Schedule:
-    """The root scatters the parts, then every rank sends its part to all others.
+    """The root scatters the parts, then every rank sends its part to all other ranks.
 
-    Rounds: 2. Bytes: (n-1)/n x N to the root's peers and as much for its own part at the root,
-    (n-2)/n x N elsewhere. Source: Barnett et al., "Interprocessor collective communication library"
-    (1994), the scatter-collect broadcast, over a full mesh.
+    Rounds: 2. Bytes: 2(n-1)/n x N at the root (the scatter, then its own part), (n-2)/n x N at the
+    other ranks. Source: Barnett et al., "Interprocessor collective communication library" (1994),
+    the scatter-collect broadcast, over a full mesh.
     """
     collective = Collective(op=Op.BROADCAST, ranks=ranks, parts=ranks, root=root)
     b = Builder(collective, "scatter_all_gather")
@@ -45,7 +46,7 @@ def broadcast(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.REDUCE, "reduce_scatter_gather", cost=_reduce_cost)
 def reduce(ranks: int, root: int) -> Schedule:
-    """Every rank folds one part, in rank order, and sends the result to the root.
+    """Every rank reduces one part, in rank order, and sends the result to the root.
 
     Rounds: 2. Bytes: N, and (n-1)/n x N at the root. Reductions: (n-1)/n x N. Source: Rabenseifner,
     "Optimization of collective reduction operations" (2004), each half in one step over a full

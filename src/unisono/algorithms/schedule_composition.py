@@ -1,4 +1,5 @@
-"""Compositions of schedules: reversed, in sequence, in parallel, or on some of the ranks.
+"""Composition of schedules: reversal, sequences, parallel channels, and schedules on some of the
+ranks.
 
 The unit of composition is a *share*: `unit` adjacent chunks. A schedule inside a larger schedule
 keeps its transfers. Its ranks become ranks of the larger schedule. Each of its pieces becomes a
@@ -46,12 +47,14 @@ class Composer:
         channel: int = 0,
         run: int = 1,
     ) -> int:
-        """Adds the transfers of `part` from round `start` on. Returns the round after them.
+        """Adds the transfers of `part`, beginning in round `start`. Returns the round after the
+        last round of `part`.
 
         Rank r of `part` becomes `ranks[r]`. Piece p of `part` (its whole vector, if it has no
         pieces) becomes the shares `shares[p]`, on all ranks. To add `part` several times, on
-        different ranks, give `ranks` and `shares` one more axis in front. Each piece then has the
-        same number of shares. With `run`, a share is `run` adjacent shares.
+        different ranks, give `ranks` and `shares` one more axis in front. Each piece must then have
+        the same number of shares. With `run`, a number in `shares` stands for `run` adjacent
+        shares.
         """
         parts = part.collective.parts
         unit = self.unit * run
@@ -76,7 +79,7 @@ class Composer:
         return start + part.num_rounds
 
     def _scratch(self, locations: int, places: Numbers, width: int) -> Numbers:
-        """Returns places for the locations of a part's scratch, each as large as a piece."""
+        """Allocates places for the scratch locations of a part, each as large as a piece."""
         lines, _, shares = places.shape
         base = self.builder.collective.num_chunks + self.builder.scratch
         self.builder.scratch += locations * shares * width
@@ -84,7 +87,7 @@ class Composer:
         return taken.repeat(lines, axis=0)
 
     def build(self) -> Schedule:
-        """Returns the composition."""
+        """Returns the composed schedule."""
         return self.builder.build()
 
 
@@ -110,9 +113,10 @@ def backwards(schedule: Schedule) -> Schedule:
     """Returns the reversed schedule, which performs the opposite operation.
 
     An all-gather becomes a reduce-scatter, a broadcast a reduce, a scatter a gather. The order of
-    rounds and the direction of every transfer are reversed. The result is correct if each rank
-    receives each chunk at most once, as in all callers. Source: Chan, Heimlich, Purkayastha, van de
-    Geijn, "Collective communication: theory, practice, and experience" (2007), duals.
+    rounds and the direction of every transfer are reversed. The result is correct only if each rank
+    receives each chunk at most once. The schedules of all callers meet this condition. Source:
+    Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
+    experience" (2007), duals.
     """
     collective = schedule.collective
     op = _BACKWARDS[collective.op]
@@ -134,7 +138,7 @@ def backwards(schedule: Schedule) -> Schedule:
 
 
 def in_sequence(op: Op, parts: Sequence[Schedule]) -> Schedule:
-    """Returns one operation that runs several parts in sequence, on all ranks.
+    """Returns a schedule that runs several schedules in sequence, on all ranks.
 
     For example, an all-reduce is a reduce-scatter and an all-gather. The root is the root of the
     parts.
@@ -161,8 +165,8 @@ def in_sequence(op: Op, parts: Sequence[Schedule]) -> Schedule:
 def in_channels(
     parts: Sequence[Schedule], orders: Sequence[Sequence[int]] | None = None
 ) -> Schedule:
-    """Returns a schedule that cuts the vector into equal shares, one for each part, and runs all
-    parts at the same time.
+    """Returns a schedule that runs several schedules at the same time, each on an equal share of
+    the vector.
 
     All parts perform the same operation. The ranks of part i are `orders[i]`. By default, the order
     is the same in all parts.
@@ -183,7 +187,9 @@ def in_channels(
 
 
 def on_ranks(schedule: Schedule, order: Sequence[int]) -> Schedule:
-    """Returns the schedule on other ranks: `order[r]` replaces rank r, with its own pieces."""
+    """Returns the schedule with other rank numbers: `order[r]` replaces rank r. The pieces are
+    renumbered accordingly.
+    """
     if list(order) == list(range(len(order))):
         return schedule
     collective = schedule.collective
@@ -203,7 +209,9 @@ def _pieces(op: Op, order: Sequence[int]) -> list[int]:
 
 
 def _rectangle(shares: ArrayLike | Sequence[Sequence[int]]) -> Numbers:
-    """Returns the shares of each piece as an array, filled with -1 for pieces with fewer shares."""
+    """Returns the shares of each piece as rows of an array. Rows of pieces with fewer shares end
+    with -1.
+    """
     lengths = {len(piece) for piece in shares} if isinstance(shares, list) else set()
     if len(lengths) < 2 and 0 not in lengths:
         return np.asarray(shares, np.int64)
@@ -213,12 +221,12 @@ def _rectangle(shares: ArrayLike | Sequence[Sequence[int]]) -> Numbers:
 
 
 def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Returns the moves of transfers between places of `width` chunks.
+    """Returns the moves of the transfers, with chunks mapped to places of `width` chunks.
 
-    The result has, for each move: the number of its transfer, its source, its destination and its
-    count of chunks. Adjacent moves are merged. The number of the transfer continues from line to
-    line. A chunk corresponds to `places[line, chunk]`, an array of places. Negative places are
-    empty.
+    The result has four arrays, with one entry per move: the number of the transfer, the source, the
+    destination, and the number of chunks. Adjacent moves are merged. The numbers of transfers
+    continue from line to line. A chunk corresponds to `places[line, chunk]`, an array of places.
+    Negative entries are unused.
     """
     lines, _, shares = places.shape
     of, offset, each = _cut(t, places, width)
@@ -243,8 +251,9 @@ def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, 
 def _cut(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers]:
     """Cuts transfers whose chunks are not adjacent in `places`.
 
-    Returns, for each result, the number of its transfer, the offset of its first chunk, and its
-    count of chunks in `places`. If any transfer is cut, all transfers are cut into single chunks.
+    Returns three arrays, with one entry per result: the number of the transfer, the offset of the
+    first chunk, and the number of chunks in `places`. If any transfer is cut, all transfers are cut
+    into single chunks.
     """
     count = t.count.astype(np.int64)
     broken = (places[:, 1:] != places[:, :-1] + width).any(axis=(0, 2))

@@ -1,10 +1,10 @@
 """Swing: halving and doubling between near ranks, with shorter paths on a ring or torus.
 
-In step s the partner is at distance (1 - (-2)^(s+1)) / 3: 1, -1, 3, -5, 11, ... Even ranks go in
-one direction, odd ranks in the other. On a torus (`dims`, powers of two), the steps alternate
-between its axes. n is the number of ranks, m the largest power of two in n. e = n - m is the number
-of extra ranks (see `folding`). N is the bytes of the whole vector. Bytes are the bytes that the
-busiest rank sends.
+In step s the partner is at distance (1 - (-2)^(s+1)) / 3: 1, -1, 3, -5, 11, ... For odd ranks, the
+distance has the opposite sign. On a torus (`dims`, powers of two), the steps alternate between the
+axes. n is the number of ranks. m is the largest power of two that is at most n. e = n - m is the
+number of extra ranks (see `folding`). N is the size of the whole vector in bytes. "Bytes" counts
+the bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ def _all_reduce_cost(ranks: int, *, dims: Dims | None = None, ports: int = 1) ->
 
 @algorithm(Op.ALL_GATHER, "swing", cost=_gather_cost, exact=False)
 def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """From far to near, each rank exchanges all its pieces with its partner.
+    """Exchanges all pieces between partners in each step, first with far partners, last with near
+    partners.
 
     Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N for powers of two, else at most (m-1 +
-    sum of min(2^k, e) over k < log2(m) + n-1)/n x N. Source: De Sensi et al., "Swing: short-cutting
+    n-1 + sum of min(2^k, e) over k < log2(m))/n x N. Source: De Sensi et al., "Swing: short-cutting
     rings for higher bandwidth allreduce" (NSDI 2024), its second half.
     """
     shape = _torus(ranks, dims)
@@ -57,10 +58,11 @@ def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "swing", cost=_scatter_cost, exact=False)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """From near to far, each rank sends its partner the pieces of the partner's half.
+    """Each rank sends its partner the pieces of the partner's half, first to near partners, last to
+    far partners.
 
     Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N for powers of
-    two, else at most (m-1 + sum of min(2^k, e) over k < log2(m) + n-1)/n x N. Source: De Sensi et
+    two, else at most (m-1 + n-1 + sum of min(2^k, e) over k < log2(m))/n x N. Source: De Sensi et
     al. (2024), its first half.
     """
     return backwards(all_gather(ranks, dims=dims))
@@ -68,12 +70,13 @@ def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "swing", cost=_all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None, ports: int = 1) -> Schedule:
-    """Reduce-scatter from near to far, then all-gather from far to near. If `ports` is the number
-    of a torus's ports, each port has a share of the vector.
+    """Runs a reduce-scatter from near to far partners, then an all-gather from far to near
+    partners. If `ports` is the number of ports of a rank in a torus, each port transfers a share of
+    the vector.
 
     Rounds: 2 log2(m), and 2 more if e > 0. Bytes: 2(m-1)/m x N, and N more if e > 0. Reductions:
     (m-1)/m x N, and N more if e > 0. Source: De Sensi et al. (2024), the bandwidth optimal form;
-    the fold as in Thakur et al. (2005).
+    the extra ranks as in Thakur et al. (2005).
     """
     shape = _torus(ranks, dims)
 
@@ -87,10 +90,10 @@ def all_reduce(ranks: int, *, dims: Dims | None = None, ports: int = 1) -> Sched
 
 
 def _in_halves(dims: Dims) -> Schedule:
-    """Returns the all-reduce of a power of two of ranks.
+    """Returns the all-reduce for a number of ranks that is a power of two.
 
     Parts are numbered so that the parts of each transfer are adjacent. The parts of ranks that
-    exchange in the last steps are neighbours.
+    exchange in the last steps have adjacent numbers.
     """
     partners = [np.array(partner) for partner in _partners(dims)]
     rank = np.arange(prod(dims))
@@ -110,7 +113,7 @@ def _in_halves(dims: Dims) -> Schedule:
 
 def _on_all_ports(dims: Dims, ports: int) -> Schedule:
     """Returns an all-reduce with a share of the vector for each port. Each share starts along its
-    own axis and direction.
+    own axis, in its own direction.
     """
     if ports != 2 * len(dims):
         raise UnsupportedError(
@@ -129,7 +132,9 @@ def _on_all_ports(dims: Dims, ports: int) -> Schedule:
 
 
 def _turned(grid: Grid, coords: tuple[int, ...], turn: int, direction: int) -> int:
-    """Returns the rank of these coordinates when axis `turn` comes first, in this direction."""
+    """Returns the rank with these coordinates, which begin with axis `turn`. `direction` -1 negates
+    all coordinates.
+    """
     back = coords[-turn:] + coords[:-turn] if turn else coords
     return grid.number([direction * at % size for at, size in zip(back, grid.dims, strict=True)])
 

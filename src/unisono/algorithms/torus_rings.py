@@ -1,10 +1,11 @@
-"""Rings that visit all ranks of a torus along its links, without a common link.
+"""Rings that visit all ranks of a torus along its links and share no link.
 
 In `torus_rings:4x4`, a torus of two axes with at least 3 ranks each has two Hamiltonian cycles that
 share no link. Each cycle is used in both directions. So four quarters of the vector keep all four
-links of a rank busy. Any other shape has one cycle, also used in both directions. Without sizes in
-the text, the sizes are the `levels` of `build`, or else as equal as possible. n is the number of
-ranks, N the bytes of the whole vector. Bytes are the bytes that a rank sends.
+links of a rank busy. Any other shape has one cycle, also used in both directions. If the string has
+no sizes, the argument `levels` of `build` gives the sizes. Without this argument, the sizes are as
+equal as possible. n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes"
+counts the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _gather_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "torus_rings", cost=_all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """All-reduce around each cycle in each direction, with equal shares of the vector.
+    """Runs an all-reduce around each cycle in each direction, with equal shares of the vector.
 
     Rounds: 2(n-1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Hoefler et al.,
     "HammingMesh: a network topology for large-scale deep learning" (2022); the cycles: Bae,
@@ -50,7 +51,7 @@ def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "torus_rings", cost=_scatter_cost)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Reduce-scatter around each cycle in each direction, with equal shares of each piece.
+    """Runs a reduce-scatter around each cycle in each direction, with equal shares of each piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Hoefler et al. (2022).
     """
@@ -60,7 +61,7 @@ def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.ALL_GATHER, "torus_rings", cost=_gather_cost)
 def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """All-gather around each cycle in each direction, with equal shares of each piece.
+    """Runs an all-gather around each cycle in each direction, with equal shares of each piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Source: Hoefler et al. (2022).
     """
