@@ -41,7 +41,7 @@ def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
     layout = HostLayout.of(ranks, hosts)
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "by_host")
     count = len(layout.hosts)
-    bundles = []  # of each pair of hosts: (sender, receiver, sources, destinations)
+    bundles = []  # (sender, receiver, sources, destinations) for each pair of hosts
     for here, there in ((h, g) for h in range(count) for g in range(count)):
         src = np.repeat(layout.hosts[here], len(layout.hosts[there]))
         dst = np.tile(layout.hosts[there], len(layout.hosts[here]))

@@ -113,7 +113,7 @@ def backwards(schedule: Schedule) -> Schedule:
     """Returns the reversed schedule, which performs the opposite operation.
 
     An all-gather becomes a reduce-scatter, a broadcast a reduce, a scatter a gather. The order of
-    rounds and the direction of every transfer are reversed. The result is correct only if each rank
+    rounds and the direction of every transfer are reversed. The result is correct if each rank
     receives each chunk at most once. The schedules of all callers meet this condition. Source:
     Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
     experience" (2007), duals.

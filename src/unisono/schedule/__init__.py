@@ -1,4 +1,5 @@
-"""Schedules: the meaning of a collective, the transfers that perform it, and the proof.
+"""Schedules: the definition of each collective, the transfers that perform a collective, and the
+proof of a schedule.
 
 A `Builder` makes a `Schedule`. `check` proves the schedule. `lower` makes an `ExecutionPlan` for
 each rank.

@@ -3,11 +3,10 @@
 The contributions of a rank are in its input. Each written value gets at most one address on its own
 rank:
 
-- in the output, if the value is final or its rank reads the value later, and the output contains
+- in the output, if the value is final or its rank reads the value later, and if the output contains
   the value's location;
-- in private memory, if its rank reads the value later, and the output does not contain the
-  location;
-- none otherwise.
+- in private memory, if its rank reads the value later and the output does not contain the location;
+- no address in all other cases.
 """
 
 from __future__ import annotations
@@ -31,10 +30,11 @@ class Allocation:
 
     - `address`: the reference of each value, 0 for a value without memory.
     - `shared`: the values that other ranks read in place (single copy).
-    - `length`: for each step, a part of the rank's input or output that is as long as the chunk.
+    - `length`: the reference of a part of the rank's input or output, as long as the step's chunk,
+      for each step.
     - `num_tmp`: the number of private places of each rank.
-    - `uniform`: true for a rank that has no part as long as some chunk. All pieces must then have
-      one length.
+    - `uniform`: true for a rank that moves a chunk and has no input or output of the chunk's
+      length. All pieces must then have the same length.
     - `in_place`: true for a rank whose input and output may be the same memory.
     """
 
@@ -89,7 +89,7 @@ def allocate(flow: Dataflow, staging: Staging, *, shares_memory: bool = False) -
 
 
 def _lengths(flow: Dataflow, staging: Staging) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Returns `length` and `uniform`."""
+    """Returns the attributes `length` and `uniform` of `Allocation`."""
     collective = flow.moves.places.schedule.collective
     rank, chunk = flow.rank[staging.steps], flow.chunk[staging.steps]
     part = chunk % collective.parts
@@ -132,8 +132,8 @@ def _number_places(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, 
 def _in_place(flow: Dataflow, staging: Staging, written: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Returns true for each rank whose input and output may be the same memory.
 
-    Such a rank reads no input after it wrote the output at the same address. `written` marks the
-    values that the rank writes to the output.
+    Such a rank reads no input after it has written the output at the input's address. `written`
+    marks the values that the rank writes to the output.
     """
     steps = staging.steps
     moved = steps < flow.inputs

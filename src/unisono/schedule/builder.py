@@ -1,4 +1,4 @@
-"""The builder with which algorithms make schedules, one transfer or one round at a time."""
+"""Builder of schedules, to which algorithms add single transfers or arrays of transfers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from unisono.schedule.schedule import Schedule
 from unisono.schedule.transfer import FIELDS, Columns, Transfers
 
 Index: TypeAlias = int | NDArray[np.integer[Any]]
-"""A number, or an array with a number for each of several transfers."""
+"""A number, or an array with one number per transfer."""
 
 _SCALAR_TYPES = (int, bool)
-"""Types that `_add` recognises without NumPy, which takes microseconds for the same check."""
+"""Scalar types that `_add` recognises without NumPy, because NumPy's check takes microseconds."""
 
 
 class Builder:
@@ -41,8 +41,8 @@ class Builder:
         self.algorithm = algorithm
         self.scratch = scratch
         self.round = 0
-        self._blocks: list[tuple[int, tuple[Any, ...]]] = []  # (transfers, fields)
-        self._single: list[tuple[int, ...]] = []  # added since the last block
+        self._blocks: list[tuple[int, tuple[Any, ...]]] = []  # (number of transfers, fields)
+        self._single: list[tuple[int, ...]] = []  # transfers added since the last block
 
     def copy(
         self,

@@ -1,4 +1,4 @@
-"""The proof that a schedule performs its collective, and that its plans can run.
+"""Proof that a schedule performs its collective, and that its execution plans can run.
 
 The plans of `lower` never deadlock and never race, for any number d >= 1 of blocks in the
 slots. The proof orders all posts by (block, round, half). In the first half of a round, a rank
@@ -15,13 +15,14 @@ received.
    the slot between their wait for that post and the end of the block. The rank writes the slot
    again d blocks later, after all ranks have posted the end of the block. No race exists.
 
-With single copy, the same order of posts says when a rank may read another rank's memory.
-`single_copy_hazards.read_in_time` ensures that the owner writes this memory only after all
-reads. At the end of the call, each rank waits for the last post of its readers.
+With single copy, the same order of posts determines when a rank may read another rank's memory.
+`single_copy_hazards.read_in_time` ensures that the owner writes this memory only after all reads.
+At the end of the call, each rank waits for the last post of its readers.
 
 The premises of (1) are the conditions that `check` states. `check` also tests whether `lower` keeps
-the other premises. For up to `REPLAYED_CHUNKS` moved chunks, `check_plans` replays the plans of
-both forms, with slots for one block, over three blocks. Above this limit, `check` trusts `lower`.
+the other premises. For up to `REPLAYED_CHUNKS` moved chunks, `check_plans` replays the plans with
+and without single copy, with slots for one block, over three blocks. Above this limit, `check`
+trusts `lower`.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ from unisono.schedule.replay import check_plans
 from unisono.schedule.schedule import Schedule
 
 REPLAYED_CHUNKS = 4096
-"""Largest number of moved chunks for which `check` also replays the plans. An all_reduce by a ring
-of 45 ranks moves 3960."""
+"""Largest number of moved chunks for which `check` also replays the plans. A ring all_reduce of 45
+ranks moves 3960 chunks.
+"""
 
 
 def check(schedule: Schedule) -> None:
-    """Proves that a schedule performs its collective, and that its plans can run.
+    """Proves that a schedule performs its collective, and that its execution plans can run.
 
     `check` replays the schedule symbolically. The schedule must meet these conditions:
 
     - All indices exist.
-    - No transfer reads a location before a value is there.
+    - No transfer reads a location before the location has a value.
     - No contribution is reduced twice.
     - Two transfers of one round write the same location only if all of them reduce.
     - At the end, every rank holds exactly the chunks that the collective demands.
@@ -52,9 +54,9 @@ def check(schedule: Schedule) -> None:
     Channels do not matter. A correct schedule stays correct for any assignment of transfers to
     channels.
 
-    The plans of `lower` never deadlock and never race; the module's text has the proof. For up to
-    `REPLAYED_CHUNKS` moved chunks, `check` also replays the plans, in both forms. Above this limit,
-    `check` trusts `lower`.
+    The plans of `lower` never deadlock and never race. The module's docstring has the proof. For up
+    to `REPLAYED_CHUNKS` moved chunks, `check` also replays the plans, with and without single copy.
+    Above this limit, `check` trusts `lower`.
 
     Raises `ScheduleError` with the rank, chunk and round.
 

@@ -1,4 +1,4 @@
-"""Moves of single chunks between numbered places: the form of a schedule that the proof reads."""
+"""Moves of single chunks between numbered places. The proof reads schedules in this form."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _MOST_DENSE = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NumberedPlaces:
-    """Numbers for pairs (rank, location): all pairs, or only the pairs that a schedule uses.
+    """Numbers of the places of a schedule. A place is a pair (rank, location).
 
-    `keys` are rank * locations + location, in ascending order, or None if the number of a place is
-    its key. `initial` and `wanted` are the keys of the places that the collective fills and
-    demands.
+    Either all places have numbers, or only the places that the schedule uses. The key of a place is
+    rank * locations + location. `keys` are the keys in ascending order, or None if the number of
+    each place is its key. `initial` and `wanted` are the keys of the places that the collective
+    fills and demands.
     """
 
     schedule: Schedule
@@ -63,7 +64,7 @@ class NumberedPlaces:
         return rank, location
 
     def at(self, place: int, number: int) -> str:
-        """Describes a place and a round for an error text."""
+        """Returns the description of a place and a round for an error message."""
         key = place if self.keys is None else int(self.keys[place])
         rank, location = divmod(key, self.schedule.num_locations)
         return at(self.schedule, rank, location, number)
@@ -73,8 +74,8 @@ class NumberedPlaces:
 class Moves:
     """Moves of one chunk each, ordered by round, from place `src` to place `dst`.
 
-    `local` marks moves within a rank. `rounds` are the numbers of the rounds, each with the slice
-    of its moves.
+    `local` marks moves within a rank. `rounds` lists the number of each round and the slice of its
+    moves.
     """
 
     places: NumberedPlaces
@@ -134,12 +135,12 @@ def run_starts(numbers: Numbers) -> Numbers:
 
 
 def name(schedule: Schedule) -> str:
-    """Names the schedule in an error text."""
+    """Returns the name of the schedule for error messages."""
     return f"{schedule.collective.op} by {schedule.algorithm}"
 
 
 def at(schedule: Schedule, rank: int, chunk: int, number: int) -> str:
-    """Names the place of an error."""
+    """Returns the name of a place and a round for error messages."""
     return f"{name(schedule)}: rank {rank}, chunk {chunk}, round {number}"
 
 

@@ -1,7 +1,7 @@
-"""Conversion of schedules to moves of single chunks and back.
+"""Conversion of schedules to moves of single chunks, and of moves to schedules.
 
 Passes that rewrite schedules work on moves. Adjacent moves with the same round, ranks, channel and
-kind become one transfer.
+kind (copy or reduce) become one transfer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from unisono.schedule.schedule import Schedule
 
 
 class Move(NamedTuple):
-    """A move of one chunk between two ranks. Moves sort by round, ranks, kind, channel, then
-    chunks.
+    """A move of one chunk between two ranks. The order of moves is by round, ranks, kind, channel,
+    then chunks.
     """
 
     round: int
@@ -75,10 +75,11 @@ def assemble(
 
 
 def coarsen(schedule: Schedule) -> Schedule:
-    """Returns the same schedule with the fewest parts: adjacent parts with equal moves become one.
+    """Returns an equivalent schedule with the fewest parts. Adjacent parts with equal moves become
+    one part.
 
     Programs for thousands of threads cut a message into more parts than their algorithm needs. The
-    comparison ignores channels; a joined part gets the channels of its first part. Returns a
+    comparison ignores channels. A joined part gets the channels of its first part. Returns a
     schedule unchanged if it uses scratch, or if it moves a part to the location of another part.
 
     >>> from unisono.types import Op
@@ -123,7 +124,9 @@ def _keep_parts(moves: list[Move], collective: Collective) -> bool:
 
 
 def _joinable_parts(by_part: list[list[Move]]) -> int:
-    """Returns the largest number of adjacent parts with equal moves that divides the parts."""
+    """Returns the largest group size, a divisor of the number of parts, with which the adjacent
+    parts of each group have equal moves.
+    """
     parts = len(by_part)
     routes = [
         sorted(

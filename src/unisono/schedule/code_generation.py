@@ -1,4 +1,6 @@
-"""Generation of records from steps: the waits, reads, writes and posts of each rank, as numbers."""
+"""Generation of the records of each rank from its steps: waits, copies, reductions and posts, as
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ def emit(
 ) -> tuple[Table, list[int]]:
     """Generates the records of these ranks, one rank after another.
 
-    Returns the records, and the index at which each rank's records begin, followed by the end. The
-    records of a step are its waits, then a copy, or a reduction with its operands, then its post.
-    The records of a rank end with the post `stages`.
+    Returns the records, and the index at which each rank's records begin, followed by the number of
+    records. The records of a step are its waits, then a copy, or a reduction with its operands,
+    then its post. The records of a rank end with the post `stages`.
     """
     first = staging.starts[ranks.start]
     steps = slice(first, staging.starts[ranks.stop])
@@ -56,9 +58,11 @@ def _fill_waits_and_posts(
     args: Numbers,
     waited: Numbers,
 ) -> None:
-    """Fills the records before and after the records of each step. `head` is the record of its
-    copy or reduction, `args` the number of records of operands after it, and `waited` the number
-    of waits before it."""
+    """Fills the wait records and the post record of each step.
+
+    `head` is the index of the step's copy or reduction record. `waited` is the number of wait
+    records before this record, and `args` the number of operand records after this record.
+    """
     closing, round_ = staging.closing[steps], staging.round[steps]
     of, peer = reads.step[waits], reads.operand[waits]
     row = (head - waited.cumsum())[of] + np.arange(len(waits))
@@ -79,7 +83,7 @@ def _fill_copies_and_reductions(
     head: Numbers,
     args: Numbers,
 ) -> None:
-    """Fills the record of each step's copy or reduction, and the records of its operands."""
+    """Fills the copy or reduction record of each step, and its operand records."""
     value, round_ = staging.steps[steps], staging.round[steps]
     src = _sources(flow, staging, allocation, reads)
     length = allocation.length[steps]
@@ -101,7 +105,7 @@ def _fill_copies_and_reductions(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Reads:
-    """The values that steps read.
+    """Values that the steps read.
 
     Step i reads the values `operand[first[i] : first[i] + count[i]]`. `step` is the step of each
     read. `remote` marks the reads of another rank's values. A step that moves an input reads the
@@ -132,8 +136,8 @@ class _Reads:
 
 
 def _waits(flow: Dataflow, staging: Staging, reads: _Reads, value: Numbers, stages: int) -> Numbers:
-    """Returns the reads that need a wait: their post is later than all posts of that peer that the
-    rank has already waited for.
+    """Returns the reads that need a wait. The post of such a read is later than all posts of the
+    peer that the rank has already waited for.
     """
     remote = np.flatnonzero(reads.remote)
     peer, need = flow.rank[reads.operand[remote]], staging.post[reads.operand[remote]]
@@ -146,7 +150,7 @@ def _waits(flow: Dataflow, staging: Staging, reads: _Reads, value: Numbers, stag
 
 
 def _sources(flow: Dataflow, staging: Staging, allocation: Allocation, reads: _Reads) -> Numbers:
-    """Returns the reference from which each read gets its value."""
+    """Returns the reference of the memory that each read accesses."""
     owner, slot = flow.rank[reads.operand], staging.slot[reads.operand]
     shared = words(Space.SHARED, owner, slot)
     remote_ref = np.where(allocation.shared[reads.operand], shared, words(Space.SLOT, owner, slot))
@@ -157,9 +161,7 @@ def _sources(flow: Dataflow, staging: Staging, allocation: Allocation, reads: _R
 def _destinations(
     flow: Dataflow, staging: Staging, allocation: Allocation, steps: slice
 ) -> tuple[Numbers, Numbers]:
-    """Returns the references that each step writes: the value's memory and its slot, or one of
-    them.
-    """
+    """Returns the references that each step writes: the memory of the value, its slot, or both."""
     value, fills = staging.steps[steps], staging.fills[steps]
     rank, location = flow.rank[value], flow.location[value]
     address = np.where(value < flow.inputs, 0, allocation.address[value])

@@ -1,4 +1,5 @@
-"""The meaning of a collective: the chunks that each rank holds before and must hold after the call.
+"""Definition of a collective: the chunks that each rank holds before the call, and must hold after
+the call.
 
 A collective consists of *logical chunks*. A rank has one location for each chunk, so a schedule can
 say "chunk 3 of rank 2". `input_ref` and `output_ref` map a chunk to the caller's buffers. The
@@ -112,15 +113,15 @@ class Collective:
         return rank == chunk // self.parts
 
     def summands(self, rank: int) -> range:
-        """Returns the ranks whose contributions this rank's output combines, for a reducing
-        operation.
+        """Returns the ranks whose contributions the rank's output combines. Valid only for
+        operations that reduce.
         """
         if self.op is Op.SCAN:
             return range(rank + 1)
         return range(rank if self.op is Op.EXSCAN else self.ranks)
 
     def contributors(self, rank: int, chunk: int) -> frozenset[int]:
-        """Returns the ranks whose contributions this rank's output must combine in the chunk."""
+        """Returns the ranks whose contributions the chunk must contain in this rank's output."""
         if self.op.reduces:
             return frozenset(self.summands(rank))
         if self.op in (Op.BROADCAST, Op.SCATTER):
@@ -131,8 +132,8 @@ class Collective:
         return frozenset((chunk // self.parts,))
 
     def initial(self, rank: int) -> Sequence[int]:
-        """Returns the chunks that the rank holds before the call: its own contributions. See
-        `holds`.
+        """Returns the chunks that the rank holds before the call. They contain only the rank's own
+        contributions. See `holds`.
         """
         if self.op.reduces or (rank == self.root and self.op is not Op.GATHER):
             return range(self.num_chunks)
@@ -159,7 +160,7 @@ class Collective:
         return {chunk: self.contributors(rank, chunk) for chunk in self.wanted(rank)}
 
     def input_ref(self, rank: int, chunk: int) -> tuple[int, int] | None:
-        """Returns (piece, part) of the rank's contribution in its input, or None without a
+        """Returns (piece, part) of the rank's contribution in its input, or None if the rank has no
         contribution.
 
         >>> Collective(op=Op.REDUCE_SCATTER, ranks=4, parts=2).input_ref(0, 5)
@@ -170,7 +171,9 @@ class Collective:
         return self.input_piece(chunk), chunk % self.parts
 
     def output_ref(self, rank: int, chunk: int) -> tuple[int, int] | None:
-        """Returns (piece, part) of the finished chunk in the rank's output, if wanted there."""
+        """Returns (piece, part) of the finished chunk in the rank's output, or None if the output
+        does not contain the chunk.
+        """
         if not self.wants(rank, chunk):
             return None
         return self.output_piece(chunk), chunk % self.parts
@@ -206,7 +209,9 @@ class Collective:
         return self.ranks if self.op in (Op.ALL_GATHER, Op.ALL_TO_ALL) else 1
 
     def in_place_output(self, rank: int, piece: int) -> int | None:
-        """Returns the output piece at the address of this input piece in an in-place call."""
+        """Returns the output piece at the address of this input piece in an in-place call, or
+        None.
+        """
         if self.op in _BY_OWNER:
             return rank if self.output_pieces(rank) else None
         if self.op in _BY_DEST:

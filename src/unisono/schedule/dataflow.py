@@ -1,4 +1,4 @@
-"""The values of a correct schedule, as columns: operands, place and round of each value.
+"""Values of a correct schedule, stored as columns: the operands, place and round of each value.
 
 `lower` reads this form. `proof.py` proves the schedule correct first, so this module repeats no
 check.
@@ -22,7 +22,7 @@ _COUNT, _TOP, _DEPTH, _OUT_OF_ORDER = range(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataflow:
-    """The values that contribute to some output.
+    """Values of a schedule that contribute to some output.
 
     A value is the content of one place between two writes. Each value has a number. The `inputs`
     that exist before the call come first, in the order of `places.initial`. The values of moves
@@ -40,8 +40,8 @@ class Dataflow:
       for operations that reduce.
     - `reduce_depth` is the largest number of nested reductions in any output.
     - `in_rank_order` is true if each output is a left-to-right fold of its contributions in rank
-      order, ((x0 + x1) + x2) + ..., or a copy of such a fold. The fold may take several steps, if
-      each step continues the result of the step before.
+      order, ((x0 + x1) + x2) + ..., or a copy of such a fold. The fold may take several steps if
+      each step continues the result of the previous step.
     """
 
     moves: Moves
@@ -115,8 +115,8 @@ def _live_folds(
 def folds_in_rank_order(schedule: Schedule) -> bool:
     """Returns true if every result is one left-to-right fold of the contributions in rank order.
 
-    All such schedules give the same bits for each element, whatever the arithmetic. Schedules
-    without reductions always return true. Raises `ScheduleError` for a wrong schedule.
+    All such schedules give the same bits for each element, for any arithmetic. Schedules without
+    reductions always return true. Raises `ScheduleError` for a wrong schedule.
 
     >>> from unisono import algorithms
     >>> folds_in_rank_order(algorithms.build("all_reduce", "direct", ranks=4))
@@ -130,8 +130,9 @@ def folds_in_rank_order(schedule: Schedule) -> bool:
 def _replay(
     moves: Moves, chunk: Numbers, round_: Numbers, inputs: int
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Returns the final values of the wanted places; and for each move, the value that it makes,
-    the value that it reads, and the value that it overwrites or reduces into.
+    """Returns the final values of the wanted places, and three values for each move: the value that
+    the move makes, the value that the move reads, and the value that the move overwrites or reduces
+    into.
 
     Fills in `chunk` and `round_` for the written values.
     """
@@ -144,7 +145,7 @@ def _replay(
         dst, number = moves.dst[where], numbers[where]
         source = held[moves.src[where]]
         own[where] = held[dst]
-        held[dst[::-1]] = number[::-1]  # if several moves write one place, the first one remains
+        held[dst[::-1]] = number[::-1]  # of several moves to one place, the first remains
         made[where] = held[dst]
         read[where] = source
         chunk[number] = chunk[source]
@@ -155,11 +156,11 @@ def _replay(
 def _fold_order(
     moves: Moves, made: Numbers, read: Numbers, own: Numbers, rank: Numbers, inputs: int
 ) -> tuple[Numbers, Numbers]:
-    """Returns pairs of a value and one of its operands, ordered by value, then by the order of the
-    fold.
+    """Returns pairs of a value and one of its operands as two arrays. Pairs are ordered by value,
+    then in the order of the reduction.
 
-    The fold orders operands by rank. The value that a reduction finds at its destination precedes
-    the other operands of that rank.
+    Operands are ordered by rank. The value that a reduction finds at its destination precedes the
+    other operands of that rank.
     """
     if not moves.reduce.any():
         return made, read
@@ -176,7 +177,7 @@ def _live(moves: Moves, target: Numbers, operand: Numbers, outputs: Numbers) -> 
     live = np.zeros(inputs + len(moves.src), np.bool_)
     live[operand] = live[outputs] = True
     if live[target].all():
-        return live  # each value is an output or leads to one
+        return live  # each value contributes to some output
     live[:] = False
     live[outputs] = True
     stops = target.searchsorted([inputs + where.stop for _, where in moves.rounds])

@@ -1,4 +1,5 @@
-"""An execution plan: the flat program of one rank, which the executors interpret once per block.
+"""Execution plan: the sequence of records of one rank, which the executors interpret once per
+block.
 
 `csrc/execution/plan.h` defines the same layout of readers.
 """
@@ -18,8 +19,9 @@ READER_BYTES = _READER.size
 
 
 class Reader(NamedTuple):
-    """Another rank `rank` reads this rank's slot `slot`, which this rank's post `post`
-    publishes."""
+    """A reader of a slot: another rank `rank` reads the plan's slot `slot` after the plan's post
+    `post`.
+    """
 
     post: int
     slot: int
@@ -28,19 +30,18 @@ class Reader(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionPlan:
-    """The records that one rank runs in each block, with their properties.
+    """Records that one rank runs in each block, with their properties.
 
     - `records` may be any sequence. The plan stores the records as numbers and presents them as a
       sequence.
     - `stages` and the schedule's number of `rounds` are equal on all ranks. The last record of
       every plan is POST `stages`.
-    - `reduce_depth` is the largest number of nested reductions in any value of any rank. Above one,
-      sums of 16-bit floats would be rounded more than once.
-    - `uniform` is true if all pieces must have one length, because this rank relays pieces of
-      unknown length.
+    - `reduce_depth` is the largest number of nested reductions in any value of any rank. If the
+      depth is above one, sums of 16-bit floats would be rounded more than once.
+    - `uniform` is true if all pieces must have the same length, because this rank forwards pieces
+      of unknown length.
     - `in_place` is true if the input and the output may be the same memory.
-    - `readers` lists, in ascending order, this rank's slots that each post publishes and the ranks
-      that read them.
+    - `readers` lists the readers of this rank's slots, in ascending order.
     - `addresses_only` is true if every slot of every rank holds the address of shared memory, not
       data.
     """

@@ -1,9 +1,9 @@
 """Conversion of a schedule to one execution plan for each rank.
 
-A plan refers to slots and posts of other ranks. So the conversion lays out all ranks (`staging.py`,
-`buffer_allocation.py`), but generates records only for the requested plans. In each step, a rank
-first waits for the posts that publish its operands, unless it already waited for them. Then the
-rank writes, and posts if the step ends with a post.
+A plan refers to slots and posts of other ranks. So the conversion assigns slots, posts and memory
+for all ranks (`staging.py`, `buffer_allocation.py`), but generates records only for the requested
+plans. In each step, a rank first waits for the posts that publish its operands, unless it already
+waited for them. Then the rank writes, and posts if the step ends with a post.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from unisono.schedule.schedule import Schedule
 from unisono.schedule.staging import stage
 
 _MOST = 1 << 16
-"""Limit for slots, private places and operands, because records store them in 16 bits."""
+"""Largest number of slots, private places or operands, because records store these numbers in 16
+bits.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """The plan of one rank, with the necessary facts about the other ranks.
+    """Execution plan of one rank, with the properties of the other ranks' plans that the rank
+    needs.
 
     - `slots`: the number of staging slots of each rank.
-    - `uniform`: true if some rank needs pieces of one length.
+    - `uniform`: true if some rank needs pieces of the same length.
     - `in_place`: true if the input and output of every rank may be the same memory.
-    - `in_rank_order`: the same as `Dataflow.in_rank_order`.
+    - `in_rank_order`: the value of `Dataflow.in_rank_order`.
     """
 
     plan: ExecutionPlan
@@ -88,7 +91,9 @@ def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) ->
 
 
 class _Lowering:
-    """The layout of all ranks, from which `plans` generates the records of some ranks."""
+    """Slots, posts and memory of all ranks, from which `plans` generates the records of some
+    ranks.
+    """
 
     def __init__(self, schedule: Schedule, shares_memory: bool) -> None:
         self.collective = schedule.collective
@@ -130,7 +135,7 @@ class _Lowering:
         )
 
     def _readers(self, start: int, stop: int) -> list[tuple[Reader, ...]]:
-        """Returns the readers of the slots, for each of these ranks."""
+        """Returns the readers of the slots of each rank from `start` to `stop` - 1."""
         flow, staging = self.flow, self.staging
         remote = np.flatnonzero(staging.remote)
         owner = flow.rank[flow.operands[remote]]

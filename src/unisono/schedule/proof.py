@@ -1,11 +1,11 @@
-"""The proof of a schedule, which replays all ranks at once, round by round, as numbers and bits.
+"""Proof of a schedule, which replays the rounds on all ranks with arrays of chunk numbers and bits.
 
-The proof consists of two replays. The first replay stores, for each place, the chunk of its
-contributions, or that the place is empty. This replay finds reads of empty places, mixed chunks,
-and conflicting writes. The second replay is for operations that reduce. For each place, it stores
-one bit for each contributing rank. This replay finds contributions that are reduced twice or
-missing. It handles as many ranks at a time as fit in `_MOST_BYTES`, because the contributions of
-different ranks are independent.
+The proof consists of two replays. The first replay stores for each place the chunk of its
+contributions, or -1 for an empty place. This replay finds reads of empty places, mixed chunks, and
+conflicting writes. The second replay is for operations that reduce. This replay stores one bit per
+place and contributing rank. The second replay finds contributions that are reduced twice or
+missing. The replay handles as many ranks at a time as fit in `_MOST_BYTES`, because the
+contributions of different ranks are independent.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _SHOWN = 8
 
 
 def prove(schedule: Schedule) -> None:
-    """Raises `ScheduleError` with the rank, chunk and round, unless the schedule is correct.
+    """Proves that a schedule is correct. Raises `ScheduleError` with the rank, chunk and round
+    otherwise.
 
     A correct schedule meets these conditions:
 
     - All indices exist, and the rounds are in ascending order.
-    - No transfer reads a place before a value is there.
+    - No transfer reads a place before the place has a value.
     - No contribution is reduced twice, or into another chunk.
     - Two transfers of one round write the same place only if all of them reduce.
     - No rank moves a value within its own memory from a place that the same round writes.
@@ -62,7 +63,7 @@ def prove_moves(moves: Moves) -> None:
 
 
 class _Chunks:
-    """The chunk whose contributions each place holds."""
+    """Chunk number of the contributions in each place."""
 
     def __init__(self, moves: Moves) -> None:
         places = moves.places
@@ -80,7 +81,7 @@ class _Chunks:
         if moved.min() < 0:
             self._refuse(src[np.argmin(moved)], number, "is read while empty")
         index = np.arange(len(dst))
-        writer[dst] = index  # if several moves write one place, the last one remains
+        writer[dst] = index  # of several moves to one place, the last remains
         self._check_local(number, src[moves.local[where]], dst)
         repeated = np.flatnonzero(writer[dst] != index)
         if len(repeated):
@@ -144,7 +145,7 @@ class _Chunks:
 
 
 class _Contributions:
-    """The ranks whose contributions each place holds, as bits in `words` words of 64 bits.
+    """Ranks whose contributions each place holds, as bits in `words` words of 64 bits.
 
     `bits` has the shape (places, words).
     """
@@ -189,7 +190,9 @@ class _Contributions:
     def _add(
         self, number: int, dst: Numbers, moved: NDArray[np.uint64], reduce: NDArray[np.bool_]
     ) -> NDArray[np.uint64]:
-        """Returns the contents of the places after these moves, whose destinations differ."""
+        """Returns the contents of the destinations after these moves. The destinations must
+        differ.
+        """
         own = self.bits.take(dst, axis=0)
         if not reduce.all():
             own[~reduce] = 0
@@ -197,7 +200,9 @@ class _Contributions:
         return np.bitwise_or(own, moved, out=own)
 
     def _fold(self, number: int, src: Numbers, dst: Numbers, reduce: NDArray[np.bool_]) -> None:
-        """Replays a round with several writes to one place, one operand of each place at a time."""
+        """Replays a round in which several moves write one place, with one operand per place at a
+        time.
+        """
         order = np.argsort(dst, kind="stable")
         ordered = dst[order]
         run_starts = np.flatnonzero(np.diff(ordered, prepend=_NOTHING))
@@ -236,7 +241,7 @@ class _Contributions:
         raise ScheduleError(f"{where} has the unexpected contribution of rank {more} at the end")
 
     def _below(self, stops: Numbers) -> NDArray[np.uint64]:
-        """Returns, for each number, the bits of the ranks below the number."""
+        """Returns the bits of all ranks below each number in `stops`."""
         starts = _WORD_BITS * (self.first + np.arange(self.bits.shape[1]))
         count = np.clip(stops[:, None] - starts, 0, _WORD_BITS)
         partial = (np.uint64(1) << (count % _WORD_BITS).astype(np.uint64)) - np.uint64(1)

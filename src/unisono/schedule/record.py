@@ -1,4 +1,5 @@
-"""Records, the instructions of an execution plan, and their storage as columns of numbers.
+"""Records, which are the instructions of an execution plan, and their storage as columns of
+numbers.
 
 `csrc/execution/plan.h` defines the same layout of records and references.
 """
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Table: TypeAlias = NDArray[np.void]
-"""Records as rows of `ROW`."""
+"""Array of records, with `ROW` as its type."""
 
 _REF = struct.Struct("<BxHHH")
 _HEAD = struct.Struct("<HHHHIHH")
@@ -29,11 +30,11 @@ ROW = np.dtype(
     + [(name, "<u2") for name in ("round", "posted")]
     + [(name, "<u8") for name in ("dst", "dst2", "src", "length")]
 )
-"""A record as numbers. `words` encodes the references."""
+"""NumPy type of a record. `words` encodes the references."""
 
 
 class Space(IntEnum):
-    """The memory that a reference points to."""
+    """Memory that a reference points to."""
 
     IN = 0
     OUT = 1
@@ -43,7 +44,7 @@ class Space(IntEnum):
 
 
 class Code(IntEnum):
-    """The action of a record."""
+    """Action of a record."""
 
     COPY = 0
     REDUCE = 1
@@ -102,15 +103,15 @@ class Record:
 
     - COPY: copies `src` to `dst`, and to `dst2` with HAS_DST2.
     - REDUCE: folds the `src` of the `nsrc` following ARG records, from left to right, into `dst`
-      (and `dst2`). FINAL says that the result contains all contributions.
+      (and `dst2`). The flag FINAL means that the result contains all contributions.
     - SHARE: writes the address of `src` to the slot `dst`, so that other ranks can read `src` in
       place.
     - WAIT: waits until the peer's progress reaches block base + `value`.
-    - POST: sets the own progress to block base + `value`.
+    - POST: sets the rank's own progress to block base + `value`.
 
-    The flag SHARES says that `dst2` is a slot for the address of `dst`. The length of `length`, a
-    part of a piece, is the number of bytes to move. `round` is the schedule's round, counted
-    without gaps. For a WAIT, `posted` is the round of the peer's post.
+    The flag SHARES means that `dst2` is a slot for the address of `dst`. `length` refers to a part
+    of a piece. The size of this part is the number of bytes to move. `round` is the schedule's
+    round, counted without gaps. For a WAIT, `posted` is the round of the peer's post.
     """
 
     code: Code

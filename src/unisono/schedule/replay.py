@@ -1,13 +1,13 @@
-"""Symbolic replay of plans, over several blocks with a limited number of slots: the proof of
-`lower`.
+"""Symbolic replay of execution plans over several blocks, with a limited number of slots. The
+replay proves the result of `lower`.
 
-Waits are for numbers that only grow, so the outcome does not depend on the order in which the ranks
-run. One order therefore suffices to find deadlocks. The order must also not decide whether a read
-is allowed. So each rank carries a vector clock, which only POST and WAIT pass on. A rank may read a
-slot only if the slot's write is in the reader's clock. A rank may overwrite a slot only if all its
-reads are in the writer's clock. The same rules hold for memory that other ranks read in place. Only
-the output of an in-place call may overwrite such memory. References keep their encoding as numbers
-(`record.words`).
+Ranks wait for numbers that only grow. So the outcome does not depend on the order in which the
+ranks run. One order therefore suffices to find deadlocks. The order must also not decide whether a
+read is allowed. So each rank carries a vector clock, which only POST and WAIT pass on. A rank may
+read a slot only if the slot's write is in the reader's clock. A rank may overwrite a slot only if
+all reads of the slot are in the writer's clock. The same rules hold for memory that other ranks
+read in place. Only the output of an in-place call may overwrite such memory. References keep their
+encoding as numbers (`record.words`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from unisono.schedule.execution_plan import ExecutionPlan
 from unisono.schedule.record import Code, Flag, Ref, Space, words
 
 Content = tuple[int, int]
-"""(chunk, mask of contributing ranks)"""
+"""Content of memory or of a slot, as (chunk, bit mask of contributing ranks)."""
 Row = tuple[int, ...]
-"""A record: code, nsrc, peer, flags, value, round, posted, dst, dst2, src, length."""
+"""Fields of a record: code, nsrc, peer, flags, value, round, posted, dst, dst2, src, length."""
 
 # Plain integers compare faster than enumeration members.
 _COPY, _ARG, _WAIT, _POST = (int(c) for c in (Code.COPY, Code.ARG, Code.WAIT, Code.POST))
@@ -53,16 +53,18 @@ class _ReplayedRank:
     step: int = 0
     pc: int = 0
     block: int = 0
-    """The block of the current record."""
+    """Block of the current record."""
     entered: bool = False
     inputs: dict[int, Content] = field(default_factory=dict)
     results: dict[int, Content] = field(default_factory=dict)
     aliased_inputs: dict[int, int] = field(default_factory=dict)
-    """For each output, the input at the same address in an in-place call."""
+    """Input at the address of each output in an in-place call."""
     memory: dict[int, dict[int, Content]] = field(default_factory=dict)
-    """The content of each reference, by block."""
+    """Content of the memory of each reference, for each block."""
     shared_slots: dict[int, dict[int, _Slot]] = field(default_factory=dict)
-    """For each block, the slots that hold an address, by the reference of that memory."""
+    """Slots that hold an address, for each block and each reference of the memory at this
+    address.
+    """
     posted: list[int] = field(default_factory=list)
     post_clocks: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -79,9 +81,9 @@ def check_plans(
     """Proves that the plans never deadlock, never race, and perform the collective.
 
     Each rank owns slots for `depth` blocks. The first round of the schedule runs `lead` blocks
-    ahead of the last, as in the native executor. In step s, a record of round r processes block s -
-    lead + `lead_of(r, ...)`. With `in_place`, inputs that other ranks read in place are in the
-    memory of the output. Raises `ScheduleError` with the rank, the record and the block.
+    ahead of the last round, as in the native executor. In step s, a record of round r processes
+    block s - lead + `lead_of(r, ...)`. With `in_place`, inputs that other ranks read in place are
+    in the memory of the output. Raises `ScheduleError` with the rank, the record and the block.
 
     >>> from unisono.schedule import Builder, lower
     >>> from unisono.types import Op
@@ -167,7 +169,7 @@ class _Replay:
     def _run(self, rank: _ReplayedRank, row: Row) -> bool:
         code, value = row[0], rank.step * self.stages + row[4]
         rank.clock[rank.plan.rank] += 1
-        if code == _WAIT:  # the peer posted so many steps earlier
+        if code == _WAIT:  # the peer makes this post `earlier` steps before
             earlier = self.leads[row[6]] - self.leads[row[5]]
             return self._join(rank, row[2], value - earlier * self.stages)
         if code == _POST:
@@ -177,8 +179,8 @@ class _Replay:
         return True
 
     def _enter(self, rank: _ReplayedRank) -> bool:
-        """Enters a block, which reuses the slots of `depth` blocks ago, after all ranks finished
-        that block.
+        """Enters a block, if all ranks have finished the block whose slots the new block reuses.
+        The reused block is `depth` blocks earlier. Returns false otherwise.
         """
         if rank.plan.num_slots == 0 or rank.block < self.depth:
             return True
@@ -187,8 +189,8 @@ class _Replay:
         return all(self._join(rank, peer, need) for peer in others)
 
     def _join(self, rank: _ReplayedRank, peer: int, need: int) -> bool:
-        """Merges the peer's clock at its first post of at least `need`. Returns false before that
-        post.
+        """Merges the clock of the peer's first post with a number of at least `need`. Returns false
+        if the peer has not made such a post.
         """
         other = self.ranks[peer]
         at = bisect_left(other.posted, need)
@@ -296,9 +298,7 @@ class _Replay:
         )
 
     def _require_unread(self, rank: _ReplayedRank, ref: int, content: Content) -> None:
-        """Raises `ScheduleError` if another rank reads, or will read, the overwritten memory in
-        place.
-        """
+        """Raises `ScheduleError` if another rank may still read the overwritten memory in place."""
         shared_slots = rank.shared_slots[rank.block]
         shared_slot = shared_slots.get(ref)
         if shared_slot is None and ref in rank.aliased_inputs:

@@ -1,4 +1,4 @@
-"""A schedule: an ordered, immutable list of transfers, independent of the message size."""
+"""Schedule: an ordered, immutable list of transfers, independent of the message size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Schedule:
 
     @property
     def num_locations(self) -> int:
-        """Number of locations of each rank: logical chunks, then scratch."""
+        """Number of locations of each rank: first the logical chunks, then scratch."""
         return self.collective.num_chunks + self.scratch
 
     def rounds(self) -> Iterator[tuple[int, Sequence[Transfer]]]:
@@ -53,8 +53,8 @@ class Schedule:
             yield number, self.transfers[where]
 
     def chunks_sent(self, rank: int) -> int:
-        """Returns the number of chunks that the rank sends to other ranks. A chunk has piece bytes
-        / parts bytes.
+        """Returns the number of chunks that the rank sends to other ranks. The size of a chunk is
+        the size of a piece divided by the number of parts.
         """
         return _moved(self.columns, self.columns.src == rank)
 

@@ -1,4 +1,4 @@
-"""Schedules as JSON, written and read. Errors of the reader name the invalid place."""
+"""Writer and reader of schedules as JSON. Errors of the reader name the invalid field."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def to_json(schedule: Schedule) -> str:
 def from_json(text: str) -> Schedule:
     """Reads a schedule from JSON text. Use `check` to prove the schedule correct.
 
-    Raises `ScheduleError` with the place when the text is not a schedule.
+    Raises `ScheduleError` with the invalid field if the text is not a schedule.
 
     >>> from unisono.schedule import Builder
     >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "direct")

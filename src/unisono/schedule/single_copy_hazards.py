@@ -1,8 +1,9 @@
-"""Analysis of single copy: may a rank overwrite its own input in the same block?
+"""Analysis of single copy, which finds the ranks that may overwrite their own input in the same
+block.
 
-Memory that other ranks read in place must not change until they have read it. Results never change.
-An input changes only if the output is in the same memory. Then the owner must know, before it
-writes the output, that all readers have finished.
+Memory that other ranks read in place must not change before all readers have finished. Results
+never change. An input changes only if the output is in the same memory. In this case, the owner
+must know that all readers have finished before the owner writes the output.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unisono.types import Op
 
 
 def in_place_outputs(flow: Dataflow, given: Numbers) -> Numbers:
-    """Returns the output places with the same memory as these inputs in an in-place call."""
+    """Returns the output places that have the same memory as these inputs in an in-place call."""
     places = flow.moves.places
     collective = places.schedule.collective
     if collective.op is not Op.ALL_TO_ALL:
@@ -29,7 +30,9 @@ def in_place_outputs(flow: Dataflow, given: Numbers) -> Numbers:
 
 
 def first_written(flow: Dataflow, staging: Staging, writes: NDArray[np.bool_]) -> Numbers:
-    """Returns the first step that writes each place, or the number of steps if none does."""
+    """Returns the first step that writes each place, or the number of steps if no step writes the
+    place.
+    """
     writing = np.flatnonzero(writes)[::-1]
     first = np.full(len(flow.moves.places), len(staging.steps))
     first[flow.place[staging.steps[writing]]] = writing
@@ -42,7 +45,7 @@ def read_in_time(
     """Returns true for each rank that, in an in-place call, never overwrites an input before all
     readers have finished.
 
-    A rank knows that a reader has finished if the rank waits, before it writes, for a post that
+    A rank knows that a reader has finished if, before its write, the rank waits for a post that
     follows the read. `written` marks the values that the rank writes to the output.
     """
     ranks, steps = flow.moves.places.schedule.collective.ranks, staging.steps
@@ -65,11 +68,11 @@ def read_in_time(
 def _waited(
     flow: Dataflow, staging: Staging, step_of: Numbers, pair: Numbers, until: Numbers
 ) -> Numbers:
-    """Returns, for each pair, the highest post of the peer that the rank has waited for at step
-    `until`.
+    """Returns the highest post of the peer that the rank has waited for at step `until`, for each
+    pair of a rank and a peer.
 
-    A pair is the rank times the number of ranks, plus the peer. The result includes the waits of
-    that step.
+    A pair is encoded as rank * (number of ranks) + peer. The result includes the waits of step
+    `until`.
     """
     ranks, span = flow.moves.places.schedule.collective.ranks, len(staging.steps) + 1
     remote = np.flatnonzero(staging.remote)

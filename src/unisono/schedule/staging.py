@@ -1,7 +1,7 @@
-"""The order of each rank's actions, and the assignment of values to staging slots.
+"""Order of the steps of each rank, and assignment of values to staging slots.
 
 A value gets a slot if and only if another rank reads the value. All its readers share the slot. In
-each round a rank first fills slots with the inputs that others need, and posts. Then the rank
+each round, a rank first fills slots with the inputs that other ranks need, and posts. Then the rank
 writes the values of the round, and posts again if these values fill slots. At the end, the rank
 copies the inputs that are results to the output.
 """
@@ -20,19 +20,20 @@ from unisono.schedule.dataflow import Dataflow
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Staging:
-    """The steps of all ranks, their slots and their posts.
+    """Steps, slots and posts of all ranks.
 
-    Each operand of the flow goes into value `target[i]`. The operand is `remote` if another rank
-    reads it.
+    Operand i of the flow goes into value `target[i]`. `remote[i]` is true if another rank reads the
+    operand.
 
     `steps` are the values that the ranks process, in order. The steps of rank r are `starts[r] :
     starts[r + 1]`. A step writes its value, unless the value is an input. For an input, `fills` is
     true if the step copies the input to its slot, and false if the step copies the input to the
-    output. The post `closing` follows the step, if not 0. `round` is the round of each step.
+    output. `closing` is the number of the post after each step, or 0 without a post. `round` is the
+    round of each step.
 
-    For each value that another rank reads, `slot` is its slot, `post` is the post that publishes
-    it, and `posted` is the round of that post. For each rank, `num_slots` is the number of its
-    slots, and `posts` is the number of its posts.
+    For each value that another rank reads, `slot` is the slot of the value, `post` is the post that
+    publishes the value, and `posted` is the round of this post. For each rank, `num_slots` is the
+    number of its slots, and `posts` is the number of its posts.
     """
 
     target: Numbers
@@ -49,7 +50,7 @@ class Staging:
     posts: Numbers
 
     def step_of(self) -> Numbers:
-        """Returns the step of each written value."""
+        """Returns the number of the step that processes each value."""
         found = np.empty_like(self.slot)
         found[self.steps] = np.arange(len(self.steps))
         return found
@@ -68,7 +69,7 @@ def stage(flow: Dataflow) -> Staging:
     staged[flow.operands[remote]] = True
     fills = staged[steps] & ~copied_out
     filling = np.flatnonzero(fills)
-    before = filling.searchsorted(starts)  # slots of all earlier ranks
+    before = filling.searchsorted(starts)  # number of slots of all earlier ranks
     slot, post, posted = (np.full(numbers, -1), *np.zeros((2, numbers), np.int64))
     rounds = len(flow.moves.rounds)
     round_ = np.minimum(position // 2 % (rounds + 1), max(rounds - 1, 0))
@@ -98,7 +99,7 @@ def stage(flow: Dataflow) -> Staging:
 
 
 def _closing_steps(position: Numbers, filling: Numbers) -> Numbers:
-    """Returns the last step of each position at which steps fill slots."""
+    """Returns the last step of each position whose steps fill slots."""
     ends = np.concatenate((run_starts(position)[1:], [len(position)]))
     full = ends.searchsorted(filling, "right")  # the positions that fill slots
     found: Numbers = ends[full[run_starts(full)]] - 1
@@ -116,8 +117,8 @@ def _steps(
     """
     ranks, rounds = flow.moves.places.schedule.collective.ranks, len(flow.moves.rounds) + 1
     position = flow.rank[flow.made] * rounds + flow.round[flow.made]
-    # Each rank starts with the operands of the next rank, so that the readers spread over the
-    # sources.
+    # Each rank starts with the operands of the next rank, so that not all ranks read from the
+    # same source at the same time.
     source = flow.rank[flow.operands[flow.first[:-1]]]
     order = np.argsort(
         position * ranks + (source - flow.rank[flow.made] - 1) % ranks, kind="stable"
@@ -140,10 +141,10 @@ def _steps(
 def _sent(
     flow: Dataflow, target: Numbers, remote: NDArray[np.bool_], made: Numbers, position: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Returns the inputs that other ranks read, each with the first value into which it goes.
+    """Returns the inputs that other ranks read, each with the first value that uses the input.
 
     If several ranks read an input in the same round, the first reader is the rank whose last value
-    has the highest number.
+    of the round has the highest number.
     """
     runs = run_starts(position)
     latest = np.zeros(len(flow.rank), np.int64)

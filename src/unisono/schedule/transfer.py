@@ -1,4 +1,4 @@
-"""Transfers, and their storage as columns of numbers."""
+"""Transfers between ranks, and their storage as columns of numbers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ _READ_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Moves `count` chunks from one rank's locations to another's, in one round.
+    """Move of `count` chunks from the locations of one rank to the locations of another rank, in
+    one round.
 
     All transfers of a round read the state before the round. Their writes take effect after the
     round. With `src == dst` the move is local. A reducing transfer combines its chunk with the
     content of the destination. All reducing transfers of one round into one location form one n-ary
-    reduction. Its operands are in the order of their source ranks. The destination's own value has
-    the position of its own rank.
+    reduction. The operands are in the order of their source ranks. The value of the destination has
+    the position of the destination's rank.
 
     `channel` is the index of one of several parallel channels. The channel changes neither the data
-    nor the order: transfers of one round are unordered, whatever their channels.
+    nor the order. Transfers of one round are unordered on all channels.
     """
 
     round: int
@@ -43,7 +44,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """The fields of many transfers, each a read-only array of 32-bit integers (or bools).
+    """Fields of many transfers. Each field is a read-only array of 32-bit integers or booleans.
 
     Writable arrays are copied. Raises `ScheduleError` for numbers that do not fit in 32 bits.
 
@@ -74,7 +75,9 @@ class Columns:
 
     @classmethod
     def of(cls, *arrays: ArrayLike) -> Columns:
-        """Makes columns of arrays or similar values, in the order of the fields of `Transfer`."""
+        """Returns columns made of arrays or similar values, in the order of the fields of
+        `Transfer`.
+        """
         return cls(**dict(zip(FIELDS, arrays, strict=True)))  # type: ignore[arg-type]
 
     def __len__(self) -> int:

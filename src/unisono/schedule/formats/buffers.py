@@ -1,9 +1,9 @@
-"""The buffers of an MSCCL or MSCCL++ program: input, output and scratch of each GPU.
+"""Buffers of an MSCCL or MSCCL++ program: the input, output and scratch of each GPU.
 
 Both formats number the chunks of three buffers on each GPU. `Buffers` maps each input cell to the
-chunk that the cell holds before the program, and each output cell to the chunk that it must hold
-after. `Buffers` also says which cells are the same memory in an in-place call, and which location
-of our schedules a cell corresponds to.
+chunk that the cell holds before the program, and each output cell to the chunk that the cell must
+hold after the program. `Buffers` also maps each cell to its memory in an in-place call, and to its
+location in a schedule.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ def operation_name(op: Op) -> str:
 
 
 def pieces(op: Op, ranks: int) -> int:
-    """Returns the number of pieces in the larger buffer.
+    """Returns the number of pieces in the larger of a GPU's input and output.
 
-    The number of chunks in a file's loop is this number times the parts of a piece.
+    The number of chunks per loop in a file is this number times the number of parts of a piece.
     """
     return 1 if op in (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE) else ranks
 
 
 class Buffers:
-    """The cells of a collective. With `in_place`, input and output are the same memory."""
+    """Cells of a collective. With `in_place`, input and output are the same memory."""
 
     def __init__(self, collective: Collective, *, in_place: bool) -> None:
         self.collective = collective
@@ -113,11 +113,13 @@ class Buffers:
                         self._same[output] = Cell(rank, Buffer.INPUT, piece * parts + part)
 
     def memory(self, cell: Cell) -> Cell:
-        """Returns the representative of all cells that are the same memory."""
+        """Returns the cell that represents all cells with the same memory."""
         return self._same.get(cell, cell)
 
     def initial(self) -> dict[Cell, int]:
-        """Returns the memory that holds contributions before the program, with their chunks."""
+        """Returns the memory cells that hold contributions before the program, each with its
+        chunk.
+        """
         return {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
 
     def expected(self) -> dict[Cell, int]:
@@ -136,5 +138,7 @@ class Buffers:
         return count * self.collective.parts
 
     def location(self, memory: Cell) -> int | None:
-        """Returns the location that holds this memory in a schedule, or None for scratch."""
+        """Returns the location of a schedule that corresponds to this memory, or None for
+        scratch.
+        """
         return self._locations.get(memory)

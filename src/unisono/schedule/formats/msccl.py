@@ -1,4 +1,6 @@
-"""Reader of MSCCL XML: runs the threadblocks symbolically and makes a schedule of the result."""
+"""Reader of MSCCL XML, which runs the threadblocks symbolically and converts the result to a
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ def from_msccl_xml(text: str) -> Schedule:
     """Reads an MSCCL program: XML that `msccl-tools` writes and that MSCCL and RCCL run.
 
     The reader supports allreduce, allgather, reducescatter, alltoall, broadcast, reduce, gather and
-    scatter. The root is the attribute `root` of `algo`, which our writer adds, or else rank 0. The
-    reader supports all step types. A program may be in place or out of place. A file that claims
-    both must be correct both ways. The reader ignores the protocol, the range of sizes, and the
-    distribution of steps over threadblocks, because none of them changes a result. Connections have
-    unlimited room.
+    scatter. The root is the attribute `root` of `algo`, which `to_msccl_xml` adds. Without this
+    attribute, the root is rank 0. The reader supports all step types. A program may be in place or
+    out of place. A file that claims both must be correct in both cases. The reader ignores the
+    protocol, the range of sizes, and the distribution of steps over threadblocks, because none of
+    them changes a result. Connections hold any number of messages.
 
     The reader proves the program: in every possible order of its threadblocks, the program does not
     deadlock, has no race, and computes the collective.
@@ -80,14 +82,14 @@ def _check_size(collective: Collective, rank: int, buffer: Buffer, chunks: int, 
 
 
 class _Connection:
-    """Messages from one GPU to another on one channel, first in, first out."""
+    """First-in, first-out queue of the messages from one GPU to another on one channel."""
 
     def __init__(self) -> None:
         self.messages: deque[tuple[str, Sequence[Value], Clock]] = deque()
 
 
 def run_program(program: Program, buffers: Buffers, room: int | None = None) -> SymbolicMachine:
-    """Runs a program. Each connection has room for `room` messages, or for any number if None."""
+    """Runs a program. A connection holds up to `room` messages, or any number if `room` is None."""
     interpreter = _ProgramInterpreter(program, buffers, room)
     interpreter.run()
     return interpreter.machine
@@ -185,7 +187,9 @@ class _ProgramInterpreter:
             connection.messages.append((where, results, dict(thread.clock)))
 
     def _flag(self, thread: Thread[MscclStep], other: int, after: int) -> Clock | None:
-        """Returns the clock of the first flag at or after the step, or None if not yet reached."""
+        """Returns the clock of the first flag at or after step `after`, or None before this
+        flag.
+        """
         flags = self.flags[self.by_place[thread.gpu, other].number]
         return next((clock for at, clock in flags if at >= after), None)
 

@@ -1,4 +1,4 @@
-"""Parser of MSCCL XML. Errors name the line."""
+"""Parser of MSCCL XML. Its errors name the line in the file."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Gpu:
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """A whole file. `chunks` is the number of chunks in one loop, in the larger of input and
+    """A whole MSCCL file. `chunks` is the number of chunks per loop, in the larger of input and
     output.
     """
 
@@ -111,7 +111,7 @@ def parse(text: str) -> Program:
 
 
 class _Reader:
-    """Reads XML elements one by one. Each element has its line."""
+    """Reader of XML elements, which records the line of each element."""
 
     def __init__(self) -> None:
         self.parser = expat.ParserCreate()
@@ -221,7 +221,7 @@ class _Reader:
 
 
 class _Fields:
-    """The attributes of one element. Like MSCCL, the parser ignores unknown attributes."""
+    """Attributes of one XML element. Like MSCCL, the parser ignores unknown attributes."""
 
     def __init__(self, where: str, attributes: Mapping[str, str]) -> None:
         self.where = where

@@ -1,17 +1,17 @@
-"""Writer of MSCCL XML: turns transfers into steps of threadblocks, ordered by dependences.
+"""Writer of MSCCL XML, which converts transfers to steps of threadblocks, ordered by dependences.
 
 Each rank's locations become chunks of its input, output and scratch buffers. The program is in
-place, except for alltoall. A connection carries at most one message in a round; a second message
-uses another channel. In each round a GPU sends before it writes. So every step waits only for steps
-of earlier rounds, or for reads of its own round. The program cannot deadlock, even if a connection
-has room for only one message.
+place, except for alltoall. A connection carries at most one message in a round. A second message
+uses another channel. In each round, a GPU sends before it writes. So every step waits only for
+steps of earlier rounds, or for reads of the same round. The program cannot deadlock, even if a
+connection has room for only one message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from html import escape  # xml.sax.saxutils imports half of the standard library
+from html import escape  # xml.sax.saxutils imports many other modules
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -40,25 +40,25 @@ def to_msccl_xml(schedule: Schedule) -> str:
     True
     """
     name = operation_name(schedule.collective.op)
-    trace(schedule)  # a wrong schedule could produce an invalid program
+    trace(schedule)  # raises: a wrong schedule could give an invalid program
     return _xml(schedule, name, _ProgramWriter(schedule).gpus)
 
 
 class BufferChunk(NamedTuple):
-    """A chunk of a buffer of some GPU."""
+    """One chunk of one buffer of a GPU."""
 
     buffer: Buffer
     chunk: int
 
 
 class BufferChunks:
-    """The places of each rank's locations in the buffers of a program."""
+    """Buffer chunks of all locations of all ranks."""
 
     def __init__(self, collective: Collective, scratch: int) -> None:
         self._ranks = [self._of(collective, scratch, rank) for rank in range(collective.ranks)]
 
     def of(self, rank: int, location: int) -> BufferChunk:
-        """Returns the place of a rank's location."""
+        """Returns the buffer chunk of a rank's location."""
         return self._ranks[rank][location]
 
     def size(self, rank: int, buffer: Buffer) -> int:
@@ -104,12 +104,12 @@ class _Threadblock:
     channel: int
     steps: list[_Step] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
-    """For each block, by identity, the last of its steps that this block has waited for."""
+    """Last step that this threadblock has waited for, by the `id` of each other threadblock."""
 
     def add(
         self, kind: str, src: BufferChunk, dst: BufferChunk, count: int, needs: Iterable[_Step]
     ) -> _Step:
-        """Adds a step after the steps that it needs. Each dependence but the last takes a `nop`
+        """Adds a step that waits for the steps in `needs`. Each wait except the last uses a `nop`
         step.
         """
         latest: dict[int, _Step] = {}
@@ -152,7 +152,7 @@ class _GpuProgram:
     readers: dict[BufferChunk, list[_Step]] = field(default_factory=dict)
 
     def block(self, send: int, receive: int, channel: int) -> _Threadblock:
-        """Returns the threadblock with these peers and makes it on first use."""
+        """Returns the threadblock with these peers. The first call creates the threadblock."""
         key = (send, receive, channel)
         if key not in self.blocks:
             self.blocks[key] = _Threadblock(send=send, receive=receive, channel=channel)
@@ -186,7 +186,7 @@ class _GpuProgram:
 
 
 class _ChunkRun(NamedTuple):
-    """Adjacent chunks in one message. `stream` distinguishes the messages of one round."""
+    """Run of adjacent chunks in one message. `stream` distinguishes the messages of one round."""
 
     src: int
     dst: int
@@ -220,7 +220,9 @@ class _ProgramWriter:
             self._emit(runs)
 
     def _keep_own(self, collective: Collective) -> None:
-        """Copies the chunk that a rank sends to itself to its output, first of all."""
+        """Adds a first step to each GPU, which copies the rank's own piece from its input to its
+        output.
+        """
         parts = collective.parts
         for rank, gpu in enumerate(self.gpus):
             src = BufferChunk(Buffer.INPUT, rank * parts)
@@ -249,7 +251,7 @@ class _ProgramWriter:
                 self.gpus[run.src].add(
                     block, "s", run.src_place, run.dst_place, run.chunks, reads=run.src_place
                 )
-        for run in runs:  # reduces operands in the order of their ranks
+        for run in runs:  # the operands are reduced in rank order
             gpu = self.gpus[run.dst]
             kind, src, reads = "r", run.src_place, None
             block = gpu.block(-1, -1, 0)
@@ -262,8 +264,8 @@ class _ProgramWriter:
             gpu.add(block, kind, src, run.dst_place, run.chunks, reads=reads, writes=run.dst_place)
 
     def _block(self, rank: int, peer: int, run: _ChunkRun, *, sends: bool) -> _Threadblock:
-        """Returns the threadblock for a message. Both directions between two GPUs share a
-        threadblock if both are used.
+        """Returns the threadblock for a message. If two GPUs send messages in both directions, both
+        directions share a threadblock.
         """
         there, back = (run.src, run.dst, run.stream), (run.dst, run.src, run.stream)
         both = there in self.pairs and back in self.pairs

@@ -1,4 +1,6 @@
-"""Reader of MSCCL++ execution plans: runs them symbolically and makes a schedule of the result."""
+"""Reader of MSCCL++ execution plans, which runs a plan symbolically and converts the result to a
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,15 @@ def from_mscclpp_json(text: str) -> Schedule:
     - groups of threadblocks;
     - signals, semaphores and barriers.
 
-    A `nop` has the meaning of MSCCL++. The threads of a block see the data of a wait only after the
-    next `nop`. A signal may announce only data before the last `nop`. The reader runs a pipeline's
-    operations once, over whole chunks, because our executor cuts messages into blocks itself. The
-    reader treats relaxed signals as ordinary signals, and puts over port channels as complete when
-    issued. The call determines the reduction.
+    A `nop` synchronises the threads of a threadblock, as in MSCCL++. The threads see the data that
+    a wait announces only after the next `nop`. A signal announces only data that were moved before
+    the last `nop`. The reader runs a pipeline's operations once, over whole chunks, because the
+    executor of Unisono cuts messages into blocks itself. The reader treats relaxed signals as
+    ordinary signals, and puts over port channels as complete when issued. The reader ignores the
+    reduction of the plan, because each call chooses its reduction.
 
-    The reader rejects gstorepkt, the older format of plans, and unsupported collectives.
+    The reader rejects the operation gstorepkt, plans in the older format, and unsupported
+    collectives.
 
     The reader proves the plan, as `from_msccl_xml` does. Raises `ScheduleError` or
     `UnsupportedError` with the gpu, threadblock and operation.
@@ -75,12 +79,16 @@ def _collective(plan: MscclppPlan) -> Collective:
 
 @dataclass(slots=True)
 class _ThreadblockClocks:
-    """The clocks that synchronise the threads of a threadblock."""
+    """Clocks that synchronise the threads of a threadblock."""
 
     published: Clock = field(default_factory=dict)
-    """The clock at the last nop: all events that a signal may announce while data moves."""
+    """Clock at the last `nop`. After a data operation, a signal announces only the events before
+    this `nop`.
+    """
     received: Clock = field(default_factory=dict)
-    """The clock of later waits. All threads see these events only after the next nop."""
+    """Clock of the waits since the last `nop`. All threads see these events only after the next
+    `nop`.
+    """
     moving: bool = False
     at_barrier: bool = False
 
@@ -242,8 +250,8 @@ class _PlanInterpreter:
                     )
 
     def _size(self, gpu: int, r: Range) -> int:
-        """Returns the number of chunks in a buffer. In place, the input and output names are
-        equivalent.
+        """Returns the number of chunks in a buffer. If the plan gives size 0, the size is the
+        collective's size, because an in-place plan may name only the input or the output.
         """
         size = self.plan.sizes[gpu][r.buffer]
         return size or (self.machine.buffers.size(gpu, r.buffer) or 0)

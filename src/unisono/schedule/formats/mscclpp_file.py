@@ -1,4 +1,4 @@
-"""Parser of MSCCL++ execution plans. Errors name the place."""
+"""Parser of MSCCL++ execution plans. Its errors name the invalid field."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Range(NamedTuple):
 
 
 class MscclppChannel(NamedTuple):
-    """One end of a channel: the `number`-th of its kind from `gpu` to `peer`."""
+    """One end of a channel. `number` counts the channels of one kind from `gpu` to `peer`."""
 
     kind: str
     gpu: int
@@ -71,7 +71,9 @@ class MscclppStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MscclppPlan:
-    """A whole file. `chunks` is the number of chunks in the larger of a GPU's input and output."""
+    """A whole MSCCL++ plan. `chunks` is the number of chunks in the larger of a GPU's input and
+    output.
+    """
 
     name: str
     collective: str
@@ -79,13 +81,13 @@ class MscclppPlan:
     chunks: int
     sizes: tuple[Mapping[Buffer, int], ...]
     blocks: tuple[tuple[int, str, tuple[MscclppStep, ...]], ...]
-    """(gpu, where, steps) of each threadblock."""
+    """Threadblocks, each as (gpu, name for errors, steps)."""
     semaphores: tuple[tuple[int, ...], ...]
-    """Initial values, for each GPU."""
+    """Initial values of the semaphores of each GPU."""
 
 
 def parse(text: str) -> MscclppPlan:
-    """Parses a plan. Raises `ScheduleError` with the place for an invalid plan."""
+    """Parses a plan. Raises `ScheduleError` with the invalid field for an invalid plan."""
     if len(text) > MOST_CHARACTERS:
         raise ScheduleError(f"expected at most {MOST_CHARACTERS} characters, got {len(text)}")
     try:
@@ -113,7 +115,7 @@ def parse(text: str) -> MscclppPlan:
 
 
 class Fields:
-    """One JSON object with its place in the file."""
+    """One JSON object and its path in the file."""
 
     def __init__(self, data: Json, where: str) -> None:
         if not isinstance(data, dict):
@@ -147,7 +149,7 @@ class Fields:
         return value
 
     def objects(self, name: str) -> list[Fields]:
-        """Returns a list of objects, empty if the field is absent."""
+        """Returns the objects in a list field. The result is empty if the field is absent."""
         return [
             Fields(value, f"{self.where}.{name}[{i}]") for i, value in enumerate(self._list(name))
         ]
@@ -167,7 +169,7 @@ class Fields:
 
 
 def _flat(block: Fields) -> Iterator[Fields]:
-    """Yields the operations of a threadblock, with the operations of a pipeline once."""
+    """Yields the operations of a threadblock. The operations of a pipeline occur once."""
     for op in block.objects("ops"):
         if op.text("name") == "pipeline":
             yield from op.objects("ops")
@@ -189,8 +191,8 @@ def _slices(gpus: list[Fields]) -> Iterator[int]:
 
 
 class _GpuSection:
-    """Reads the section of one GPU. Each chunk is cut into `factor` parts for groups that share
-    operations.
+    """Reader of the section of one GPU. Each chunk is cut into `factor` parts, so that the
+    threadblocks of a group can share operations.
     """
 
     def __init__(self, fields: Fields, rank: int, ranks: int, factor: int) -> None:

@@ -1,4 +1,5 @@
-"""Writer of MSCCL++ execution plans: in each round a rank first gets all operands, then writes.
+"""Writer of MSCCL++ execution plans, in which a rank reads all operands of a round before it
+writes.
 
 Each rank has one threadblock. In each round the rank gets its operands from other ranks' memory
 into scratch. All ranks synchronise. Then the rank copies or reduces the operands into their

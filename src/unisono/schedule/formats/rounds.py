@@ -1,14 +1,15 @@
-"""Conversion of a program's values to a schedule, with as few rounds as the program's order allows.
+"""Conversion of the values of a program to a schedule, with as few rounds as the program's order
+allows.
 
-Three passes over the values, in the order of their writes:
+The conversion makes three passes over the values, in the order of their writes:
 
-- A received value with a single use, by its own GPU, is not stored. The use reads the sender's
-  memory directly. (Our executor stages the value anyway.)
+- A received value with a single use, on its own GPU, is not stored. The user reads the sender's
+  memory directly. (The executor of Unisono stages the value anyway.)
 - A chain of reductions into one cell becomes one reduction with many operands.
-- Each value is written in the earliest possible round. Its operands must exist, and no later reader
-  may need the previous content of its location.
+- Each value is written in the earliest round in which its operands exist and no later reader needs
+  the previous content of its location.
 
-In our schedules, the input and output of a chunk share one location. A program that is not in place
+In a schedule, the input and output of a chunk share one location. A program that is not in place
 may read an input after it has written the output. The output is then built in scratch and copied at
 the end.
 """
@@ -58,7 +59,7 @@ def _uses(values: list[Value]) -> Counter[Value]:
 
 
 def _forward(values: list[Value], outputs: Iterable[Value]) -> None:
-    """Replaces a received value by its remote source, if the value has only one local use."""
+    """Replaces each received value that has only one local use by the value's remote source."""
     uses = _uses(values)
     uses.update(outputs)
     for user in values:
@@ -74,7 +75,9 @@ def _forward(values: list[Value], outputs: Iterable[Value]) -> None:
 
 
 def _flatten(values: list[Value]) -> None:
-    """Merges a reduction into the next one in the same cell, if the result has no other use."""
+    """Merges each reduction into the next reduction in the same cell, if its result has no other
+    use.
+    """
     uses = _uses(values)
     for value in values:
         operands: list[Value] = []
@@ -95,7 +98,7 @@ def _flatten(values: list[Value]) -> None:
 
 
 def _lasts(operand: Value, user: Value, later: Value) -> bool:
-    """Returns true if `later` can read an operand of `user`. Another GPU's value is staged if
+    """Returns true if `later` can read this operand of `user`. A value of another GPU is staged if
     needed.
     """
     if (
@@ -113,7 +116,9 @@ class _Clash(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Content:
-    """A value at a location, readable from `ready` on, overwritten in `overwritten_in` (rounds)."""
+    """A value at a location. `ready` is the first round that can read the value, and
+    `overwritten_in` the round that overwrites the value.
+    """
 
     rank: int
     location: int
@@ -129,7 +134,7 @@ class _Location:
 
     @property
     def free(self) -> int:
-        """The first round that may overwrite the location."""
+        """First round that may overwrite the location."""
         return max(self.content.ready, self.read_by_others, self.read_here + 1)
 
 
@@ -168,7 +173,9 @@ class _Plan:
         self.contents[value] = content
 
     def _base_first(self, value: Value) -> list[Value]:
-        """Returns the operands, starting with the operand that the others are reduced into."""
+        """Returns the operands. The first operand is the base into which the other operands are
+        reduced.
+        """
         location = self._location(value)
 
         def order(operand: Value) -> tuple[bool, bool]:
@@ -198,7 +205,9 @@ class _Plan:
         reduce: bool,
         channel: int,
     ) -> _Content:
-        """Writes a location in the first round, at or after `free`, in which all sources exist."""
+        """Writes a location in the first round that is not before `free` and in which all sources
+        exist.
+        """
         number = max(free, *(source.ready for source in sources))
         late = [
             s
@@ -216,8 +225,8 @@ class _Plan:
         return self._replace(rank, location, number)
 
     def _copy_to_scratch(self, source: _Content, rank: int, channel: int) -> _Content:
-        """Copies a source to scratch of the receiver, because its sender overwrites it before the
-        use.
+        """Copies a source to the receiver's scratch, because the sender overwrites the source
+        before its use.
         """
         if source.rank == rank:
             raise _Clash
@@ -249,8 +258,8 @@ class _Plan:
         return _Content(value.gpu, location, ready)
 
     def _location(self, value: Value) -> int:
-        """Returns the location of a value. Assigns one for each cell, or for each value without a
-        cell.
+        """Returns the location of a value. On first use, assigns a scratch location to a cell
+        without a location, or to a value without a cell.
         """
         cell = value.memory or Cell(value.gpu, Buffer.SCRATCH, -1 - value.written_at)
         location = self.buffers.location(cell)

@@ -1,10 +1,10 @@
-"""Symbolic run of a program with many threads, which finds results, deadlocks and races.
+"""Symbolic execution of a program with many threads, which finds the results, deadlocks and races.
 
 A program is a list of threads. A thread is a list of steps. A step can wait, read cells and write
 cells. Threads run until all finish, or until none can continue, which is a deadlock. Only
-synchronisation orders events. Each thread has a vector clock, and messages, flags and signals pass
-clocks on. In any order of the threads, a read must follow the write of its value, and a write must
-follow all earlier reads and writes of its cell. Otherwise the program has a race.
+synchronisation orders events. Each thread has a vector clock. Messages, flags and signals carry
+clocks to other threads. In any order of the threads, a read must follow the write of its value, and
+a write must follow all earlier reads and writes of its cell. Otherwise the program has a race.
 
 The result is a list of the written values, in an order that every race-free run respects. `rounds`
 reads this list.
@@ -20,16 +20,17 @@ from unisono.errors import ScheduleError
 from unisono.schedule.formats.buffers import Buffers, Cell
 
 Clock = dict[int, int]
-"""For each known thread, the number of its steps that have happened."""
+"""Vector clock: the number of steps that have happened in each known thread."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Value:
-    """The content of a cell between two writes: contributions (`mask`: ranks as bits) to a chunk.
+    """Content of a cell between two writes: contributions to one chunk. `mask` has one bit for each
+    contributing rank.
 
     `operands` is empty for an input. A copy has one operand, a reduction several. `memory` is None
-    for a value that is only passed on. `written_at` is the number of the value's own write.
-    `overwritten_at` is the number of the next write to the cell.
+    for a value that no cell stores and only messages carry. `written_at` is the number of the
+    value's own write. `overwritten_at` is the number of the next write to the cell.
     """
 
     gpu: int
@@ -44,7 +45,7 @@ class Value:
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """The value of one cell, its last write, and the reads since then."""
+    """Value of one cell, its last write, and the reads since the last write."""
 
     value: Value
     writer: int = -1
@@ -58,7 +59,7 @@ S = TypeVar("S")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Thread(Generic[S]):
-    """One threadblock of one GPU: its steps, its progress, and its knowledge of other threads."""
+    """One threadblock of one GPU: its steps, its progress, and its vector clock."""
 
     number: int
     gpu: int
@@ -76,7 +77,7 @@ class Thread(Generic[S]):
 
 
 class SymbolicMachine:
-    """The memory of all GPUs. The argument `where` of the methods is the place in the file, for
+    """Memory of all GPUs. The argument `where` of the methods is the position in the file, for
     errors.
     """
 
@@ -95,7 +96,7 @@ class SymbolicMachine:
         return self.buffers.memory(cell) in self._cells
 
     def read(self, thread: Thread[S], cell: Cell, where: str) -> Value:
-        """Returns the value of a cell. Raises `ScheduleError` for an empty cell, or a race."""
+        """Returns the value of a cell. Raises `ScheduleError` for an empty cell or a race."""
         state = self._cells.get(self.buffers.memory(cell))
         if state is None:
             raise ScheduleError(f"{where} reads {cell}, which is empty")
@@ -114,7 +115,7 @@ class SymbolicMachine:
         if state is not None:
             self._check_write(thread, state, cell, where)
             state.value.overwritten_at = number
-        # A value that is not yet in memory is stored here. A value of another cell is copied.
+        # A value that no cell stores yet is stored in this cell. A value of another cell is copied.
         fresh = value.memory is None and value.written_at < 0 and len(value.operands) > 1
         held = Value(
             gpu=cell.gpu,
@@ -135,15 +136,15 @@ class SymbolicMachine:
         return held
 
     def keep(self, thread: Thread[S], value: Value) -> Value:
-        """Stores a reduction without a cell on its thread's GPU, for use in later messages."""
+        """Records a reduction that no cell stores, for use in later messages."""
         value.written_at = len(self.written)
         value.channel = thread.channel
         self.written.append(value)
         return value
 
     def reduce(self, gpu: int, values: Sequence[Value], where: str) -> Value:
-        """Returns the reduction of values, not yet in any cell. Raises `ScheduleError` for operands
-        of several chunks, or for a contribution that occurs twice.
+        """Returns the reduction of several values, which no cell stores yet. Raises `ScheduleError`
+        for operands of several chunks, or for a contribution that occurs twice.
         """
         chunk, mask = values[0].chunk, 0
         for value in values:
