@@ -2,8 +2,7 @@
 proof of a schedule.
 
 A `Builder` makes a `Schedule`. `check` proves the schedule. `lower` makes an `ExecutionPlan` for
-each rank.
-`formats` reads and writes algorithm files of MSCCL and MSCCL++.
+each rank. `formats` reads and writes the algorithm files of MSCCL and MSCCL++.
 """
 
 from unisono.schedule.builder import Builder, Index

@@ -132,8 +132,8 @@ class Collective:
         return frozenset((chunk // self.parts,))
 
     def initial(self, rank: int) -> Sequence[int]:
-        """Returns the chunks that the rank holds before the call. They contain only the rank's own
-        contributions. See `holds`.
+        """Returns the chunks that the rank holds before the call. These chunks contain only the
+        rank's own contributions. See `holds`.
         """
         if self.op.reduces or (rank == self.root and self.op is not Op.GATHER):
             return range(self.num_chunks)

@@ -4,7 +4,7 @@ The proof consists of two replays. The first replay stores for each place the ch
 contributions, or -1 for an empty place. This replay finds reads of empty places, mixed chunks, and
 conflicting writes. The second replay is for operations that reduce. This replay stores one bit per
 place and contributing rank. The second replay finds contributions that are reduced twice or
-missing. The replay handles as many ranks at a time as fit in `_MOST_BYTES`, because the
+missing. The second replay handles as many ranks at a time as fit in `_MOST_BYTES`, because the
 contributions of different ranks are independent.
 """
 

@@ -40,7 +40,7 @@ def to_msccl_xml(schedule: Schedule) -> str:
     True
     """
     name = operation_name(schedule.collective.op)
-    trace(schedule)  # raises: a wrong schedule could give an invalid program
+    trace(schedule)  # rejects a wrong schedule, which could give an invalid program
     return _xml(schedule, name, _ProgramWriter(schedule).gpus)
 
 
