@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 TAGS = 1 << 63
-"""Callers use tags below this number; the library uses the others."""
+"""Number of tags for callers. The library itself uses tags from this number on."""
 
 
 def check_rank(rank: int, ranks: int, name: str) -> None:
@@ -31,7 +31,7 @@ def as_integer(number: int, name: str, expected: str = "a whole number") -> int:
     """
     try:
         return operator.index(number)
-    except TypeError:  # also raised for arrays of several numbers
+    except TypeError:  # arrays of several numbers raise it, too
         raise TypeError(f"{name}: expected {expected}, not {number!r:.60}") from None
 
 

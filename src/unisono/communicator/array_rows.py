@@ -1,4 +1,4 @@
-"""Arrays as rows of their leading dimension: counts, pieces and output buffers."""
+"""Arrays as rows of their leading dimension: numbers of rows, pieces and output buffers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from unisono.communicator.engine import DeferredResult
 from unisono.types import DType
 
 ANY = -1
-"""A number of rows that only the other side knows."""
+"""Stands for a number of rows that only the other rank of a transfer knows."""
 
-_MOST_BYTES = (1 << 63) - 1  # length limit of an array
+_MOST_BYTES = (1 << 63) - 1  # length limit of an array in bytes
 
 Counts: TypeAlias = Sequence[int]
 """Rows of each rank: a list or an integer array."""
@@ -30,7 +30,7 @@ Table: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """An array as rows of its leading dimension: `count` rows, each with this shape and size."""
+    """An array as `count` rows of its leading dimension; `shape` and `nbytes` describe one row."""
 
     count: int
     shape: tuple[int, ...]
@@ -65,7 +65,9 @@ def split(array: Array, counts: Sequence[int]) -> list[Array]:
 
 
 class RowBuffer(NamedTuple):
-    """The caller's output for rows from all ranks. `pieces` asks for one result array per rank."""
+    """The caller's output for rows from all ranks. If `pieces`, the result is one array per
+    rank.
+    """
 
     out: Array | Sequence[Array] | None
     pieces: bool
@@ -75,7 +77,9 @@ class RowBuffer(NamedTuple):
         return isinstance(self.out, (list, tuple))
 
     def to_receive(self, have: Rows, ranks: int) -> list[int]:
-        """Returns the rows expected from each rank, `ANY` where `out` does not say."""
+        """Returns the rows expected from each rank, `ANY` if `out` does not determine the
+        number.
+        """
         if not self._listed:
             return [ANY] * ranks
         assert self.out is not None
@@ -86,13 +90,13 @@ class RowBuffer(NamedTuple):
         ]
 
     def capacity(self, have: Rows) -> int:
-        """Returns the total of expected rows, or `ANY` if `out` does not say."""
+        """Returns the total number of expected rows, `ANY` if `out` does not determine it."""
         return (
             ANY if self.out is None or self._listed else require_alike(self.out, have, "out").count
         )
 
     def require(self, have: Rows, counts: list[int]) -> None:
-        """Raises `ValueError` unless `out` fits exactly these rows from each rank."""
+        """Raises `ValueError` unless `out` fits exactly `counts[r]` rows from each rank r."""
         if self._listed and (found := self.to_receive(have, len(counts))) != counts:
             raise ValueError(f"out: expected arrays of {counts} rows, but they have {found}")
         capacity = self.capacity(have)
@@ -102,12 +106,12 @@ class RowBuffer(NamedTuple):
             )
 
     def known_result(self) -> Any:
-        """Returns the result if it is known before the counts, else a `DeferredResult`."""
+        """Returns the result if the call knows it before the counts, else a `DeferredResult`."""
         known = self.out is not None and (self._listed or not self.pieces)
         return self.out if known else DeferredResult()
 
     def arrays(self, x: Array, have: Rows, counts: list[int]) -> tuple[list[Array], Any]:
-        """Returns one array per rank with these numbers of rows, and the result of the call."""
+        """Returns one array of `counts[r]` rows for each rank r, and the result of the call."""
         self.require(have, counts)
         if self._listed:
             return list(self.out or ()), self.out
@@ -123,9 +127,9 @@ class RowBuffer(NamedTuple):
 
 
 def require_alike(array: Array, have: Rows, what: str, other: str = "x") -> Rows:
-    """Returns the rows of `array`, which errors call `what`.
+    """Returns the rows of `array`. Errors call the arrays `what` and `other`.
 
-    Raises `ValueError` unless they have the type and size of the rows of `have`, called `other`.
+    Raises `ValueError` unless the rows of `array` have the type and size of the rows in `have`.
     """
     found = rows(array, what)
     if (found.dtype, found.nbytes) != (have.dtype, have.nbytes):
@@ -148,7 +152,7 @@ def require_share(out: Array, have: Rows, count: int, rank: int) -> None:
 
 
 def checked(counts: Iterable[Any], ranks: int, what: str) -> list[int]:
-    """Returns counts as a list of one per rank. Raises `TypeError` or `ValueError`.
+    """Returns the counts as a list with one count per rank. Raises `TypeError` or `ValueError`.
 
     >>> checked([1, 2.5], 2, "counts")
     Traceback (most recent call last):

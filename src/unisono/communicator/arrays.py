@@ -25,12 +25,12 @@ Located: TypeAlias = tuple[int, int, int]
 _ARRAYS = native.Arrays()
 
 locate = _ARRAYS.locate
-"""`locate(array, writable)`: where its elements lie; None for an array that must be staged."""
+"""`locate(array, writable)` returns the `Located` of an array, or None if `stage` must copy it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Contiguous memory for an array: the array's own, or a copy."""
+    """Contiguous memory of an array: the array's own memory, or a copy."""
 
     located: Located
     array: Array
@@ -64,7 +64,7 @@ def stage(array: Array, *, writable: bool) -> Staged:
     located = _ARRAYS.locate(array, writable)
     if located is not None:
         return Staged(located, array)
-    dtype_of(array)  # raises if a copy would not help
+    dtype_of(array)  # raises for objects that a copy would not help
     if isinstance(array, np.ndarray):
         return _stage_numpy(array, writable=writable)
     return _stage_tensor(array, writable=writable)
@@ -73,7 +73,7 @@ def stage(array: Array, *, writable: bool) -> Staged:
 def dtype_of(array: Array, what: str = "") -> DType:
     """Returns the element type. Raises `UnsupportedError` for other types.
 
-    Raises `TypeError` unless `array` is an array; the text begins with `what`.
+    Raises `TypeError` unless `array` is an array; the error text begins with `what`.
 
     >>> import numpy as np
     >>> dtype_of(np.zeros(2, np.float16)).name
@@ -152,7 +152,7 @@ def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
 
 
 def stage_pieces(arrays: Sequence[Array], ranks: int, *, writable: bool, what: str) -> list[Staged]:
-    """Returns the memory of one array per rank. Raises `ValueError` unless all have one type."""
+    """Returns the memory of one array per rank. Raises `ValueError` if their types differ."""
     if len(arrays) != ranks:
         raise ValueError(f"{what}: expected one array per rank, {ranks}, not {len(arrays)}")
     pieces = [stage(array, writable=writable) for array in arrays]
@@ -178,7 +178,7 @@ def widened(array: Array, factor: float | None = None) -> Array:
     if isinstance(array, np.ndarray):
         wide = np.empty(shape, np.float32)
     else:
-        # one element, since torch converts larger tensors with threads
+        # Find torch's float32 type with one element: torch converts larger tensors with threads.
         float32 = array.new_empty(()).float().dtype
         wide = array.detach().new_empty(shape, dtype=float32)
     address = stage(wide, writable=True).located[0]
@@ -187,7 +187,7 @@ def widened(array: Array, factor: float | None = None) -> Array:
 
 
 def assign(target: Array, value: Array) -> None:
-    """Converts `value` into `target`. Rounds like the C++ kernels."""
+    """Copies `value` to `target` and converts the elements. Rounds like the C++ kernels."""
     places = stage(target, writable=True)
     if places.dtype.is_narrow_float and str(value.dtype).endswith("float32"):
         values = stage(value, writable=False)

@@ -1,8 +1,9 @@
 """Batches: calls that are recorded first and then begun together.
 
 All calls are known before the first begins. So messages may be recorded in any order without
-deadlock, and small all_reduces of one type and reduction are packed into one call. The choice
-depends only on arguments that must be equal on all ranks, so all ranks pack the same calls.
+deadlock, and small all_reduces of one type and reduction are packed into one call. The choice of
+packed calls depends only on arguments that must be equal on all ranks, so all ranks pack the same
+calls.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class BatchedWork(Work):
     """The handle of one call of a batch, for use after the block."""
 
     def __init__(self, name: str, finish: Callable[[], Any] | None = None) -> None:
-        """`name` is the name of the call. `finish` completes this call of several that were packed
-        into one.
+        """`name` is the name of the call. If several calls were packed into one, `finish` completes
+        this call.
         """
         super().__init__(self._outcome)
         self._name = name
@@ -38,11 +39,11 @@ class BatchedWork(Work):
         self._cancelled: UnisonoError | None = None
 
     def bind(self, work: Work) -> None:
-        """Sets the work of the call, which has begun."""
+        """Sets the `Work` of the call, after the call has begun."""
         self._bound = work
 
     def give_up(self, error: UnisonoError) -> None:
-        """Cancels the call with this error, unless it has begun."""
+        """Cancels the call with this error, unless the call has begun."""
         if self._bound is None:
             self._cancelled = error
 
@@ -105,7 +106,7 @@ class BatchedWork(Work):
 
 
 class _MessageExchange(NamedTuple):
-    """The messages of one method call."""
+    """The point-to-point messages of one method call."""
 
     messages: Sequence[MessageCall]
     result: Any
@@ -124,17 +125,20 @@ class _Single(NamedTuple):
         return self.call
 
     def spans(self) -> Iterator[tuple[int, int, bool]]:
-        """Yields the known memory of the call: start, end, and True if the call writes it."""
+        """Yields memory regions of the call: start address, end address, and True if the call
+        writes the region.
+        """
         if self.call.then is not None:
             return
-        # If both are the same list, the rank may write its result elsewhere, or have no result.
+        # If inputs and outputs are the same list, the rank may write its result elsewhere, or have
+        # no result.
         written = self.call.outputs if self.call.outputs is not self.call.inputs else []
         yield from ((at, at + nbytes, False) for at, nbytes in self.call.inputs)
         yield from ((at, at + nbytes, True) for at, nbytes in written)
 
 
 class _Pack:
-    """Small all_reduces of one type and reduction."""
+    """Small all_reduces with the same element type and reduction, packed into one call."""
 
     def __init__(self, request: CallRequest) -> None:
         self.name = "all_reduce"
@@ -143,7 +147,7 @@ class _Pack:
         self._request = request
 
     def ready(self, engine: Engine) -> Call:
-        """Returns one call for all of them."""
+        """Returns one call for all packed all_reduces."""
         pack, lengths = self.native, self.native.lengths()
         if len(lengths) == 1:
             where = pack.memory()
@@ -152,7 +156,7 @@ class _Pack:
         address = buffer.ctypes.data
         pack.gather(address)
         request = self._request._replace(lengths=(buffer.nbytes,), packed=lengths)
-        # None of the calls alone needs float32 copies, so use a plan that needs none either.
+        # No single call needs float32 copies, so choose a plan that does not need them.
         if engine.call_cache.widens(request):
             small = engine.call_cache.choose(request.op, self._request.lengths[0])
             request = request._replace(algorithm=small.plan.name)
@@ -162,8 +166,8 @@ class _Pack:
 
 
 class Batch(JoinedWork):
-    """A `with` block whose calls begin together at its end; afterwards the `Work` of all of
-    them.
+    """A `with` block whose calls begin together at the end of the block. After the block, this
+    object is the `Work` of all calls.
     """
 
     def __init__(self, engine: Engine, async_op: bool) -> None:
@@ -176,7 +180,7 @@ class Batch(JoinedWork):
         self._packs: dict[tuple[int, ...], _Pack] = {}
         self._begun = False
 
-    # ---- the block
+    # ---- recording the block
 
     def __enter__(self) -> Batch:
         engine = self._engine
@@ -195,7 +199,7 @@ class Batch(JoinedWork):
         self._engine.stop_recording()
         if error is not None:
             if self._calls and isinstance(error, Exception):
-                self._engine.refuse("batch", error)  # other ranks may begin these collectives
+                self._engine.refuse("batch", error)  # other ranks may begin its collectives
             self._cancel(error)
             return
         try:
@@ -258,7 +262,7 @@ class Batch(JoinedWork):
             handle.give_up(error)
         self.works, self._begun = [cancelled], True
 
-    # ---- afterwards
+    # ---- after the block
 
     def _call(self) -> str:
         packed = sum(

@@ -26,7 +26,7 @@ COUNTER_ROWS = (*(str(op) for op in OP_CODES), "internal", "send", "recv")
 
 
 class CallVolume(NamedTuple):
-    """The amounts that a call adds to a row of the counters, on one rank."""
+    """Amounts that a call adds to one row of a rank's counters."""
 
     row: int
     calls: int
@@ -40,8 +40,8 @@ def elements_moved(
     """Returns the elements that a rank sends to others and receives from others.
 
     `counts` are the elements of each piece: one piece for an operation in place, one per rank if
-    the larger buffer has a piece for each rank. An all_to_all has one per rank, or one from each
-    rank to each rank. See `CommunicatorStats` for the forms.
+    the larger buffer has a piece for each rank. An all_to_all has one count per rank, or one count
+    from each rank to each rank. See `CommunicatorStats` for the formulas.
 
     >>> elements_moved(Op.ALL_REDUCE, [12], rank=0, ranks=4)  # 2 (n-1)/n N
     (18, 18)
@@ -76,7 +76,7 @@ def elements_moved(
 
 
 def _exchanged(counts: Sequence[int], rank: int, ranks: int) -> tuple[int, int]:
-    """Returns the elements of an all_to_all; those of a rank to itself stay where they are."""
+    """Returns the elements that a rank sends to and receives from other ranks in an all_to_all."""
     if len(counts) == ranks:
         moved = sum(counts) - counts[rank]
         return moved, moved
@@ -121,7 +121,7 @@ def internal_volume(nbytes: int, *, ranks: int) -> CallVolume:
 
 
 def made_internal(call: native.Prepared) -> native.Prepared:
-    """Returns the same call as one that the library makes for itself."""
+    """Returns the same call, counted as one that the library makes for itself."""
     _, _, sent, received = call.volume
     volume = CallVolume(row=_INTERNAL, calls=1, bytes_sent=sent, bytes_received=received)
     return call.with_volume(volume)

@@ -47,7 +47,7 @@ class CallRequest(NamedTuple):
 
     @property
     def even(self) -> bool:
-        """True if all pieces have one length."""
+        """True if all pieces have the same length."""
         return len(set(self.lengths)) <= 1
 
     @property
@@ -107,7 +107,7 @@ class CallCache:
         self._free = _MOST_REMEMBERED
 
     def name(self, algorithm: str | Schedule | None) -> str | None:
-        """Returns the name of an algorithm in requests. Proves and stores a caller's schedule.
+        """Returns the name of an algorithm for requests. Proves and stores a caller's schedule.
 
         Raises `ScheduleError` for a wrong schedule and `TypeError` for other objects.
         """
@@ -153,7 +153,7 @@ class CallCache:
         return AlgorithmChoice(plan=plan, selected=selected)
 
     def form(self, choice: AlgorithmChoice, op: Op, nbytes: int) -> LoadedPlan:
-        """Returns the variant of the chosen plan for a call with pieces of one length."""
+        """Returns the variant of the chosen plan for a call with pieces of equal length."""
         piece_bytes = nbytes // self._ranks if op in _SHARED else nbytes
         return self._executor.serving(choice.plan, op, piece_bytes)
 
@@ -206,8 +206,8 @@ class CallCache:
     def barrier(self) -> native.Prepared:
         """Returns the barrier as a prepared call.
 
-        Over several hosts it is an all_reduce of no elements. In an all_reduce every contribution
-        reaches every rank, so no rank leaves before all have arrived.
+        Over several hosts the barrier is an all_reduce of no elements. In an all_reduce every
+        contribution reaches every rank, so no rank leaves before all have arrived.
         """
         if len(self.hosts) == 1:
             return self.call(CallRequest(Op.BARRIER, (), DType.UINT8))
@@ -252,7 +252,7 @@ class CallCache:
         return self._executor.prepare(plan, args, piece_bytes=nbytes, volume=volume)
 
     def vote(self) -> native.Prepared:
-        """Returns the reduction of one int64 of each rank to their minimum."""
+        """Returns the call that reduces one int64 of each rank to the minimum."""
         key = "vote"
         found = self._remembered.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""Memory of a collective's pieces: addresses, lengths, shares, and copies where they overlap."""
+"""Memory of a collective's pieces: addresses, lengths, shares, and copies of overlapping arrays."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from unisono.communicator.engine import Memory
 
 
 def stage_many(x: Array | Sequence[Array], ranks: int, *, writable: bool) -> list[Staged]:
-    """Returns the memory of one array for all ranks, or of one array per rank."""
+    """Returns the memory of `x`: one array for all ranks, or a list of one array per rank."""
     if isinstance(x, (list, tuple)):
         return stage_pieces(x, ranks, writable=writable, what="out" if writable else "x")
     return [stage(x, writable=writable)]
 
 
 def memory_of(staged: list[Staged], ranks: int) -> Memory:
-    """Returns address and bytes of the piece of each rank."""
+    """Returns the address and the length in bytes of each rank's piece."""
     if len(staged) == 1:
         return _shares(staged[0].located, ranks)
     return [piece.located[:2] for piece in staged]
@@ -40,7 +40,9 @@ def _shares(located: Located, ranks: int) -> Memory:
 
 
 def lengths_of(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
-    """Returns the bytes of each piece. Raises `ValueError` if one array has no equal shares."""
+    """Returns the bytes of each piece. Raises `ValueError` if one array for all ranks has no equal
+    shares.
+    """
     if len(staged) == 1 and staged[0].count % ranks:
         raise ValueError(
             f"{name}: expected a multiple of {ranks} elements, but it has {text_of(staged[0])}"
@@ -49,7 +51,7 @@ def lengths_of(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
 
 
 def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
-    """Returns an empty array for the share of a rank."""
+    """Returns an uninitialised array for the share of a rank."""
     if isinstance(x, (list, tuple)):
         return empty_like(x[rank], tuple(x[rank].shape))
     shape = tuple(x.shape)  # type: ignore[union-attr]
@@ -59,7 +61,7 @@ def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
 
 
 def copied_where_overlapping(sources: list[Staged], targets: list[Staged]) -> list[Staged]:
-    """Returns `sources`, or copies of them if the results would overwrite them before they are
+    """Returns `sources`, or copies if the results would overwrite the sources before they are
     sent.
     """
     if not overlap(_extent(sources), _extent(targets)) or not any(
@@ -81,7 +83,9 @@ def assigning(target: Array, value: Array) -> Callable[[], None]:
 
 
 def restoring(targets: list[Staged]) -> Callable[[], None] | None:
-    """Returns a function that copies results to the caller's arrays; None if none were copied."""
+    """Returns a function that copies results to the caller's arrays; None if no array was
+    copied.
+    """
     copied = [target for target in targets if target.copy is not None]
     if not copied:
         return None
@@ -94,6 +98,6 @@ def restoring(targets: list[Staged]) -> Callable[[], None] | None:
 
 
 def text_of(staged: Staged, nbytes: int | None = None) -> str:
-    """Describes memory, or `nbytes` of it, for an error text."""
+    """Returns the number and type of elements for an error text; of `nbytes` bytes if given."""
     count = staged.count if nbytes is None else nbytes // staged.dtype.size_bytes
     return f"{count} elements of {staged.dtype.name.lower()}"

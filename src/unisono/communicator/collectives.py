@@ -1,4 +1,6 @@
-"""Memory and checks of each collective: makes the `Call` of a method of `Communicator`."""
+"""Makes the `Call` of each collective method of `Communicator`: checks arguments, prepares
+memory.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,16 @@ def in_place(
     root: int,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """Makes all_reduce, reduce, broadcast, scan and exscan: one array is input and output."""
+    """Makes the call of an all_reduce, reduce, broadcast, scan or exscan. One array is input and
+    output.
+    """
     receives = _receives(op, engine.rank, root)
     staged = stage(x, writable=receives)
     memory, complete = staged, restoring([staged]) if receives else None
     request = _request(engine, op, staged, staged.located[1:2], reduction, root, algorithm)
     engine.call_cache.check(request)
     change = _change_of(engine, reduction, request)
-    own = None  # a copy that replaces x
+    own = None  # a copy to use instead of x
     if engine.call_cache.widens(request):
         # Reduce in float32, so that every algorithm rounds the result once.
         factor = float_factor(reduction)
@@ -65,7 +69,7 @@ def in_place(
         change = change if factor is None else None  # widened has applied the factor
         request = _wide(request)
     elif change is not None and (engine.recording or not receives):
-        own = duplicate(x)  # x stays unchanged until the end of a batch, which may be cancelled
+        own = duplicate(x)  # leave x unchanged: the batch may be cancelled
     if own is not None:
         memory = stage(own, writable=True)
         complete = assigning(x, own) if receives else None
@@ -95,10 +99,11 @@ def gathering(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes all_gather and gather: one piece in, one piece per rank out.
+    """Makes the call of an all_gather or gather. The input is one piece, the output one piece per
+    rank.
 
     `lengths` are the bytes of all pieces. In a gather, a rank other than the root needs this
-    argument if the lengths differ. Errors name `lengths_from`.
+    argument if the lengths differ. Errors name `lengths_from` as the origin of the lengths.
     """
     source = stage(x, writable=False)
     if op is Op.GATHER and engine.rank != root:
@@ -128,7 +133,7 @@ def gathering(
 def _require_place(
     op: Op, rank: int, source: Staged, target: Staged, lengths: tuple[int, ...]
 ) -> None:
-    """Raises `ValueError` unless x has the type and size of this rank's place in out."""
+    """Raises `ValueError` unless x has the type and size of this rank's piece of out."""
     if source.dtype is not target.dtype or source.located[1] != lengths[rank]:
         raise ValueError(
             f"{op}: x has {text_of(source)}, but its place in out has "
@@ -162,9 +167,10 @@ def scattering(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes reduce_scatter and scatter: one piece per rank in, one piece out.
+    """Makes the call of a reduce_scatter or scatter. The input is one piece per rank, the output
+    one piece.
 
-    `lengths` and `lengths_from` as for `gathering`.
+    For `lengths` and `lengths_from`, see `gathering`.
     """
     if op is Op.SCATTER and engine.rank != root:
         return _scattering_off_root(engine, out, root, algorithm, lengths, lengths_from)
@@ -268,10 +274,10 @@ def all_to_all(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes all_to_all: one piece per rank in and out.
+    """Makes the call of an all_to_all. Input and output are one piece per rank.
 
     `lengths` are the bytes from each rank to each rank, if pieces differ in length. They agree with
-    this rank's pieces. Errors name `lengths_from`.
+    this rank's pieces. Errors name `lengths_from` as the origin of the lengths.
     """
     if out is None:
         dtype_of(x)  # raises unless x is an array
@@ -325,8 +331,8 @@ def all_to_all_between(
 
 
 def _require_even(engine: Engine, op: Op, pieces: list[Staged], name: str) -> None:
-    """Ends the group if pieces on the root differ in length. Only the root sees this, but all ranks
-    must fail.
+    """Aborts the group if pieces on the root differ in length. Only the root can detect this, but
+    all ranks must fail.
     """
     if len({piece.located[1] for piece in pieces}) > 1:
         counts = [piece.count for piece in pieces]
@@ -336,7 +342,7 @@ def _require_even(engine: Engine, op: Op, pieces: list[Staged], name: str) -> No
         )
 
 
-# ---- requests and changes of contributions
+# ---- requests, and changes of contributions before a call
 
 
 def _request(
@@ -355,12 +361,12 @@ def _request(
 
 
 def _change_of(engine: Engine, reduction: Reduction, request: CallRequest) -> Change | None:
-    """Returns the change of this rank's contribution, in place, before the call; None if there is
-    none.
+    """Returns the function that changes this rank's contribution in place before the call, or
+    None.
     """
     if isinstance(reduction, PremulSum):
         return functools.partial(scale, factor=reduction.factor)
-    # Otherwise the reduction makes results 0 or 1. Here a result may be a contribution unchanged.
+    # In these calls a result may be an unreduced contribution, so make its elements 0 or 1 here.
     if request.reduction.is_logical and (engine.size == 1 or request.op.scans):
         return lambda array: assign(array, array != 0)
     return None

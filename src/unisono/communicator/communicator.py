@@ -41,7 +41,7 @@ _ALL_TO_ALL = OP_CODES[Op.ALL_TO_ALL]
 
 
 class Communicator:
-    """A group of ranks and this rank's place in it.
+    """A rank's access to a group of ranks, with all collectives as methods.
 
     **Arrays** are NumPy arrays or CPU torch tensors of any strides. An array whose elements share
     memory, as after `expand`, can be input but not output: give its `.contiguous()`.
@@ -52,8 +52,8 @@ class Communicator:
     **Errors.** A call that does not match raises `MismatchError` on all ranks. A rank with wrong
     arguments raises `ValueError`, `TypeError` or `UnsupportedError`; ranks with right arguments
     then raise `MismatchError` with the same reason. If all ranks have wrong arguments, the
-    communicator stays usable. After any `CommunicationError` it refuses further work with the same
-    cause.
+    communicator stays usable. After any `CommunicationError` the communicator refuses further work
+    with the same cause.
 
     **Asynchronous calls.** With `async_op=True` a method returns a `Work` at once. The program must
     not touch the arrays until `Work.wait` has returned.
@@ -62,8 +62,8 @@ class Communicator:
     this operation, group and root. The library proves a schedule on first use. A wrong schedule
     raises `ScheduleError`, an unsuitable algorithm `UnsupportedError`.
 
-    **Reproducibility.** If `reproducible`, every reduction is one fold in rank order, ((x0 + x1) +
-    x2) + ... So the bits of an element depend only on its contributions and their ranks. An
+    **Reproducibility.** If `reproducible` is True, every reduction is one fold in rank order, ((x0
+    + x1) + x2) + ... So the bits of an element depend only on its contributions and their ranks. An
     `algorithm` with another order raises `UnsupportedError`.
     """
 
@@ -78,7 +78,7 @@ class Communicator:
         self.rank = group_config.rank
         self.size = group_config.size
         self.former_ranks: tuple[int, ...] = ()
-        """The ranks that these had in the communicator that `shrink` replaced; empty without a
+        """Old rank of each rank, in the communicator that `shrink` replaced; empty without a
         `shrink`.
         """
         self._settings = settings
@@ -99,8 +99,8 @@ class Communicator:
         job = hashlib.sha256(joined.nonce).hexdigest()[:16]
         self._timeline = SharedTimeline(rank=self.rank, size=self.size, job=job)
         self._group_calls: Counter[tuple[int, ...]] = Counter()
-        # The finalizer also runs when the interpreter ends: the other ranks must see a departure,
-        # not a death.
+        # The finalizer also runs when the interpreter ends, so that the other ranks detect a
+        # departure instead of a lost rank.
         self._finalizer = weakref.finalize(self, joined.close)
 
     def __repr__(self) -> str:
@@ -117,12 +117,14 @@ class Communicator:
 
     @property
     def timeline(self) -> TimelineWriter:
-        """The record of this rank's last events. Communicators of the same world share it."""
+        """The record of this rank's last events, which all communicators of the same world
+        share.
+        """
         return self._timeline.open()
 
     @property
     def reproducible(self) -> bool:
-        """True if reductions fold in rank order only."""
+        """True if every reduction is a fold in rank order."""
         return self._settings.reproducible
 
     @property
@@ -139,7 +141,7 @@ class Communicator:
     exscan = in_place_collectives.exscan
 
     def barrier(self, *, async_op: bool = False) -> Any:
-        """Waits until all ranks have called it."""
+        """Waits until all ranks have called `barrier`."""
         return self._engine.collective("barrier", async_op, collectives.barrier)
 
     # ---- collectives from one array to another
@@ -195,7 +197,7 @@ class Communicator:
         """Sends share d of `x` to rank d. Share s of `out` comes from rank s. Returns `out`.
 
         `x` and `out` are each one array of equal shares, or a list of one array per rank. The
-        arrays of a list may have any length that sender and receiver agree on. If one of them is a
+        arrays of a list may have any length that sender and receiver agree on. If `x` or `out` is a
         list, the ranks first exchange the lengths.
         """
         if (done := self._quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
@@ -240,7 +242,7 @@ class Communicator:
             "scatter", async_op, collectives.scattering, Op.SCATTER, x, out, root, "sum", algorithm
         )
 
-    # ---- the same for pieces of different lengths
+    # ---- collectives with pieces of different lengths
 
     all_gather_v = v_collectives.all_gather_v
     reduce_scatter_v = v_collectives.reduce_scatter_v
@@ -259,7 +261,7 @@ class Communicator:
     iprobe = point_to_point.iprobe
     neighbor_exchange = point_to_point.neighbor_exchange
 
-    # ---- several calls at once
+    # ---- batches of calls
 
     def batch(self, *, async_op: bool = False) -> Batch:
         """Returns a `with` block that records this thread's calls and begins them all at its end.
@@ -296,7 +298,7 @@ class Communicator:
     group = groups.group
     shrink = shrink.shrink
 
-    # ---- life
+    # ---- refusal, abort and close
 
     def refuse(self, name: str, error: Exception) -> None:
         """Tells the other ranks that this rank does not make its next collective call, `name`.
@@ -305,8 +307,8 @@ class Communicator:
         stay in step with this rank. Ranks that make the call raise `MismatchError` with this
         reason.
 
-        The collectives do this themselves. This method serves programs that check arguments before
-        the call.
+        The collectives report their own refusals. This method serves programs that check arguments
+        before the call.
         """
         self._engine.refuse(name, error)
 
@@ -321,7 +323,9 @@ class Communicator:
         self._finalizer()
 
     def _require_open(self) -> None:
-        """Raises `AbortedError` if the communicator is closed, for methods that make no call."""
+        """Raises `AbortedError` if the communicator is closed. Methods that make no call use this
+        check.
+        """
         if not self._finalizer.alive:
             raise AbortedError("this communicator is closed")
 

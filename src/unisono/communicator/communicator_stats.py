@@ -22,13 +22,13 @@ class OperationStats:
     """Counts of one operation on one rank. `+` and `-` work field by field."""
 
     calls: int = 0
-    """Calls that have ended well."""
+    """Calls that ended without an error."""
     bytes_sent: int = 0
     """Bytes from this rank to others, by the closed form of the operation."""
     bytes_received: int = 0
     """Bytes from others to this rank, by the closed form of the operation."""
     wait_s: float = 0.0
-    """Seconds for which calls waited for other ranks; see `CommunicatorStats`."""
+    """Seconds that calls waited for other ranks; see `CommunicatorStats`."""
 
     def __add__(self, other: OperationStats) -> OperationStats:
         return self._combined(other, 1)
@@ -51,11 +51,11 @@ class CommunicatorStats:
 
     `stats - earlier` are the counts since `earlier`. `stats + other` adds two communicators.
 
-    **Calls.** A call counts once it has ended well, whether it blocked or not. A v-form counts as
-    its operation. Arrays that the library packs into one message (in a batch, in a `Controller`)
-    count as one call each.
+    **Calls.** A call counts once it has ended without an error, whether it blocked or not. A
+    v-collective counts as its collective: all_gather_v as all_gather. Arrays that the library packs
+    into one message (in a batch, in a `Controller`) count as one call each.
 
-    **Bytes** are those of the closed form below, in the caller's element type. So they do not
+    **Bytes** follow from the closed forms below, in the caller's element type. So they do not
     depend on the algorithm, the transport or the hosts, and the sum of `bytes_sent` over all ranks
     equals the sum of `bytes_received`. With n ranks, N elements in the larger buffer, and s
     elements in this rank's share (its piece of `out` of a reduce_scatter, its `x` of an
@@ -66,7 +66,7 @@ class CommunicatorStats:
     | all_reduce | N - s + (n-1) s | the same |
     | reduce_scatter | N - s | (n-1) s |
     | all_gather | (n-1) s | N - s |
-    | all_to_all | what goes to others | what comes from others |
+    | all_to_all | elements for others | elements from others |
     | broadcast | root: (n-1) N | others: N |
     | reduce | others: N | root: (n-1) N |
     | scatter | root: N - s | others: s |
@@ -79,10 +79,10 @@ class CommunicatorStats:
     equal shares, all_reduce moves 2 (n-1)/n N both ways; reduce_scatter, all_gather and all_to_all
     (n-1)/n N.
 
-    **Seconds** are those in which a call of this rank waited for other ranks, in any thread. They
-    include the time that a late rank costs and the time of the transfer itself. The first
-    microseconds of each wait, in which the rank polls, are left out, since a look at the clock
-    would cost as much. Probes count as recv. Waits of several threads at once add up.
+    **Seconds** count the time in which calls of this rank waited for other ranks, in any thread.
+    They include the delay of a late rank and the time of the transfer itself. They exclude the
+    first microseconds of each wait, in which the rank polls, since reading the clock would cost as
+    much. Probes count as recv. Simultaneous waits of several threads add up.
     """
 
     operations: Mapping[str, OperationStats]
@@ -90,8 +90,9 @@ class CommunicatorStats:
     "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier", "scan", "exscan", "send",
     "recv"."""
     internal: OperationStats
-    """Collectives that the library makes for itself: exchanges of lengths in v-forms, votes of a
-    `Controller`, the agreement of `split`, comparisons of function reductions."""
+    """Collectives that the library makes for itself: exchanges of lengths in v-collectives, votes
+    of a `Controller`, the agreement of `split`, and comparisons of calls that reduce by a Python
+    function."""
 
     @property
     def calls(self) -> int:
@@ -100,17 +101,17 @@ class CommunicatorStats:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent by all operations, without `internal`."""
+        """Bytes sent by all operations, excluding `internal`."""
         return sum(each.bytes_sent for each in self.operations.values())
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received by all operations, without `internal`."""
+        """Bytes received by all operations, excluding `internal`."""
         return sum(each.bytes_received for each in self.operations.values())
 
     @property
     def wait_s(self) -> float:
-        """Seconds waited for other ranks in all operations, with `internal`."""
+        """Seconds waited for other ranks in all operations, including `internal`."""
         return sum((each.wait_s for each in self.operations.values()), self.internal.wait_s)
 
     def __add__(self, other: CommunicatorStats) -> CommunicatorStats:
@@ -131,7 +132,7 @@ class CommunicatorStats:
 
 
 def stats(self: Communicator) -> CommunicatorStats:
-    """Returns what this rank has counted on this communicator so far.
+    """Returns the counts of this rank on this communicator so far.
 
     Counting is always on. Any thread may call this at any time, also after `close`. Counts of calls
     that run meanwhile in other threads may be missing in some fields.

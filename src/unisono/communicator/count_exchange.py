@@ -1,9 +1,9 @@
 """Exchange of counts: ranks that cannot know the lengths of a call exchange them first.
 
-One call of the program does both: a small all_gather of the counts, then the actual call. The
-thread that drives the calls builds the second from the counts, with no other call in between. So an
-asynchronous call still returns at once. All ranks see the same table of counts, so all find the
-same disagreement, or none.
+One call of the program runs a small all_gather of the counts, then the actual call. The thread that
+runs the calls prepares the actual call from the counts, and runs no other call in between. So an
+asynchronous call still returns at once. All ranks see the same table of counts, so all detect the
+same disagreement.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ExchangedCounts(NamedTuple):
 
     `to_send` are the rows to each rank, `to_receive` the rows from each rank, `available` the rows
     of `x`, `capacity` the rows that fit in `out`. Each may be `ANY` (unknown here), but sender or
-    receiver must know the rows between them. `to_send_name` and `to_receive_name` are the arguments
-    with these counts, for errors; both are in `_NAMES`.
+    receiver must know the rows between them. For errors, `to_send_name` and `to_receive_name` name
+    the arguments with these counts; both are in `_NAMES`.
     """
 
     to_send: list[int]
@@ -49,9 +49,10 @@ def with_exchanged_counts(
     proceed: Callable[[Table], Call],
     result: Any = None,
 ) -> Call:
-    """Returns a call that exchanges counts, then runs the call that `proceed` makes from them.
+    """Returns a call that exchanges counts, then runs the call that `proceed` makes from the
+    counts.
 
-    `row` is the unit of the counts. `result` is the result of the call if known before the
+    `row` is the unit of the counts. `result` is the call's result if it is known before the
     exchange, else a `DeferredResult`. Raises the errors of `CallCache.check_uneven`.
     """
     engine.call_cache.check_uneven(op, root, algorithm)
@@ -82,8 +83,8 @@ def with_exchanged_counts(
 def followed_by(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
     """Returns one call that runs `first`, then the call that `proceed` returns.
 
-    An error of `proceed` ends the group on all ranks, so the caller should make its local checks
-    before. `result` as for `with_exchanged_counts`.
+    An error of `proceed` aborts the group on all ranks, so the caller should make its local checks
+    first. For `result`, see `with_exchanged_counts`.
     """
     made: list[Call] = []
 
@@ -102,8 +103,8 @@ def followed_by(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
 
 
 def _agreed(engine: Engine, op: Op, row: Rows, everything: Table) -> Table:
-    """Returns the rows from each rank to each rank. Raises `MismatchError` on all ranks if two
-    disagree.
+    """Returns the number of rows from each rank to each rank. Raises `MismatchError` on all ranks
+    if two ranks disagree.
     """
     n = engine.size
     _require_one_width(engine, op, row, everything[:, -1])

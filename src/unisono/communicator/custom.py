@@ -1,8 +1,7 @@
 """Reductions by a Python function, called in rank order.
 
-This is the slow case, and the only one that calls Python during a reduction: the ranks gather whole
-contributions, and each rank that needs the result folds them. `collectives` handles all other
-reductions.
+Only these reductions call Python code, so they are slow. The ranks gather whole contributions, and
+each rank that needs the result folds all contributions. `collectives` handles all other reductions.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def in_place(
     root: int,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """Makes all_reduce, reduce, scan and exscan with any reduction."""
+    """Makes the call of an all_reduce, reduce, scan or exscan with any reduction."""
     if not callable(reduction):
         return collectives.in_place(engine, op, x, reduction, root, algorithm)
     engine.call_cache.check_root(op, root)
@@ -58,7 +57,7 @@ def in_place(
     folded = {Op.SCAN: engine.rank + 1, Op.EXSCAN: engine.rank}.get(op, engine.size)
 
     def complete() -> None:
-        if rows is not None and folded > 0:  # rank 0 of an exscan has no rank below
+        if rows is not None and folded > 0:  # false on rank 0 of an exscan
             assign(x, _fold(engine, reduction, _each(rows)[:folded]))
 
     gathering = collectives.gathering(engine, gather, x, rows, root, None)
@@ -77,7 +76,9 @@ def reduce_scatter(
     algorithm: str | Schedule | None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes reduce_scatter with any reduction; `lengths_from` as for `collectives.scattering`."""
+    """Makes a reduce_scatter with any reduction. For `lengths_from`, see
+    `collectives.scattering`.
+    """
     if not callable(reduction):
         return collectives.scattering(
             engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm, lengths_from=lengths_from
@@ -111,7 +112,7 @@ def reduce_scatter(
 
 
 def _each(rows: Array) -> list[Array]:
-    """Returns a view of each rank's contribution; works for arrays without dimensions too."""
+    """Returns a view of each rank's contribution, also for arrays without dimensions."""
     return [rows[rank, ...] for rank in range(len(rows))]
 
 
@@ -147,7 +148,9 @@ def _exchange(
     root: int,
     algorithm: str | Schedule | None,
 ) -> tuple[Call, NDArray[np.uint8]]:
-    """Returns the call that gathers a text of each rank's call, and the array of these texts."""
+    """Returns a call that gathers a description of each rank's call, and the array of
+    descriptions.
+    """
     if algorithm is not None:
         raise UnsupportedError(
             f"algorithm={algorithm!r} cannot run {_name_of(function)}: give no algorithm with a "
@@ -167,9 +170,9 @@ def _exchange(
 def _after(
     engine: Engine, exchange: Call, texts: NDArray[np.uint8], call: Call, counted_as: CallRequest
 ) -> Call:
-    """Returns a call that exchanges the texts, then runs `call`, which counts as `counted_as`.
+    """Returns a call that runs `exchange`, then `call`, which the counters count as `counted_as`.
 
-    Raises `MismatchError` if the texts differ. Functions are compared by name only.
+    Raises `MismatchError` if the exchanged texts differ. Functions are compared by name only.
     """
     exchange = exchange._replace(prepared=made_internal(exchange.prepared))
     volume = engine.call_cache.volume(counted_as)
@@ -186,7 +189,7 @@ def _after(
 
 
 def _name_of(function: Function) -> str:
-    """Returns module and qualified name of a function, to compare it between ranks."""
+    """Returns module and qualified name of a function, which the ranks compare."""
     named = function if hasattr(function, "__name__") else type(function)
     name = getattr(named, "__qualname__", getattr(named, "__name__", ""))
     return f"{getattr(named, '__module__', None) or 'builtins'}.{name}"

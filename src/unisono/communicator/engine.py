@@ -27,16 +27,16 @@ Memory: TypeAlias = list[tuple[int, int]]
 PreparedCall: TypeAlias = tuple[native.Prepared, Memory, Memory]
 """A prepared call with its inputs and outputs."""
 
-# Longest wait of an asynchronous call for its peers in the caller's thread. If the peers arrive
-# within this time, the call saves the hand-over to the progress thread, which costs about as much.
-# With more ranks than cores the wait may be longer: it frees the core for the late peers, and no
-# other thread of this rank could use the core better.
+# Seconds that an asynchronous call waits for its peers in the caller's thread, at most. If the
+# peers arrive within this time, the call avoids the hand-over to the progress thread, which takes
+# about as long. With more ranks than cores the wait may be longer, since it frees the core for late
+# peers.
 _INLINE_S = 100e-6
 _INLINE_OVERSUBSCRIBED_S = 10e-3
 
 
 class DeferredResult:
-    """A result that does not exist before the call is in progress."""
+    """A result that exists only after the call has begun."""
 
     __slots__ = ("value",)
 
@@ -118,8 +118,8 @@ class Engine:
         *,
         single_copy: SingleCopy = SingleCopy.NEVER,
     ) -> None:
-        """`network` is the group's network if its ranks are on several hosts. `single_copy` says if
-        ranks should and can read each other's memory.
+        """`network` is the group's network if its ranks are on several hosts. `single_copy` states
+        whether the ranks should read each other's memory and are able to.
         """
         self.group = group
         self.network = network
@@ -139,8 +139,8 @@ class Engine:
         self.call_cache = self._new_call_cache(table)
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_OVERSUBSCRIBED_S
         self._pending_calls = PendingCalls(group)
-        # FastPath must not refer to this engine: C++ holds the reference, where the garbage
-        # collector finds no cycle.
+        # FastPath must not refer to this engine: the garbage collector cannot detect a reference
+        # cycle through C++.
         self._quick = native.FastPath(
             group,
             self._pending_calls.make,
@@ -151,8 +151,8 @@ class Engine:
         self.messages = native.Messages(group, settings.single_copy is not SingleCopy.NEVER)
         self.timeout_s = settings.timeout_s
         self.quick = self._quick.run
-        """Runs or begins a call whose arguments match an earlier, checked call. Returns its result
-        or its work; None if no earlier call matches. In a batch it records calls that can be
+        """Runs or begins a call whose arguments match an earlier, checked call. Returns the result
+        or the `Work`; None if no earlier call matches. In a batch, records calls that can be
         packed.
         """
         self.recorder: CallRecorder | None = None
@@ -182,22 +182,22 @@ class Engine:
         self._quick.start_recording()
 
     def stop_recording(self) -> None:
-        """Ends the recording: calls run again."""
+        """Ends the recording: later calls of this thread run at once."""
         self.recorder = None
         self.messages.recording = False
         self._quick.stop_recording()
 
     def pack_into(self, request: CallRequest, most_bytes: int, pack: native.Pack) -> None:
-        """Lets `quick` pack calls like this one."""
+        """Lets `quick` add calls with the type and reduction of `request` to `pack`."""
         self._quick.pack_into(request.dtype, request.reduction, most_bytes, pack)
 
     def collective(self, name: str, async_op: bool, make: Callable[..., Call], *args: Any) -> Any:
         """Runs the call that `make(engine, *args)` returns, or begins it and returns a `Work`.
 
-        If `make` raises, tells the other ranks: see `refuse`.
+        If `make` raises, reports the error to the other ranks; see `refuse`.
         """
         with self.reporting_refusals(name):
-            async_op = bool(async_op)  # raises unless it is a truth value
+            async_op = bool(async_op)  # raises if `async_op` has no truth value
             call = make(self, *args)
             if self.recorder is not None and self.recorder.is_recording_thread():
                 return self.recorder.add_call(name, call, async_op)
@@ -214,7 +214,7 @@ class Engine:
         try:
             yield
         except CommunicationError:
-            raise  # all ranks get this error
+            raise  # all ranks already get a MismatchError
         except Exception as error:
             self.refuse(name, error)
             raise
@@ -254,8 +254,8 @@ class Engine:
         call: Call | None,
         finish: Callable[[], Any] | None,
     ) -> CollectiveWork:
-        """Begins the reduction of `votes`, one number of each rank; `call` follows if the result is
-        not 0.
+        """Begins the reduction of `votes`, one number of each rank. Runs `call` next if the result
+        is not 0.
 
         `finish` is called once after the end, and returns the result.
         """
@@ -271,7 +271,9 @@ class Engine:
     def voted_all_reduce(
         self, vote: native.Prepared, call: native.Prepared, lengths: Sequence[int]
     ) -> native.VotedAllReduce:
-        """Prepares `call`, an all_reduce of arrays of these bytes that follows a vote."""
+        """Prepares a vote and the all_reduce `call` that follows it; `lengths` are the bytes of its
+        arrays.
+        """
         pending = self._pending_calls
         return native.VotedAllReduce(
             self.group, vote, call, lengths, pending.held, pending.prune, self._inline_s
@@ -281,7 +283,7 @@ class Engine:
         self._pending_calls.keep(work)
         try:
             work.job = submit()
-        # the call did not begin; a signal handler's error can come only after its begin
+        # the call has not begun: errors of signal handlers are raised only after the begin
         except UnisonoError:
             self._pending_calls.release(work)
             raise
@@ -329,7 +331,7 @@ class Engine:
         ]
 
     def request(self, message: MessageCall, *, persistent: bool = False) -> native.Request:
-        """Makes a request that has not begun."""
+        """Makes a point-to-point request that has not begun."""
         self.reach(message.peer)
         staged = message.staged
         memory = staged.array if staged.copy is None else staged.copy
@@ -348,7 +350,7 @@ class Engine:
             self.messages.reach(rank)
 
     def disagree(self, text: str) -> NoReturn:
-        """Ends the group with `MismatchError` on all ranks."""
+        """Aborts the group with `MismatchError` on all ranks."""
         self.group.fail_mismatch(text)
         raise MismatchError(text)
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 _TRIALS = 3
 _LONG_S = 0.02
-"""A trial this long is not distorted by short interruptions, so one trial is enough."""
+"""Seconds of a trial that short interruptions do not distort, so that one trial is enough."""
 
 
 def estimate_call_s(time_s: Callable[[int], float], *, least_s: float, most: int) -> float:
-    """Returns seconds per call, timed over calls back to back that take `least_s` in all, or over
-    `most` calls.
+    """Returns seconds per call, timed over back-to-back calls that take at least `least_s` in
+    total, but over at most `most` calls.
 
-    `time_s(n)` runs n calls and returns seconds per call. The best of a few trials counts. If an
-    interruption of milliseconds counted, the next measurement would have too few calls, and would
-    time mostly their start.
+    `time_s(n)` runs n calls and returns seconds per call. The result is the best of a few trials.
+    If a trial with an interruption of milliseconds counted, the next measurement would have too few
+    calls, and would time mostly their start.
 
     >>> estimate_call_s(lambda calls: 2e-6, least_s=1e-3, most=10_000)
     2e-06

@@ -40,8 +40,8 @@ def explain(
 
     The explanation has the rule and its source, predicted and measured times, and the runner-up.
     `dtype_bytes` is the size of one element, for rules that depend on it. Measured times come from
-    `unisono tune`. With `measure=True` all ranks must call this; it then times both algorithms now,
-    in some hundredths of a second.
+    `unisono tune`. With `measure=True`, all ranks must call `explain`. It then times the chosen
+    algorithm and the runner-up, which takes some hundredths of a second.
 
     >>> import unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of explain") as comm:
@@ -86,7 +86,9 @@ def _timed(comm: Communicator, found: Explanation, root: int, dtype_bytes: int) 
 def _call(
     comm: Communicator, found: Explanation, root: int, dtype_bytes: int, algorithm: str | None
 ) -> Callable[[], Any]:
-    """Returns a function that makes such a call with an algorithm (None: the chosen one)."""
+    """Returns a function that makes the explained call with `algorithm`; None means the chosen
+    one.
+    """
     op = found.op
     if op is Op.BARRIER:
         return comm.barrier
@@ -113,10 +115,10 @@ def _time_alternately(comm: Communicator, calls: dict[str, Callable[[], Any]]) -
     for name, call in calls.items():
         try:
             call()
-        # raised on all ranks alike, for example by a reproducible communicator
+        # raised on all ranks, for example by a reproducible communicator
         except UnsupportedError:
             continue
-        # All ranks see the same times, so all make equally many calls.
+        # All ranks see the same times, so all make the same number of calls.
         call_s = estimate_call_s(
             partial(time_s, comm, call), least_s=_CALIBRATION_S, most=_MOST_CALLS
         )
@@ -129,7 +131,9 @@ def _time_alternately(comm: Communicator, calls: dict[str, Callable[[], Any]]) -
 
 
 def time_s(comm: Communicator, call: Callable[[], object], count: int) -> float:
-    """Returns seconds per call, back to back, of the slowest rank. All ranks must call this."""
+    """Returns the slowest rank's seconds per call, for back-to-back calls. All ranks must call
+    this.
+    """
     comm.barrier()
     start = time.perf_counter()
     for _ in range(count):

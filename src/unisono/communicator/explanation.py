@@ -15,7 +15,7 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """An algorithm with its time, predicted by the cost model and measured (None if not
+    """An algorithm with the time that the cost model predicts and the measured time (None if not
     measured).
     """
 
@@ -32,11 +32,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The choice of an algorithm for one kind of call. Printing it shows the choice and its
+    """The choice of an algorithm for one kind of call. The printed text shows the choice and its
     reasons.
 
-    `rule` decided the choice. `source` is where the rule comes from: an argument, the environment,
-    a file, the built-in rules or the cost model. `single_copy` is True if ranks read each other's
+    `rule` decided the choice. `source` is the origin of the rule: an argument, the environment, a
+    file, the built-in rules or the cost model. `single_copy` is True if ranks read each other's
     memory in place, without staging buffers. `runner_up` is the fastest other algorithm: by
     measurement if the table has measurements of others, else by prediction; None if no other
     algorithm exists.
@@ -59,7 +59,7 @@ class Explanation:
     def of(
         cls, op: Op, nbytes: int, hosts: Hosts, choice: AlgorithmChoice, table: SelectionTable
     ) -> Explanation:
-        """Explains a choice that the table made for the ranks of these hosts."""
+        """Explains a choice that the selection table made for the ranks of these hosts."""
         selected = choice.selected
         assert selected is not None, "the table made this choice"
         name = choice.plan.name

@@ -35,12 +35,12 @@ def split(
     selection: Selectable | None = None,
     reproducible: bool | None = None,
 ) -> Communicator | None:
-    """Makes one communicator for each color. Its ranks are ordered by key, then by their rank in
-    this communicator.
+    """Makes one communicator for each color. Ranks of a color are ordered by key, then by their
+    rank in this communicator.
 
     Collective over all ranks; ranks with color None get None. `selection` (a `Selection` or a file)
     has priority over this communicator's own selection. The new rank 0's `selection` applies to its
-    group. `reproducible`: as for `init`; None: as in this communicator.
+    group. `reproducible` is as for `init`; None means the value of this communicator.
     """
     table = self._engine.collective("split", False, _exchange, color, key)
     if color is None:
@@ -74,7 +74,7 @@ def group(
 ) -> Communicator | None:
     """Makes a communicator of these ranks, in this order.
 
-    Collective over these ranks only; returns None at once on other ranks. `selection` as for
+    Collective over these ranks only; returns None at once on other ranks. For `selection`, see
     `split`.
     """
     self._require_open()
@@ -92,7 +92,7 @@ def group(
 
 @contextmanager
 def _named_in_errors(call: str, advice: str) -> Iterator[None]:
-    """Adds the call and an advice to a `RendezvousError`."""
+    """Adds the name of the call and an advice to a `RendezvousError`."""
     try:
         yield
     except RendezvousError as error:
@@ -157,19 +157,19 @@ def _closed_on_failure(child: Communicator) -> Iterator[None]:
 
 
 def _adopt_table(self: Communicator, rank0_data: bytes, watch: Callable[[], None]) -> None:
-    """Brings rank 0's selection table to all ranks of a group over several hosts.
+    """Copies rank 0's selection table to all ranks of a group over several hosts.
 
     On one host the table comes with the group's shared memory.
 
-    `watch` raises if a rank of the group can no longer arrive. Ranks that have arrived report a
-    failure to this group, and may leave the parent communicator as soon as this function returns.
-    So every rank watches the parent until all have arrived, and no rank returns before all have
-    stopped watching. Two calls ensure this, since each ends on no rank before all ranks have made
-    it.
+    `watch` raises if a rank of the group can no longer arrive. Ranks that have arrived report
+    failures to the new group, and may leave the parent communicator as soon as this function
+    returns. So every rank watches the parent until all ranks have arrived, and no rank returns
+    before all ranks have stopped watching. The two copies ensure this, since a copy ends on a rank
+    only after all ranks have begun it.
     """
     engine, first = self._engine, self.rank == 0
-    # Use the cost model until then: the ranks' own tables may differ, and a rule may not fit this
-    # group's size.
+    # Use the cost model until the table arrives: the ranks' own tables may differ, and a rule may
+    # not fit this group's size.
     engine.adopt_table(SelectionTable(cores=engine.call_cache.table.cores))
     length = np.array([len(rank0_data) if first else 0])
     work = _begin_copy_of_rank_0(engine, length)

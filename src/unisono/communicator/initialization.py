@@ -30,7 +30,7 @@ def init(
       srun.
     - `rendezvous`: for ranks on one host, any text that is equal on all ranks and unique to the
       job. For several hosts, `tcp://host:port`; rank 0 listens on that host.
-    - `timeout_s` (default 300) limits the join and each call.
+    - `timeout_s` (default 300) is the time limit in seconds of the join and of each call.
     - `reproducible` (default: `UNISONO_REPRODUCIBLE`, else False) makes the bits of every reduction
       independent of message size, algorithm and hosts. It must be equal on all ranks. Groups made
       by `split` and `group` inherit it.
@@ -54,7 +54,7 @@ def init(
 
 
 def _world(rank: int | None, size: int | None, rendezvous: str | None) -> config.LaunchedRank:
-    """Returns the rank of these arguments, or of the launcher if there are none."""
+    """Returns the rank that the arguments describe, or without arguments the launcher's."""
     if rank is None and size is None and rendezvous is None:
         return config.launched_rank()
     if rank is None or size is None or rendezvous is None:

@@ -69,7 +69,7 @@ def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> lis
 def _start(
     task: _RankTask, world: config.LaunchedRank, port: int
 ) -> tuple[BaseProcess, Connection]:
-    """Starts the process of a rank. Returns it, and the pipe of its result."""
+    """Starts the process of a rank. Returns the process and the pipe for its result."""
     # Never fork: a child has none of the program's threads (such as torch's OpenMP threads) but
     # would wait for them.
     context = multiprocessing.get_context("spawn")
@@ -84,7 +84,9 @@ def _start(
 
 
 class _RankTask:
-    """The call of a rank. The rank unpickles it in `run`, where it can report an error."""
+    """The pickled call of a rank. The rank unpickles the call in `run`, where it can report an
+    error.
+    """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], *, by_value: bool) -> None:
         self._call = (fn, args)
@@ -164,7 +166,7 @@ def _child(task: _RankTask, world: config.LaunchedRank, port: int, pipe: Connect
 
 
 def _picklable(error: BaseException) -> BaseException:
-    """Returns the error itself if it survives pickling and raising it does not end the parent."""
+    """Returns the error if it can be pickled and is not SystemExit, else an error with its text."""
     if isinstance(error, SystemExit):
         return UnisonoError(f"the rank called sys.exit({error.code!r})")
     try:
@@ -224,7 +226,7 @@ def _end(processes: list[BaseProcess]) -> None:
     for stop in (BaseProcess.terminate, BaseProcess.kill):
         running = [process for process in processes if process.is_alive()]
         if running and stop is BaseProcess.terminate:
-            # Ranks that have reported soon end by themselves.
+            # Ranks that have sent their report end soon by themselves.
             until = time.monotonic() + _GRACE_S / 4
             for process in running:
                 process.join(max(until - time.monotonic(), 0))

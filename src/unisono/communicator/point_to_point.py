@@ -33,7 +33,7 @@ class Probed(NamedTuple):
     dtype: DType
 
 
-# ---- the methods
+# ---- methods of `Communicator`
 
 
 def send(self: Communicator, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
@@ -61,8 +61,8 @@ def recv(
 ) -> Any:
     """Receives into `x` from rank `src`, or from any rank. Returns the source rank.
 
-    With `tag=None` it receives a message with any tag. Raises `MismatchError` unless the message
-    has the type and length of `x`.
+    With `tag=None`, receives a message with any tag. Raises `MismatchError` unless the message has
+    the type and length of `x`.
     """
     done = self._messages.recv(x, src, tag, async_op)
     if done is not NotImplemented:
@@ -142,7 +142,7 @@ def probe(
     tag: int | None = None,
     timeout_s: float | None = None,
 ) -> Probed:
-    """Waits for a message from rank `src` (None: any) with `tag` (None: any). Returns its
+    """Waits for a message from rank `src` (None: any) with `tag` (None: any). Returns the message's
     description.
 
     The message stays available: receive it by `recv` with the returned source and tag. Raises
@@ -173,11 +173,12 @@ def iprobe(self: Communicator, src: int | None = None, tag: int | None = None) -
 
 
 def wait_for_message(comm: Communicator, *, limit_s: float, checks: bool) -> Probed | None:
-    """Waits for a message of any rank and any tag; returns its description, or None after
+    """Waits for a message of any rank and any tag. Returns the message's description, or None after
     `limit_s`.
 
     Without `checks`, only a message, a failure that another rank reports, or the limit wakes this
-    thread up. It does not find the death of a rank: for a thread that waits for no rank.
+    thread up. The thread then does not detect the death of a rank, so it should not depend on a
+    rank's answer.
     """
     engine = comm._engine
     return _probe(engine, None, None, True, limit_s, _CHECK_S if checks else limit_s)
@@ -196,17 +197,18 @@ def neighbor_exchange(
     Returns `out`.
 
     This is MPI's neighbourhood all-to-all. Each rank gives its own lists, of any length. If a rank
-    sends to another, it must be in the other's `sources`. `sources` defaults to `neighbors`.
+    sends to a second rank, it must be in the `sources` of the second rank. `sources` defaults to
+    `neighbors`.
 
     `x` and `out` are each a list of one array per neighbour, of any lengths, or one array of equal
-    shares of rows. With `out=None` the call allocates arrays: as long as the pieces sent to the
-    same neighbours, else as long as the shares of `x`.
+    shares of rows. With `out=None` the call allocates `out`. Its piece i is as long as piece i of
+    `x` if `x` is a list, else as long as the shares of `x`.
 
     Several pieces from one rank to another arrive in the order of the lists. On a ring of possibly
     two ranks, give `neighbors=[left, right], sources=[right, left]`: a piece sent to the left
     arrives from the right. Only neighbours wait for each other.
 
-    Raises `MismatchError` if a piece does not have the length of its place in `out`.
+    Raises `MismatchError` if an arriving piece differs in length from its piece of `out`.
     """
     engine = self._engine
     origins = neighbors if sources is None else sources
@@ -224,7 +226,7 @@ def neighbor_exchange(
     return engine.exchange_messages([*incoming, *outgoing], out, async_op)
 
 
-# ---- parts that several functions share
+# ---- helper functions
 
 
 def _wanted(tag: int | None) -> int:
@@ -273,7 +275,7 @@ def _sending(engine: Engine, x: Array, dst: int, tag: int, name: str = "dst") ->
 def _sending_beside(
     engine: Engine, x: Array, dst: int, incoming: Sequence[MessageCall]
 ) -> MessageCall:
-    """Sends `x` to a neighbour, or a copy of it if an incoming message overwrites it."""
+    """Makes the message of `x` to a neighbour. Copies `x` if an incoming message overwrites it."""
     message = _sending(engine, x, dst, _NEIGHBOR_TAG, "a neighbour")
     if any(overlap(message.staged.located, each.staged.located) for each in incoming):
         return message._replace(staged=stage(duplicate(x), writable=False))
@@ -305,7 +307,7 @@ def _pieces(x: Array | Sequence[Array], count: int, what: str) -> Sequence[Array
 def _allocate(
     x: Array | Sequence[Array], sent: int, received: int, symmetric: bool
 ) -> Array | list[Array]:
-    """Allocates arrays to receive as much as is sent."""
+    """Allocates arrays to receive pieces of the lengths that this rank sends."""
     if isinstance(x, (list, tuple)):
         if not symmetric:
             raise ValueError("neighbor_exchange needs out if x is a list and sources are given")

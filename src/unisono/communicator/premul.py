@@ -1,4 +1,4 @@
-"""Sum of contributions after each rank multiplies its own by a factor."""
+"""Sum of contributions, each of which is first multiplied by its rank's factor."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class PremulSum:
     """A reduction that multiplies each rank's contribution by that rank's `factor`, then sums.
 
     Ranks may have different factors; a rank does not know the factors of others. The factor is a
-    number, or an array that broadcasts to the contribution. It is converted to the element type, in
-    which the product is rounded. For 16- and 8-bit floats, factor, product and sum are float32, and
-    only the sum is rounded. Integers need an integer factor, and wrap.
+    number, or an array that broadcasts to the contribution. The factor is converted to the element
+    type, and the product is rounded to this type. For 16- and 8-bit floats, factor, product and sum
+    are float32, and only the sum is rounded. Integers need an integer factor, and their products
+    wrap.
     """
 
     factor: Any

@@ -17,13 +17,16 @@ from unisono.selection import Rule, SelectedRule
 from unisono.types import Op
 
 FALLBACK = "direct"
-"""Serves every operation: one exchange, and each receiver folds in rank order."""
+"""Name of an algorithm that serves every operation: after one exchange, each receiver folds in rank
+order.
+"""
 
 _SOURCE = "reproducible=True"
 
 
 def is_reproducible(plan: LoadedPlan, *, narrow: bool) -> bool:
-    """Returns True if a reproducible communicator may run the plan. `narrow`: 16- and 8-bit floats.
+    """Returns True if a reproducible communicator may run the plan. `narrow` is True for 16- and
+    8-bit floats.
 
     A fold that continues on other ranks gives the same bits as a fold on one rank, except for
     narrow floats. Such plans reduce float32 copies of narrow floats, and a copy can change the bits
@@ -54,6 +57,6 @@ def _allowed(executor: NativeExecutor, op: Op, root: int, *, narrow: bool) -> It
         try:
             plan = executor.plan(op, name, root)
         except UnsupportedError:
-            continue  # does not serve this number of ranks
+            continue  # it does not serve this number of ranks
         if is_reproducible(plan, narrow=narrow):
             yield name

@@ -1,15 +1,15 @@
 """Recovery: continues a program without the ranks that were lost.
 
-Over several hosts, the ranks that go on are those that reach the hosts of more than half of all
-ranks, or of exactly half including the lowest rank. A host counts with all its ranks while one of
-them lives and answers, since its kernel knows which of the others are dead. A host that does not
-answer may live behind a network partition.
+Over several hosts, ranks continue only if they reach the hosts of more than half of all ranks, or
+of exactly half including the lowest rank. If one rank of a host is alive and answers, all ranks of
+the host count, since its kernel knows which of them are dead. A host that does not answer may be
+alive behind a network partition.
 
-Ranks that reach fewer get `AbortedError`, which lists the ranks that they reach and the number
+Ranks that reach fewer ranks get `AbortedError`, which lists the reached ranks and the number
 needed. They may call `shrink` once more with `exclude`; excluded ranks do not count. If excluded
-ranks are alive but unreachable, they may go on too. Then two groups each consider themselves the
-only one, and both write the same files. So exclude only ranks whose processes have certainly ended,
-for example according to the scheduler.
+ranks are alive but unreachable, they may continue too. Then each of two groups considers itself the
+only group, and both write the same files. So exclude only ranks whose processes have certainly
+ended, for example according to the scheduler.
 """
 
 from __future__ import annotations
@@ -33,33 +33,36 @@ def shrink(
     timeout_s: float | None = None,
     selection: Selectable | None = None,
 ) -> Communicator:
-    """Makes a communicator of the ranks that are left, in their order here.
+    """Makes a communicator of the ranks that are left, in their order in this communicator.
 
-    Collective over the ranks that are left; all of them get the same members. Possible in any
-    state: after any `CommunicationError`, after an error of another rank, and without an error.
-    Afterwards this communicator refuses all work (pending calls of a healthy one end with
-    `AbortedError`). The new communicator has the same settings, timeout and selection. `selection`
-    as for `split`. Its `former_ranks` are the ranks' numbers here.
+    Collective over the ranks that are left; all of them get the same members. The call is possible
+    in any state: after any `CommunicationError`, after an error of another rank, and without an
+    error. Afterwards this communicator refuses all work, and its pending calls end with
+    `AbortedError`. The new communicator has the same settings, timeout and selection. For
+    `selection`, see `split`. The new communicator's `former_ranks` are the ranks' numbers in this
+    communicator.
 
-    - A rank that dies before the new group is complete is left out too. The next call on the new
+    - A rank that dies before the new group is complete is excluded too. The next call on the new
       group detects a rank that dies later; another `shrink` can then remove it.
     - The ranks wait `timeout_s` (default: this communicator's timeout) for every living rank. A
       rank that arrives later is treated as lost, with a log entry, and gets `AbortedError`. If
-      ranks stop in the middle, this can take a few times as long.
-    - `exclude` lists ranks to leave out; it must be equal on all calling ranks. On one host,
-      excluded ranks may live. They do not call this, and their next call here raises an error. Over
-      several hosts, `exclude` also asserts that these ranks have ended or never shrink on their
-      own.
+      ranks stop during the recovery, the wait can take a few times as long.
+    - `exclude` lists ranks to exclude; it must be equal on all calling ranks. On one host, excluded
+      ranks may be alive. They do not call `shrink`, and their next call on this communicator raises
+      an error. Over several hosts, `exclude` also asserts that these ranks have ended or never
+      shrink on their own.
 
-    A rank whose call raises has left the group, and the others go on without it, unless it reached
-    too few ranks. A rank that has not noticed the failure joins when its own call fails, in less
-    than a second after a loss. If only one rank wants to shrink, it calls `abort` first.
+    A rank whose `shrink` raises has left the group, and the others continue without it, unless it
+    reached too few ranks. A rank that has not yet detected the failure joins when its own call
+    fails, less than a second after a loss. If only one rank wants to shrink, it calls `abort`
+    first.
 
-    Over several hosts, the ranks go on that reach more than half of all ranks, or exactly half with
-    the lowest rank. Ranks that reach fewer get `AbortedError` and may call this again with
-    `exclude`. The module `unisono.communicator.shrink` states the rules and the risk.
+    Over several hosts, ranks continue only if they reach more than half of all ranks, or exactly
+    half including the lowest rank. Ranks that reach fewer ranks get `AbortedError` and may call
+    `shrink` again with `exclude`. The module `unisono.communicator.shrink` states the rules and the
+    risk.
 
-    Raises `AbortedError` if the other ranks go on without this one, or may do so behind a
+    Raises `AbortedError` if the other ranks continue without this rank, or may do so behind a
     partition; `UnsupportedError` in a batch and if MPI is the transport; `TypeError` or
     `ValueError` if `exclude` has values that are not integers, ranks of another communicator, or
     this rank itself.
@@ -91,7 +94,7 @@ def _joined(former: Communicator, found: RecoveredGroup) -> Communicator:
     group_config = GroupConfig(
         rank=found.members.index(former.rank),
         size=len(found.members),
-        rendezvous="",  # recovery has already connected the ranks
+        rendezvous="",  # recovery has already connected its ranks
         timeout_s=former.timeout_s,
         staging_bytes=former._settings.staging_bytes,
     )

@@ -194,9 +194,7 @@ def _require_own_count(shares: list[int], rank: int, have: Rows) -> None:
 
 
 def _source(counts: Counts | None) -> LengthsFrom:
-    """Returns the argument that errors name if lengths differ; exchanged counts come from no
-    argument.
-    """
+    """Returns the argument that errors name if lengths differ, or NONE for exchanged counts."""
     return LengthsFrom.NONE if counts is None else LengthsFrom.COUNTS
 
 
@@ -242,7 +240,9 @@ def _scattering_on_root(
 
 
 def _rows_on_root(x: Array | Sequence[Array] | None, ranks: int) -> tuple[Rows, list[int]]:
-    """Returns the root's rows, and how many it sends to each rank: `ANY` if x does not say."""
+    """Returns the root's rows, and the number of rows for each rank: `ANY` if x does not determine
+    it.
+    """
     if x is None:
         raise ValueError("scatter_v needs x on the root")
     if not isinstance(x, (list, tuple)):
@@ -254,7 +254,7 @@ def _rows_on_root(x: Array | Sequence[Array] | None, ranks: int) -> tuple[Rows, 
 
 
 def _require_shares(shares: list[int], have: Rows, to_send: list[int]) -> None:
-    """Raises `ValueError` unless the root's x has the rows that `counts` gives."""
+    """Raises `ValueError` unless the root's x has the numbers of rows that `counts` requires."""
     if ANY in to_send:
         require_sum(shares, have, "counts")
     elif shares != to_send:
@@ -262,7 +262,7 @@ def _require_shares(shares: list[int], have: Rows, to_send: list[int]) -> None:
 
 
 def _own_count(out: Array | None, have: Rows, listed: bool) -> int:
-    """Returns the rows that the root receives from itself: `ANY` if out does not say."""
+    """Returns the number of rows that the root receives from itself: `ANY` if out is None."""
     if out is not None:
         return require_alike(out, have, "out").count
     if not listed:
@@ -271,7 +271,9 @@ def _own_count(out: Array | None, have: Rows, listed: bool) -> int:
 
 
 def _from_root(root: int, ranks: int, count: int) -> list[int]:
-    """Returns the rows that a rank receives from each rank: `count` from the root."""
+    """Returns the rows that a rank receives from each rank: `count` from the root, 0 from
+    others.
+    """
     return [count if rank == root else 0 for rank in range(ranks)]
 
 

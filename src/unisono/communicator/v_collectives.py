@@ -40,10 +40,11 @@ def all_gather_v(
 ) -> Any:
     """Gathers `x` of all ranks on all ranks; the number of rows may differ from rank to rank.
 
-    `counts` are the rows of each rank, given by all ranks or by none. Without `counts` the ranks
-    exchange them first. `out` fits exactly these rows, or is a list of one array per rank; None
-    allocates it. Returns `out`, the rows in rank order; with `pieces=True` a list of one view of it
-    per rank. A rank without data gives an array of no rows.
+    `counts` are the numbers of rows of each rank; all ranks give `counts` or none. Without `counts`
+    the ranks first exchange their numbers of rows. `out` has exactly these rows, or is a list of
+    one array per rank; None allocates `out`. Returns `out`, the rows in rank order; with
+    `pieces=True`, a list with one view of `out` per rank. A rank without data gives an array of no
+    rows.
 
     >>> import numpy as np, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of all_gather_v") as comm:
@@ -102,8 +103,8 @@ def scatter_v(
     etc.
 
     `x` is one array or a list of one array per rank. On other ranks `x` is None and `out` is
-    required. `counts` are the rows of each rank, given by all ranks or by none. Without `counts`, a
-    rank's number of rows is that of its `out` and of its array in the root's list; the two must
+    required. `counts` are the numbers of rows of each rank; all ranks give `counts` or none.
+    Without `counts`, a rank's `out` and its array in the root's list determine the number, and must
     agree. Returns `out`.
     """
     return self._engine.collective(
@@ -125,7 +126,7 @@ def reduce_scatter_v(
     order.
 
     `counts` must be equal on all ranks and add up to the rows of `x`. Returns `out`; None allocates
-    it.
+    `out`.
     """
     return self._engine.collective(
         "reduce_scatter_v", async_op, reduce_scattering_rows, x, counts, out, op, algorithm
@@ -148,9 +149,9 @@ def all_to_all_v(
 
     The ranks first exchange their counts. If a rank gives `recv_counts` that do not agree, all
     ranks raise `MismatchError`. No exchange is needed if `send_counts` is a table, equal on all
-    ranks, whose row s has the counts of rank s. `out` fits exactly the arriving rows, or is a list
-    of one array per rank; None allocates it. Returns `out`, the rows in rank order; with
-    `pieces=True` a list of one view of it per rank.
+    ranks, whose row s has the counts of rank s. `out` has exactly the arriving rows, or is a list
+    of one array per rank; None allocates `out`. Returns `out`, the rows in rank order; with
+    `pieces=True`, a list with one view of `out` per rank.
     """
     return self._engine.collective(
         "all_to_all_v",

@@ -1,9 +1,10 @@
-"""Collectives that run only if every rank is ready for them.
+"""Voted calls: collectives that run only if every rank is ready.
 
 Each rank begins a voted call with its vote. The ranks first reduce the votes, 8 bytes, to their
-minimum. If all were ready, the collective follows at once within the same call; no Python runs in
-between. Otherwise the call is void: it ends well and has changed no array. So a rank may begin such
-a call before it knows about the others, and a rank that is not ready can release them.
+minimum. If all ranks are ready, the collective follows at once within the same call, and no Python
+runs in between. Otherwise the call is void: it ends without an error and changes no array. So a
+rank may begin a voted call before it knows whether the others are ready, and a rank that is not
+ready can end the wait of the others.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ class VotedWork:
         self._votes = votes
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits for the end. Returns the result; None for a void call. Raises as `Work.wait`."""
+        """Waits for the end of the call. Returns the result; None for a void call. Raises the
+        errors of `Work.wait`.
+        """
         return self._work.wait(timeout_s)
 
     def is_completed(self) -> bool:
-        """Returns True if the call has ended, well or not."""
+        """Returns True if the call has ended, with or without an error."""
         return self._work.is_completed()
 
     @property
@@ -59,8 +62,8 @@ def call_of(
 ) -> Call:
     """Returns the call of a collective by its name, for `begin_voted` and `begin_unvoted`.
 
-    An all_reduce may have several arrays; they travel as one message. `lengths`: the rows of each
-    rank in an all_gather whose ranks differ.
+    An all_reduce may have several arrays, which are sent as one message. If the ranks of an
+    all_gather have different numbers of rows, `lengths` are these numbers.
     """
     engine, x = comm._engine, arrays[0]
     if operation == "all_reduce":
@@ -80,7 +83,7 @@ def call_of(
 
 
 def begin_voted(comm: Communicator, name: str, call: Call | None) -> VotedWork:
-    """Begins a voted collective. This rank votes for it, or against it if `call` is None."""
+    """Begins a voted collective. This rank votes yes, or no if `call` is None."""
     engine = comm._engine
     votes = np.array([call is not None], np.int64)
     finish = None if call is None else _finish_if_ran(call, votes)
@@ -89,15 +92,15 @@ def begin_voted(comm: Communicator, name: str, call: Call | None) -> VotedWork:
 
 
 def begin_unvoted(comm: Communicator, name: str, call: Call) -> CollectiveWork:
-    """Begins a collective without a vote, if the caller knows that all ranks are ready."""
+    """Begins a collective without a vote. The caller must know that all ranks are ready."""
     return comm._engine.begin(name, call)
 
 
 class FusedAllReduce:
     """An all_reduce of several arrays as one message, in place; made once, called many times.
 
-    The arrays of later calls have the same types and lengths as those of the first. One array is
-    reduced where it is. Several arrays are copied into one buffer, and back at the end.
+    The arrays of later calls have the same types and lengths as those of the first. A single array
+    is reduced in place. Several arrays are copied into one buffer, and back at the end.
     """
 
     def __init__(self, comm: Communicator, arrays: Sequence[Array], op: str) -> None:
@@ -119,23 +122,25 @@ class FusedAllReduce:
         self._prepared = engine.call_cache.call(request)
         self._lengths = lengths
         self._voted: native.VotedAllReduce | None = None
-        """None until the first `begin_voted`, because it has a buffer of its own."""
+        """Prepared vote and all_reduce, with a buffer of its own; None until the first
+        `begin_voted`.
+        """
         self._buffer = np.empty(sum(lengths) if len(arrays) > 1 else 0, np.uint8)
 
     def begin_voted(self, arrays: tuple[Array, ...]) -> VotedWork | native.VotedWork:
-        """Begins to reduce these arrays, with a vote for it. Requires that the last call has
-        ended."""
+        """Votes for the reduction of these arrays and begins it. The previous call must have
+        ended.
+        """
         if self._voted is None:
             engine = self._comm._engine
             vote = engine.call_cache.vote()
             self._voted = engine.voted_all_reduce(vote, self._prepared, self._lengths)
         work = self._voted.begin(arrays, self._comm.timeout_s)
-        # No work means that an array must be copied first, for example because it is not
-        # contiguous.
+        # `work` is None if an array must be copied first, for example because it is not contiguous.
         return begin_voted(self._comm, "all_reduce", self.call(arrays)) if work is None else work
 
     def call(self, arrays: Sequence[Array]) -> Call:
-        """Returns the call that reduces these arrays. Requires that the last call has ended."""
+        """Returns the call that reduces these arrays. The previous call must have ended."""
         pack = native.Pack()
         copied: list[Staged] = []
         for array in arrays:
@@ -158,7 +163,7 @@ class FusedAllReduce:
             for each in copied:
                 each.restore()
 
-        keep = (self, pack, copied)  # the buffer is this object's
+        keep = (self, pack, copied)  # `self` owns the buffer
         return Call(self._prepared, where, where, None, keep, complete=complete)
 
 

@@ -13,7 +13,7 @@ from unisono.types import Op
 
 _OPS = tuple(Op)
 
-_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 10e-6, 1e-3  # between polls of works of several kinds
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 10e-6, 1e-3  # sleeps between polls of different kinds of work
 
 _FAULTS: dict[int, type[errors.UnisonoError]] = {
     1: errors.PeerLostError,
@@ -36,8 +36,8 @@ def _left_s(until: float | None) -> float | None:
 
 
 class Work(ABC):
-    """The handle of an asynchronous call. The program must not touch its arrays until it is
-    complete.
+    """The handle of an asynchronous call. The program must not touch the call's arrays until the
+    call is complete.
     """
 
     def __init__(self, finish: Callable[[], Any] | None, result: Any = None) -> None:
@@ -62,7 +62,9 @@ class Work(ABC):
 
     @abstractmethod
     def _wait_native(self, timeout_s: float | None) -> bool:
-        """Waits for the end. Returns False after the timeout; raises the failure of the call."""
+        """Waits for the end of the call. Returns False after the timeout; raises the failure of the
+        call.
+        """
 
     @abstractmethod
     def is_completed(self) -> bool:
@@ -116,8 +118,8 @@ class Work(ABC):
         return self.is_completed()
 
     def _cannot_complete(self) -> bool:
-        """Returns True if no rank is left that could end the call. Collectives end by
-        themselves.
+        """Returns True if every rank that could complete the call has left. False for collectives,
+        which end by themselves.
         """
         return False
 
@@ -125,8 +127,8 @@ class Work(ABC):
         """Ends a polled call if it has exceeded its timeout."""
 
     def cancel(self) -> bool:
-        """Cancels a receive that has no message yet, or a send whose receiver has no part of it
-        yet.
+        """Cancels a receive that has no message yet, or a send of which no part has reached the
+        receiver.
 
         Returns True if the message was cancelled; `wait` then raises `UnisonoError`. Returns False
         if the call goes on, and for all collectives.
@@ -135,7 +137,7 @@ class Work(ABC):
 
     @staticmethod
     def wait_all(works: Iterable[Work], timeout_s: float | None = None) -> list[Any]:
-        """Waits for all works. Returns their results in order. Raises the errors of `wait`."""
+        """Waits for all `works`. Returns their results in order. Raises the errors of `wait`."""
         works = list(works)
         results: list[Any] = native.wait_all(works, timeout_s)
         if results is not NotImplemented:
@@ -149,7 +151,7 @@ class Work(ABC):
         `works`.
 
         Raises `TimeoutError` if all are still pending after `timeout_s` seconds, and `ValueError`
-        if `works` is empty. Without `timeout_s`, the timeout of their communicator applies.
+        if `works` is empty. Without `timeout_s`, the timeout of the works' communicator applies.
         """
         works = list(works)
         if not works:
@@ -176,12 +178,12 @@ def _poll_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
         sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
 
 
-# the work of one message: C++ makes it and waits for it, without Python code
+# the handle of one message, which C++ makes and waits for, without Python code
 Work.register(native.Request)
 
 
 class CollectiveWork(Work):
-    """A pending collective. Before it begins, it has no `job`. `keep` keeps its memory alive."""
+    """A pending collective. It has no `job` before it begins. `keep` keeps its memory alive."""
 
     def __init__(
         self,
@@ -192,7 +194,9 @@ class CollectiveWork(Work):
         finish: Callable[[], Any] | None,
         release: Callable[[Work], None],
     ) -> None:
-        """`op` is the code or the name of the operation. `release` is called after the end."""
+        """`op` is the code or the name of the operation. `release` is called after the end of the
+        call.
+        """
         super().__init__(finish, result)
         self._group = group
         self._op = op
@@ -220,7 +224,7 @@ class CollectiveWork(Work):
 class PendingCalls:
     """Keeps the arrays of pending calls alive, even if the program drops its handles.
 
-    Arrays are held before a call begins. Calls that C++ begins are held in the same step. After the
+    A call is kept before it begins; a call that C++ begins is kept in the same step. After the
     begin, other threads read and write the arrays, and a signal handler may raise an error before
     the caller has the handle.
     """
@@ -247,7 +251,7 @@ class PendingCalls:
         return CollectiveWork(self._group, op, keep, result, finish, self.release)
 
     def keep(self, work: Work) -> None:
-        """Holds one more work."""
+        """Keeps one more work alive."""
         self.held.add(work)
         self.prune()
 

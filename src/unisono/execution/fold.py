@@ -1,4 +1,4 @@
-"""Definition of a REDUCE record's result, element by element, which the native kernels follow."""
+"""Element-by-element definition of a REDUCE record's result, which the native kernels follow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAIRS: dict[DType, tuple[type[np.generic], type[np.generic]]] = {
     DType.INT32_INT32: (np.int32, np.int32),
     DType.INT64_INT64: (np.int64, np.int64),
 }
-"""Types of value and index, which are adjacent in memory."""
+"""Types of value and index in pairs. Value and index are adjacent in memory."""
 
 _BOOL_AS = {
     ReduceOp.SUM: ReduceOp.LOR,
@@ -133,7 +133,9 @@ def _divide(acc: Array, divisor: int) -> Array:
 def _narrow_extreme(
     sources: Sequence[NDArray[np.uint8]], dtype: DType, op: ReduceOp
 ) -> NDArray[np.uint8]:
-    """Selects among the narrow elements themselves: rounding would change the bits of a NaN."""
+    """Returns the minima or maxima with unchanged bits; a conversion to float32 and back would
+    change NaNs.
+    """
     bits, values = bits_of(sources[0].copy(), dtype), _load(sources[0], dtype)
     for source in sources[1:]:
         x = _load(source, dtype)

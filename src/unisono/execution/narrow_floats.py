@@ -41,7 +41,7 @@ def widened(bits: NDArray[Any], dtype: DType) -> Floats:
     """
     if dtype is DType.FLOAT16:
         values = bits.view(np.float16).astype(np.float32)
-        quiet = np.isnan(values) * np.uint32(1 << 22)  # as CPUs convert a NaN
+        quiet = np.isnan(values) * np.uint32(1 << 22)  # makes a NaN quiet, as CPUs do
         return np.asarray((values.view(np.uint32) | quiet).view(np.float32))
     if dtype is DType.BFLOAT16:
         return bfloat16_to_float32(bits)
@@ -64,8 +64,8 @@ def narrowed(values: Floats, dtype: DType) -> NDArray[Any]:
         return np.where(np.isnan(values), np.uint16(0x7E00), halves)
     if dtype is DType.BFLOAT16:
         return float32_to_bfloat16(values)
-    # The upper half decides, with one bit that says whether the lower half is 0. Only ties need
-    # that bit.
+    # The upper half determines the result, with one bit that is set if the lower half is not 0.
+    # Only ties need that bit.
     word = values.view(np.uint32)
     return np.asarray(_roundings(dtype)[word >> 16 | (word & 0xFFFF != 0)])
 
@@ -120,8 +120,8 @@ def _values(dtype: DType) -> Floats:
 def _roundings(dtype: DType) -> NDArray[np.uint8]:
     """Returns the byte to which each upper half of a float32 rounds.
 
-    The index's lowest bit is set if the float32's bit there or any lower bit is set. A float32 has
-    so many more bits than a byte that the upper half has enough bits for rounding.
+    The index is the upper half, but its lowest bit is also set if any bit of the lower half is set.
+    The upper half has enough bits for correct rounding to a byte.
     """
     form = _FORMATS[dtype]
     values = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)

@@ -20,9 +20,9 @@ _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
 _LEAST_SPANNING_BYTES, _MOST_SPANNING_BYTES = 64 << 10, 512 << 10
 _MOST_ADOPTED = 256
 UNKNOWN_COUNT = (1 << 64) - 1
-"""The count of a call in which the ranks exchange their counts."""
+"""Value of `count` for a call in which the ranks exchange their counts."""
 _UNCOUNTED = (0, 0, 0, 0)
-_BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
+_BLOCK_UNIT_BYTES = 4096  # a multiple of every element size and of the cache line size
 
 
 def block_bytes_for(
@@ -34,8 +34,8 @@ def block_bytes_for(
     spans: bool = False,
 ) -> int:
     """Returns the block size in bytes: `wanted`, or a default within bounds. By default, the
-    staging of all ranks fits in a third of the cache. With `spans` (ranks on several hosts), the
-    default is the maximum.
+    staging buffers of all ranks together fit in a third of the cache. With `spans` (ranks on
+    several hosts), the default is the maximum.
 
     `slots` are the staging slots of each rank, `depth` the blocks in flight, `buffer_bytes` the
     staging memory of a rank for one block. Raises `UnsupportedError` for a block that does not fit
@@ -102,10 +102,10 @@ class LoadedPlan:
     shares_memory: bool = False
     parts: int = 1
     lead: int = 0
-    """Number of blocks by which the first round of the schedule runs ahead of the last."""
+    """Number of blocks by which the first round of the schedule runs ahead of the last round."""
     least_block_bytes: int | None = None
-    """Least block size if blocks shrink so that rounds can run ahead; None: always
-    `block_bytes`."""
+    """Minimum block size if small messages use smaller blocks, so that rounds can run ahead. None:
+    blocks always have `block_bytes`."""
     single_copy_plan: LoadedPlan | None = None
     """The plan of the same schedule with single copy."""
 
@@ -130,7 +130,7 @@ class Arguments:
     caller_dtype: DType | None = None
     """The type of the caller's elements, if `dtype` is the type of a wider copy."""
     others: tuple[int, ...] = ()
-    """Other numbers that must be equal."""
+    """Other numbers that must be equal on all ranks."""
     reproducible: bool = False
     lengths_from: LengthsFrom = LengthsFrom.NONE
     """The source of `lengths`, which errors name. It may differ between ranks."""
@@ -139,7 +139,7 @@ class Arguments:
 
 
 class NativeExecutor:
-    """Loads algorithms as plans of one rank of a group, and binds arguments to them."""
+    """Loads algorithms as plans of one rank of a group, and binds arguments to the plans."""
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ class NativeExecutor:
         self._stores = stores
         self.single_copy_rules = single_copy_rules
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
-        # By identity, because hashing a large schedule takes longer than a small call. Equal
-        # schedules share a name, which contains a hash of the content.
+        # Schedules by identity, because hashing a large schedule takes longer than a small call.
+        # Equal schedules share a name, which contains a hash of the content.
         self._known: dict[int, tuple[Schedule, str]] = {}
         self._adopted: dict[str, Schedule] = {}
 
@@ -181,7 +181,7 @@ class NativeExecutor:
             self._adopted[name] = adopted
         if len(self._known) >= _MOST_ADOPTED:
             self._known.clear()
-        self._known[id(schedule)] = schedule, name  # held, so that its identity stays its own
+        self._known[id(schedule)] = schedule, name  # keeps the id unique
         return name
 
     def plan(self, op: Op, algorithm: str, root: int, block_bytes: int | None = None) -> LoadedPlan:
@@ -207,12 +207,13 @@ class NativeExecutor:
         else:
             _check_fit(schedule, op, ranks, root)
         plan = self._make(schedule, op, algorithm, root, block_bytes)
-        if op not in self.single_copy_rules.pieces:  # most are not, and lowering costs
+        if op not in self.single_copy_rules.pieces:  # avoid the cost of lowering twice
             return plan
         single_copy_plan = self._make(
             schedule, op, algorithm, root, block_bytes, shares_memory=True
         )
-        # Calls of the other operations may be in place; an all_to_all in place copies its input.
+        # Single copy needs a plan that permits calls in place. An all_to_all in place copies its
+        # input.
         usable = single_copy_plan.in_place or op is Op.ALL_TO_ALL
         return replace(plan, single_copy_plan=single_copy_plan) if usable else plan
 
@@ -257,8 +258,8 @@ class NativeExecutor:
         )
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
-        """Returns the plan or its single-copy plan, whichever serves a call with this longest
-        piece."""
+        """Returns `plan`, or its single-copy plan if that serves a call whose longest piece has
+        this length."""
         if plan.single_copy_plan is None or not self.single_copy_rules.serves(op, longest_bytes):
             return plan
         return plan.single_copy_plan
@@ -308,7 +309,7 @@ def partners(plan: ExecutionPlan) -> set[int]:
 
 
 def _check_fit(schedule: Schedule, op: Op, ranks: int, root: int) -> None:
-    """Raises `UnsupportedError` if a schedule is for another call."""
+    """Raises `UnsupportedError` if a schedule is for another operation, number of ranks or root."""
     made = schedule.collective
     if (made.op, made.ranks, made.root) != (op, ranks, root if op.rooted else None):
         of, to = (f" with root {r}" if op.rooted else "" for r in (made.root, root))

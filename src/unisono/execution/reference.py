@@ -43,7 +43,7 @@ def num_blocks(
     dtype: DType,
     block_bytes: int,
 ) -> int:
-    """Returns the number of runs of the plans: one per block of the longest part on any rank."""
+    """Returns how many times the plans run: once per block of the longest part on any rank."""
     longest = max(
         (
             part_bytes(piece.nbytes, plan.parts, dtype)
@@ -149,7 +149,7 @@ class _RankProgress:
     slots: Bytes = field(default_factory=lambda: np.zeros((0, 0, 0), np.uint8))
     tmp: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     shared_memory: dict[tuple[int, int], Bytes] = field(default_factory=dict)
-    """Memory that slots share by single copy, by block modulo `depth` and slot."""
+    """Memory that readers copy from by single copy, by (block modulo `depth`, slot)."""
     pc: int = 0
     block: int = 0
     progress: int = 0
@@ -199,7 +199,7 @@ class _Machine:
         return True
 
     def _slots_are_free(self, rank: _RankProgress) -> bool:
-        """Returns whether the slots of `depth` blocks ago may be reused: all other ranks have
+        """Returns True if the slots of `depth` blocks ago may be reused, since all other ranks have
         finished that block."""
         if rank.plan.num_slots == 0:
             return True

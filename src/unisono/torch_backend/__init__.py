@@ -28,8 +28,8 @@ BACKEND_NAME = "unisono"
 class Options:
     """Options of `init_process_group` and `new_group`, given as `pg_options`.
 
-    None takes the value of the environment. A group does not inherit the options of another group,
-    except those of its parent in `split_group`.
+    A field that is None takes the value of the environment. A group does not inherit the options of
+    another group, except those of its parent in `split_group`.
     """
 
     reproducible: bool | None = None

@@ -1,8 +1,9 @@
 """Messages of one `dist.batch_isend_irecv` on another device, passed to its backend as one batch.
 
-NCCL needs this: a send that begins alone waits for the other rank's receive, and that receive
-begins only after the other rank's own send. Torch batches only groups of exactly its own class. For
-other groups, the first message of a batch starts coalescing here, and the last message ends it.
+NCCL needs one batch: a send that begins alone waits for the other rank's receive, and that receive
+begins only after the other rank's own send. Torch coalesces batches only for groups of exactly its
+own class. For other groups, this module starts coalescing at the first message of a batch and ends
+it at the last message.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Batched:
             return message(*args, **options)
         batch, operations = found
         if batch is not self._batch:
-            if self._batch is not None:  # torch refused a message of the last batch
+            if self._batch is not None:  # torch refused a message of the previous batch
                 self._end(device)
             self._group._start_coalescing(device)
             self._batch = batch

@@ -15,8 +15,8 @@ from unisono.types import ReduceOp
 _RedOpType: Any = dist.ReduceOp.RedOpType
 
 # The hash of a torch ReduceOp is cheap (0.1 us) and equal for equal operations. A comparison, which
-# a dict of ReduceOps needs, takes 0.6 us. PREMUL_SUM is absent on purpose: it has a factor, and the
-# KeyError leads to the general code.
+# a dict of ReduceOps needs, takes 0.6 us. PREMUL_SUM is absent, since it has a factor: the KeyError
+# leads to the general code.
 REDUCE_OPS: Final[dict[int, ReduceOp]] = {
     hash(dist.ReduceOp(theirs)): ours
     for theirs, ours in (

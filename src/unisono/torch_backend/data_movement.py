@@ -147,7 +147,7 @@ class DataMovement(GroupBase):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> WorkBase:
-        """Sends rows to every rank and receives rows from every rank. Without sizes, shares are
+        """Sends rows to every rank and receives rows from every rank. Without sizes, all shares are
         equal.
         """
         source, target = movable(input), movable(output)
@@ -206,7 +206,7 @@ class DataMovement(GroupBase):
         self._comm.all_to_all(source, target)
         return DONE
 
-    # Names in older torch versions and in code for them.
+    # Names in older torch versions and in code for those versions.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     alltoall_base = all_to_all_single

@@ -1,7 +1,7 @@
 """Dumps of the last calls of this process's groups, in the format of torch's flight recorder.
 
-`TORCH_FR_BUFFER_SIZE` enables recording; its value is the number of calls to keep for each group.
-A group that ends with pending or failed calls writes a dump. `dump()` writes one at any time.
+`TORCH_FR_BUFFER_SIZE` enables recording; its value is the number of calls to keep for each group. A
+group that ends with pending or failed calls writes a dump. `dump()` writes a dump at any time.
 Torch's own tool reads the files of all ranks in one folder, and lists the calls of each rank:
 
     TORCH_FR_BUFFER_SIZE=2000 TORCH_FR_DUMP_TEMP_FILE=/tmp/fr/rank_ torchrun ...

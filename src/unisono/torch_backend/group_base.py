@@ -52,7 +52,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         self._placeholder = attach_placeholder(self, comm.rank, comm.size)
 
     def _begin(self) -> None:
-        """Counts a call at its start, and starts or stops tracing when torch's profiler starts or
+        """Counts a call at its start. Starts or stops tracing when torch's profiler starts or
         stops.
         """
         self._sequence += 1

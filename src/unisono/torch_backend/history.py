@@ -40,7 +40,9 @@ class RecordedCall:
         self._handles: list[weakref.ref[Any]] = []
 
     def end_with(self, handle: Any) -> None:
-        """Marks the call as returned: ended if `handle` is None, else pending with this handle."""
+        """Records that the call has returned: it has ended if `handle` is None, else it is
+        pending.
+        """
         if handle is None:
             self.ended = True
         elif isinstance(handle, CombinedHandle):

@@ -38,7 +38,7 @@ _COLLECTIVES = (
     "alltoall_base",
 )
 ROUTED = (*_MESSAGES, *_COLLECTIVES)
-"""The methods that take tensors."""
+"""The methods that take tensors, and so are routed by device."""
 
 
 class MixedGroup(ProcessGroup):
@@ -56,7 +56,7 @@ class MixedGroup(ProcessGroup):
         self._batched = Batched(others.group)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> WorkBase:
-        """A barrier on the backend of `opts.device`: waits until every rank has called it."""
+        """Waits until every rank has called `barrier`, on the backend of `opts.device`."""
         device = getattr(opts, "device", None)
         if device is None or device.type == "cpu":
             return super().barrier(opts, timeout)
@@ -131,7 +131,7 @@ class MixedGroup(ProcessGroup):
         return super().shrink_group(exclude, timeout)
 
     def _after(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> ProcessGroup:
-        self.others.group.abort()  # a call that waits for a lost rank there would never end
+        self.others.group.abort()  # a call that waits for a lost rank would never end
         others = self.others.recreate(comm, store, global_ranks, name)
         return MixedGroup(comm, store, global_ranks, others)
 

@@ -1,7 +1,8 @@
 """Backends for a group's other devices: `cuda:nccl` in `cuda:nccl,cpu:unisono`.
 
 Torch treats a Python backend as the whole group, and creates no other backend after it. So this
-module creates the others with torch's own function, in a separate process group of torch's class.
+module creates the backends of other devices with torch's own function, in a separate process group
+of torch's class.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class OtherBackends:
     backends: dict[str, str]
 
     def join(self, ours: Any) -> None:
-        """Adds these backends to our group, where torch looks for them."""
+        """Adds these backends to unisono's group, where torch searches for them."""
         if self.group.bound_device_id is not None:
             ours.bound_device_id = self.group.bound_device_id
         add_backends(ours, self.group, self.backends)
@@ -77,8 +78,7 @@ class OtherBackends:
 
 
 def other_backends_of(making: dict[str, Any]) -> OtherBackends | None:
-    """Returns the backends that torch wants in its new group besides unisono; None if there are
-    none.
+    """Returns the other backends that torch requests for its new group; None if there are none.
 
     Torch has already created the backends that precede unisono in its list of devices.
     """

@@ -31,7 +31,7 @@ class CallHandle(Protocol):
 
 
 class CombinedHandle:
-    """Several handles as one: done when all are done, failed when one has failed."""
+    """Several handles as one: it ends when all have ended, and fails when one has failed."""
 
     __slots__ = ("__weakref__", "handles")
 
@@ -118,7 +118,7 @@ class Completer:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             _settle(*job)
-            del job  # otherwise the last tensors would live until the next job
+            del job  # else this frame would keep the last tensors alive until the next job
 
 
 def _settle(outcome: Future[Any], handle: CallHandle, tensors: list[torch.Tensor]) -> None:
@@ -138,7 +138,7 @@ def _value_or_raise(outcome: Future[Any]) -> Any:
 
 
 class PendingWork(WorkBase):  # type: ignore[misc]
-    """A pending call as torch sees it. `pending` makes these works."""
+    """The torch work of a pending call. `pending` makes these objects."""
 
     __slots__ = ("_completer", "_future", "_handle", "_tensors")
 

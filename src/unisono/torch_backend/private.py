@@ -178,7 +178,7 @@ MAKING: Final = (
     "store",
     "timeout",
 )
-"""The variables that are read from torch's function that makes groups."""
+"""Local variables of torch's function that makes groups. This module reads them."""
 
 _make_group: Any = dist.distributed_c10d._new_process_group_helper
 

@@ -28,7 +28,7 @@ class ProcessGroup(Reductions, DataMovement):
     """A torch process group with a communicator of the same ranks."""
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> WorkBase:
-        """Waits until every rank has called it."""
+        """Waits until every rank has called `barrier`."""
         self._begin()
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
@@ -47,8 +47,8 @@ class ProcessGroup(Reductions, DataMovement):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Waits until every rank has called it. Like all collectives here, its timeout error names
-        the missing ranks.
+        """Waits until every rank has called `monitored_barrier`. The timeout error names the
+        missing ranks.
         """
         self._begin()
         with self._within(timeout):
@@ -72,7 +72,7 @@ class ProcessGroup(Reductions, DataMovement):
 
     _get_backend_name = name
 
-    getBackendName = name  # torch's name in C++
+    getBackendName = name  # name of the property in torch's C++ class
 
     def get_group_store(self) -> Any:
         """Returns the store through which this group was made."""
@@ -128,7 +128,7 @@ class ProcessGroup(Reductions, DataMovement):
         comm = self.communicator.shrink(exclude, timeout_s=seconds(timeout))
         members = comm.former_ranks
         name = f"{self.group_name}:shrunk:{'-'.join(map(str, members))}"
-        # A store's keys contain rank numbers, and these ranks have new numbers.
+        # A prefix separates the keys, which contain rank numbers: the ranks have new numbers.
         store = prefixed(self.store, name)
         group = self._after(comm, store, [self.global_ranks[rank] for rank in members], name)
         name_group(group, name, "shrunk")

@@ -28,7 +28,7 @@ class Reductions(GroupBase):
     """Reducing collectives.
 
     The usual call (lists of tensors and an options object) takes a short code path. All other calls
-    (bare tensors, a reduction instead of options, PREMUL_SUM) take a general one.
+    (bare tensors, a reduction instead of options, PREMUL_SUM) take a general path.
     """
 
     def allreduce(
@@ -157,7 +157,7 @@ class Reductions(GroupBase):
                 self._comm.all_reduce(tensor, reduction)
         return self._pending(CombinedHandle(handles), tensors) if handles else FinishedWork(tensors)
 
-    # Names in older torch versions and in code for them.
+    # Names in older torch versions and in code for those versions.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 

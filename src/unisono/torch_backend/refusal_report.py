@@ -1,4 +1,6 @@
-"""Refusals: a rank that refuses its arguments tells the other ranks, which would wait for it."""
+"""Refusals: a rank that refuses its arguments tells the other ranks, so that they do not wait for
+it.
+"""
 
 from __future__ import annotations
 

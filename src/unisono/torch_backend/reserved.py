@@ -1,8 +1,8 @@
-"""Functions that torch.distributed reserves for its own backends, for groups of this backend.
+"""Replacements for functions that torch.distributed reserves for its own backends.
 
 `dist.monitored_barrier` requires the backend named gloo, and `dist.split_group` a group bound to an
 accelerator; torch checks this before it calls the group. `dist.shrink_group` requires a C++
-backend, which a Python group does not have. The functions here do the same for groups on CPUs.
+backend, which a Python group does not have. The replacements work on CPU groups of this backend.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["monitored_barrier", "shrink_group", "split_group"]
 def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """`dist.monitored_barrier`: a barrier whose error names the missing ranks.
+    """Waits for all ranks like `dist.monitored_barrier`; the error names the missing ranks.
 
     Raises `CollectiveTimeoutError` on every rank that arrived. The error names all missing ranks,
-    for any `wait_all_ranks`. Ranks outside the group return at once.
+    whatever `wait_all_ranks` is. Ranks outside the group return at once.
 
     >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
     >>> monitored_barrier(timeout=timedelta(seconds=10))
@@ -45,12 +45,13 @@ def split_group(
     timeout: timedelta | None = None,
     group_desc: str | None = None,
 ) -> Any:
-    """`dist.split_group`: makes the groups of `split_ranks`; returns this rank's group, or None.
+    """Makes the groups of `split_ranks` like `dist.split_group`; returns this rank's group, or
+    None.
 
-    The ranks are those of `parent` (None: the default group). If the group also serves other
-    devices, all ranks of `parent` must call this; otherwise the ranks of one subgroup suffice. The
-    result is an ordinary torch group: `dist.destroy_process_group` accepts it. Raises `ValueError`
-    for a subgroup that is empty or names a rank twice.
+    `split_ranks` contains ranks of `parent` (None: the default group). If the group also serves
+    other devices, all ranks of `parent` must call this; otherwise the ranks of one subgroup
+    suffice. The result is an ordinary torch group: `dist.destroy_process_group` accepts it. Raises
+    `ValueError` for a subgroup that is empty or names a rank twice.
 
     >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
     >>> dist.get_process_group_ranks(split_group(split_ranks=[[0]]))
@@ -75,11 +76,11 @@ def split_group(
 def shrink_group(
     ranks_to_exclude: Sequence[int] = (), group: Any = None, timeout: timedelta | None = None
 ) -> Any:
-    """`dist.shrink_group`: makes a group of the living ranks, in the old order.
+    """Makes a group of the living ranks in the old order, like `dist.shrink_group`.
 
-    Unlike torch's function it finds lost ranks by itself: it leaves out `ranks_to_exclude`, and
-    every rank that has died or does not call within `timeout` (default: the group's timeout). It
-    works after any failure, and is collective over the ranks that are left. Over several hosts
+    Unlike torch's function, it detects lost ranks itself. It excludes `ranks_to_exclude` and every
+    rank that has died or does not call within `timeout` (default: the group's timeout). It works
+    after any failure, and is collective over the ranks that are left. Over several hosts
     `ranks_to_exclude` also asserts that these ranks have ended. A minority of the ranks can only
     continue with this assertion, which must be true. See `Communicator.shrink`.
 

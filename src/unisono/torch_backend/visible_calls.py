@@ -31,7 +31,7 @@ _TENSORS = {
 CALLS = frozenset(_TENSORS)
 """The communicator's calls that can be recorded, traced, or issued with `async_op`."""
 
-_PEER_AT = 1  # position of the peer in send and recv
+_PEER_AT = 1  # position of the peer among the arguments of send and recv
 
 
 class TracedCommunicator:
