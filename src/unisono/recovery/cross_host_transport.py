@@ -1,8 +1,8 @@
 """Recovery transport for a failed group on several hosts.
 
-Messages go directly between connection managers. The ledger of the agreement is not in memory that
-all ranks can read. Instead, the votes of the old group's hosts hold it
-(`control/recovery_vote.py`), each in the segment of the host's ranks.
+Messages go directly between connection managers. The ledger, the word that records the agreement's
+decision, cannot be in memory that all ranks read. Instead, the votes of the old group's hosts hold
+the ledger (`control/recovery_vote.py`). Each vote is in the segment of its host's ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from unisono.recovery.transport import RecoveryRequest, TooFewError, recovered_g
 from unisono.transport import tag_of
 
 _VOTE_S = 5.0
-"""Time limit after the last reply. A connection manager replies at once, unless its process is
+"""Seconds to wait for the next reply. A connection manager replies at once, unless its process is
 stopped. But if many ranks share a core, replies arrive one by one."""
 
 _POLL_S = 0.05
@@ -45,7 +45,7 @@ _TOO_FEW = (
 
 
 class CrossHostTransport:
-    """The transport. `network` belongs to the failed `group`."""
+    """A `RecoveryTransport` across hosts. `network` is the network of the failed `group`."""
 
     def __init__(
         self, network: GroupNetwork, group: native.Group, request: RecoveryRequest
@@ -68,7 +68,7 @@ class CrossHostTransport:
         self._voteless: set[int] = set()  # ranks that have left the group and have no vote
         self._gave_up_ranks: set[int] = set()
         self._gave_up = False
-        # A rank that was given another `exclude` makes a different attempt.
+        # Ranks with different values of `exclude` take part in different attempts.
         excluded = hashlib.sha256(repr(sorted(request.exclude)).encode()).digest()
         self._attempt = (tag_of(network.name), excluded)
         self._inbox = self._connections.open_inbox(
@@ -76,25 +76,27 @@ class CrossHostTransport:
         )
 
     def close(self, *, finished: bool) -> None:
-        """Ends the attempt; unless it `finished`, tells the others not to wait."""
+        """Ends the attempt. Unless the attempt `finished`, tells the other ranks not to wait for
+        this rank.
+        """
         for_good = not self._gave_up
         self._connections.close_inbox(self._attempt, finished=finished, for_good=for_good)
 
     # ---- messages
 
     def send(self, to: int, data: bytes) -> None:
-        """Sends a message, if that rank is within reach."""
+        """Sends a message to rank `to`, if that rank is reachable."""
         self._connections.send(self._attempt, self._members[to], data)
 
     def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """Returns messages that arrived, with their sources."""
+        """Returns the messages that have arrived, with their sources."""
         self._read(0 if self._texts else timeout_s)
         texts, self._texts = self._texts, []
         return texts
 
     def progress(self) -> frozenset[int]:
         """Returns ranks that have ended on this host, have left the group, have given up, or are
-        out of reach."""
+        unreachable."""
         self._read(0)
         left = {rank for rank in self._others if not self._group.present(rank)}
         return frozenset(left | self._gave_up_ranks | self._unreachable)
@@ -118,8 +120,8 @@ class CrossHostTransport:
     # ---- the ledger
 
     def advance(self, expected: int, desired: int) -> int:
-        """Moves the ledger if it equals `expected`; returns its previous value. Raises
-        `TooFewError` if too few hosts are within reach for a decision."""
+        """Sets the ledger to `desired` if it equals `expected`; returns the previous value. Raises
+        `TooFewError` if too few hosts are reachable for a decision."""
         if expected == desired:
             return self._entry()
         if desired // 2 >= END_OF_BALLOTS:
@@ -148,7 +150,7 @@ class CrossHostTransport:
         return poll.seen
 
     def _take_replies(self, poll: Poll) -> bool:
-        """Returns whether replies arrived."""
+        """Passes replies to the poll. Returns True if replies arrived."""
         self._read(_POLL_S)
         replies, self._replies = self._replies, []
         for rank, reply in replies:
@@ -156,7 +158,7 @@ class CrossHostTransport:
         return bool(replies)
 
     def _awaited(self, reached: Set[int]) -> Set[int]:
-        """Returns ranks that may still reply for a host without a reply."""
+        """Returns ranks that may still reply, for hosts that have not replied."""
         return self._remote - reached - self._unreachable - self._voteless
 
     def _request_votes(self, request: VoteRequest) -> None:
@@ -183,6 +185,6 @@ class CrossHostTransport:
     # ---- the new group
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:
-        """Forms the group of a ballot, as a world's groups are formed."""
+        """Forms the group of a ballot in the same way as other groups of the world."""
         group_config = recovered_group_config(self, request, ballot, members)
         return self._form(group_config, [self._members[rank] for rank in members])

@@ -2,8 +2,8 @@
 
 Each rank has a Unix datagram socket, whose abstract name is derived from the group's nonce. The
 socket has no name in the file system and ends with its process. The kernel adds the sender's user
-to each message; messages of other users are dropped. A message to a rank whose socket is not open
-yet, or is full, waits at the sender until it can be sent.
+to each message; messages of other users are dropped. If a rank's socket is full or not open yet,
+its messages wait at the sender.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class HostMessages:
             ) from error
 
     def send(self, to: int, data: bytes) -> None:
-        """Sends `data` as soon as the socket of `to` takes it, in order."""
+        """Sends `data` as soon as the socket of rank `to` accepts the message. Messages stay in
+        order.
+        """
         self._waiting[to].append(_SOURCE.pack(self._rank) + data)
         self._send_waiting(to)
 
@@ -65,10 +67,10 @@ class HostMessages:
                 self._waiting[peer].clear()
 
     def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """Returns messages that arrived, with their sources; waits at most `timeout_s` for the
-        first."""
+        """Returns the messages that have arrived, with their sources. Waits at most `timeout_s` for
+        a message."""
         found = []
-        # Not select, which is limited to low descriptor numbers.
+        # Use poll, since select is limited to low descriptor numbers.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.poll(max(timeout_s, 0.0) * 1000)
@@ -97,7 +99,8 @@ class HostMessages:
 
     def _send_waiting(self, peer: int) -> None:
         waiting = self._waiting[peer]
-        # Refused: the peer's socket is not open. Would block: it is full.
+        # ConnectionRefusedError: the peer's socket is not open. BlockingIOError: the socket is
+        # full.
         with contextlib.suppress(ConnectionRefusedError, BlockingIOError):
             while waiting:
                 self._socket.sendto(waiting[0], self._address(peer))
@@ -108,7 +111,7 @@ class HostMessages:
         return f"\0unisono-post-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
     def close(self) -> None:
-        """Closes the socket; messages that wait in it or for others are lost."""
+        """Closes the socket. Messages that are not yet sent or received are lost."""
         self._socket.close()
 
     def __enter__(self) -> HostMessages:

@@ -9,7 +9,9 @@ from unisono.recovery.transport import RecoveryRequest, recovered_group_config
 
 
 class HostTransport:
-    """The transport: datagrams, and the old group's memory."""
+    """A `RecoveryTransport` on one host: datagrams between the ranks, and the ledger in the failed
+    group's memory.
+    """
 
     def __init__(self, group: native.Group, request: RecoveryRequest) -> None:
         self._group = group
@@ -19,20 +21,20 @@ class HostTransport:
         self.receive = self._messages.receive
 
     def progress(self) -> frozenset[int]:
-        """Sends waiting messages; returns dead ranks, according to the kernel."""
+        """Sends waiting messages. Returns ranks that are dead according to the kernel."""
         gone = frozenset(rank for rank in self._others if not self._group.present(rank))
         self._messages.drop(gone)
         self._messages.flush()
         return gone
 
     def advance(self, expected: int, desired: int) -> int:
-        """Compares and exchanges the ledger's word in the old group's memory."""
+        """Sets the ledger to `desired` if it equals `expected`; returns the previous value."""
         return self._group.exchange_successor(expected, desired)
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:
         return join_segment(recovered_group_config(self, request, ballot, members))
 
     def close(self, *, finished: bool) -> None:
-        """Closes the socket. A rank that has not finished leaves the group, which all ranks
-        detect."""
+        """Closes the socket. The others detect a rank that has not finished, because it leaves the
+        group."""
         self._messages.close()

@@ -4,21 +4,22 @@ Each rank holds an `AgreementState`. `step` takes the state and an event, and re
 and the actions to take. The function uses no sockets, no clock and no threads. Its caller sends the
 messages, detects dead ranks, and forms groups.
 
-The lowest rank that is not out leads, and the others report to it. When all ranks that are not out
-have reported since its last order, it gives the next order. The order is to form a group of these
-ranks or, if all have just formed this group, to use it. A dead rank is out, and the leader then
-asks again. A rank that does not answer in time is out, too. A rank that is out stays out, and every
-message says which ranks are out. So the ranks that lead one after another are in rising order.
+A rank is *out* if it is dead or does not answer in time. A rank that is out stays out, and every
+message lists the ranks that are out. The lowest rank that is not out is the leader, and the others
+report to the leader. So each new leader has a higher rank than the previous leader. When all ranks
+that are not out have reported since the leader's last order, the leader gives the next order. This
+order is to form a group of these ranks or, if all of them have just formed this group, to use it.
+If a rank is out later, the leader gives a new order.
 
 The ledger makes the decision unique. It is one word that all ranks can read, and it changes only by
-compare-and-exchange. It holds a ballot's number and whether the ballot is decided. A leader enters
-each order there before giving it. A live leader that others think lost finds the word changed and
-can decide nothing. So all ranks of the new group have formed the same ballot, whichever ranks were
-wrongly thought lost.
+compare-and-exchange. It holds a ballot's number and whether the ballot is decided. A leader writes
+each order to the ledger before it gives the order. A live leader that others consider lost finds
+the word changed and can decide nothing. So all ranks of the new group have formed the same ballot,
+even if some ranks were wrongly considered lost.
 
 Across hosts, votes of the hosts replace the word in memory (`recovery/cross_host_transport.py`).
-There, a rank may read an old value, but never a decision that was not made. Each change still
-succeeds on one rank only.
+Across hosts, a rank may read an old value, but never a decision that was not made. Each change
+still succeeds on one rank only.
 
 This is a two-phase commit with a change of coordinator, whose decision is in shared memory as in
 Lamport, Paxos Made Simple (2001), section 2. Its purpose is that of MPI_Comm_shrink in User Level
@@ -42,7 +43,7 @@ from typing import Final, TypeAlias
 from unisono.recovery.recovery_messages import FormOrder, Go, Hold, Message, StatusReport
 
 ANSWER_S: Final = 3.0
-"""A rank that takes part answers within this time, unless it is stopped."""
+"""Seconds within which a rank that takes part answers, unless it is stopped."""
 
 _NOBODY: Final = -1
 
@@ -52,7 +53,7 @@ _NOBODY: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageReceived:
-    """A message arrived from `source`."""
+    """The arrival of a message from `source`."""
 
     source: int
     message: Message
@@ -60,8 +61,8 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Periodic observation: ranks that are dead or out of reach for ever, and the ledger's value.
-    Due about every 10 ms."""
+    """A periodic observation: the ranks that are dead or permanently unreachable, and the ledger's
+    value. The caller makes one about every 10 ms."""
 
     gone: frozenset[int]
     entry: int
@@ -69,8 +70,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed:
-    """The group of a ballot is formed here and on all its members (`good`), or could not be
-    formed."""
+    """The end of a `Form`: `good` is True if the ballot's group was formed on all its members,
+    including this rank."""
 
     ballot: int
     good: bool
@@ -78,7 +79,7 @@ class Formed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advanced:
-    """The result of `Advance`: the ledger's previous value."""
+    """The result of an `Advance`: `seen` is the ledger's previous value."""
 
     expected: int
     desired: int
@@ -93,7 +94,7 @@ Event: TypeAlias = MessageReceived | Observation | Formed | Advanced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendMessage:
-    """Send `message` to `to`. It may arrive late, or never if that rank is dead."""
+    """Send `message` to rank `to`. The message may arrive late, or never if the rank is dead."""
 
     to: int
     message: Message
@@ -101,7 +102,7 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """Move the ledger from `expected` to `desired` if it equals `expected`; report `Advanced`."""
+    """Set the ledger to `desired` if it equals `expected`, then report `Advanced`."""
 
     expected: int
     desired: int
@@ -109,7 +110,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Form a group of these ranks, dropping any earlier one; report `Formed`."""
+    """Close any group formed earlier, form a group of these ranks, then report `Formed`."""
 
     ballot: int
     members: tuple[int, ...]
@@ -117,12 +118,12 @@ class Form:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The decision is made: the group formed last is the new group."""
+    """End the recovery: the group that was formed last is the new group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """The others form the group without this rank."""
+    """End the recovery without a group: the other ranks form the group without this rank."""
 
 
 Action: TypeAlias = SendMessage | Advance | Form | Finish | GiveUp
@@ -134,32 +135,36 @@ Actions: TypeAlias = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreementState:
-    """Knowledge of one rank. `ready` is the ballot whose group it has formed, 0 if none."""
+    """The agreement's state on one rank. `ready` is the ballot whose group the rank has formed, 0
+    if none.
+    """
 
     rank: int
     ranks: int
     timeout_s: float
     deadline: float
-    """End of this rank's wait: for reports if it leads, else for the leader."""
+    """Time until which this rank waits for reports if it is the leader, else for the leader."""
     out: frozenset[int]
     gone: frozenset[int] = frozenset()
-    """Ranks that are out because they are dead or out of reach for ever."""
+    """Ranks that are out because they are dead or permanently unreachable."""
     late: frozenset[int] = frozenset()
-    """Ranks that are out because this rank found them late."""
+    """Ranks that are out because they did not answer this rank in time."""
     leader: int = _NOBODY
     has_reported: bool = False
     reports: Mapping[int, int] = field(default_factory=dict)
-    """If this rank leads: the ready ballot of each rank that has reported since the last order."""
+    """On the leader, the ready ballot of each rank that has reported since the last order."""
     entry: int = 0
     yields_until: float = 0.0
-    """If this rank leads: until this time it leaves the ledger to a lower rank that leads, too."""
+    """On the leader, time until which it does not write the ledger, since a lower rank leads,
+    too.
+    """
     members: tuple[int, ...] = ()
-    """Members of the last order; those of the ready group, if there is one."""
+    """Members in the last order. If a group is ready, these are its members."""
     proposed: tuple[int, ...] = ()
-    """If this rank leads: members of the order to give if the ledger can be moved."""
+    """On the leader, members in the order that it gives once it has written the ledger."""
     ready: int = 0
     is_busy: bool = False
-    """An `Advance` or a `Form` is in progress."""
+    """True while an `Advance` or a `Form` is in progress."""
     has_ended: bool = False
 
     @property
@@ -176,14 +181,14 @@ def begin(
     now: float,
     exclude: frozenset[int] = frozenset(),
 ) -> AgreementState:
-    """Returns the initial state of a rank. `exclude`: ranks that are out from the start."""
+    """Returns the initial state of a rank. The ranks in `exclude` are out from the start."""
     return AgreementState(
         rank=rank, ranks=ranks, timeout_s=timeout_s, deadline=now + timeout_s, out=exclude
     )
 
 
 def decided(entry: int) -> bool:
-    """Returns whether the ledger's word is a decision."""
+    """Returns True if the ledger's word is a decision."""
     return entry % 2 == 1
 
 
@@ -221,8 +226,8 @@ def _receive(
 ) -> tuple[AgreementState, Actions]:
     if source in state.out:
         # Messages of a rank that is out do not count. But the rank must learn that it is out, else
-        # it would form a group by itself. A `Hold` gets no answer: two ranks that think each other
-        # lost would never stop.
+        # it would form a group by itself. A `Hold` gets no answer: two ranks that consider each
+        # other lost would answer each other forever.
         answers = () if isinstance(message, Hold) else (_hold(state, source, now),)
         return state, answers
     state = replace(state, out=state.out | message.out)
@@ -256,7 +261,8 @@ def _observe(state: AgreementState, seen: Observation, now: float) -> AgreementS
 
 
 def _formed(state: AgreementState, formed: Formed, now: float) -> AgreementState:
-    # A follower waits longer: a group that failed here at once may still be forming on the leader.
+    # A follower waits longer: after a fast failure on this rank, the leader may still be forming
+    # the group.
     patience_s = ANSWER_S if state.leader == state.rank else state.timeout_s + ANSWER_S
     return replace(
         state,
@@ -268,11 +274,11 @@ def _formed(state: AgreementState, formed: Formed, now: float) -> AgreementState
 
 
 def _read(state: AgreementState, entry: int, now: float) -> AgreementState:
-    """Takes note of the ledger's value. Of two leaders that think each other lost, the lower goes
-    first.
+    """Updates the state from the ledger's value. If two leaders consider each other lost, the lower
+    rank goes first.
 
-    The value may be old, read before this rank moved the ledger, so a number that is not higher is
-    ignored. A decision may have a lower number: a later ballot may have found the decision of an
+    The value may be older than this rank's last write to the ledger, so a number that is not higher
+    is ignored. A decision may have a lower number: a later ballot may have found the decision of an
     earlier one.
     """
     if entry == state.entry or (entry < state.entry and not decided(entry)):
@@ -299,7 +305,7 @@ def _advanced(
     return state, (*sends, Form(ballot=ballot, members=state.members))
 
 
-# ---- consequences of the state
+# ---- actions that follow from the state
 
 
 def _next_actions(state: AgreementState, now: float) -> tuple[AgreementState, Actions]:
@@ -322,8 +328,8 @@ def _next_actions(state: AgreementState, now: float) -> tuple[AgreementState, Ac
 
 
 def _follow(state: AgreementState, now: float) -> tuple[AgreementState, Actions]:
-    """Determines the current leader. A rank that takes over tells all ranks, even those it thinks
-    lost."""
+    """Determines the current leader. A rank that becomes the leader tells all ranks, including
+    ranks that it considers lost."""
     leader = state.live[0]
     if leader == state.leader:
         return state, ()
@@ -337,7 +343,7 @@ def _follow(state: AgreementState, now: float) -> tuple[AgreementState, Actions]
 
 
 def _lead(state: AgreementState, now: float) -> tuple[AgreementState, Actions]:
-    """Gives the next order, if all have reported since the last one."""
+    """Begins the next order, if all ranks have reported since the last order."""
     others = [rank for rank in state.live if rank != state.rank]
     if not all(rank in state.reports for rank in others):
         return state, ()

@@ -1,8 +1,9 @@
-"""Moves a ledger that consists of votes, and decides how many votes suffice.
+"""Changes the recovery's ledger, which consists of hosts' votes, and decides how many votes
+suffice.
 
-The ledger's word moves to a ballot's number when enough hosts promise to refuse lower ballots. It
-moves to a decision when enough hosts choose the group formed under a ballot. Two such sets of hosts
-always share a host. So a ballot finds any earlier decision, and can then only repeat it.
+The ledger's word becomes a ballot's number when enough hosts promise to refuse lower ballots. The
+word becomes a decision when enough hosts choose the group formed under a ballot. Two such sets of
+hosts always share a host. So a ballot finds any earlier decision, and can then only repeat it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from unisono.recovery.membership_agreement import decided, undecided
 
 
 def suffices(yes: Set[int], voters: Set[int]) -> bool:
-    """Returns whether the hosts of the ranks `yes`, of all `voters`, may decide.
+    """Returns True if the ranks `yes` are enough of all `voters` for a decision.
 
-    More than half of the ranks may decide, and so may half with the lowest rank: two such sets
-    share a rank. A silent rank may live beyond a network failure, and never counts as dead.
+    More than half of the ranks may decide, or exactly half including the lowest rank: two such sets
+    share a rank. A silent rank may be alive behind a network failure, and never counts as dead.
 
     >>> suffices({0, 1}, {0, 1, 2, 3}), suffices({2, 3}, {0, 1, 2, 3})
     (True, False)
@@ -27,16 +28,16 @@ def suffices(yes: Set[int], voters: Set[int]) -> bool:
 
 
 def entry_of(vote: Vote) -> int:
-    """Returns the ledger's word, as far as a vote knows it."""
+    """Returns the ledger's word according to one vote, which may be old."""
     return undecided(vote.choice) + 1 if vote.decided else undecided(vote.promised)
 
 
 class Poll:
-    """An attempt to move the ledger from `expected` to `desired`.
+    """An attempt to change the ledger from `expected` to `desired`.
 
-    `hosts` holds the ranks of each host that count. A host that replies has the votes of all its
-    ranks. One live rank replies for itself, for ranks that share the word, and for ranks that its
-    kernel knows to be dead.
+    `hosts` holds the ranks that count, by host. A host's reply counts for all its ranks: one live
+    rank replies for itself, for ranks that share the word, and for ranks that its kernel knows to
+    be dead.
 
     The class uses no socket and no clock. Whenever `request` changes, send it to all hosts.
     """
@@ -53,9 +54,11 @@ class Poll:
         else:
             self.request = VoteRequest(phase=VotePhase.PROMISE, ballot=self._ballot)
         self.seen: int | None = None
-        """At the end: the ledger's previous value. It equals `expected` if the ledger has moved."""
+        """The ledger's previous value after the attempt; equal to `expected` if the attempt changed
+        the ledger. None before the end.
+        """
         self.decision: VoteRequest | None = None
-        """Message to all hosts, if the attempt brought a decision."""
+        """Request that tells all hosts the decision, if the attempt led to a decision."""
 
     @property
     def reached(self) -> frozenset[int]:
@@ -84,7 +87,7 @@ class Poll:
             )
             return
         latest = max(self._votes.values(), key=lambda vote: vote.ballot)
-        if latest.choice:  # may be decided already, so no other choice can be
+        if latest.choice:  # this choice may already be decided, so propose no other
             self.request = VoteRequest(
                 phase=VotePhase.CHOOSE, ballot=request.ballot, choice=latest.choice
             )

@@ -38,12 +38,12 @@ _EXCLUDED = (
     "rank {rank}: the others formed a new group without this rank: it called shrink too late, or "
     "they excluded it"
 )
-_POLL_S = 0.01  # interval between checks for dead ranks, while no message arrives
+_POLL_S = 0.01  # seconds between checks for dead ranks, while no message arrives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredGroup:
-    """The new group, and the old ranks that are its ranks 0, 1, ..."""
+    """The new group, and the old rank of each of its ranks."""
 
     joined: JoinedGroup
     members: tuple[int, ...]
@@ -52,12 +52,12 @@ class RecoveredGroup:
 def recover(
     group: native.Group, request: RecoveryRequest, network: GroupNetwork | None
 ) -> RecoveredGroup:
-    """Forms the group of the ranks left of `group`; the result is the same on all of them.
+    """Forms a new group of the ranks of `group` that are left. All of them get the same members.
 
     Raises `AbortedError` if the others form a group without this rank, or may do so. A rank that
-    raises has left the old group, so that no rank waits for it. If too few ranks are within reach,
-    it has not left, and may try again with others excluded. Raises `UnsupportedError` if `network`
-    cannot be used after a failure.
+    raises has left the old group, so that no rank waits for it. But if too few ranks are reachable,
+    the rank has not left, and may try again with other ranks excluded. Raises `UnsupportedError` if
+    `network` cannot be used after a failure.
     """
     transport: RecoveryTransport
     if network is None:
@@ -78,13 +78,13 @@ def recover(
         raise
     finally:
         transport.close(finished=finished)
-    # The old group is of no more use. A rank that was excluded learns this from its next call.
+    # The old group is no longer usable. An excluded rank learns this from its next call.
     group.abort(f"the communicator was shrunk to its {_named(recovered.members)}")
     return recovered
 
 
 class _Loop:
-    """One rank's run of the agreement."""
+    """One rank's execution of the agreement."""
 
     def __init__(self, request: RecoveryRequest, transport: RecoveryTransport) -> None:
         self._request = request
@@ -108,9 +108,9 @@ class _Loop:
     def _run(self) -> RecoveredGroup:
         timeout_s = 0.0
         while True:
-            # Messages first: after this rank was stopped for a while, it must not think those ranks
+            # Messages first: after this rank was stopped for a while, it must not treat ranks as
             # late whose messages are waiting. Then an observation, because the messages may have
-            # moved the ledger.
+            # changed the ledger.
             for received in self._received(timeout_s):
                 if (recovered := self._handle(received)) is not None:
                     return recovered
@@ -131,7 +131,7 @@ class _Loop:
                 yield MessageReceived(source=source, message=message)
 
     def _handle(self, event: Event) -> RecoveredGroup | None:
-        """Takes a step and its actions, which lead to further steps."""
+        """Runs a step of the agreement and its actions, which cause further steps."""
         events = [event]
         while events:
             late = self._state.late

@@ -15,8 +15,8 @@ MOST_PACKED_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
-    """To the leader: the sender takes part, and the group of ballot `ready` is formed there (0:
-    none)."""
+    """Report to the leader that the sender takes part. `ready` is the ballot whose group the sender
+    has formed (0: none)."""
 
     out: frozenset[int]
     ready: int
@@ -24,7 +24,7 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """From the leader: wait, because the leader waits `left_s` for other ranks."""
+    """Request of the leader to wait, because it waits at most `left_s` seconds for other ranks."""
 
     out: frozenset[int]
     left_s: float
@@ -32,7 +32,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormOrder:
-    """From the leader: form a group of these members."""
+    """Order of the leader to form a group of these members."""
 
     out: frozenset[int]
     ballot: int
@@ -41,8 +41,8 @@ class FormOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """From the leader: the ledger says that this ballot is decided. Wakes ranks that wait for the
-    decision."""
+    """Notice of the leader that the ledger records a decision for this ballot. Wakes ranks that
+    wait for the decision."""
 
     out: frozenset[int]
     ballot: int

@@ -12,7 +12,7 @@ from unisono.recovery import membership_agreement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRequest:
-    """A request of one rank of the old group for the new group.
+    """One rank's parameters for forming the group that replaces a failed group.
 
     `name` identifies the old group; `exclude` holds its ranks to exclude.
     """
@@ -27,7 +27,9 @@ class RecoveryRequest:
 
 
 class TooFewError(Exception):
-    """Raised if so few ranks are within reach that others may form a group without them."""
+    """Raised if so few ranks are reachable that the unreachable ranks may form a group without
+    them.
+    """
 
 
 class RecoveryTransport(Protocol):
@@ -37,30 +39,36 @@ class RecoveryTransport(Protocol):
         """Sends a message now or later, in order. Returns at once."""
 
     def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """Returns messages that arrived, with their sources; waits at most `timeout_s` for the
-        first."""
+        """Returns the messages that have arrived, with their sources. Waits at most `timeout_s` for
+        a message."""
 
     def progress(self) -> frozenset[int]:
-        """Sends waiting messages; returns ranks that are certainly gone. Called often."""
+        """Sends waiting messages. Returns ranks that are dead, have left or are unreachable. Called
+        often.
+        """
 
     def advance(self, expected: int, desired: int) -> int:
-        """Moves the ledger if it equals `expected`; returns its previous value.
+        """Sets the ledger to `desired` if it equals `expected`; returns the previous value.
 
-        Raises `TooFewError` if too few ranks are within reach for that.
+        Raises `TooFewError` if too few ranks are reachable to change the ledger.
         """
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:
-        """Forms the group of a ballot. Raises `RendezvousError` if that fails, also if a member is
-        gone or the ledger has moved on."""
+        """Forms the group of a ballot. Raises `RendezvousError` if that fails, for example if a
+        member was lost or the ledger has changed."""
 
     def close(self, *, finished: bool) -> None:
-        """Ends the attempt; unless it `finished`, the others need not wait for this rank."""
+        """Ends the attempt. Unless the attempt `finished`, the other ranks stop waiting for this
+        rank.
+        """
 
 
 def recovered_group_config(
     transport: RecoveryTransport, request: RecoveryRequest, ballot: int, members: tuple[int, ...]
 ) -> GroupConfig:
-    """Configures the group of a ballot: as any other group, but watched for lost members."""
+    """Returns the configuration of a ballot's group: like any other group's, with a watch for lost
+    members.
+    """
 
     def watch() -> None:
         lost = transport.progress() & frozenset(members)
