@@ -1,9 +1,9 @@
 """Control messages among ranks of several hosts: failures, departures, and each rank's last call.
 
 Each rank has a `ConnectionManager`. It joins the world, opens the connections of each group, and
-keeps the control channels: every rank has one to the control server on rank 0, which forwards
-messages. `MpiWatch` does the same where MPI connects the hosts. `Vote` is one host's vote on the
-group that replaces a failed one; `recovery` requests it.
+keeps the control channels. Every rank has a control channel to the control server on rank 0, which
+forwards messages. If MPI connects the hosts, `MpiWatch` sends the control messages instead. `Vote`
+is one host's vote on the group that replaces a failed one; `recovery` requests it.
 """
 
 from unisono.control.connection_manager import ConnectionManager

@@ -1,8 +1,9 @@
-"""The connection manager: accepts and opens a rank's connections; one for each rank and world.
+"""The connection manager, which accepts and opens a rank's connections. A rank has one per world.
 
-It listens from its construction, so that the address can be published. Its one thread starts when
-it joins the world, sleeps unless an event occurs, and ends with `close`. It passes open connections
-to the native core; data of collectives and point-to-point messages never passes through it.
+The manager listens from its construction, so that its address can be published. Its only thread
+starts when it joins the world, sleeps unless an event occurs, and ends with `close`. It passes open
+connections to the native core; data of collectives and point-to-point messages never passes through
+it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ _STOP_S = 5.0
 
 
 class ConnectionManager:
-    """Listens on `addresses` (literals, one per rail) and on no other, on a port of `ports`.
+    """A rank's connection manager. Listens only on `addresses` (IP literals, one per rail), on a
+    port of `ports`.
 
-    `streams`: number of connections to a peer for each rail and kind. `security`: protection of the
-    connections. `peer_timeout_s`: how long another host may be silent. Raises `RendezvousError` if
-    it cannot listen. Any thread may call the methods. After `close`, and in a forked child, they
-    raise `AbortedError`.
+    `streams` is the number of connections to a peer for each rail and kind. `security` is the
+    protection of the connections. `peer_timeout_s` is the time for which another host may be
+    silent. Raises `RendezvousError` if it cannot listen. Any thread may call the methods. After
+    `close`, and in a forked child, they raise `AbortedError`.
 
     >>> manager = ConnectionManager(
     ...     addresses=["127.0.0.1"], ports=None, streams=1, peer_timeout_s=2.5
@@ -63,7 +65,7 @@ class ConnectionManager:
 
     @property
     def bound(self) -> tuple[Address, ...]:
-        """Addresses on which it listens, one per rail."""
+        """Addresses on which the manager listens, one per rail."""
         return self._bound
 
     def join(
@@ -117,8 +119,8 @@ class ConnectionManager:
         """Enters a group on this rank.
 
         `members` are world ranks in the group's order; `me` is this rank's position among them. The
-        members inform each other through a control group: the one given, else the world's.
-        Connections and messages that arrived early are handled now.
+        members inform each other of failures through the given control group, else through the
+        world's. Connections and messages that arrived early are handled now.
         """
         joined = self._require_joined()
         tag = NO_GROUP if control_group is None else tag_of(control_group)
@@ -129,14 +131,14 @@ class ConnectionManager:
         )
 
     def reach(self, group_id: bytes, peers: Iterable[int], kind: int) -> None:
-        """Connects to ranks of a group: dials lower ranks, waits for higher ranks to dial. Returns
-        at once. Existing connections stay as they are."""
+        """Connects to ranks of a group: dials lower ranks, and accepts dials of higher ranks.
+        Returns at once. Does not change existing connections."""
         groups, wanted = self._require_joined().groups, tuple(peers)
         self._loop.call(lambda: groups.reach(tag_of(group_id), wanted, kind))
 
     def leave(self, group_id: bytes) -> None:
-        """Leaves a group in good order. After the return, the native group is not called any
-        more."""
+        """Leaves a group without a failure. After the return, the manager does not call the native
+        group any more."""
         groups = self._require_joined().groups
         self._loop.run(lambda: groups.leave(tag_of(group_id)), _STOP_S)
 
@@ -150,10 +152,11 @@ class ConnectionManager:
         timeout_s: float,
         watch: Callable[[], None],
     ) -> bytes:
-        """Forms a control group of these world ranks, which all call this; returns the first rank's
-        data.
+        """Forms a control group of these world ranks, which must all call this. Returns the data of
+        the first rank.
 
-        `watch` is called meanwhile, and may raise. Raises `RendezvousError` if ranks are missing.
+        Calls `watch` repeatedly meanwhile, which may raise. Raises `RendezvousError` if ranks are
+        missing.
         """
         return self._require_joined().form_control_group(
             tag_of(control_group), members, rank0_data, timeout_s, watch
@@ -164,8 +167,8 @@ class ConnectionManager:
         self._require_joined().drop_control_group(tag_of(control_group))
 
     def open_inbox(self, attempt: Attempt, peers: Iterable[int]) -> RecoveryInbox:
-        """Begins to shrink a group on this rank. `peers` are the world ranks of its other ranks;
-        all of them are dialed."""
+        """Begins to shrink a group on this rank. `peers` are the world ranks of the group's other
+        ranks, which are all dialed."""
         peer_messages, inbox, others = (
             self._require_joined().peer_messages,
             RecoveryInbox(),
@@ -175,8 +178,8 @@ class ConnectionManager:
         return inbox
 
     def close_inbox(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
-        """Ends an attempt to shrink. Unless the attempt `finished`, the other ranks are told; if
-        this rank leaves the group `for_good`, ranks that start later are told, too."""
+        """Ends an attempt to shrink. Unless the attempt `finished`, tells the other ranks. If this
+        rank leaves the group `for_good`, ranks that begin to shrink later are told, too."""
         peer_messages = self._require_joined().peer_messages
         self._loop.call(
             lambda: peer_messages.close_attempt(attempt, finished=finished, for_good=for_good)
@@ -188,7 +191,7 @@ class ConnectionManager:
         self._loop.call(lambda: peer_messages.send(attempt, to, data))
 
     def request_vote(self, attempt: Attempt, to: int, request: VoteRequest) -> None:
-        """Requests the vote of a rank's host on the group that replaces a failed one."""
+        """Requests the vote of a rank's host on the group that replaces a failed group."""
         peer_messages = self._require_joined().peer_messages
         self._loop.call(lambda: peer_messages.request_vote(attempt[0], to, request))
 
@@ -222,8 +225,8 @@ class ConnectionManager:
 
 
 def _abandon_in_child(manager: weakref.ref[ConnectionManager]) -> None:
-    """Closes a forked child's copies, which would keep connections open after the parent's
-    death."""
+    """Closes a forked child's copies of descriptors, which would keep connections open after the
+    parent's death."""
     found = manager()
     if found is not None:
         found._in_child()

@@ -1,4 +1,4 @@
-"""A control channel: messages both ways on one connection, and the detection of its end."""
+"""A control channel: one connection for messages in both directions, with detection of its end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _MOST_PENDING_BYTES = 8 << 20
 # stopped process does not read. Once these messages fill its kernel's buffers, that process would
 # look like a lost host.
 _MOST_UNREAD_BYTES = 8 << 10
-# Part of a silence that may stay undetected: the time until a query starts, and the delay of a busy
-# machine.
+# Seconds of a silence that may be undetected: the time until a query starts, and the delay of a
+# busy machine.
 _UNSEEN_S = 0.4
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -37,8 +37,8 @@ _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 class ControlChannel:
     """Sends messages to one rank and receives messages from that rank.
 
-    `ended` is called once, when the connection has ended. Its argument says what happened to the
-    rank; it is empty if the rank left in good order. `ended` may still send a last message.
+    `ended` is called once, when the connection has ended. Its argument describes what happened to
+    the rank; it is empty if the rank left without a failure. `ended` may still send a last message.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class ControlChannel:
         self._unread_bytes = 0
         self._flush_is_due = False
         self._waiting = False
-        self._silence: Silence | None = None  # while an acknowledgement is missing
+        self._silence: Silence | None = None  # not None while an acknowledgement is missing
         self._has_left = False
         self._over = False
         self.was_silent = False
-        """The connection ended because the rank's host was silent for too long."""
+        """True if the connection ended because the rank's host was silent for too long."""
         prepare(sock, peer_timeout_s)
         retry_often(sock)
         probe_idle(sock, peer_timeout_s)
         loop.watch(sock, READ, self._ready)
 
     def send(self, message: ControlMessage) -> None:
-        """Sends a message soon, in one system call with other messages of the moment."""
+        """Queues a message. One system call then sends all queued messages."""
         is_query = message.kind in (MessageKind.LAST_CALL_QUERY, MessageKind.LAST_CALLS)
         if self._over or (is_query and self._unread_bytes > _MOST_UNREAD_BYTES):
             return
@@ -84,8 +84,8 @@ class ControlChannel:
             self._loop.later(0, self._flush)
 
     def send_query(self, message: ControlMessage) -> None:
-        """Sends a message that requires an answer: from now on, silence means that the host is
-        lost."""
+        """Sends a message that requires an answer. From now on, the host is lost if it is silent
+        for too long."""
         self._waiting = True
         self.send(message)
 
@@ -94,7 +94,7 @@ class ControlChannel:
         self._unread_bytes = 0
 
     def send_last(self, message: ControlMessage) -> None:
-        """Sends a message before the channel closes, if the socket still takes it."""
+        """Sends a last message before the channel closes, if the socket still accepts data."""
         with contextlib.suppress(OSError):
             self._sock.send(self._pending + message.pack())
 
@@ -157,7 +157,9 @@ class ControlChannel:
             self._loop.later(CHECK_INTERVAL_S, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Checks for how long an acknowledgement has been missing, until one arrives."""
+        """Ends the channel if an acknowledgement is missing for too long. Repeats until it
+        arrives.
+        """
         if self._over or self._silence is None:
             return
         duration_s = self._silence.duration_s()

@@ -1,7 +1,7 @@
-"""A control group: ranks that inform each other through one control server.
+"""A control group: ranks that inform each other of failures through one control server.
 
-The control group of the world has all ranks. A group that replaces a failed one has its own control
-group, whose server is on the group's rank 0.
+The control group of the world has all ranks. A group that replaces a failed group has its own
+control group, whose server is on the group's rank 0.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class ControlGroup:
         handle: Callable[[ControlMessage, ControlGroup], None],
         server_lost: Callable[[ControlGroup], None],
     ) -> None:
-        """`server_lost` is called when the server has left or is lost. From then on, `world` sends
-        messages directly to their ranks."""
+        """`server_lost` is called when the server has left or is lost. After that, `world` sends
+        messages directly to the receiving ranks."""
         self.has_lost_server = False
         self._send_directly = world.send
         self.world = replace(world, send=self._send)
-        """The world, for the groups of this control group: its `send` uses the server."""
+        """The world as the groups of this control group use it: `send` goes through the server."""
         self.lost: dict[int, str] = {}
         self.rank0_data = rank0_data
         self.tag = tag
@@ -54,8 +54,8 @@ class ControlGroup:
         self._problem: UnisonoError | None = None
 
     def begin(self, host_s: float) -> None:
-        """Connects this rank, or starts the server; the server's host may take `host_s` to
-        answer."""
+        """Starts the server, or connects this rank, for which the server's host may take `host_s`
+        to answer."""
         config, first = self.world.config, self._members[0]
         if config.rank == first:
             hosts = {rank: config.peer_infos[rank].addresses[0][0] for rank in self._members}
@@ -73,7 +73,7 @@ class ControlGroup:
 
     def wait(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
         """Waits until this rank is connected; on the server, until all ranks are. Raises a failure
-        that occurred meanwhile. `watch` is called meanwhile, and may raise."""
+        that occurred meanwhile. Calls `watch` repeatedly meanwhile, which may raise."""
         deadline = time.monotonic() + timeout_s
         pause_s = timeout_s if watch is None else _WATCH_S
         while not self._complete.wait(pause_s):
@@ -95,8 +95,8 @@ class ControlGroup:
             )
 
     def take(self, sock: socket.socket, introduction: Introduction) -> str:
-        """Takes a rank's connection to the server; returns the reason for a refusal, else an empty
-        text."""
+        """Takes over a rank's connection to the server. Returns the reason for a refusal, else an
+        empty text."""
         if self._server is None or not self._server.awaits(introduction.rank):
             return f"a second process claims to be rank {introduction.rank}"
         self._server.take(sock, introduction)
@@ -110,14 +110,16 @@ class ControlGroup:
             self._complete.set()
 
     def leave(self) -> None:
-        """Leaves in good order."""
+        """Leaves the control group without a failure."""
         if self._dial is not None:
             self._dial.cancel()
         if self._endpoint is not None:
             self._endpoint.leave()
 
     def ended(self) -> bool:
-        """Returns whether the other side has acknowledged the departure."""
+        """Returns True if the server, or all clients of this server, have acknowledged the
+        departure.
+        """
         return self._endpoint is None or self._endpoint.ended()
 
     def close(self) -> None:

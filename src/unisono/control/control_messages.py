@@ -16,7 +16,7 @@ from enum import IntEnum
 from unisono.control.group_endpoint import Fault, fault_of
 from unisono.transport import NO_GROUP, TAG_BYTES
 
-# bytes after the head, kind, origin, tag, number of addressed ranks
+# length of the rest, kind, origin, tag, number of addressed ranks
 _HEAD = struct.Struct(f"<IB3xI{TAG_BYTES}sI")
 _FAULT = struct.Struct("<I")
 CALLED_BYTES = 48
@@ -30,21 +30,23 @@ _MOST_ENTRIES = 1024
 class MessageKind(IntEnum):
     """The kinds of message."""
 
-    WELCOME = 1  # from the server to a rank that has connected: its process, and its data
-    LEFT = 2  # a rank closed a group in good order
+    WELCOME = 1  # from the server to a connected rank: the server's process id and data
+    LEFT = 2  # a rank closed a group without a failure
     FAILED = 3  # a group failed on a rank: fault and text
-    LAST_CALL_QUERY = 4  # which call did each rank make last? With the sender's own last call
+    LAST_CALL_QUERY = 4  # query of each rank's last call, with the sender's last call
     LAST_CALLS = 5  # the last calls of some ranks
     LOST = 6  # a rank is lost: text
-    BYE = 7  # a rank leaves the control group in good order
-    RECOVERY_TEXT = 8  # to a rank that shrinks a group: a recovery message of another
-    VOTE_REQUEST = 9  # to the vote of a rank's host on the group that replaces a failed one
+    BYE = 7  # a rank leaves the control group without a failure
+    RECOVERY_TEXT = 8  # to a rank that shrinks a group: a recovery message of another rank
+    VOTE_REQUEST = 9  # request for the vote of a host on the group that replaces a failed group
     VOTE_REPLY = 10  # answer to a vote request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlMessage:
-    """A message. `origin`: the world rank that sends it, or that it is about. `to`: world ranks."""
+    """A control message. `origin` is the world rank that sends the message or that the message is
+    about. `to` are the receiving world ranks.
+    """
 
     kind: MessageKind
     origin: int

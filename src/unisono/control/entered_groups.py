@@ -14,22 +14,22 @@ from unisono.control.recovery_vote import Vote, VoteReply, VoteRequest
 from unisono.native import Group
 from unisono.transport import Connection, Introduction
 
-_MOST_PARKED = 256  # connections of one rank
+_MOST_PARKED = 256  # connections of one rank for groups not entered yet
 _MOST_EARLY = 4096  # messages
 _MOST_DEPARTED = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Departed:
-    """A group that was left, with its vote at that time."""
+    """A group that this rank has left, with the host's vote at that time."""
 
     vote: Vote
     control_group: ControlGroup
 
 
 class EnteredGroups:
-    """Groups by tag. The loop's thread calls all methods. `refuse` closes a connection and logs the
-    reason."""
+    """The groups that this rank has entered, by tag. The loop's thread calls all methods. `refuse`
+    closes a connection and logs the reason."""
 
     def __init__(self, refuse: Callable[[Connection, str], None]) -> None:
         self._refuse = refuse
@@ -46,8 +46,8 @@ class EnteredGroups:
         group: GroupEndpoint,
         control_group: ControlGroup,
     ) -> None:
-        """Enters a group of some ranks of a control group; handles early connections and
-        messages."""
+        """Enters a group of some ranks of a control group. Handles connections and messages that
+        arrived early."""
         self._departed.pop(tag, None)
         entered = self._entered[tag] = GroupConnections(control_group, tag, members, me, group)
         if control_group.has_lost_server:
@@ -62,12 +62,12 @@ class EnteredGroups:
             entered.lost(rank, text)
 
     def reach(self, tag: bytes, peers: Iterable[int], kind: int) -> None:
-        """Connects to peers of a group; does nothing for a group that was left."""
+        """Connects to peers of a group. Does nothing if this rank has left the group."""
         if tag in self._entered:
             self._entered[tag].reach(peers, kind)
 
     def leave(self, tag: bytes) -> None:
-        """Leaves a group, if it was entered."""
+        """Leaves a group, if this rank has entered it."""
         entered = self._entered.pop(tag, None)
         if entered is not None:
             self._departed[tag] = _Departed(
@@ -82,8 +82,8 @@ class EnteredGroups:
         return self._entered[tag].cast(request) if tag in self._entered else None
 
     def vote(self, tag: bytes) -> Vote | None:
-        """Returns this host's vote on the group that replaces a failed one. After leaving, this is
-        the vote at that time."""
+        """Returns this host's vote on the group that replaces a failed group. If this rank has left
+        the group, returns the vote at that time."""
         if tag in self._entered:
             return self._entered[tag].vote()
         return self._departed[tag].vote if tag in self._departed else None
@@ -96,7 +96,7 @@ class EnteredGroups:
             sock.close()
 
     def take(self, sock: Connection, introduction: Introduction) -> None:
-        """Takes an authenticated connection."""
+        """Takes over an authenticated connection."""
         if introduction.tag in self._entered:
             self._take_connection(self._entered[introduction.tag], sock, introduction)
         elif introduction.tag in self._departed:
@@ -134,7 +134,8 @@ class EnteredGroups:
         elif message.tag in self._entered:
             self._entered[message.tag].handle(message)
         elif message.kind is MessageKind.LAST_CALL_QUERY:
-            # Not entered yet, or left: no call was made. An empty answer says that this rank lives.
+            # This rank has not entered the group, or has left it, so there is no call to report. An
+            # empty answer tells that this rank is alive.
             departed = self._departed.get(message.tag)
             if departed is not None:
                 control_group, send = departed.control_group, None
@@ -165,7 +166,7 @@ class EnteredGroups:
             entered.unreachable(rank, silent)
 
     def accept_failed(self, why: str) -> None:
-        """Handles an acceptor that has been unable to accept for long."""
+        """Handles an acceptor that has been unable to accept connections for long."""
         for entered in list(self._entered.values()):
             entered.accept_failed(why)
 

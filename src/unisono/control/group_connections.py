@@ -32,11 +32,11 @@ from unisono.transport import (
     prepare,
 )
 
-_REPORT_DELAY_S = 0.2  # a dial may fail before the control server reports the reason
+_REPORT_DELAY_S = 0.2  # a dial may fail before the control server reports why
 
 
 class GroupConnections:
-    """Connections of one group.
+    """A rank's connections in one group.
 
     `members` are world ranks in the group's order; `me` is this rank's position among them. The
     loop's thread calls all methods.
@@ -64,9 +64,9 @@ class GroupConnections:
         self._awaited: set[tuple[int, int]] = set()
         self._dials: list[Dial] = []
         self._left: set[int] = set()
-        self._is_over = False  # the native group is not called any more
+        self._is_over = False  # if True, the native group is not called any more
         self._failed = False
-        self._has_sent_failure = False  # the others of the failure
+        self._has_sent_failure = False  # to the others
         self._has_lost_server = False
         self._queried_at = float("-inf")
         self._query_timer: Timer | None = None
@@ -74,13 +74,13 @@ class GroupConnections:
         self.world.loop.watch(self._events, READ, self._take_events)
 
     def leave(self) -> None:
-        """Tells the others, and releases the native group."""
-        if not self._failed:  # later this failure would reach nobody
+        """Tells the other ranks that this rank leaves, and releases the native group."""
+        if not self._failed:  # report a failure now: later its message would reach no rank
             self._send_failure()
         self.world.loop.unwatch(self._events)
         for dial in self._dials:
             dial.cancel()
-        self._dials.clear()  # a dial and its group refer to each other
+        self._dials.clear()  # ends a reference cycle: dials refer to their group
         if self._query_timer is not None:
             self._query_timer.cancel()
         self._is_over = self._failed = True
@@ -96,13 +96,15 @@ class GroupConnections:
         return cast_in(self._group.exchange_successor, request)
 
     def vote(self) -> Vote:
-        """Returns this host's vote on the group that replaces a failed one."""
+        """Returns this host's vote on the group that replaces a failed group."""
         return Vote.of(self._group.exchange_successor(0, 0))
 
     # ---- connections
 
     def reach(self, peers: Iterable[int], kind: int) -> None:
-        """Dials lower peers and waits for higher ones, once for each kind of connection."""
+        """Dials peers of lower rank and awaits dials of peers of higher rank, once for each kind of
+        connection.
+        """
         for peer in peers:
             if peer == self._me or (peer, kind) in self._reached:
                 continue
@@ -114,8 +116,8 @@ class GroupConnections:
                 self._dial(peer, ConnectionKind(kind))
 
     def take(self, sock: Connection, introduction: Introduction) -> str:
-        """Takes a connection of a higher peer; returns the reason for a refusal, else an empty
-        text."""
+        """Takes over a connection that a peer of higher rank dialed. Returns the reason for a
+        refusal, else an empty text."""
         peer = self._peers.get(introduction.rank)
         if peer is None or peer <= self._me or not self.world.is_remote(introduction.rank):
             return f"rank {introduction.rank} must not dial for this group"
@@ -128,7 +130,9 @@ class GroupConnections:
         return ""
 
     def accept_failed(self, why: str) -> None:
-        """Fails the group if a peer is awaited while no connection can be accepted for long."""
+        """Fails the group if it awaits a peer, because this rank has been unable to accept
+        connections for long.
+        """
         if self._awaited:
             ranks = sorted({self._members[peer] for peer, _ in self._awaited})
             self.fail(
@@ -183,7 +187,7 @@ class GroupConnections:
     # ---- control messages
 
     def fail(self, fault: int, text: str) -> None:
-        """Records a failure found on this rank, and tells all."""
+        """Records a failure detected on this rank, and tells all ranks."""
         if not self._failed:
             self._group.fail(fault, text)
             self._send_failure()
@@ -197,8 +201,8 @@ class GroupConnections:
             self._group.fail(Fault.PEER_LOST, text)
 
     def server_lost(self) -> None:
-        """Repeats a failure message directly: the control server is gone, perhaps with that
-        message."""
+        """Sends a recorded failure again, directly: the lost control server may not have forwarded
+        it."""
         self._has_lost_server = True
         if self._has_sent_failure:
             self._send_failure()
@@ -206,8 +210,9 @@ class GroupConnections:
     def unreachable(self, rank: int, silent: str) -> None:
         """Handles a rank that direct messages cannot reach, if there is no control server.
 
-        If the rank's host is `silent`, the rank is lost. Otherwise it has left or is lost, and no
-        rank can tell which, so it counts as left. Data that it sent before is still delivered.
+        If the rank's host is `silent`, the rank is lost. Otherwise the rank has left or is lost. No
+        rank can distinguish the two, so it counts as left. Data that it sent before is still
+        delivered.
         """
         peer = self._peers.get(rank)
         if not self._has_lost_server or peer is None:
@@ -230,8 +235,8 @@ class GroupConnections:
                     self._failed = True
                     self._group.fail(fault, text)
             case MessageKind.LAST_CALL_QUERY:
-                # the server reports calls itself; without a server, the query holds the sender's
-                # last call
+                # The server reports last calls itself. Without a server, the query contains the
+                # sender's last call.
                 if message.body:
                     self._take_calls([(message.origin, message.body)])
                 (body,) = pack_last_calls([(self.world.config.rank, self._called())])
@@ -244,7 +249,7 @@ class GroupConnections:
     def _take_leave(self, peer: int) -> None:
         if peer not in self._left:
             self._left.add(peer)
-            # Its last message may be on a connection that the loop reads after this one.
+            # The peer's last message may be on a connection that the loop reads later.
             self.world.loop.later(0, partial(self._report_left, peer))
 
     def _report_left(self, peer: int) -> None:

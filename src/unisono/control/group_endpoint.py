@@ -1,5 +1,6 @@
-"""Interface between the connection manager and its users: the native group, and the ranks'
-locations."""
+"""Interface between the connection manager and its users: the native group, and locations of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -47,23 +48,25 @@ class PeerInfo:
 
 
 class GroupEndpoint(Protocol):
-    """This rank's native group. Only the connection manager's thread calls it. Ranks are the
-    group's."""
+    """This rank's native group. Only the connection manager's thread calls the methods. Ranks are
+    ranks of the group."""
 
     def attach(
         self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: TlsSession | None
     ) -> None:
-        """Takes an authenticated, non-blocking connection. The group then owns descriptor and
+        """Attaches an authenticated, non-blocking connection. The group then owns descriptor and
         session."""
 
     def abandon(self) -> None:
         """Closes a forked child's copies of the connections."""
 
     def peer_left(self, peer: int) -> None:
-        """Records that a peer closed the group in good order."""
+        """Records that a peer closed the group without a failure."""
 
     def fail(self, fault: int, text: str) -> None:
-        """Records a failure, unless one is recorded, and wakes all waiting ranks of this host."""
+        """Records a failure, unless a failure is already recorded, and wakes all waiting ranks of
+        this host.
+        """
 
     def failure(self) -> tuple[int, str] | None:
         """Returns the recorded failure."""
@@ -75,14 +78,14 @@ class GroupEndpoint(Protocol):
         """Records a peer's last call."""
 
     def exchange_successor(self, expected: int, desired: int) -> int:
-        """Compares and exchanges the word that this host's ranks share: its vote on the group that
-        replaces a failed one. Returns the previous value."""
+        """Compares and exchanges the shared word with this host's vote on the group that replaces a
+        failed group. Returns the previous value."""
 
     def events_fd(self) -> int:
         """Returns a descriptor that is readable when `take_events` has an event."""
 
     def take_events(self) -> int:
-        """Returns event bits, each once.
+        """Returns the bits of new events, each bit once.
 
         `FAILED_EVENT`: the group failed here. `OVERDUE_EVENT`: a rank here has waited for other
         hosts for a while.

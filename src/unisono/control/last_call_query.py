@@ -1,7 +1,7 @@
-"""Last-call queries at the control server: the ranks ask for the last call of each rank.
+"""Last-call queries at the control server, by which ranks learn the last call of each rank.
 
-Many ranks may query at once, and repeatedly. Each rank of a group is asked at most four times a
-second, and each asking rank receives only calls that it has not received yet.
+Many ranks may query at once, and repeatedly. The server asks each rank of a group at most four
+times a second. Each querying rank receives only calls that it has not received yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Send = Callable[[int, ControlMessage], None]
 
 @dataclass(slots=True, kw_only=True)
 class _Answers:
-    """Known last calls of one group. The version counts answers that changed a call."""
+    """Known last calls of one group. `version` counts answers that changed a call."""
 
     version: int = 0
     latest: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # by rank, with version
@@ -85,7 +85,7 @@ class LastCallQueries:
             known.next_round = None
         known.asked_at = now
         for rank in known.members:
-            # a rank that asked recently has sent its last call with the query
+            # a rank that queried recently has sent its last call with the query
             if now - known.askers.get(rank, float("-inf")) > QUERY_INTERVAL_S / 2:
                 self._send(
                     rank,

@@ -40,7 +40,7 @@ class MpiWatch:
         self._link = link
         self._group = group
         self._away = away
-        self._failure_is_known = False  # whether the others know that the group has failed
+        self._failure_is_known = False  # to the other ranks
         self._sends: list[tuple[Any, bytes]] = []
         self._closing = False
         self._doorbell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
@@ -72,7 +72,7 @@ class MpiWatch:
             self._report_events()
             self._wait_for_sends()
         except self._link.mpi.Exception:
-            pass  # a rank that waits for the lost rank detects the loss itself
+            pass  # ranks that wait for the lost rank detect the loss themselves
 
     def _wait_for_sends(self) -> None:
         deadline = time.monotonic() + _LAST_SENDS_S
@@ -123,5 +123,5 @@ class MpiWatch:
 
     def _send(self, peer: int, data: bytes) -> None:
         mpi = self._link.mpi
-        with contextlib.suppress(mpi.Exception):  # the peer is gone; the others must still be told
+        with contextlib.suppress(mpi.Exception):  # a peer is lost: still tell the others
             self._sends.append((self._link.comm.Isend([data, mpi.BYTE], peer, WATCH_TAG), data))

@@ -1,10 +1,10 @@
 """Direct messages between ranks while they shrink a group: recovery messages and votes.
 
 These messages go directly between connection managers, because the control server may be gone. In
-that case, messages about groups also go directly. A rank dials each rank that it sends to; a vote
-reply returns on the connection of its request. A recovery message waits here if the receiving rank
-has not begun to shrink. The connection manager answers vote requests for its host at once, until
-the rank leaves the group.
+that case, messages about groups also go directly. A rank dials each rank to which it sends
+messages, but a vote reply uses the connection of its request. A recovery message waits here if the
+receiving rank has not begun to shrink. The connection manager answers vote requests for its host at
+once, until the rank leaves the group.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from unisono.control.world import World
 from unisono.transport import TAG_BYTES, ConnectionKind, Dial, DialFailure, Introduction
 
 _MOST_WAITING = 4096  # messages for a group that this rank does not shrink yet
-_PROCESS_S = 5.0  # limit for a process whose host answers; after it, the rank is dialed again
-_PAUSE_S = 0.1  # if this process is short of descriptors
+_PROCESS_S = 5.0  # if the host answers but the process does not in this time, dial again
+_PAUSE_S = 0.1  # before a new dial, if this process is short of descriptors
 _FOR_GOOD = b"for good"
 
 Attempt: TypeAlias = tuple[bytes, bytes]
@@ -41,7 +41,7 @@ Attempt: TypeAlias = tuple[bytes, bytes]
 _GROUP_MESSAGES = (MessageKind.FAILED, MessageKind.LAST_CALL_QUERY, MessageKind.LAST_CALLS)
 
 
-# ---- events for a rank that shrinks; ranks are the world's
+# ---- events for a rank that shrinks a group; ranks are world ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +62,14 @@ class VoteArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """A rank is out of reach, for an unknown reason."""
+    """A rank that cannot be reached, for an unknown reason."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaveUp:
-    """Another rank gave up this attempt."""
+    """Another rank that gave up this attempt."""
 
     rank: int
 
@@ -116,7 +116,7 @@ class PeerMessages:
         self._waiting: deque[tuple[Attempt, RecoveryEvent]] = deque(maxlen=_MOST_WAITING)
 
     def open_attempt(self, attempt: Attempt, peers: tuple[int, ...], inbox: RecoveryInbox) -> None:
-        """Begins to shrink a group; `peers` are its other ranks."""
+        """Begins to shrink a group. `peers` are the group's other ranks."""
         self._inboxes[attempt] = inbox
         for waiting in [waiting for waiting in self._waiting if waiting[0] == attempt]:
             self._waiting.remove(waiting)
@@ -125,8 +125,8 @@ class PeerMessages:
             self._peer_channel(rank)
 
     def close_attempt(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
-        """Ends an attempt. Unless the attempt `finished`, all reachable ranks are told not to wait;
-        if `for_good`, ranks that start later are told, too."""
+        """Ends an attempt. Unless the attempt `finished`, tells all reachable ranks not to wait. If
+        `for_good`, ranks that begin to shrink later are told, too."""
         self._inboxes.pop(attempt, None)
         if not finished:
             body = attempt[1] + (_FOR_GOOD if for_good else b"")
@@ -136,7 +136,7 @@ class PeerMessages:
     def send_message(self, message: ControlMessage) -> None:
         """Sends a message about a group directly, if there is no control server.
 
-        A departure is sent only as an answer to one rank: otherwise ranks detect it by their
+        A departure is sent only as an answer to one rank: other ranks detect it by their
         connections.
         """
         if message.kind in _GROUP_MESSAGES or (
@@ -147,8 +147,8 @@ class PeerMessages:
                     self._peer_channel(rank).send(replace(message, to=()))
 
     def send(self, attempt: Attempt, to: int, data: bytes) -> None:
-        """Sends a recovery message, which waits until the other rank shrinks, too. Drops it if that
-        rank is out of reach."""
+        """Sends a recovery message, which waits until the other rank shrinks, too. Drops the
+        message if that rank is unreachable."""
         self._send_to(attempt[0], to, MessageKind.RECOVERY_TEXT, attempt[1] + data)
 
     def request_vote(self, tag: bytes, to: int, request: VoteRequest) -> None:
@@ -156,7 +156,7 @@ class PeerMessages:
         self._send_to(tag, to, MessageKind.VOTE_REQUEST, request.pack())
 
     def take(self, sock: socket.socket, introduction: Introduction) -> None:
-        """Takes a connection that another rank dialed."""
+        """Takes over a connection that another rank dialed."""
 
         def received(message: ControlMessage) -> None:
             self.received(introduction.rank, message, channel)
@@ -178,7 +178,7 @@ class PeerMessages:
             channel.close()
 
     def unreachable(self, rank: int, silent: str) -> None:
-        """Records that a rank is out of reach. `silent` is the error text if its host is silent,
+        """Records that a rank is unreachable. `silent` is the error text if its host is silent,
         else empty."""
         self._peer_channels.pop(rank, None)
         for inbox in self._inboxes.values():
@@ -195,7 +195,7 @@ class PeerMessages:
         match message.kind:
             case kind if kind in _GROUP_MESSAGES:
                 self._handle(message)
-            # of the group; with a body, of an attempt to shrink
+            # the rank left the group; with a body, it left an attempt to shrink
             case MessageKind.LEFT if not message.body:
                 self._handle(message)
             case MessageKind.VOTE_REQUEST:
@@ -211,7 +211,7 @@ class PeerMessages:
             case MessageKind.LEFT if attempt in self._inboxes or data == _FOR_GOOD:
                 self._put(attempt, GaveUp(rank=rank))
             case MessageKind.LEFT:
-                pass  # of an attempt that has ended here, too
+                pass  # the attempt has ended on this rank, too
             case _:
                 raise ValueError(f"a direct message of unexpected kind {message.kind}")
 
@@ -226,8 +226,9 @@ class PeerMessages:
             channel.send(self._message(tag, MessageKind.VOTE_REPLY, b""))
 
     def _send_decision(self, tag: bytes, channel: ControlChannel) -> bool:
-        """Tells a decision to a rank that asks after it was made. Returns whether there is a
-        decision."""
+        """Sends an earlier decision to a rank that asks later. Returns True if there is a
+        decision.
+        """
         vote = self._groups.vote(tag)
         if vote is None or not vote.decided:
             return False
@@ -257,7 +258,7 @@ class PeerMessages:
 class _PeerChannel:
     """Connection to one rank: a dial, then a channel.
 
-    If either ends, the rank is out of reach, for an unknown reason.
+    If the dial or the channel ends, the rank is unreachable, for an unknown reason.
     """
 
     def __init__(self, messages: PeerMessages, world: World, rank: int) -> None:
@@ -271,7 +272,7 @@ class _PeerChannel:
         if self._channel is None:
             if (
                 message.kind is MessageKind.LAST_CALL_QUERY
-            ):  # repeated, also for a process that is stopped
+            ):  # replaces an earlier query: queries repeat
                 asked = (message.kind, message.tag)
                 self._pending = [old for old in self._pending if (old.kind, old.tag) != asked]
             self._pending.append(message)
@@ -328,14 +329,14 @@ class _PeerChannel:
         self._messages.unreachable(self._rank, text if self._channel.was_silent else "")
 
     def _fail_later(self, failed: DialFailure) -> None:
-        """Reports a failed dial later: it may fail while it is constructed. If descriptors are
-        short here, every dial does."""
+        """Reports a failed dial later, since a dial may fail during its construction. If this
+        process is short of descriptors, every dial does."""
         self._world.loop.later(_PAUSE_S if failed.here else 0, lambda: self._failed(failed))
 
     def _failed(self, failed: DialFailure) -> None:
         if self._is_closed:
             return
-        if failed.answered or failed.here:  # the process may live: perhaps it is stopped
+        if failed.answered or failed.here:  # the process may be alive but stopped
             self._dial = self._begin()
         else:
             config = self._world.config

@@ -1,9 +1,9 @@
-"""A host's vote on the group that replaces a failed one, with its requests and replies.
+"""A host's vote on the group that replaces a failed group, with the requests and replies.
 
 On one host, one word of shared memory decides. Across hosts, the votes of the old group's hosts
 decide: single-decree Paxos (Lamport, Paxos Made Simple, 2001). A ballot first requests promises,
-then a choice: the group formed under this ballot or an earlier one. A vote is one word of the
-segment that a host's ranks share. So any live rank of the host can reply for all of them, and all
+then a choice: the group formed under this ballot or an earlier ballot. A vote is one word of the
+segment that a host's ranks share. So any live rank of the host can reply for all its ranks, and all
 replies of a host are consistent.
 """
 
@@ -19,18 +19,19 @@ _REQUEST = struct.Struct("<BII")
 _REPLY = struct.Struct("<?Q")
 _BALLOT_BITS = 21
 END_OF_BALLOTS: Final = 1 << _BALLOT_BITS
-"""Upper bound of ballots: three numbers below it fit into a vote's word."""
+"""Upper bound of ballot numbers. Three such numbers fit into a vote's word."""
 
 Exchange = Callable[[int, int], int]
-"""Compares and exchanges a word: sets the second number if the word equals the first. Returns the
-previous value."""
+"""A function that compares and exchanges a word: sets the word to the second argument if it equals
+the first. Returns the previous value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
     """A vote. Requests of a ballot below `promised` are refused.
 
-    `choice` was accepted under `ballot` (0: none). `decided`: enough other hosts accepted it, too.
+    `choice` was accepted under `ballot` (0: none). `decided` is True if enough other hosts accepted
+    it, too.
     """
 
     promised: int = 0
@@ -101,7 +102,7 @@ def cast(vote: Vote, request: VoteRequest) -> tuple[Vote, VoteReply]:
     >>> reply.yes, cast(vote, VoteRequest(phase=VotePhase.PROMISE, ballot=4))[1].yes
     (True, False)
     """
-    if request.phase is VotePhase.DECIDED:  # regardless of later promises
+    if request.phase is VotePhase.DECIDED:  # whatever was promised since
         latest, promised = max(vote.ballot, request.ballot), max(vote.promised, request.ballot)
         vote = Vote(promised=promised, ballot=latest, choice=request.choice, decided=True)
         return vote, VoteReply(to=request, yes=True, vote=vote)
@@ -114,7 +115,9 @@ def cast(vote: Vote, request: VoteRequest) -> tuple[Vote, VoteReply]:
 
 
 def cast_in(exchange: Exchange, request: VoteRequest) -> VoteReply:
-    """Applies a request to a vote in a word that other ranks change, too; returns the reply."""
+    """Applies a request to a vote in a shared word, which other ranks change, too. Returns the
+    reply.
+    """
     seen = exchange(0, 0)
     while True:
         vote, reply = cast(Vote.of(seen), request)

@@ -1,7 +1,7 @@
 """Control server and client: every rank has a channel to the server on the first rank.
 
-So n ranks need n - 1 connections to learn of each other's failures. The server detects the end of
-any connection and can tell all ranks.
+So n ranks need only n - 1 connections to learn of each other's failures. The server detects the end
+of any connection and tells all ranks.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ Deliver = Callable[[ControlMessage], None]
 
 
 class ControlEndpoint(ABC):
-    """This rank's end: client or server. The loop's thread calls all methods."""
+    """This rank's end of the control channels: a client or the server. The loop's thread calls all
+    methods.
+    """
 
     @abstractmethod
     def send(self, message: ControlMessage) -> bool:
         """Sends a message of this rank to the reachable ranks of `message.to`. Returns False if the
-        server is gone."""
+        server is lost or has left."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Tells the other side that this rank leaves in good order."""
+        """Tells the other end that this rank leaves without a failure."""
 
     @abstractmethod
     def ended(self) -> bool:
-        """Returns whether all connections are closed."""
+        """Returns True if all connections are closed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -48,7 +50,7 @@ class ControlEndpoint(ABC):
 
 
 def lost_message(rank: int, host: str, pid: int, why: str) -> ControlMessage:
-    """Makes the message that a rank is lost."""
+    """Returns the message that reports a lost rank."""
     process = f", pid {pid}" if pid else ""
     text = f"rank {rank} (host {host}{process}) {why}"
     return ControlMessage(kind=MessageKind.LOST, origin=rank, body=text.encode())
@@ -83,11 +85,11 @@ class ControlServer(ControlEndpoint):
         return sorted(self._hosts.keys() - {self._rank} - self._seen)
 
     def awaits(self, rank: int) -> bool:
-        """Returns whether a rank is expected and has never connected."""
+        """Returns True if a rank is expected and has never connected."""
         return rank in self._hosts and rank != self._rank and rank not in self._seen
 
     def take(self, sock: socket.socket, introduction: Introduction) -> None:
-        """Takes a rank's connection."""
+        """Takes over a rank's connection."""
         rank, pid = introduction.rank, introduction.pid
         self._seen.add(rank)
         self._channels[rank] = ControlChannel(
@@ -154,7 +156,7 @@ class ControlServer(ControlEndpoint):
         channel = self._channels.pop(rank, None)
         if why and not self._leaving:
             notice = lost_message(rank, self._hosts[rank], pid, why)
-            if channel is not None:  # else the rank would report this rank as lost
+            if channel is not None:  # tell the rank, too: else it reports this rank as lost
                 channel.send_last(notice)
             for channel in list(self._channels.values()):
                 channel.send(notice)
@@ -162,7 +164,7 @@ class ControlServer(ControlEndpoint):
 
 
 class ControlClient(ControlEndpoint):
-    """Control client of every other rank: the channel to the server."""
+    """The control client, on every other rank: the channel to the server."""
 
     def __init__(
         self,

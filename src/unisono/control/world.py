@@ -1,4 +1,4 @@
-"""A rank's world: the location of all ranks, and how to dial them."""
+"""A rank's world: the locations of all ranks, and the means to dial them."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ class World:
         return min(len(self.config.sources), len(self.config.peer_infos[to].addresses))
 
     def is_remote(self, rank: int) -> bool:
-        """Returns whether a rank is on another host."""
+        """Returns True if a rank is on another host."""
         peer_infos = self.config.peer_infos
         return peer_infos[rank].host != peer_infos[self.config.rank].host

@@ -1,5 +1,6 @@
-"""The connections of a connection manager that joins a world: acceptor, control groups and
-groups."""
+"""The connections of a rank's connection manager in a world: acceptor, control groups and
+groups.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from unisono.transport import (
 )
 
 _LEAVE_S = 1.0
-_MOST_EARLY = 1024  # ranks that dial for control groups that do not exist here yet
+_MOST_EARLY = 1024  # connections for control groups that do not exist on this rank yet
 
 
 class WorldConnections:
@@ -69,12 +70,12 @@ class WorldConnections:
         )
 
     def wait(self) -> None:
-        """Waits until this rank is connected; on rank 0, until all ranks are. Raises a failure that
-        occurred meanwhile."""
+        """Waits until this rank is connected; on rank 0, until all ranks are. Raises any failure
+        that occurred meanwhile."""
         self._world_group.wait(self._config.timeout_s)
 
     def control_group(self, tag: bytes) -> ControlGroup:
-        """Returns an existing control group. For the loop's thread."""
+        """Returns an existing control group. Only the loop's thread calls this."""
         return self._control_groups[tag]
 
     def form_control_group(
@@ -85,14 +86,15 @@ class WorldConnections:
         timeout_s: float,
         watch: Callable[[], None],
     ) -> bytes:
-        """Forms a control group of these ranks, which all call this; returns the first rank's
-        data."""
+        """Forms a control group of these ranks, which must all call this. Returns the data of the
+        first rank."""
         control_group = self._make_control_group(tag, members, rank0_data)
         self._loop.call(lambda: self._begin(control_group))
         try:
             control_group.wait(timeout_s, watch)
         except AuthenticationError as error:
-            # The first rank knew the secret when it joined the world: it ended during its proof.
+            # The first rank proved its secret when it joined the world, so it must have ended
+            # during this proof.
             self.drop_control_group(tag)
             raise RendezvousError(str(error)) from error
         except BaseException:
@@ -105,8 +107,8 @@ class WorldConnections:
         self._loop.call(lambda: self._end(tag))
 
     def leave(self) -> None:
-        """Leaves all groups in good order, as far as the others acknowledge, and ends the loop. For
-        the loop's thread."""
+        """Leaves all groups without a failure, if the others acknowledge in time, and ends the
+        loop. Only the loop's thread calls this."""
         try:
             if self._acceptor is not None:
                 self._acceptor.close()
