@@ -2,7 +2,7 @@
 
 Ranks exchange texts through a `BootstrapStore` (TCP, MPI, torch's store or any key-value store).
 The ranks of one host then share a memory segment (`join_segment`). Ranks of several hosts share one
-network per world (`GroupNetwork`). `join_group` does all of this and returns a `JoinedGroup`.
+network per world (`GroupNetwork`). `join_group` runs all these steps and returns a `JoinedGroup`.
 """
 
 from typing import TYPE_CHECKING

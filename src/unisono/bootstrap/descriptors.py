@@ -8,7 +8,9 @@ import resource
 from dataclasses import dataclass
 
 _SPARE = 4
-"""Descriptors for reporting a shortage to the others, and for other threads of this process."""
+"""Number of descriptors kept for reporting a shortage to other ranks, and for other threads of this
+process.
+"""
 
 _REMEDIES = {
     errno.EMFILE: "raise the limit (ulimit -n, now {limit})",

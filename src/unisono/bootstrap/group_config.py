@@ -13,7 +13,7 @@ from unisono.types import SingleCopy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingShape:
-    """Staging memory of each rank: number of blocks in flight, and bytes per block."""
+    """Staging memory of each rank: `depth` blocks in flight, and the bytes per block."""
 
     depth: int
     buffer_bytes: int
@@ -40,12 +40,14 @@ class GroupConfig:
     rank0_data: bytes = b""
     """Data that rank 0 sends to all other ranks."""
     single_copy: SingleCopy = SingleCopy.AUTO
-    """Use of single copy where ranks can read each other's memory. Rank 0's value counts."""
+    """Use of single copy if ranks can read each other's memory. Rank 0's value applies to all
+    ranks.
+    """
     shape: StagingShape | None = None
-    """Shape of the segment. None: chosen from the number of ranks, this host and
+    """Shape of the staging memory. None: chosen from the number of ranks, this host and
     `staging_bytes`."""
     names: Sequence[int] = ()
-    """Numbers by which errors call the ranks, if the ranks are part of a larger group."""
+    """Rank numbers for error texts, if the ranks are part of a larger group."""
     watch: Callable[[], None] | None = None
     """Called every 20 ms while this rank waits for others. It raises `RendezvousError` when waiting
     has become useless."""
@@ -58,11 +60,11 @@ class GroupConfig:
 
     @property
     def label(self) -> str:
-        """Returns the text by which errors call this rank."""
+        """Returns this rank's name for error texts."""
         return f"rank {self.name(self.rank)} of {self.size}"
 
     def name(self, rank: int) -> int:
-        """Returns the number by which errors call a rank."""
+        """Returns a rank's number for error texts."""
         return self.names[rank] if self.names and 0 <= rank < self.size else rank
 
 
@@ -83,7 +85,7 @@ class JoinedGroup:
     """Time limit in seconds for `close`: ranks of other hosts may need this rank's last data."""
 
     def close(self) -> None:
-        """Leaves the group in good order and frees its memory.
+        """Leaves the group without a failure and frees its memory.
 
         The garbage collector may call this in one of the group's own threads, which cannot wait for
         its own end. In that case another thread closes the group.
@@ -99,7 +101,7 @@ class JoinedGroup:
         finally:
             if self.network is not None:
                 self.network.leave()
-            self.group.give_back()  # last: ranks of other hosts may still read from this memory
+            self.group.give_back()  # last, since ranks of other hosts may still read this memory
 
 
 OpenGroup = Callable[[int, int, bytes], Group]

@@ -15,14 +15,16 @@ Hosts: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class TransportKind(IntEnum):
-    """Kinds of connection between ranks of different hosts; as in `csrc/execution/group.h`."""
+    """Kinds of connection between ranks of different hosts, with the values of
+    `csrc/execution/group.h`.
+    """
 
     COLLECTIVES = 0
     P2P = 1
 
 
 class Network(Protocol):
-    """A world's network, as its groups use it."""
+    """Interface of a world's network for its groups."""
 
     def form(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
         """Forms a group of these ranks of the world."""
@@ -31,10 +33,10 @@ class Network(Protocol):
         """Connects to these ranks of the group `name`. Returns at once."""
 
     def leave(self, name: bytes) -> None:
-        """Releases the group's connections. The caller has closed the group on this rank."""
+        """Releases the group's connections, after the caller has closed the group on this rank."""
 
     def connections(self) -> ConnectionManager:
-        """Returns the connections by which ranks agree after a failure.
+        """Returns the connection manager by which ranks agree after a failure.
 
         Raises `UnsupportedError` if the network cannot be used after a rank's failure.
         """
@@ -57,12 +59,12 @@ class GroupNetwork:
         self._reached = {transport: set(here) for transport in TransportKind}
 
     def reach(self, peers: Iterable[int], transport: TransportKind) -> None:
-        """Ensures that this rank is connected, or will be soon, to these peers."""
+        """Ensures that connections to these peers exist or are being opened."""
         new = set(peers) - self._reached[transport]
         if new:
             self.network.reach(self.name, sorted(new), transport)
             self._reached[transport] |= (
-                new  # last: a signal handler may raise before `reach` returns
+                new  # last, since a signal handler may raise before `reach` returns
             )
 
     def leave(self) -> None:

@@ -1,4 +1,5 @@
-"""The ranks of one host share a segment, which proves that they are on one host.
+"""Forms the group of one host's ranks. They share a segment, which proves that they are on one
+host.
 
 A local socket passes the segment's descriptor, the kernel confirms the peer's user, and each rank
 reads the nonce back from the memory.

@@ -1,4 +1,4 @@
-"""Forms a group of ranks that know only the rendezvous, on one host or on several."""
+"""Forms a group of ranks that know only the rendezvous, on one host or on several hosts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def join_group(
     """Joins the group; returns when all ranks have joined. The ranks find each other through
     `store` if given, else through the rendezvous.
 
-    A rendezvous that is not an address means that all ranks are on this host. Then the network is
-    not used, and its modules are not imported.
+    If the rendezvous is not an address, all ranks are on this host. In this case the network is not
+    used, and its modules are not imported.
 
     Raises `RendezvousError` if a rank is missing at the timeout, or if ranks disagree about rank or
     size. Raises `AuthenticationError` if this rank is rejected.

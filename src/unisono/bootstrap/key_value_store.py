@@ -25,7 +25,7 @@ _VERDICT_S = 1.0
 
 
 class Store(Protocol):
-    """The methods of `torch.distributed.Store` that this module uses."""
+    """Methods of `torch.distributed.Store` that this module uses."""
 
     def set(self, key: str, value: Any, /) -> None:
         """Sets a key to text or bytes."""
@@ -34,12 +34,13 @@ class Store(Protocol):
         """Returns the value of an existing key."""
 
     def wait(self, keys: list[str], timeout: timedelta, /) -> None:
-        """Returns when all keys exist. Raises `RuntimeError` if they do not within the timeout."""
+        """Returns when all keys exist. Raises `RuntimeError` if a key does not exist within the
+        timeout.
+        """
 
 
 class KeyValueBootstrap:
-    """A `BootstrapStore` over the store that `open_store` opens; its argument is a timeout in
-    seconds.
+    """A `BootstrapStore` over the store that `open_store(timeout_s)` opens.
 
     `name` separates groups that use the same store. `secret` is the job's secret, if the user gave
     one; the store itself does not check it.
@@ -69,7 +70,7 @@ class KeyValueBootstrap:
             store = self._open(timeout_s)
             one_exchange = _Exchange(store, self._name, rank, size, deadline, timeout_s)
             entries = one_exchange.lead(entry) if rank == 0 else one_exchange.follow(entry)
-        except RuntimeError as error:  # from torch: the store is gone or was never reachable
+        except RuntimeError as error:  # raised by torch if the store is unreachable
             raise RendezvousError(
                 f"rank {rank} of {size}: the store through which ranks find each other failed: "
                 f"{error}"
@@ -78,7 +79,7 @@ class KeyValueBootstrap:
 
 
 class _Exchange:
-    """One exchange by one rank."""
+    """One rank's part in one exchange of texts."""
 
     def __init__(
         self, store: Store, name: str, rank: int, size: int, deadline: float, timeout_s: float
@@ -161,7 +162,7 @@ class _Exchange:
         return f"{self._name}/{round_id}/{what}"
 
     def _wait(self, keys: list[str], seconds: float) -> bool:
-        """Returns whether the keys exist, after waiting at most `seconds`."""
+        """Waits at most `seconds` for the keys. Returns True if they exist."""
         if not keys:
             return True
         started = time.monotonic()
@@ -170,6 +171,6 @@ class _Exchange:
             self._store.wait(keys, timedelta(seconds=seconds))
         except RuntimeError:
             if time.monotonic() - started < seconds / 2 and seconds > _POLL_S / 10:
-                raise  # an early error is a failed store, not a timeout
+                raise  # an early error is a failure of the store, not a timeout
             return False
         return True

@@ -106,7 +106,7 @@ class MpiNetwork:
         )
 
     def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
-        """Does nothing: MPI connects by itself."""
+        """Does nothing, since MPI connects ranks by itself."""
 
     def leave(self, name: bytes) -> None:
         """Leaves a closed group. Does nothing in a forked child, because the group is the
@@ -172,7 +172,7 @@ def join_by_mpi(group_config: GroupConfig, settings: Settings) -> JoinedGroup:
 
 
 def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
-    """Splits off the link of `members`, all of which call this.
+    """Makes the link of the group `members`, whose ranks must all call this.
 
     Runs in a thread of its own, because MPI waits for all members without a timeout.
     """

@@ -1,7 +1,7 @@
 """Ranks exchange hosts, addresses and rank 0's data through a bootstrap store.
 
-These facts prove nothing. Ranks with equal host keys are *candidates* for one host, and prove it by
-sharing memory (`bootstrap.host_group`).
+The exchanged facts are claims without proof. Ranks with equal host keys are only *candidates* for
+one host. They prove that they are on one host by sharing memory (`bootstrap.host_group`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unisono.native import usable_cores
 from unisono.transport import random_secret
 
 _VERSION = 2
-"""Version of the exchanged texts; ranks of other versions are rejected."""
+"""Format version of the exchanged texts; ranks with other versions are rejected."""
 _WORLD_BYTES = 16
 _SPANNING_DEPTH = 4
 _PAGE_BYTES = 4096
@@ -33,7 +33,7 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostKey:
-    """Identifies a host; ranks with equal keys may be on one host.
+    """Identity of a host. Ranks with equal keys may be on one host.
 
     The key holds the kernel's boot id, its network and user namespaces, the user id, and the user's
     own name for the host.
@@ -46,7 +46,7 @@ class HostKey:
     host_id: str = ""
 
     def same_network(self, other: HostKey) -> bool:
-        """Returns whether both share one loopback interface."""
+        """Returns True if ranks with these keys share one loopback interface."""
         return (self.boot, self.network) == (other.boot, other.network)
 
 
@@ -83,7 +83,9 @@ class RankFacts:
     addresses: Sequence[tuple[str, int]]
     """IP literal and port at which the rank listens for other hosts, one pair for each rail."""
     staging_bytes: int
-    """Staging memory of all ranks of the fullest host together; rank 0's value applies."""
+    """Bytes of staging memory for all ranks of the host with the most ranks; rank 0's value
+    applies.
+    """
     host: HostKey = field(default_factory=this_host)
     cores: int = field(default_factory=usable_cores)
     rank0_data: bytes = b""
@@ -97,7 +99,7 @@ class WorldFacts:
     """Facts about a world; equal on all its ranks."""
 
     hosts: tuple[tuple[int, ...], ...]
-    """The ranks of each host (candidates), ordered by each host's first rank."""
+    """The ranks of each host (candidates), in the order of the hosts' first ranks."""
     peer_infos: tuple[PeerInfo, ...]
     """Peer info of all ranks, by rank."""
     world: bytes
@@ -118,10 +120,10 @@ class WorldFacts:
 def exchange_facts(
     bootstrap_store: BootstrapStore, rank_facts: RankFacts, *, by_address: bool = True
 ) -> WorldFacts:
-    """Exchanges facts with the other ranks; returns the same on all ranks.
+    """Exchanges facts with the other ranks. Returns the world's facts, equal on all ranks.
 
     `by_address`: ranks of different hosts will connect to the exchanged addresses, which are
-    checked. Pass False where MPI connects the hosts.
+    checked. Pass False if MPI connects the hosts.
 
     Raises `RendezvousError` if ranks are missing, or cannot reach each other at their addresses.
     Raises `AuthenticationError` if this rank is rejected.
@@ -156,7 +158,7 @@ def exchange_facts(
 
 
 def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> StagingShape:
-    """Chooses the staging shape. Across hosts more blocks are in flight: the network carries some
+    """Chooses the staging shape. Across hosts, more blocks are in flight: some are in the network
     while others wait."""
     shape = shape_for(fullest, cores, staging_bytes)
     if hosts == 1:
@@ -169,7 +171,7 @@ def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> Sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ParsedFacts:
-    """A rank's text, parsed."""
+    """A rank's facts, parsed from its text."""
 
     host: HostKey
     name: str
@@ -184,7 +186,7 @@ class _ParsedFacts:
 
     @classmethod
     def unpack(cls, rank: int, text: bytes) -> _ParsedFacts:
-        """Parses a text. Raises `RendezvousError` if this version would not have written it."""
+        """Parses a text. Raises `RendezvousError` for a text that this version would not write."""
         try:
             facts: dict[str, Any] = json.loads(text)
             if facts["version"] != _VERSION:

@@ -14,7 +14,7 @@ _log = logging.getLogger("unisono")
 
 _SHARED_MEMORY = "/dev/shm"
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors for lack of a resource, which a file would need too."""
+"""Errors for a missing resource that a file would need, too."""
 
 
 def create(ranks: int, depth: int, buffer_bytes: int, nonce: bytes) -> int:

@@ -1,10 +1,10 @@
-"""The ranks of one host find each other and share one memory segment.
+"""Bootstrap on one host: the ranks find each other and share one memory segment.
 
 Rank 0 listens on an abstract Unix socket, whose name is derived from the job's rendezvous text. The
-other ranks connect. The kernel tells each side the other's user (SO_PEERCRED), and other users are
-rejected. Rank 0 passes the descriptor of a memfd and a nonce. Each rank maps the memfd and compares
-the nonce with the one in the memory, which proves that all ranks are on one host. Neither the
-socket nor the memory has a name in the file system, so no file is left behind.
+other ranks connect. The kernel tells each end the other end's user (SO_PEERCRED), and other users
+are rejected. Rank 0 passes the descriptor of a memfd and a nonce. Each rank maps the memfd and
+compares the nonce with the one in the memory, which proves that all ranks are on one host. Neither
+the socket nor the memory has a name in the file system, so no file is left behind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
 _HELLO_TIMEOUT_S = 5.0
 _INT, _RIGHTS = struct.Struct("i"), socket.SCM_RIGHTS
-_REPORT_S = 30.0  # how long rank 0 waits for the others when it only reports a failure to them
+_REPORT_S = 30.0  # limit of rank 0's wait for the others if it only reports a failure
 
 
 def join_segment(group_config: GroupConfig, open_group: OpenGroup = open_group) -> JoinedGroup:
@@ -141,8 +141,8 @@ def _closed_on_failure(group: Group) -> Iterator[None]:
 
 
 def _wanted_single_copy(group_config: GroupConfig) -> SingleCopy:
-    """Decides for all ranks, in the form that `single_copy_for` takes. NEVER if no call would use
-    single copy."""
+    """Returns rank 0's decision on single copy, for `single_copy_for` on all ranks. NEVER if no
+    call would use single copy."""
     wanted = group_config.single_copy
     if wanted is SingleCopy.AUTO and meshed_cores():
         wanted = SingleCopy.ALWAYS
@@ -153,7 +153,7 @@ def _wanted_single_copy(group_config: GroupConfig) -> SingleCopy:
 def _agree_on_single_copy(
     group: Group, group_config: GroupConfig, followers: dict[int, socket.socket], deadline: float
 ) -> bool:
-    """Returns whether all ranks can read each other's memory, after telling all of them."""
+    """Returns True if all ranks can read each other's memory. Sends the result to all ranks."""
     able = group.can_read_peers()
     for rank, peer in followers.items():
         with _naming_rank(group_config.name(rank)):
@@ -196,7 +196,7 @@ def _refuse(peer: socket.socket, why: str) -> None:
 
 @contextlib.contextmanager
 def _naming_rank(rank: int) -> Iterator[None]:
-    """Turns a lost connection into an error that names the rank."""
+    """Converts the error of a lost connection into an error that names the rank."""
     try:
         yield
     except OSError as error:
@@ -212,8 +212,9 @@ def _admit(
 ) -> None:
     """Admits one more rank.
 
-    A connection that is not a rank's is closed, logged and harmless: any process that can reach the
-    socket must not end the job. `other_users` collects the other users that tried.
+    A connection that is not from a rank is closed and logged, and the wait continues: other
+    processes that can reach the socket must not end the job. `other_users` collects the other users
+    that tried.
     """
     missing = sorted(set(range(1, group_config.size)) - set(followers))
     names = [group_config.name(rank) for rank in missing]
@@ -243,7 +244,9 @@ def _admit(
 def _read_hello(
     peer: socket.socket, group_config: GroupConfig, other_users: set[int], deadline: float
 ) -> tuple[int, int] | None:
-    """Returns the rank and size of a connection. If it is not a rank's, closes and logs it."""
+    """Returns the rank and size that a connection sends. Closes and logs a connection that is not
+    from a rank.
+    """
     user = user_of(peer)
     if user != os.getuid():
         other_users.add(user)
@@ -290,14 +293,14 @@ def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
         raise RendezvousError(f"rank {rank} could not join: {_text(peer)}")
 
 
-# ---- the others
+# ---- the other ranks
 
 
 def _follow(group_config: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
     deadline = time.monotonic() + group_config.timeout_s
     shortage = shortage_of(2, group_config.label)  # the connection and the memory
     if shortage is not None and shortage.free == 0:
-        raise RendezvousError(shortage.why)  # no connection to rank 0 can be opened to report this
+        raise RendezvousError(shortage.why)  # no descriptor is left for a report to rank 0
     with connect(group_config, deadline) as leader:
         try:
             leader.sendall(_HELLO.pack(_MAGIC, group_config.rank, group_config.size))
@@ -327,7 +330,7 @@ def _join(
     open_group: OpenGroup,
     shortage: Shortage | None,
 ) -> tuple[Group, bytes]:
-    """Takes the segment, or tells rank 0 the reason if that fails."""
+    """Receives and maps the segment, or tells rank 0 the reason if that fails."""
     try:
         if shortage is None:
             return _take_segment(leader, group_config, open_group)
@@ -346,7 +349,7 @@ def _decline(leader: socket.socket) -> None:
 
 
 def _text(peer: socket.socket) -> str:
-    """Returns the other side's reason for refusing."""
+    """Returns the other end's reason for a refusal."""
     return peer.recv(_MOST_TEXT_BYTES).decode(errors="replace")
 
 
@@ -356,7 +359,7 @@ def _take_segment(
     data, fds, flags = _receive_descriptor(leader)
     if data[:1] == _REFUSAL:
         raise RendezvousError(data[1:].decode(errors="replace"))
-    if flags & socket.MSG_CTRUNC and not fds:  # the kernel had no descriptor for the message
+    if flags & socket.MSG_CTRUNC and not fds:  # this process had no free descriptor
         raise RendezvousError(
             "too many open files to receive the group's memory; raise the limit (ulimit -n)"
         )
@@ -370,8 +373,8 @@ def _take_segment(
 
 
 def _receive_descriptor(leader: socket.socket) -> tuple[bytes, list[int], int]:
-    """Receives data and descriptors. The descriptors are close-on-exec from the start:
-    `socket.recv_fds` cannot do that."""
+    """Receives data and descriptors. The descriptors are close-on-exec from the start, which
+    `socket.recv_fds` cannot do."""
     space = socket.CMSG_LEN(_INT.size)
     data, notes, flags, _ = leader.recvmsg(1 + _MOST_TEXT_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     return data, [_INT.unpack(note)[0] for *_, kind, note in notes if kind == _RIGHTS], flags

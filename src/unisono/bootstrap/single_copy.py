@@ -1,4 +1,4 @@
-"""Rules that say which calls of a group use single copy instead of slots.
+"""Rules that determine which calls of a group use single copy instead of slots.
 
 With single copy, a reader copies straight from the owner's memory. A slot is written once for all
 its readers, so single copy saves most where each value has one reader. Its cost is one system call
@@ -6,8 +6,8 @@ for each read, and a wait for the readers at the end.
 
 The limits were measured (`benchmarks/single_copy.py`) on a CPU whose cores pass modified cache
 lines slowly (`native.meshed_cores`). On a CPU whose cores read each other's caches as fast as their
-own, single copy pays only if many ranks share a core. There, written data has left the cache when
-the reader runs (`all_to_all` of 64 MiB, 8 ranks on 2 cores: 30 ms instead of 39 to 70).
+own, single copy pays only if many ranks share a core. In that case, written data has left the cache
+when the reader runs (`all_to_all` of 64 MiB, 8 ranks on 2 cores: 30 ms instead of 39 to 70).
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from unisono.types import Op, SingleCopy
 
 _LEAST_BYTES = 32 << 10
 _MOST_CROWDED_BYTES = 4 << 20
-"""With more ranks than cores: longer parts no longer fit in the caches."""
+"""Longest part in bytes that still fits in the caches, with more ranks than cores."""
 _BLOCK_BYTES, _CROWDED_BLOCK_BYTES = 256 << 10, 4 << 20
 _RANKS_OF_A_CORE, _LEAST_SHARED_BYTES = 4, 2 << 20
-"""On CPUs with fast shared caches: least ranks per core, and least bytes per part."""
+"""Minimum ranks per core and minimum bytes per part for single copy, on CPUs with fast shared
+caches.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleCopyRules:
-    """Ranges of lengths in bytes, by operation: a call whose longest part is in the range uses
-    single copy."""
+    """Ranges of lengths in bytes, by operation. A call uses single copy if its longest part is in
+    the range."""
 
     pieces: Mapping[Op, range] = field(default_factory=dict)
     block_bytes: int = _BLOCK_BYTES
 
     def serves(self, op: Op, longest_bytes: int) -> bool:
-        """Returns whether a call uses single copy.
+        """Returns True if a call uses single copy.
 
         >>> always = single_copy_for(2, cores=2, wanted=SingleCopy.ALWAYS)
         >>> always.serves(Op.ALL_TO_ALL, 1 << 20), NO_SINGLE_COPY.serves(Op.ALL_TO_ALL, 1 << 20)
@@ -49,7 +51,7 @@ NO_SINGLE_COPY = SingleCopyRules()
 def single_copy_for(ranks: int, *, cores: int, wanted: SingleCopy) -> SingleCopyRules:
     """Chooses the rules for `ranks` ranks of one host that can read each other's memory.
 
-    Pass ALWAYS for AUTO on a CPU whose cores pass modified cache lines slowly.
+    On a CPU whose cores pass modified cache lines slowly, pass ALWAYS instead of AUTO.
 
     >>> single_copy_for(4, cores=2, wanted=SingleCopy.AUTO) == NO_SINGLE_COPY
     True

@@ -1,4 +1,4 @@
-"""Bootstrap stores: every rank of a job gets a text from every other rank, before they
+"""Bootstrap stores, by which every rank gets a text of every other rank before they can
 communicate."""
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from unisono.transport import CLEAR, Security
 
 
 class BootstrapStore(Protocol):
-    """Exchanges texts among ranks that know nothing of each other. One thread uses it, once."""
+    """A service that exchanges texts among ranks that know nothing of each other. A rank uses a
+    store once, in one thread.
+    """
 
     @property
     def secret(self) -> bytes | None:
-        """Secret that a rank must prove to know before it reads or writes. None: no proof is
+        """Secret that a rank must prove to know before it reads or writes texts. None: no proof is
         needed."""
 
     def exchange(self, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:

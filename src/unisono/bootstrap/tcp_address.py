@@ -1,4 +1,4 @@
-"""The address of a TCP rendezvous, `tcp://host:port`, and its meaning on this host."""
+"""The address of a TCP rendezvous, `tcp://host:port`, and its resolution on this host."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ Address = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpAddress:
-    """A parsed rendezvous. `text` is the original; the part after the port separates jobs."""
+    """A parsed rendezvous. `text` is the original text, whose part after the port separates
+    jobs.
+    """
 
     host: str
     port: int
     text: str
 
     def digest(self) -> bytes:
-        """Returns a hash that separates jobs at one port, be they consecutive or configured so by
+        """Returns a hash that distinguishes jobs that use one port, one after another or by
         mistake."""
         return hashlib.sha256(self.text.encode()).digest()[:16]
 
     def warning(self) -> str:
-        """Returns a hint for the error of ranks that waited in vain, or an empty text."""
+        """Returns a hint for the error of ranks that reached the timeout, or an empty text."""
         if not _only_here(self.host):
             return ""
         return f"; {self.host} is a different machine on each host: with several hosts, {_SET_IT}"
@@ -67,9 +69,9 @@ def parse(text: str) -> TcpAddress:
 
 
 def resolve(address: TcpAddress) -> list[Address]:
-    """Returns the addresses that the name has on this host, without those unreachable from others.
+    """Resolves the host name. Excludes addresses that other hosts cannot reach.
 
-    Raises `RendezvousError` if the name means only this host, `OSError` if the name is unknown.
+    Raises `RendezvousError` if no address is left, `OSError` if the name is unknown.
     """
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     addresses: list[Address] = [(int(family), where) for family, _, _, _, where in found]  # type: ignore[misc]
@@ -85,7 +87,7 @@ def resolve(address: TcpAddress) -> list[Address]:
 
 
 def listen(address: TcpAddress, backlog: int, deadline: float) -> list[socket.socket]:
-    """Listens at this address only. Raises `RendezvousError` if this host cannot."""
+    """Listens at this address only. Raises `RendezvousError` if that fails on this host."""
     until = min(deadline, time.monotonic() + PATIENCE_S)
     while True:
         try:
@@ -133,7 +135,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def _listen(addresses: list[Address], backlog: int) -> list[socket.socket]:
-    """Listens at the addresses that belong to this host. Raises `OSError` if none does."""
+    """Listens at the addresses that belong to this host. Raises `OSError` if none belongs to it."""
     listeners: list[socket.socket] = []
     foreign: OSError | None = None
     for family, address in addresses:
@@ -159,7 +161,7 @@ def _listen(addresses: list[Address], backlog: int) -> list[socket.socket]:
 
 
 def _only_here(host: str) -> bool:
-    """Returns whether the host's name itself means loopback."""
+    """Returns True if the host is a loopback address or is named localhost."""
     if _is_address(host):
         return ipaddress.ip_address(host).is_loopback
     return host.lower().partition(".")[0] == "localhost"

@@ -31,8 +31,8 @@ _NAME_BYTES = 16
 class TcpNetwork:
     """A `Network` over TCP; it exists while this rank is in one of the world's groups.
 
-    `control_group`: the ranks that inform each other of losses; None means the world. `entered`
-    holds the groups of all control groups, which share the connection manager.
+    `control_group` has the ranks that inform each other of lost ranks; None means the world.
+    `entered` holds the groups of all control groups, which share the connection manager.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class TcpNetwork:
 
     def leave(self, name: bytes) -> None:
         """Leaves a group; leaving the last group closes the network."""
-        with contextlib.suppress(AbortedError):  # in a forked child: the groups are the parent's
+        with contextlib.suppress(AbortedError):  # raised in a forked child
             self._manager.leave(name)
         self._entered.discard(name)
         if not self._entered:
             self._manager.close()
 
     def connections(self) -> ConnectionManager:
-        """Returns the connections by which ranks agree after a failure."""
+        """Returns the connection manager by which ranks agree after a failure."""
         return self._manager
 
     def form_recovered(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
@@ -151,7 +151,7 @@ class TcpNetwork:
 
 
 def _no_watch() -> None:
-    """Watches nothing."""
+    """Does nothing: the watch of a group that needs no checks."""
 
 
 def join_by_tcp(
@@ -194,7 +194,7 @@ def join_by_tcp(
 def _facts(
     group_config: GroupConfig, settings: Settings, security: Security, manager: ConnectionManager
 ) -> RankFacts:
-    """Returns what this rank tells the others."""
+    """Returns the facts that this rank sends to the other ranks."""
     return RankFacts(
         rank=group_config.rank,
         size=group_config.size,

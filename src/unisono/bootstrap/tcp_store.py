@@ -9,7 +9,7 @@ Then
     rank   -> rank 0   ADMITTED: the rank has all texts
 
 Until a rank is admitted, it retries after every error, because rank 0 may start last and another
-job may hold the port until then. After that, a connection that ends means a lost rank.
+job may use the port before. After that, a connection that ends means a lost rank.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _ATTEMPT_S = 10.0
 _VERDICT_S = 1.0
 _LONGEST_PAUSE_S = 0.1
 _REFUSED_S = 1.0
-"""Seconds for which a proof may be refused. Another job may use this port at the moment, or rank 0
-may reject clients because too many strangers connect."""
+"""Seconds for which a rank retries after its proof was refused. Another job may use this port at
+the moment, or rank 0 may reject clients because too many unknown clients connect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refused:
-    """A series of refusals by the process that listens there."""
+    """Successive refusals, of a proof or of a connection, by the process that listens at the
+    rendezvous.
+    """
 
     proof: bool
     until: float
@@ -50,8 +52,8 @@ class _Refused:
 
 
 class TcpStore:
-    """A `BootstrapStore` at `tcp://host:port`, with a secret if given, under TLS if `security` says
-    so.
+    """A `BootstrapStore` at `tcp://host:port`, with a secret if given, and TLS if `security`
+    requires it.
 
     Raises `ValueError` if `rendezvous` is not such an address.
     """
@@ -103,7 +105,7 @@ class TcpStore:
             server.close()
 
     def _follow(self, hello: Hello, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
-        """Tries until rank 0 admits this rank or the timeout passes; then waits for the texts."""
+        """Retries until rank 0 admits this rank or the timeout passes, then waits for the texts."""
         who = f"{self._address.text}: rank {hello.rank} of {hello.size}"
         refused: _Refused | None = None
         pause_s = 0.005
@@ -160,8 +162,8 @@ class TcpStore:
     def _receive_result(
         self, leader: socket.socket, who: str, size: int, deadline: float, timeout_s: float
     ) -> list[bytes]:
-        """Returns the texts from rank 0. Rank 0 may have started later, and then times out
-        later."""
+        """Returns the texts from rank 0. Waits longer than the timeout, since rank 0 may have
+        started later."""
         try:
             kind, payload = _receive_frame(leader, deadline + _VERDICT_S)
             if kind == tcp_store_frames.ALL:

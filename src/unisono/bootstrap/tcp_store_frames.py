@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from unisono.errors import AuthenticationError, RendezvousError
 
 PURPOSE = b"meeting point"
-"""Purpose to which the handshake of these connections is bound."""
+"""Purpose that the handshake of these connections includes in its proofs."""
 ADMITTED, ALL, REFUSED = b"A", b"T", b"R"
 MOST_TEXT_BYTES = 1 << 20
-"""Longest text of one rank."""
+"""Maximum length of one rank's text."""
 MOST_FRAME_BYTES = 1 << 30
 FRAME = struct.Struct("<cQ")
-"""Kind, and length of the payload."""
+"""Header of a message of rank 0: kind, and length of the payload."""
 
 _MAGIC = b"unimeet1"
 _HELLO = struct.Struct("<8s16sIII")
@@ -25,7 +25,7 @@ _COUNT = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A rank's first message: its identity and the length of its text."""
+    """A rank's first message, with its identity and the length of its text."""
 
     job: bytes
     rank: int

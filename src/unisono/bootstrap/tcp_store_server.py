@@ -1,8 +1,8 @@
 """Rank 0's side of a TCP bootstrap store: admits ranks and sends each rank the texts of all.
 
-One thread serves all connections and waits for no single one. A client that sends nothing, or a
-byte a second, is rejected when its time is up, and delays no other. A stranger is logged once and
-does no harm.
+One thread serves all connections and never waits for a single connection. A client that sends
+nothing, or a byte a second, is rejected after a time limit and does not delay other clients. An
+unknown client is logged once and otherwise ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Client:
         self.hello: Hello | None = None
         self.text: bytes | None = None
         self.is_answered = False
-        """The client has all texts, or a refusal, and may disconnect."""
+        """True if the client has all texts, or a refusal, and may disconnect."""
         self._security = security
         self._handshake: Handshake | None = None
         self._wanted = tcp_store_frames.HELLO_BYTES
@@ -59,7 +59,7 @@ class Client:
 
     @property
     def events(self) -> int:
-        """Events to wait for."""
+        """Selector events to wait for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
 
     def send(self, data: bytes) -> None:
@@ -70,7 +70,7 @@ class Client:
                 del self._outgoing[: self.connection.send(self._outgoing)]
 
     def receive(self) -> None:
-        """Reads at most up to the end of the next message.
+        """Reads data, at most up to the end of the next message.
 
         Raises `AuthenticationError` for a message that a rank would not send, `OSError` when the
         connection ends.
@@ -88,7 +88,9 @@ class Client:
                     self._take(message)
 
     def _secure(self) -> None:
-        """Runs the TLS handshake when it is due. Raises `BlockingIOError` until that is done."""
+        """Runs the TLS handshake when it is required. Raises `BlockingIOError` until it is
+        complete.
+        """
         handshake = self._handshake
         if handshake is not None and handshake.wants_channel:
             key = handshake.tls_key
@@ -116,7 +118,9 @@ class Client:
 
 
 class TcpStoreServer:
-    """Rank 0's side of one exchange among `size` ranks until `deadline`. Close it after use."""
+    """Rank 0's side of one exchange among `size` ranks until `deadline`. The caller closes the
+    server after use.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class TcpStoreServer:
         self._deadline = deadline
         self._listeners = listeners
         self._pending: dict[Client, None] = {}
-        """Not admitted yet, in order of arrival."""
+        """Clients that are not admitted yet, in order of arrival."""
         self._clients: dict[int, Client] = {}
         self._logged: set[str] = set()
         self._last_rejected = ""
@@ -222,7 +226,7 @@ class TcpStoreServer:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        # the client has disconnected, or descriptors are short: others wait in the queue
+        # the client has disconnected, or no descriptor is free; the next client waits in the queue
         except OSError:
             time.sleep(1e-3)
             return
@@ -282,7 +286,7 @@ class TcpStoreServer:
         return None
 
     def _refuse_client(self, client: Client, refusal: bytes) -> None:
-        client.is_answered = True  # from now on it may disconnect
+        client.is_answered = True  # from now on the client may disconnect
         self._refused.append(client)
         client.send(refusal)
 

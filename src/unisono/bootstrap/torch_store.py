@@ -2,8 +2,8 @@
 
 Apart from `torch_backend`, only this module imports torch, and only when a rank that torchrun
 started has to find ranks of other hosts: the store's protocol is torch's own. Torch's rendezvous
-opens the store. So it is the agents' store if the agents share one. Otherwise torch finds the same
-store again when the program makes its process groups.
+opens the store. So this module uses the store of torchrun's agents if the agents share one.
+Otherwise torch finds the same store again when the program makes its process groups.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unisono.errors import RendezvousError
 
 
 def store_of_torch(rendezvous: str, secret: bytes | None) -> KeyValueBootstrap:
-    """Returns a bootstrap store over the store that torch's environment variables denote.
+    """Returns a bootstrap store over the store that torch's environment variables specify.
 
     `rendezvous` separates jobs; `KeyValueBootstrap` separates the attempts of one job.
     """

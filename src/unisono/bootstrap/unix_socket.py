@@ -34,7 +34,7 @@ def user_of(connection: socket.socket) -> int:
 
 
 def listen(group_config: GroupConfig, deadline: float) -> socket.socket:
-    """Listens as rank 0. Raises `RendezvousError` if another process does."""
+    """Listens as rank 0. Raises `RendezvousError` if another process listens already."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     while True:
         try:
@@ -84,7 +84,8 @@ def connect(group_config: GroupConfig, deadline: float) -> socket.socket:
             + "; if the listener is not a rank of this job, choose another rendezvous than "
             f"{group_config.rendezvous!r}"
         )
-    # Rank 0 may have started to wait later; its report is useful even after this deadline.
+    # Rank 0 may have begun to wait later than this rank; its report is useful even after this
+    # deadline.
     leader.settimeout(max(deadline - time.monotonic(), 0) + _VERDICT_S)
     return leader
 

@@ -26,8 +26,7 @@ _SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTE
 
 
 class CallRequest(NamedTuple):
-    """All values that the ranks must agree on for a call, and `lengths_from`, which only errors
-    use.
+    """All values of a call that the ranks must agree on, and `lengths_from`, which only errors use.
 
     `lengths` are the bytes of each piece: one piece for an operation in place, one per rank if the
     larger buffer has a piece for each rank, one per pair of ranks for an uneven all_to_all.
@@ -129,7 +128,7 @@ class CallCache:
         """Chooses the plan for a call of `nbytes` in the caller's larger buffer.
 
         `narrow` is True for 16- and 8-bit floats. Raises `UnsupportedError` if the algorithm is not
-        permitted or cannot serve the call; the text says whether the caller or a rule chose the
+        permitted or cannot serve the call; the text states whether the caller or a rule chose the
         algorithm.
         """
         if algorithm is not None:

@@ -101,7 +101,7 @@ def scan(
 ) -> Any:
     """Reduces `x` over this rank and all ranks below it, in place. Returns `x`.
 
-    `op` as for `all_reduce`, except avg.
+    `op` is as for `all_reduce`, without "avg".
     """
     if (done := self._quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
         return done
@@ -118,7 +118,8 @@ def exscan(
 ) -> Any:
     """Reduces `x` over all ranks below this rank, in place. Returns `x`.
 
-    Rank 0 has no rank below it: its `x` does not change. `op` as for `all_reduce`, except avg.
+    Rank 0 has no rank below it, so its `x` does not change. `op` is as for `all_reduce`, without
+    "avg".
     """
     if (done := self._quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
         return done

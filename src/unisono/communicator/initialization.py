@@ -54,7 +54,9 @@ def init(
 
 
 def _world(rank: int | None, size: int | None, rendezvous: str | None) -> config.LaunchedRank:
-    """Returns the rank that the arguments describe, or without arguments the launcher's."""
+    """Returns the rank that the arguments describe; without arguments, the rank that the launcher
+    describes.
+    """
     if rank is None and size is None and rendezvous is None:
         return config.launched_rank()
     if rank is None or size is None or rendezvous is None:

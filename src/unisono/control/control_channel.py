@@ -90,7 +90,9 @@ class ControlChannel:
         self.send(message)
 
     def mark_read(self) -> None:
-        """Records that the rank reads: another connection received a message from the rank."""
+        """Records that the rank reads its messages: another connection received a message from
+        it.
+        """
         self._unread_bytes = 0
 
     def send_last(self, message: ControlMessage) -> None:
@@ -133,7 +135,7 @@ class ControlChannel:
             self._end(f"sent a malformed message ({error})")
         except Exception as error:
             # An error in unisono. A channel that is neither read nor ended would leave its rank
-            # without messages for ever.
+            # without messages forever.
             _log.exception("unisono failed to handle a message of another rank")
             self._end(
                 f"sent a message that this rank failed to handle: {type(error).__name__}: {error}"

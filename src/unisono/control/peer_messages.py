@@ -1,6 +1,6 @@
 """Direct messages between ranks while they shrink a group: recovery messages and votes.
 
-These messages go directly between connection managers, because the control server may be gone. In
+These messages go directly between connection managers, because the control server may be lost. In
 that case, messages about groups also go directly. A rank dials each rank to which it sends
 messages, but a vote reply uses the connection of its request. A recovery message waits here if the
 receiving rank has not begun to shrink. The connection manager answers vote requests for its host at
@@ -88,7 +88,7 @@ class RecoveryInbox:
         self._events.put(event)
 
     def take(self, timeout_s: float) -> list[RecoveryEvent]:
-        """Returns all events; waits at most `timeout_s` for the first."""
+        """Returns all events. Waits at most `timeout_s` for an event."""
         found: list[RecoveryEvent] = []
         try:
             found.append(self._events.get(timeout_s > 0, timeout_s))
@@ -98,7 +98,7 @@ class RecoveryInbox:
             return found
 
 
-# ---- the connection manager's side; all in the loop's thread
+# ---- the connection manager's end; the loop's thread calls all methods
 
 
 class PeerMessages:
@@ -282,7 +282,7 @@ class _PeerChannel:
             self._channel.send(message)
 
     def mark_read(self) -> None:
-        """Records that the rank reads: it has sent a message on a connection of its own."""
+        """Records that the rank reads its messages: it has sent a message on another connection."""
         if self._channel is not None:
             self._channel.mark_read()
 

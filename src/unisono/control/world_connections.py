@@ -107,7 +107,7 @@ class WorldConnections:
         self._loop.call(lambda: self._end(tag))
 
     def leave(self) -> None:
-        """Leaves all groups without a failure, if the others acknowledge in time, and ends the
+        """Leaves all groups, waits a short time for acknowledgements of the others, and ends the
         loop. Only the loop's thread calls this."""
         try:
             if self._acceptor is not None:

@@ -104,7 +104,7 @@ _FORMATS = {
 
 @functools.cache
 def _values(dtype: DType) -> Floats:
-    """Returns the value of each byte."""
+    """Returns the value that each byte encodes."""
     form = _FORMATS[dtype]
     magnitude = np.arange(128)
     exponent, rest = magnitude >> form.fraction, magnitude & ((1 << form.fraction) - 1)

@@ -152,7 +152,7 @@ class NativeExecutor:
     ) -> None:
         """`hosts` are the ranks of each host (None: a single host). `reach` is called for each plan
         on several hosts, with the ranks with which this rank exchanges data. `single_copy_rules`
-        says which calls use single copy."""
+        determine which calls use single copy."""
         self._group = group
         self._hosts = hosts
         self._reach = reach

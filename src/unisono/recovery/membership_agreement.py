@@ -355,7 +355,8 @@ def _lead(state: AgreementState, now: float) -> tuple[AgreementState, Actions]:
     if is_formed and all(state.reports[rank] == state.ready for rank in others):
         desired = state.entry + 1
     else:
-        # Greater than any earlier number, and not a number of another rank.
+        # A ballot number greater than any earlier number, and different from the numbers of other
+        # ranks.
         latest = state.entry // 2
         desired = undecided((latest // state.ranks + 1) * state.ranks + state.rank)
     state = replace(state, proposed=state.live, is_busy=True)

@@ -1,4 +1,4 @@
-"""Base of the process group: its communicator and the works of its calls."""
+"""Base class of the process group, with its communicator and the `Work` objects of its calls."""
 
 from __future__ import annotations
 

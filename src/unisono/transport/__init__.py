@@ -2,7 +2,7 @@
 
 A `DialRequest` opens a connection and an `Acceptor` accepts one. Both ends prove that they know the
 job's secret (`authenticate`), then the dialer identifies itself (`Introduction`). One `EventLoop`
-thread serves all connections. This package knows nothing of groups or of the states of ranks.
+thread serves all connections. This package does not depend on groups or on the states of ranks.
 """
 
 from unisono.transport.acceptor import Acceptor

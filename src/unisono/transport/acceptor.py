@@ -1,5 +1,6 @@
-"""Accepts connections. Until it is authenticated, a connection is a stranger's: few are kept, for a
-short time."""
+"""Accepts connections. Keeps only a few connections that are not authenticated, for a short
+time.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ _log = logging.getLogger("unisono")
 
 
 class SparingLog:
-    """Logs each key at most once a minute, and few keys, so that strangers cannot fill the disk."""
+    """A log of warnings, at most one per key and minute, so that unknown clients cannot fill the
+    disk. Limits the number of keys.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -93,7 +96,7 @@ class Acceptor:
                 self._loop.watch(listener, READ, partial(self._accept, listener))
 
     def _pause(self, for_s: float) -> None:
-        """Stops listening for a while: a listener that is always ready would keep the thread
+        """Stops accepting for a while, since a listener that is always ready would keep the thread
         busy."""
         for listener in self._listeners:
             self._loop.unwatch(listener)
@@ -128,8 +131,8 @@ class Acceptor:
         self._pending[setup] = time.monotonic()
 
     def _make_room(self) -> bool:
-        """Makes room for ranks of the job, which authenticate at once, by closing the oldest slow
-        stranger."""
+        """Closes the oldest slow connection that is not authenticated, to make room for ranks of
+        the job, which authenticate at once."""
         if len(self._pending) < MOST_PENDING:
             return True
         oldest, since = next(iter(self._pending.items()))

@@ -1,4 +1,4 @@
-"""A connected socket that can start TLS, and is then read and written as before."""
+"""A connected socket that can start TLS. Reads and writes are the same with and without TLS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class Connection(socket.socket):
-    """A socket that carries clear text, or TLS once `secure` has succeeded.
+    """A socket that transfers clear text, or TLS once `secure` has succeeded.
 
     `tls` is None without TLS. The new owner of the descriptor also needs `tls`.
 
@@ -38,7 +38,7 @@ class Connection(socket.socket):
     def secure(self, security: Security, *, dialing: bool, key: bytes) -> bytes:
         """Continues the TLS handshake; when it is done, returns the channel binding.
 
-        Both ends know this value, and no other channel has the same. Raises `BlockingIOError` while
+        Both ends know this value, which is unique to the channel. Raises `BlockingIOError` while
         the other end must send first, `AuthenticationError` if the other end is not the expected
         one.
         """
@@ -81,7 +81,9 @@ class Connection(socket.socket):
             data = data[self.send(data) :]
 
     def _with_timeout(self, event: int, attempt: Callable[[], _Result]) -> _Result:
-        """Repeats an attempt until the socket's timeout, as a plain socket does."""
+        """Repeats an attempt until it succeeds or the socket's timeout passes, as a plain socket
+        does.
+        """
         timeout_s = self.gettimeout()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:

@@ -16,15 +16,17 @@ from unisono.transport.introduction import INTRODUCTION_BYTES, Introduction, unp
 from unisono.transport.security import Security
 
 LEAST_WAIT_S = 1.0
-"""Shortest time that a listener waits for a stranger's data, even while others wait."""
+"""Minimum seconds that a listener waits for the data of an unknown client, even while other clients
+wait.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupFailure:
     """Failure of a connection setup.
 
-    `impostor`: the other end proved to be an impostor, rather than lost. `slow`: the setup took so
-    long that the listener may have ended it.
+    `impostor` is True if the other end failed the authentication, False if it was lost. `slow` is
+    True if the setup took so long that the listener may have ended it.
     """
 
     text: str
@@ -33,7 +35,9 @@ class SetupFailure:
 
 
 class _ConnectionSetup(ABC):
-    """Reads messages of known lengths and answers each; ends with exactly one of two outcomes."""
+    """Reads messages of known lengths and answers each message. Unless cancelled, ends by exactly
+    one call of `opened` or `failed`.
+    """
 
     def __init__(
         self,
@@ -56,8 +60,9 @@ class _ConnectionSetup(ABC):
 
     @property
     def slow(self) -> bool:
-        """Returns whether the listener may have ended its wait: on a busy machine, either end may
-        be late."""
+        """True if the listener may have ended its wait: on a busy machine, either end may be
+        late.
+        """
         return time.monotonic() - self._started_at >= LEAST_WAIT_S
 
     def give_up(self, why: str, *, impostor: bool = False) -> None:
@@ -83,7 +88,7 @@ class _ConnectionSetup(ABC):
 
     @abstractmethod
     def opened(self) -> None:
-        """Called when the connection is authenticated; the receiver owns the socket."""
+        """Called when the connection is authenticated. The callee then owns the socket."""
 
     @abstractmethod
     def failed(self, failure: SetupFailure) -> None:

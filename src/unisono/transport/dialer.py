@@ -1,7 +1,7 @@
-"""Dials a peer: repeats attempts until the peer answers or is known not to.
+"""Dials a peer: repeats attempts until the peer answers or certainly will not answer.
 
 A refused connection is final, because the peer listened before its address was published. Three
-other failures are not final: a short interruption of the link, a peer that is briefly short of
+kinds of failure are not final: a short interruption of the link, a peer that is briefly short of
 descriptors, and a handshake for which one end was too slow. Slow handshakes occur when hundreds of
 ranks start on a few cores.
 """
@@ -24,10 +24,10 @@ from unisono.transport.introduction import Introduction
 from unisono.transport.security import Security
 from unisono.transport.sockets import Address, dial, format_address
 
-_ATTEMPT_S = 0.7  # the kernel itself would retry only after 1, 3 and 7 s
+_ATTEMPT_S = 0.7  # the kernel would retry only after 1, 3 and 7 s
 _PAUSE_S = 0.1
 _FINAL = (errno.ECONNREFUSED, errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT)
-_HERE = (  # errors of this host, not of the other
+_HERE = (  # errors of this host, not of the peer's host
     errno.EADDRNOTAVAIL,
     errno.ENOBUFS,
     errno.ENOMEM,
@@ -56,10 +56,11 @@ class DialRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialFailure:
-    """Reason for a missing connection.
+    """The reason for a failed dial.
 
-    `here`: the cause is this process, not the peer. `answered`: the peer's host answered, but its
-    process did not in time. `silent`: the peer's host did not answer at all.
+    `here` is True if the cause is this process, not the peer. `answered` is True if the peer's host
+    answered, but its process did not answer in time. `silent` is True if the peer's host did not
+    answer at all.
     """
 
     text: str
@@ -134,7 +135,7 @@ class Dial:
 
     def _setup_failed(self, failure: SetupFailure) -> None:
         now = time.monotonic()
-        if failure.slow:  # the peer's host does answer
+        if failure.slow:  # the peer's host answers
             self._deadline = min(now + self._request.host_s, self._last_deadline)
         if failure.impostor or now >= self._deadline:
             self._fail(failure.text, impostor=failure.impostor, answered=not failure.impostor)

@@ -2,8 +2,8 @@
 
 Only this thread uses the descriptors, the timers and the actions of the loop. Other threads pass
 actions through a queue without a lock. A signal handler or the garbage collector may interrupt a
-thread between any two steps, and then pass an action itself. With a lock, it would wait for ever
-for the interrupted thread.
+thread between any two steps, and then pass an action itself. With a lock, it would wait forever for
+the interrupted thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Watched: TypeAlias = "FileDescriptorLike"
 
 
 class Timer:
-    """An action to run later, unless it is cancelled."""
+    """An action that runs later, unless it is cancelled."""
 
     def __init__(self, action: Action) -> None:
         self._action: Action | None = action
@@ -89,7 +89,7 @@ class OneShotEvent:
             self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the event; returns whether it has happened."""
+        """Waits for the event. Returns True if the event has happened."""
         if not self.happened:
             self._lock.acquire(timeout=timeout_s)
         return self.happened
@@ -125,7 +125,7 @@ class EventLoop:
         self._selector.register(doorbell.fd, READ, doorbell.reset)
         self._calls: deque[tuple[Action, OneShotEvent]] = (
             deque()
-        )  # each with an event to set when it is done
+        )  # actions, each with an event to set when it is done
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
@@ -140,7 +140,9 @@ class EventLoop:
         self._thread.start()
 
     def call(self, action: Action) -> None:
-        """Queues an action. Raises `AbortedError` after the thread's end and in a forked child."""
+        """Queues an action for the thread. Raises `AbortedError` after the thread's end and in a
+        forked child.
+        """
         self._hand_over(action, OneShotEvent())
 
     def run(self, action: Action, timeout_s: float) -> None:
@@ -152,8 +154,8 @@ class EventLoop:
             done.wait(timeout_s)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the thread's end, except in the thread itself; returns whether it has ended.
-        The caller closes the watched descriptors."""
+        """Waits for the thread's end, except in the thread itself. Returns True if the thread has
+        ended. The caller closes the watched descriptors."""
         if self._thread is None:
             self._close()
         elif not self._is_here():
@@ -174,7 +176,7 @@ class EventLoop:
     # ---- from the thread only
 
     def end(self) -> None:
-        """Ends the thread, which runs no further action."""
+        """Ends the thread. It does not run further actions."""
         self._stopping = True
 
     def watch(self, what: Watched, events: int, action: Action) -> None:
@@ -196,14 +198,15 @@ class EventLoop:
         return timer
 
     def _run(self) -> None:
-        # The main thread handles signals: it may sleep in a call and must be woken.
+        # Block signals here, so that they wake the main thread, which handles them and may sleep in
+        # a call.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         while not self._stopping:
             for key, _ in self._selector.select(self._next_timer_s()):
                 # Skips a descriptor that an earlier action of this round has unwatched.
                 watched = self._selector.get_map().get(key.fd)
                 if watched is key and not self._guarded(key.data):
-                    self.unwatch(key.fileobj)  # else it would fail again at once, for ever
+                    self.unwatch(key.fileobj)  # else the action would fail again at once, forever
             while self._calls and not self._stopping:
                 self._do_call()
             while self._timers and self._timers[0][0] <= time.monotonic() and not self._stopping:
@@ -221,8 +224,8 @@ class EventLoop:
         return max(self._timers[0][0] - time.monotonic(), 0) if self._timers else None
 
     def _guarded(self, action: Action) -> bool:
-        """Runs an action. An error of unisono in one action must not end the thread, on which all
-        others depend."""
+        """Runs an action. A bug of unisono in one action must not end the thread, on which all
+        other actions depend."""
         try:
             action()
             return True

@@ -14,9 +14,10 @@ CHAP (RFC 1994) in both directions, with HMAC-SHA256 (RFC 2104). Roles and nonce
 ISO/IEC 9798-4, mechanism 4 (mutual, three pass).
 
 The handshake proves the identity of both ends. It does not protect later data from an attacker who
-can change packets between the hosts; TLS does. TLS begins after the fourth message. Inside TLS,
-both ends prove again that they know the secret, over the channel binding (RFC 5705, as in RFC
-9266). So an attacker who relays the first four messages cannot read or change the later ones.
+can change packets between the hosts. TLS protects this data, and begins after the fourth message.
+Inside TLS, both ends prove again that they know the secret, over the channel binding (RFC 5705, as
+in RFC 9266). So an attacker who relays the first four messages cannot read or change the later
+ones.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _TLS_KEY = b"unisono tls 1.3 psk\0"
 
 
 class ProofRefusedError(AuthenticationError):
-    """Raised if the other end is a rank and closed the connection on this end's proof: its secret
-    differs."""
+    """Raised if the other end is a rank that closed the connection after this end's proof, because
+    the secrets differ."""
 
 
 class Handshake:
@@ -52,8 +53,8 @@ class Handshake:
 
     Send `opening`. While `wanted_bytes` is not 0, pass exactly that many bytes to `take`, and send
     its result. If `wants_channel` is then true, start TLS, send the result of `bind`, and continue.
-    After the handshake, `key` is a key that only the two ends know. If `take` raises
-    `AuthenticationError`, close the connection.
+    After the handshake, `key` is a key that only the two ends know. Close the connection if `take`
+    raises `AuthenticationError`.
 
     `tls` is a value of UNISONO_TLS, which must be equal at both ends.
 
@@ -92,7 +93,7 @@ class Handshake:
 
     @property
     def done(self) -> bool:
-        """True if both ends have proved everything."""
+        """True if the handshake is complete and both ends are authenticated."""
         return not self.wanted_bytes and not self.wants_channel
 
     @property
@@ -102,7 +103,7 @@ class Handshake:
 
     @property
     def greeted(self) -> bool:
-        """True if the other end has sent a valid greeting; a dialer has sent its proof then."""
+        """True if the other end has sent a valid greeting. A dialer has then sent its proof."""
         return bool(self._peer_nonce)
 
     def take(self, message: bytes) -> bytes:
@@ -187,13 +188,13 @@ def authenticate(
 ) -> bytes:
     """Authenticates both ends of a connected stream socket to each other; returns the session key.
 
-    `purpose` must be equal at both ends; `deadline` is a time of `time.monotonic`. No byte after
-    the handshake is read. The caller closes the socket, which must be a `Connection` if TLS is
-    used.
+    `purpose` must be equal at both ends; `deadline` is a time of `time.monotonic`. The function
+    does not read beyond the handshake. The caller closes the socket, which must be a `Connection`
+    if TLS is used.
 
     Raises `AuthenticationError` if the other end does not know the secret, is not a rank, or is not
-    authenticated at the deadline. Raises it also if the other end closes the connection; after a
-    greeting, this is `ProofRefusedError`.
+    authenticated at the deadline. Raises the same error if the other end closes the connection;
+    after a greeting, this is its subclass `ProofRefusedError`.
 
     >>> from threading import Thread
     >>> here, there = socket.socketpair()
@@ -227,7 +228,7 @@ def _channel(sock: Connection, handshake: Handshake, security: Security, deadlin
 def _receive(sock: socket.socket, length: int, deadline: float) -> bytes:
     data = b""
     while len(data) < length:
-        # All reads share one deadline, so a byte a second gains no time.
+        # All reads share one deadline, so an end that sends a byte a second gains no time.
         sock.settimeout(max(deadline - time.monotonic(), 1e-3))
         more = sock.recv(length - len(data))
         if not more:
@@ -240,7 +241,7 @@ def _receive(sock: socket.socket, length: int, deadline: float) -> bytes:
 
 @contextlib.contextmanager
 def _until(sock: socket.socket, handshake: Handshake, deadline: float) -> Iterator[None]:
-    """Sets the socket's timeout, restores it, and turns a lost connection into an error."""
+    """Sets the socket's timeout inside the block, and converts the error of a lost connection."""
     before = sock.gettimeout()
     try:
         sock.settimeout(max(deadline - time.monotonic(), 1e-3))

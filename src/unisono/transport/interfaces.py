@@ -12,13 +12,13 @@ import psutil
 from unisono.errors import RendezvousError
 
 _VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "podman", "lxcbr")
-"""Prefixes of interfaces that lead to containers and virtual machines of this host."""
+"""Name prefixes of interfaces to containers and virtual machines of this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """An interface that is up, and its address to use: IPv4, else global IPv6, unless the caller
-    asked for one version."""
+    """An interface that is up, and its address: IPv4, else global IPv6, unless the caller requested
+    one version."""
 
     name: str
     address: str
@@ -30,15 +30,17 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A set of interface names. `names` are prefixes, or whole names if `exact`; `exclude` means
-    all other names."""
+    """A set of interface names. `names` are prefixes, or whole names if `exact`. If `exclude`, the
+    set has all other names."""
 
     names: tuple[str, ...]
     exact: bool = False
     exclude: bool = False
 
     def index_of(self, name: str) -> int | None:
-        """Returns the index of the first entry that matches; None if none does."""
+        """Returns the index of the first entry of `names` that matches; None if no entry
+        matches.
+        """
         fits = name.__eq__ if self.exact else name.startswith
         return next((index for index, entry in enumerate(self.names) if fits(entry)), None)
 

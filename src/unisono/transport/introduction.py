@@ -1,7 +1,7 @@
 """The dialer's message after authentication: its identity and the purpose of the connection.
 
 The message has a fixed length and a MAC under the session key. So no other process can have sent
-it, and it cannot be changed or cut off unnoticed.
+the message, and a changed or truncated message is detected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ConnectionKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """The dialer's world rank and process; the group and the stream for which it dials."""
+    """The dialer's world rank and process, and the group and stream of the connection."""
 
     kind: ConnectionKind
     rank: int

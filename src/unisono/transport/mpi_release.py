@@ -1,21 +1,23 @@
 """Frees the MPI communicator of a group; MPI supports only some thousands of them.
 
-A rank that leaves a group must not wait for the others. But a message for a freed communicator
-could be taken for a message of the next communicator with that number. So each rank that has left
-in good order sends a last message to every other rank, and receives messages until it has the last
-message of each. One rank's messages do not overtake each other. After that, in Open MPI and MPICH,
-a rank frees the communicator without the others.
+A rank that leaves a group must not wait for the others. But MPI could deliver a message for a freed
+communicator to the next communicator with the same number. So each rank that has left without a
+failure sends a last message to every other rank, and receives messages until it has the last
+message of each rank. Messages of one rank arrive in order. After that, in Open MPI and MPICH, a
+rank frees the communicator without the others.
 """
 
 from __future__ import annotations
 
 from unisono.transport.mpi_transport import LAST_TAG, MpiLink
 
-_MOST_BYTES = 8192  # MPI sends this much at once; heads and control messages are shorter
+_MOST_BYTES = 8192  # MPI sends this length eagerly; heads and control messages are shorter
 
 
 class PendingRelease:
-    """Release of a link's communicator, after this rank has left its group and sends no more."""
+    """The release of a link's communicator, after this rank has left the group and sends no more
+    messages.
+    """
 
     def __init__(self, link: MpiLink) -> None:
         mpi, comm = link.mpi, link.comm
@@ -24,7 +26,7 @@ class PendingRelease:
         self._sends = [comm.Isend([b"", mpi.BYTE], peer, LAST_TAG) for peer in self._awaited]
 
     def is_complete(self) -> bool:
-        """Receives arrived messages; returns whether the release is complete. Does not wait."""
+        """Receives arrived messages, without a wait. Returns True if the release is complete."""
         mpi, comm = self._link.mpi, self._link.comm
         if mpi.Is_finalized():
             return True

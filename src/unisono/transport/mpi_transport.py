@@ -1,8 +1,9 @@
-"""MPI as the transport between hosts, by mpi4py: the message library of `csrc/transport`.
+"""MPI as the transport between hosts, through mpi4py. Implements the message library interface of
+`csrc/transport`.
 
-For clusters whose fabric (InfiniBand, RoCE, Slingshot) the MPI drives. Messages go from memory to
-memory, without a copy in Python. MPI cannot sleep until a message arrives, so a waiting rank polls,
-with short sleeps once nothing moves.
+This serves clusters whose fabric (InfiniBand, RoCE, Slingshot) is supported by their MPI. Messages
+go from memory to memory, without a copy in Python. MPI cannot sleep until a message arrives, so a
+waiting rank polls, with short sleeps once nothing moves.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unisono.errors import PeerLostError, UnsupportedError
 WATCH_TAG = 0
 _TRANSPORTS = 2
 LAST_TAG = WATCH_TAG + 1 + 2 * _TRANSPORTS
-_FAREWELL_S = 0.5  # for incoming messages when a transport is closed
+_FAREWELL_S = 0.5  # limit of the wait for incoming messages when a transport is closed
 _FAREWELL_NAP_S = 100e-6
 _NEEDS_MPI = "MPI as transport needs mpi4py: pip install 'unisono[mpi]'"
 
@@ -48,9 +49,9 @@ def load_mpi() -> ModuleType:
 class MpiLibrary:
     """The message library of one transport: moves its messages over a communicator of MPI.
 
-    One thread at a time calls its methods. Memory at a passed address stays valid until its ticket
-    ends; sizes are in bytes. Heads and payloads have separate tags, so that each kind arrives in
-    the order of its sends.
+    Only one thread at a time calls the methods. Memory at a passed address must stay valid until
+    the transfer with its ticket ends. Sizes are in bytes. Heads and payloads have separate tags, so
+    that each kind arrives in the order of its sends.
     """
 
     def __init__(self, mpi: ModuleType, comm: Any, kind: int) -> None:
@@ -58,8 +59,8 @@ class MpiLibrary:
         self._comm = comm
         self._head_tag, self._payload_tag = WATCH_TAG + 1 + 2 * kind, WATCH_TAG + 2 + 2 * kind
         self._ring: list[Any] = []
-        self._first = 0  # of the posted receives
-        self._next = 0  # to post again
+        self._first = 0  # oldest posted receive in `_ring`
+        self._next = 0  # next receive in `_ring` to post again
         self._posted = 0
         self._requests: list[Any] = []  # pending, parallel to the two lists below
         self._tickets: list[int] = []
@@ -68,7 +69,9 @@ class MpiLibrary:
         """True once the library is closed and MPI uses none of its memory."""
 
     def listen(self, address: int, slot_bytes: int, slots: int) -> None:
-        """Posts receives of heads from any rank into `slots` consecutive buffers, in order."""
+        """Posts receives of message heads from any rank into `slots` consecutive buffers, in
+        order.
+        """
         for slot in range(slots):
             memory = self._memory(address + slot * slot_bytes, slot_bytes)
             request = self._comm.Recv_init(memory, self._mpi.ANY_SOURCE, self._head_tag)
@@ -77,21 +80,25 @@ class MpiLibrary:
         self._posted = slots
 
     def reuse(self) -> None:
-        """Posts the oldest filled slot again."""
+        """Posts a receive into the oldest filled slot again."""
         self._ring[self._next].Start()
         self._next = (self._next + 1) % len(self._ring)
         self._posted += 1
 
     def send_head(self, peer: int, address: int, size: int, ticket: int) -> bool:
-        """Sends a head. True: it is already finished. Raises `PeerLostError`."""
+        """Sends a message head. Returns True if the send is already complete. Raises
+        `PeerLostError`.
+        """
         return self._send(peer, address, size, ticket, self._head_tag)
 
     def send(self, peer: int, address: int, size: int, ticket: int) -> bool:
-        """Sends a payload. True: it is already finished. Raises `PeerLostError`."""
+        """Sends a payload. Returns True if the send is already complete. Raises `PeerLostError`."""
         return self._send(peer, address, size, ticket, self._payload_tag)
 
     def receive(self, peer: int, address: int, size: int, ticket: int) -> bool:
-        """Receives a peer's next payload. True: it is already finished. Raises `PeerLostError`."""
+        """Receives a peer's next payload. Returns True if the receive is already complete. Raises
+        `PeerLostError`.
+        """
         try:
             request = self._comm.Irecv(self._memory(address, size), peer, self._payload_tag)
             return self._over(request, ticket, inward=True)
@@ -99,7 +106,8 @@ class MpiLibrary:
             raise _lost(peer, error) from error
 
     def poll(self) -> int | tuple[int, list[tuple[int, str]]]:
-        """Returns the number of newly filled slots, with the finished tickets if there are any.
+        """Returns the number of newly filled slots, and the tickets of complete transfers if there
+        are any.
 
         Each ticket comes with the reason of its failure, which is empty after a success."""
         filled = 0
@@ -116,7 +124,7 @@ class MpiLibrary:
         return (filled, ended) if ended else filled
 
     def close(self) -> bool:
-        """Cancels pending transfers. Returns true if MPI uses none of the memory any more.
+        """Cancels pending transfers. Returns True if MPI no longer uses any of the memory.
 
         MPI can cancel only a receive without a matching send. A message in flight gets a short time
         to arrive. A send cannot be cancelled: MPI may read its memory as late as in MPI_Finalize,
@@ -154,7 +162,7 @@ class MpiLibrary:
     def _ended(self, request: Any) -> bool:
         try:
             return bool(request.Test())
-        except self._mpi.Exception:  # also an end
+        except self._mpi.Exception:  # a failed request has ended, too
             return True
 
     def _memory(self, address: int, size: int) -> list[Any]:
@@ -206,7 +214,7 @@ class MpiLibrary:
 
 
 class MpiLink:
-    """A communicator of MPI, of the world or of one group. Ranks are numbered as in the group."""
+    """An MPI communicator of the world or of one group. Ranks are numbered as in the group."""
 
     def __init__(self, mpi: ModuleType, comm: Any) -> None:
         self.mpi = mpi
@@ -215,11 +223,13 @@ class MpiLink:
 
     @property
     def quiet(self) -> bool:
-        """True if all transports are closed and MPI moves nothing for them any more."""
+        """True if all transports are closed and MPI has no transfer of theirs in progress."""
         return all(library.over for library in self._libraries)
 
     def part(self, members: Sequence[int]) -> MpiLink:
-        """Returns the link of a group of these ranks, in this order. Only these ranks call it."""
+        """Returns the link of a group of these ranks, in this order. Only these ranks call this
+        method.
+        """
         group = self.comm.Get_group()
         chosen = group.Incl(list(members))
         try:

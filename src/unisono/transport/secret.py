@@ -1,9 +1,10 @@
 """The job's secret, which a process must know to join the job.
 
-Any process that knows it is a rank of the job. A secret from the user excludes all others that can
-reach the ports. Without one, the ranks share a random secret through the bootstrap store. The
-random secret excludes processes that reach the ports but not the store. Readers of the store know
-it. Neither secret hides or protects the data that ranks send later: `transport.security` does.
+Any process that knows the secret counts as a rank of the job. A secret from the user excludes all
+others that can reach the ports. Without a user's secret, the ranks share a random secret through
+the bootstrap store. The random secret excludes processes that reach the ports but not the store.
+Processes that read the store know the random secret. Neither secret protects the data that ranks
+send later: `transport.security` protects this data.
 """
 
 from __future__ import annotations

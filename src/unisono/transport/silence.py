@@ -1,4 +1,5 @@
-"""Measures how long a peer has owed an acknowledgement; as in `csrc/transport/silence.h`.
+"""Measures the time for which a peer's acknowledgement has been missing, as in
+`csrc/transport/silence.h`.
 
 The kernel's own limit (TCP_USER_TIMEOUT) is not suitable: it counts from the first retransmission.
 It also fails at once on an interface without a cable, although a retry could succeed a moment
@@ -14,21 +15,24 @@ from unisono.transport.sockets import read_info
 
 CHECK_INTERVAL_S = 0.1
 _PAUSE_S = 1.0
-"""After this time without a check, unacknowledged data may be too new to count as silence."""
+"""Seconds without a check after which unacknowledged data may be too new to count as silence."""
 
-_UNACKED, _RECEIVED_MS = 24, 56  # their offsets in struct tcp_info
+_UNACKED, _RECEIVED_MS = 24, 56  # offsets of these fields in struct tcp_info
 
 
 class Silence:
-    """The silence of one connection, from a send onwards. Periodic calls of `duration_s` measure
-    it."""
+    """Measurement of the silence on one connection since a send, by periodic calls of
+    `duration_s`.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._since_s = self._checked_s = time.monotonic()
 
     def duration_s(self) -> float | None:
-        """Returns the seconds without an expected acknowledgement; None if none is expected."""
+        """Returns the seconds for which an acknowledgement has been missing; None if none is
+        expected.
+        """
         now = time.monotonic()
         unacked, received_ms = read_info(self._sock, _UNACKED, _RECEIVED_MS)
         was_unchecked = now - self._checked_s > _PAUSE_S

@@ -23,10 +23,10 @@ _IP_BIND_ADDRESS_NO_PORT = 24
 _TCP_THIN_LINEAR_TIMEOUTS = 16
 _TCP_RTO_MAX_MS = 44  # Linux 6.15
 
-_LEAST_RTT_US = 148  # its offset in struct tcp_info
-_NAME_BYTES = 16  # longest name of a congestion control
+_LEAST_RTT_US = 148  # offset of tcpi_min_rtt in struct tcp_info
+_NAME_BYTES = 16  # maximum length of the name of a congestion control
 
-_NEAR_US = 3000  # the same region, not only the same data center
+_NEAR_US = 3000  # longest round trip within one region
 _BACKLOG = 4096
 _PROBE_S = 1
 _LONGEST_RETRY_MS = 1000  # the kernel's minimum
@@ -43,7 +43,7 @@ def format_address(address: Sequence[object]) -> str:
 
 
 def listen(addresses: Sequence[str], ports: range | None) -> list[socket.socket]:
-    """Listens on each address and on no other, all with one port of `ports`, or with any port.
+    """Listens on these addresses only, all with the same port of `ports`, or with any free port.
 
     Raises `RendezvousError` if an address is not this host's, or all ports are taken.
     """
@@ -96,7 +96,9 @@ def _listen_one(address: str, port: int) -> socket.socket:
 
 
 def family(address: str) -> socket.AddressFamily:
-    """Returns IPv4 or IPv6. Raises `RendezvousError` if the text is not a literal address."""
+    """Returns the address family, IPv4 or IPv6. Raises `RendezvousError` if the text is not an IP
+    literal.
+    """
     for one in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
             socket.inet_pton(one, address)
@@ -105,8 +107,8 @@ def family(address: str) -> socket.AddressFamily:
 
 
 def dial(to: Address, source: str | None) -> socket.socket:
-    """Returns a socket that has begun to connect, from the address `source` if given. Does not
-    block.
+    """Returns a socket that has begun to connect, from the local address `source` if given. Does
+    not block.
 
     Raises `OSError` if the kernel refuses at once.
     """
@@ -129,13 +131,14 @@ def prepare(sock: socket.socket, peer_timeout_s: float) -> None:
     """Sets options of every connection between ranks: no delay, and a limit for acknowledgements.
 
     To survive interruptions shorter than the limit, the kernel must retry shortly before the limit.
-    By itself it doubles its pauses, and retries 0.2, 0.6, 1.4 and 3.0 s after the first attempt.
+    By default the kernel doubles its pauses, and retries 0.2, 0.6, 1.4 and 3.0 s after the first
+    attempt.
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _user_timeout(sock, peer_timeout_s)
     for option, value in ((_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, _LONGEST_RETRY_MS)):
-        # an older kernel: fewer short interruptions are survived
+        # With an older kernel, connections survive fewer short interruptions.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -143,8 +146,8 @@ def prepare(sock: socket.socket, peer_timeout_s: float) -> None:
 def avoid_bbr(sock: socket.socket) -> None:
     """Sets options of connections that carry data: replaces BBR if the other host is near.
 
-    BBR takes the pauses between the rounds of a collective for a slow path, and sometimes delays
-    data by tens of milliseconds. On long paths BBR stays if the system has chosen it: there its
+    BBR treats the pauses between the rounds of a collective as a slow path, and sometimes delays
+    data by tens of milliseconds. On long paths, BBR remains if the system has chosen it, since its
     gain is larger than its cost.
     """
     with contextlib.suppress(OSError):
@@ -168,8 +171,8 @@ def retry_often(sock: socket.socket) -> None:
     """Makes the kernel retry every 0.2 s for 1.4 s, instead of after 0.2, 0.6 and 1.4 s. For
     connections with little data.
 
-    The kernel does so (TCP_THIN_LINEAR_TIMEOUTS) only if the congestion control reacts to losses;
-    BBR does not.
+    The kernel applies this option (TCP_THIN_LINEAR_TIMEOUTS) only if the congestion control reacts
+    to losses; BBR does not react.
     """
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
@@ -178,8 +181,8 @@ def retry_often(sock: socket.socket) -> None:
 def probe_idle(sock: socket.socket, peer_timeout_s: float) -> None:
     """Probes an idle connection each second. An interruption shorter than `peer_timeout_s` does not
     end it."""
-    # The last answer may be a probe older than the interruption; so may the last probe before the
-    # limit.
+    # The last answer may arrive up to one probe interval before the interruption, and the last
+    # probe may be sent up to one interval before the limit.
     _user_timeout(sock, peer_timeout_s + 2 * _PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
