@@ -213,14 +213,16 @@ class _ParsedFacts:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of a host's key, which must be hashable. Raises `ValueError`."""
+    """Returns the value of a host key's field. Raises `ValueError` unless it is a text or an
+    integer.
+    """
     if not isinstance(value, (str, int)):
         raise ValueError(f"{value!r} in a host's key: expected text or a whole number")
     return value
 
 
 def _within(number: Any, end: int) -> int:
-    """Returns a whole number below `end`. Raises `ValueError`."""
+    """Returns the number. Raises `ValueError` unless it is a whole number from 0 to `end` - 1."""
     if not isinstance(number, int) or not 0 <= number < end:
         raise ValueError(f"{number!r}: expected a whole number below {end}")
     return number

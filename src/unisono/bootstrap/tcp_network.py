@@ -112,7 +112,7 @@ class TcpNetwork:
             shape=self._found.shape,
             names=here,
             watch=group_config.watch,
-            single_copy=SingleCopy.NEVER,  # in a group of several hosts
+            single_copy=SingleCopy.NEVER,  # since the group has several hosts
         )
 
         def open_group(fd: int, _: int, nonce: bytes) -> Group:

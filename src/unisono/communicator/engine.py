@@ -214,7 +214,7 @@ class Engine:
         try:
             yield
         except CommunicationError:
-            raise  # all ranks already get a MismatchError
+            raise  # all ranks raise this error
         except Exception as error:
             self.refuse(name, error)
             raise

@@ -15,7 +15,7 @@ from unisono.native import Group
 from unisono.transport import Connection, Introduction
 
 _MOST_PARKED = 256  # connections of one rank for groups not entered yet
-_MOST_EARLY = 4096  # messages
+_MOST_EARLY = 4096  # messages for groups not entered yet
 _MOST_DEPARTED = 4096
 
 

@@ -30,7 +30,7 @@ _LAST_SENDS_S = 1.0
 _MOST_TEXT_BYTES = 4096
 _FAILED, _QUERY, _LAST_CALL = 1, 2, 3
 _UNENDED: list[object] = []  # memory that MPI may read until it is finalised
-_HEAD = struct.Struct("<BI")  # kind, fault; then a text or a last call
+_HEAD = struct.Struct("<BI")  # kind and fault, which precede a text or a last call
 
 
 class MpiWatch:

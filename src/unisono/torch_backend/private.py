@@ -247,7 +247,7 @@ def name_group(group: Any, name: str, description: str) -> None:
 
 
 def hide_from_dynamo(*classes: type) -> None:
-    """Stops torch.compile from tracing the methods of `classes`.
+    """Prevents torch.compile from tracing the methods of `classes`.
 
     DDP's C++ reducer calls them while a compiled region runs. Traced, they fail because the process
     group is an opaque object. Marking the code objects takes no time and does not import
