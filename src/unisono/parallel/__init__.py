@@ -2,16 +2,17 @@
 
 `data_parallel` averages gradients over all ranks while backward runs; `DistributedOptimizer` does
 the same behind an optimizer. Both compress gradients: `Fp16`, `Bf16`, `PowerSGD`, `Int8`, `TopK`.
-`LocalSGD` and `DiLoCo` let ranks train alone for several steps. `ParameterServer` keeps the
-parameters and the optimizer on servers, synchronous or not.
+With `LocalSGD` and `DiLoCo` each rank trains alone for several steps. `ParameterServer` keeps the
+parameters and the optimizer on servers, and trains synchronously or asynchronously.
 
-`ShardedOptimizer` is ZeRO-1. A `Layout` says how the ranks divide a model and its batch; `RankGrid`
-computes the ranks of each axis; `TrainingMesh` makes their process groups, and counts the bytes on
-each. `CounterRandom` draws the same weights and masks whatever the layout.
+`ShardedOptimizer` is ZeRO-1. A `Layout` defines how the ranks divide a model and its batch;
+`RankGrid` computes the ranks of each axis; `TrainingMesh` makes the process groups of the axes and
+counts the bytes on each group. `CounterRandom` draws weights and masks that do not depend on the
+layout.
 
 `parallelize` divides a model by a layout and returns its `ParallelRun`. `TransformerModel` with
-`CrossEntropy` is a model that every strategy can divide. `DLRM` is a recommendation model with
-embedding tables on all ranks; `place_tables` chooses their ranks.
+`CrossEntropy` is a model that every strategy can divide. `DLRM` is a recommendation model whose
+embedding tables are divided over the ranks; `place_tables` chooses the ranks of each table.
 """
 
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from unisono.parallel.training_mesh import TrainingMesh
     from unisono.planner import Layout
 
-# The first use of a name imports its module: torch's own parts take seconds to import.
+# The first use of a name imports its module, since the parts of torch take seconds to import.
 __getattr__ = lazy_names(
     __name__,
     {

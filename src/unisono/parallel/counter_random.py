@@ -1,9 +1,9 @@
-"""Random numbers that do not depend on the layout: each element's value follows from its place.
+"""Random numbers that do not depend on the layout: an element's value depends on its index only.
 
 A rank that holds a shard of a tensor draws the same values for it as a rank that holds the whole
-tensor. So initial weights and dropout masks are those of one process. The generator is Philox
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): element i of a stream is a
-function of the key and i alone.
+tensor. So initial weights and dropout masks equal those of a single process. The generator is
+Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): element i of a stream
+is a function of the key and i alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_WORDS = 4  # numbers that Philox makes for each value of its counter
+_WORDS = 4  # random numbers for each value of Philox's counter
 
 
 class Block(TypedDict, total=False):
@@ -29,9 +29,9 @@ class Block(TypedDict, total=False):
 
 
 class CounterRandom:
-    """Random tensors for a seed. `site` names the place of use, for example a parameter.
+    """Random tensors from a seed and a `site`, the name of their use, such as a parameter's name.
 
-    `shape` is that of the whole tensor. The arguments of `Block` name the part to draw.
+    `shape` is the shape of the whole tensor. The arguments of `Block` select the part to draw.
 
     >>> random = CounterRandom(seed=7)
     >>> whole = random.normal("embedding", (6, 4))
@@ -41,13 +41,13 @@ class CounterRandom:
     """
 
     def __init__(self, seed: int) -> None:
-        """`seed`: any integer."""
+        """The `seed` may be any integer."""
         self.seed = seed
 
     def uniform(
         self, site: str, shape: Sequence[int], *, step: int = 0, **block: Unpack[Block]
     ) -> torch.Tensor:
-        """Returns float64 values between 0 and 1, both excluded, of shape `sizes`.
+        """Returns float64 values strictly between 0 and 1, of shape `sizes`.
 
         Raises `ValueError` if the block reaches beyond the shape.
         """
@@ -75,24 +75,24 @@ class CounterRandom:
         step: int = 0,
         **block: Unpack[Block],
     ) -> torch.Tensor:
-        """Returns the mask of a dropout: each element is True with a probability of `1 - drop`."""
+        """Returns a dropout mask, whose elements are True with a probability of `1 - drop`."""
         if not 0 <= drop < 1:
             raise ValueError(f"drop: expected a probability from 0 to below 1, got {drop}")
         return self.uniform(site, shape, step=step, **block) >= drop
 
     def _draw(self, site: str, step: int, first: int, count: int) -> NDArray[np.float64]:
-        """Returns the elements from `first` on of the stream of this site and step."""
+        """Returns `count` values of a random stream, from value `first` on."""
         key = blake2b(f"{self.seed}/{step}/{site}".encode(), digest_size=16).digest()
         stream = np.random.Philox(key=int.from_bytes(key, "little"))
         stream.advance(first // _WORDS)
         words = stream.random_raw(first % _WORDS + count)[first % _WORDS :]
-        # 52 bits and a half are exact, so no value rounds to 1.
+        # The sum of a 52-bit integer and 0.5 is exact in float64, so no value rounds to 1.
         values: NDArray[np.float64] = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         return values
 
 
 def _checked(shape: Sequence[int], block: Block) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns the start and the sizes of a block. Raises `ValueError` for one outside the shape."""
+    """Returns the start and sizes of a block. Raises `ValueError` if it exceeds the shape."""
     start = block.get("start", [0] * len(shape))
     sizes = block.get("sizes", shape)
     fits = len(start) == len(sizes) == len(shape) and all(
@@ -110,8 +110,8 @@ def _checked(shape: Sequence[int], block: Block) -> tuple[Sequence[int], Sequenc
 def _runs(
     shape: Sequence[int], start: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """Returns the block's runs of neighbours in row-major order: first element and count."""
-    whole = len(shape)  # the dimensions from here on are whole, so their elements are neighbours
+    """Yields (first element, count) of the block's contiguous runs, in row-major order."""
+    whole = len(shape)  # the block spans the dimensions from here on, so these are contiguous
     while whole > 0 and sizes[whole - 1] == shape[whole - 1]:
         whole -= 1
     inner = max(0, whole - 1)

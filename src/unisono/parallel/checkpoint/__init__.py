@@ -1,4 +1,4 @@
-"""Checkpoints of blocks of named tensors, written by one division into ranks and read by any."""
+"""Checkpoints of blocks of named tensors, which ranks of any other layout can load."""
 
 from unisono.parallel.checkpoint.block_checkpoint import load_blocks, save_blocks
 from unisono.parallel.checkpoint.tensor_block import TensorBlock, flat_range_blocks

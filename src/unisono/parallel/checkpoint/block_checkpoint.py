@@ -1,8 +1,8 @@
-"""Checkpoints through torch's DCP: each rank writes its blocks, and reads any others.
+"""Checkpoints through `torch.distributed.checkpoint` (DCP), in blocks that differ between layouts.
 
 A folder holds one subfolder for each checkpoint, and the file `latest` with the name of the newest
-complete one. It is replaced when all blocks are on disk, so a save that is killed leaves the
-checkpoint before it readable.
+complete checkpoint. The file is replaced when all blocks are on disk, so the previous checkpoint
+stays readable if a save is killed.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def save_blocks(
     extra: Mapping[str, Any] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Writes a checkpoint. Collective over `group`; None: torch's default group, if there is one.
+    """Writes a checkpoint. Collective over `group`; None: torch's default group, if it exists.
 
-    Several ranks may pass the same block: one of them writes it. `extra`: values for JSON, equal on
-    all ranks. The folder must be the same for all ranks.
+    Several ranks may pass the same block: one of these ranks writes it. `extra`: values for JSON,
+    equal on all ranks. The folder must be the same for all ranks.
     """
     path = folder / _agreed(_next_name(folder), group)
     held = _held(blocks)
@@ -80,9 +80,9 @@ def load_blocks(
 ) -> dict[str, Any]:
     """Fills the blocks from the newest checkpoint of a folder, and returns its `extra`. Collective.
 
-    The checkpoint may have been written in other blocks by other ranks. Raises `ValueError` for a
-    folder without a checkpoint, a missing name, another shape or another element type, before any
-    block is changed.
+    The checkpoint may have been written in other blocks by other ranks. Raises `ValueError` before
+    it changes a block, if the folder has no checkpoint, or if a block's name is missing or its
+    tensor has another shape or element type.
     """
     try:
         path = folder / (folder / _LATEST).read_text(encoding="utf-8")
@@ -106,7 +106,7 @@ def load_blocks(
 
 @contextlib.contextmanager
 def _alone_is_meant() -> Iterator[None]:
-    """Keeps torch from warning that a process without a group reads and writes alone."""
+    """Suppresses torch's warning that a process without a group saves and loads alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -126,7 +126,7 @@ def _check(block: TensorBlock, saved: Any, path: Path) -> None:
 
 
 Held = Mapping[str, Mapping[torch.Size, TensorBlock]]
-"""The blocks of a rank: by name, then by the place of their first element."""
+"""Blocks of a rank, by name and then by the index of the block's first element."""
 
 
 def _held(blocks: Sequence[TensorBlock]) -> Held:
@@ -142,12 +142,12 @@ def _chunk(start: torch.Size, block: TensorBlock) -> ChunkStorageMetadata:
 
 
 def _find(held: Held, index: MetadataIndex) -> torch.Tensor:
-    assert index.offset is not None  # the plans below name blocks by their place
+    assert index.offset is not None  # both planners identify blocks by offset
     return held[index.fqn][index.offset].values
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """Plans to write the blocks of this rank. DCP leaves out those that another rank writes."""
+    """Plans to write the blocks of this rank. DCP drops the blocks that another rank writes."""
 
     def __init__(self, held: Held) -> None:
         super().__init__(flatten_state_dict=False)
@@ -176,14 +176,14 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Plans to read the parts of saved blocks that lie in the blocks of this rank."""
+    """Plans to read the parts of saved blocks that overlap the blocks of this rank."""
 
     def __init__(self, held: Held) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._held = held
 
     def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None  # set_up_planner has read it
+        assert self.metadata is not None  # `set_up_planner` has set the metadata
         saved = self.metadata.state_dict_metadata
         items: list[ReadItem] = []
         for name, blocks in self._held.items():
@@ -202,7 +202,7 @@ def _next_name(folder: Path) -> str:
 
 
 def _agreed(name: str, group: dist.ProcessGroup | None) -> str:
-    """Returns the first rank's name."""
+    """Returns the `name` that the group's first rank passes, on all ranks."""
     if not dist.is_initialized():
         return name
     names = [name]
@@ -215,7 +215,7 @@ def _is_first(group: dist.ProcessGroup | None) -> bool:
 
 
 def _write_synced(path: Path, text: str) -> None:
-    """Replaces a file, so that it has the old or the new text whatever happens."""
+    """Replaces a file atomically: after a crash it has either the old or the new text."""
     fresh = path.with_suffix(".new")
     with fresh.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""Rectangles of whole tensors."""
+"""Rectangular blocks of tensors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorBlock:
-    """A rectangle of the whole tensor `name`. Raises `ValueError` if it lies outside the tensor."""
+    """A rectangular block of the tensor `name`. Raises `ValueError` for one outside the tensor."""
 
     name: str
     shape: tuple[int, ...]
     """The shape of the whole tensor."""
     start: tuple[int, ...]
-    """The place of the block's first element."""
+    """Index of the block's first element in the whole tensor, by dimension."""
     values: torch.Tensor
-    """The elements: a view of the live tensor, whose shape is that of the block."""
+    """Elements of the block, in the block's shape: a view of the tensor in use."""
 
     def __post_init__(self) -> None:
         sizes = tuple(self.values.shape)
@@ -42,12 +42,12 @@ def flat_range_blocks(
     first: int,
     values: torch.Tensor,
 ) -> list[TensorBlock]:
-    """Returns the rectangles of a range of a block that is stored row by row.
+    """Returns a contiguous range of a flattened block as rectangular blocks.
 
-    The block has `sizes` elements from `start` on in the whole `shape`. `values`, with one
-    dimension, are its elements from `first` on. A range of a block of d dimensions is at most
-    2 d - 1 rectangles; each is a view of `values`. Raises `ValueError` for a range beyond the
-    block.
+    The block begins at index `start` of a tensor of `shape`, and has `sizes` elements along the
+    dimensions. `values` has one dimension and holds the block's elements from number `first` on, in
+    row-major order. A range of a block of d dimensions is at most 2 d - 1 rectangles; each is a
+    view of `values`. Raises `ValueError` for a range beyond the block.
 
     >>> found = flat_range_blocks("w", (4, 3), (0, 0), (4, 3), 2, torch.arange(2, 9))
     >>> [(block.start, block.values.tolist()) for block in found]
@@ -69,14 +69,14 @@ def flat_range_blocks(
 def _rectangles(
     sizes: tuple[int, ...], first: int, count: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """Yields place, extent and first element of `values` of each rectangle of a flat range."""
+    """Yields the start, the sizes and the offset in the range of each rectangle of a flat range."""
     if count == 0:
         return
     if len(sizes) <= 1:
         yield (first,) * len(sizes), (count,) * len(sizes), 0
         return
     row, end = math.prod(sizes[1:]), first + count
-    head = -first % row  # elements up to the first whole row
+    head = -first % row  # elements before the first whole row
     whole = max((count - head) // row, 0) if head <= count else 0
     if head:
         inner = min(head, count)

@@ -1,4 +1,4 @@
-"""Compression of gradients: the exchange for a configuration, and its state in checkpoints."""
+"""The gradient exchange for a compression setting, and the exchange's state in checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATE_KEY = "compression"
 
 
 def require_compression(compression: object) -> None:
-    """Raises `TypeError` unless `compression` is a configuration or None."""
+    """Raises `TypeError` unless `compression` is a compression setting or None."""
     if compression is not None and not isinstance(compression, Compression):
         raise TypeError(
             "compression: expected None, Fp16(), Bf16(), PowerSGD(), Int8() or TopK(), "
@@ -33,7 +33,7 @@ def require_compression(compression: object) -> None:
 def make_exchange(
     compression: Compression | None, controller: Controller, prefix: str = ""
 ) -> GradientExchange:
-    """Returns the exchange for a configuration. `prefix` begins the names of its tensors."""
+    """Returns the exchange for a compression. The names of its tensors begin with `prefix`."""
     match compression:
         case None:
             return DenseExchange(controller, prefix)
@@ -52,10 +52,10 @@ def make_exchange(
 
 
 class CompressionState:
-    """The state of an exchange as part of a checkpoint. Each rank has its own.
+    """The state of a rank's gradient exchange, as part of a checkpoint of this rank.
 
-    It is keyed by the names of the parameters. It holds the rank and the number of ranks, since the
-    error of one rank must not become that of another.
+    The keys are the names of the parameters. The state also holds the rank and the number of ranks,
+    so that a rank cannot load the compression error of another rank.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CompressionState:
         parameters: Mapping[str, torch.Tensor],
     ) -> None:
         self.exists = exchange.keeps_state
-        """True if the exchange keeps a state, which a checkpoint then has."""
+        """True if the exchange keeps a state that checkpoints must contain."""
         self._exchange = exchange
         self._owner = {
             "kind": type(compression).__name__,
@@ -76,13 +76,13 @@ class CompressionState:
         self._parameters = parameters
 
     def save(self) -> dict[str, Any]:
-        """Returns the state: plain values and tensors, which do not change later."""
+        """Returns the state as plain values and tensors. Later passes do not change them."""
         return {**self._owner, "parameters": self._exchange.state()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Restores the state that `save` returned on this rank, for any order of parameters.
 
-        Raises `ValueError` if it is of another rank, number of ranks, compression or model.
+        Raises `ValueError` for the state of another rank, number of ranks, compression or model.
         """
         for what, expected in self._owner.items():
             if saved.get(what) != expected:

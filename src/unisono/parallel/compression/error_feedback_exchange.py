@@ -1,4 +1,4 @@
-"""Gradients that cannot be summed while compressed: each rank gathers and decodes all messages."""
+"""Exchange of compressed gradients that cannot be summed: ranks gather and decode all messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ERROR = "error"
 
 
 class GradientCodec(Protocol):
-    """A lossy code for vectors of floats. Its messages of one length have one size."""
+    """A lossy code for vectors of floats. Vectors of equal length have messages of equal size."""
 
     def message_bytes(self, count: int, itemsize: int) -> int:
         """Returns the size of the message for `count` values of `itemsize` bytes each."""
@@ -28,11 +28,11 @@ class GradientCodec(Protocol):
         """Returns the message (uint8) for a contiguous vector of at least one value."""
 
     def add_decoded(self, message: torch.Tensor, total: torch.Tensor) -> None:
-        """Adds the decoded message to a vector, of the type that was encoded."""
+        """Adds the decoded message to `total`, which has the type of the encoded vector."""
 
 
 def working_dtype(grad: torch.Tensor) -> torch.dtype:
-    """Returns the type in which to compute with a gradient: at least float32."""
+    """Returns the element type for computations with a gradient: at least float32."""
     return torch.promote_types(grad.dtype, torch.float32)
 
 
@@ -45,9 +45,9 @@ def all_finite(values: torch.Tensor) -> bool:
 class GatheredExchange(GradientExchange):
     """Averages gradients by an all_gather of messages, with error feedback.
 
-    Error feedback: what a message leaves out on this rank is added to the rank's next gradient, so
-    nothing is lost over time. Source: S. P. Karimireddy et al., "Error Feedback Fixes SignSGD and
-    other Gradient Compression Schemes", ICML 2019.
+    Error feedback adds the part of a gradient that a rank's message lacks to the rank's next
+    gradient, so that nothing is lost over time. Source: S. P. Karimireddy et al., "Error Feedback
+    Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
 
     Each rank decodes and adds all messages in rank order, so all ranks have the same bits.
     """
@@ -63,7 +63,7 @@ class GatheredExchange(GradientExchange):
         self._errors: dict[str, torch.Tensor] = {}
 
     def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits the message for the gradient and the error of earlier passes."""
+        """Submits the message for the sum of the gradient and the error of earlier passes."""
         if not self.compresses(grad):
             return self._dense.begin(name, grad)
         values = grad.detach().to(working_dtype(grad))
@@ -77,7 +77,8 @@ class GatheredExchange(GradientExchange):
     def compresses(self, grad: torch.Tensor) -> bool:
         """Returns True if the messages have fewer bytes than an all_reduce of the gradient.
 
-        With N ranks, a rank receives N - 1 messages, or sends 2 (N - 1) / N times the gradient.
+        With N ranks, a rank receives N - 1 messages; in an all_reduce it sends 2 (N - 1) / N times
+        the bytes of the gradient.
         """
         if not grad.is_floating_point() or grad.numel() == 0:
             return False
@@ -85,7 +86,7 @@ class GatheredExchange(GradientExchange):
         return message * self._controller.size < 2 * grad.numel() * grad.dtype.itemsize
 
     def average(self, sent: _Sent, handle: Handle, *, used: bool) -> torch.Tensor:
-        """Returns the average of all messages. Keeps this rank's error if it is `used`."""
+        """Returns the average of all messages. If it is `used`, also keeps this rank's error."""
         total = torch.zeros_like(sent.values)
         for message in handle.wait().view(self._controller.size, -1):
             self._codec.add_decoded(message, total)
@@ -112,7 +113,7 @@ class GatheredExchange(GradientExchange):
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A submission of this rank: the message for `values`, the gradient with the error."""
+    """A submission of this rank. `values` is the gradient plus the error; `message` encodes it."""
 
     name: str
     grad: torch.Tensor

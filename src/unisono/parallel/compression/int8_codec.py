@@ -1,4 +1,4 @@
-"""Vectors as 8-bit integers with a scale for each run of values."""
+"""Codec of vectors as 8-bit integers, with one scale for each run of consecutive values."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _LARGEST = 127
 class Int8:
     """Sends gradients as 8-bit integers: about a quarter of float32's bytes.
 
-    The ranks gather all messages, so this sends fewer bytes than no compression for fewer than 8
-    ranks. From 8 ranks on, gradients travel uncompressed.
+    Every rank gathers all messages. With fewer than 8 ranks these have fewer bytes than an
+    all_reduce of the gradient. With 8 ranks or more, gradients are sent uncompressed.
 
     >>> Int8().values_per_scale
     256
     """
 
     values_per_scale: int = 256
-    """Number of neighbouring values with one scale (float32)."""
+    """Number of consecutive values that share one scale, a float32."""
     error_feedback: bool = True
-    """True: adds the rounding error to the next gradient."""
+    """True if the rounding error is added to the next gradient."""
 
     def __post_init__(self) -> None:
         if self.values_per_scale < 1:
@@ -35,10 +35,10 @@ class Int8:
 
 
 class Int8Codec:
-    """Rounds each value to a multiple of its run's scale, the largest magnitude / 127.
+    """Rounds each value to a multiple of its run's scale.
 
-    The rounding error of a value is at most half of the scale. A run with an infinity or a NaN
-    decodes to infinities and NaNs.
+    The scale is the largest magnitude of the run, divided by 127. The rounding error of a value is
+    at most half of the scale. A run with an infinity or a NaN decodes to infinities and NaNs.
 
     >>> codec, values = Int8Codec(256), torch.tensor([1.0, -0.5, 0.0])
     >>> message, decoded = codec.encode(values), torch.zeros(3)
@@ -51,7 +51,7 @@ class Int8Codec:
         self._run = values_per_scale
 
     def message_bytes(self, count: int, itemsize: int) -> int:
-        """Returns the size of a message: a byte for each value, 4 bytes for each run."""
+        """Returns the size of a message: one byte for each value plus 4 bytes for each run."""
         return count + _SCALE_BYTES * self._runs(count)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ class Int8Codec:
         return torch.cat([scales.view(torch.uint8), integers.view(-1)[:count].view(torch.uint8)])
 
     def add_decoded(self, message: torch.Tensor, total: torch.Tensor) -> None:
-        """Adds each integer times its scale."""
+        """Adds the integers of the message, each times its scale, to `total`."""
         count = total.numel()
         head = _SCALE_BYTES * self._runs(count)
         scales = message[:head].clone().view(torch.float32).to(total.dtype)

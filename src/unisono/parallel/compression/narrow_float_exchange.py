@@ -1,4 +1,4 @@
-"""Gradients averaged as 16-bit floats: half of float32's bytes."""
+"""Exchange that averages gradients as 16-bit floats, half of the bytes of float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Fp16:
     """Sends gradients as float16: 11 significant bits, magnitudes from 6e-8 to 65,504.
 
     Each rank divides by the number of ranks before it casts. So the sum is finite if every
-    gradient is within float16's range, and often beyond it.
+    gradient is within float16's range, and often also if one is not.
 
     >>> Fp16()
     Fp16()
@@ -36,7 +36,7 @@ class Bf16:
 
 
 class NarrowFloatExchange(GradientExchange):
-    """Averages float32 and float64 gradients in a narrower type, other gradients uncompressed."""
+    """Averages float32 and float64 gradients in a narrower type, and others uncompressed."""
 
     def __init__(self, controller: Controller, prefix: str, dtype: torch.dtype) -> None:
         self._controller = controller
@@ -45,7 +45,7 @@ class NarrowFloatExchange(GradientExchange):
         self._dense = DenseExchange(controller, prefix)
 
     def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits this rank's part of the average, in the narrow type."""
+        """Submits the gradient divided by the number of ranks, in the narrow type."""
         if not grad.is_floating_point() or grad.dtype.itemsize <= self._dtype.itemsize:
             return self._dense.begin(name, grad)
         message = part_of_average(grad.detach(), self._controller.size, self._dtype)
@@ -64,19 +64,20 @@ class _NarrowAverage(PendingAverage):
 
 
 def part_of_average(grad: torch.Tensor, ranks: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns `grad / ranks` as `dtype`, such that a sum of `ranks` such parts is finite.
+    """Returns `grad / ranks` as `dtype`, rounded so that a sum of `ranks` such parts is finite.
 
-    This holds if each rank's gradient is within the range of `dtype`. Rounding alone does not
-    ensure it: with 3 ranks, 65,504 / 3 becomes 21,840, and 3 x 21,840 is inf in float16. So the
-    first value whose multiple is too large becomes the last whose multiple is not. Larger values
-    come only from gradients beyond the range, and infinities must stay visible to a GradScaler.
+    The sum is finite if each rank's gradient is within the range of `dtype`. Rounding to nearest
+    does not ensure this: with 3 ranks, 65,504 / 3 becomes 21,840, and 3 x 21,840 is inf in float16.
+    So the function replaces the smallest value whose multiple is too large by the largest value
+    whose multiple is finite. Larger values come only from gradients beyond the range, and must
+    still become infinities for a GradScaler to find.
 
     >>> part_of_average(torch.tensor([65504.0, 3.0]), 3, torch.float16).tolist()
     [21824.0, 1.0]
     """
     part = (grad / ranks).to(dtype)
     if ranks & (ranks - 1) == 0:
-        return part  # such quotients are exact
+        return part  # division by a power of two is exact
     largest = torch.finfo(dtype).max
     limit = torch.tensor(largest / ranks, dtype=torch.float64).to(dtype)
     if float(limit) * ranks > largest:

@@ -1,4 +1,4 @@
-"""Gradients averaged as products of two thin matrices: PowerSGD.
+"""PowerSGD: an exchange that averages gradients as products of two thin matrices.
 
 Source: T. Vogels, S. P. Karimireddy and M. Jaggi, "PowerSGD: Practical Low-Rank Gradient
 Compression for Distributed Optimization", NeurIPS 2019, algorithms 1 and 2.
@@ -36,15 +36,15 @@ class PowerSGD:
     """
 
     rank: int = 4
-    """Number of columns of P and Q; the sides of a smaller matrix limit it."""
+    """Number of columns of P and Q, reduced to n or m where these are smaller."""
     min_compression: float = 2.0
-    """Gradients with (n + m) rank min_compression >= n m are sent uncompressed."""
+    """Ratio n m / ((n + m) rank) that a gradient must exceed to be compressed."""
     dense_passes: int = 0
-    """Number of first backward passes whose gradients are sent uncompressed."""
+    """Number of initial backward passes whose gradients are sent uncompressed."""
     error_feedback: bool = True
-    """True: adds the difference between gradient and product to the next gradient."""
+    """True if the difference between gradient and product is added to the next gradient."""
     warm_start: bool = True
-    """True: starts with the last pass's Q, instead of random numbers."""
+    """True if a pass starts with the Q of the previous pass instead of random numbers."""
     seed: int = 0
     """Seed of the random numbers; equal on all ranks."""
 
@@ -58,7 +58,7 @@ class PowerSGD:
 
 
 class PowerSGDExchange(GradientExchange):
-    """Averages matrices by one power iteration a pass; other gradients uncompressed."""
+    """Averages matrices by one power iteration per pass, and other gradients uncompressed."""
 
     def __init__(self, controller: Controller, prefix: str, settings: PowerSGD) -> None:
         self.settings = settings
@@ -68,7 +68,7 @@ class PowerSGDExchange(GradientExchange):
         self._state: TensorState = {}
 
     def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits P for the gradient and the error of earlier passes."""
+        """Submits P for the sum of the gradient and the error of earlier passes."""
         columns = self.columns(grad)
         if columns == 0:
             return self._dense.begin(name, grad)
@@ -101,11 +101,11 @@ class PowerSGDExchange(GradientExchange):
 
     @property
     def keeps_state(self) -> bool:
-        """True: the number of passes at least."""
+        """True: the exchange always keeps the number of passes."""
         return True
 
     def state(self) -> TensorState:
-        """Returns the error of this rank, and Q and the number of passes, equal on all ranks."""
+        """Returns this rank's error, and Q and the number of passes, which all ranks share."""
         return {name: dict(tensors) for name, tensors in self._state.items()}
 
     def load_state(self, state: TensorState) -> None:
@@ -132,7 +132,7 @@ class PowerSGDExchange(GradientExchange):
 
 
 class _LowRankAverage(PendingAverage):
-    """P, then Q, of one gradient."""
+    """The pending average of a gradient: first the average of P, then of Q."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _LowRankAverage(PendingAverage):
     def finish(self, *, used: bool) -> torch.Tensor:
         self._handle.wait()
         product = self._p @ self._q.t()
-        # All ranks have the same product, so they agree.
+        # All ranks have the same product, so all take the same branch.
         if used and all_finite(product):
             error = (self._matrix - product).view(self._grad.shape)
             self._exchange.keep(self._name, error=error, q=self._q)
@@ -168,7 +168,7 @@ class _LowRankAverage(PendingAverage):
 
 
 class _DensePass(PendingAverage):
-    """An average of one of the first passes, which send without compression."""
+    """The pending average of an uncompressed gradient in one of the initial passes."""
 
     def __init__(self, exchange: PowerSGDExchange, name: str, dense: PendingAverage) -> None:
         self._exchange = exchange
@@ -183,6 +183,6 @@ class _DensePass(PendingAverage):
 
 
 def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns orthonormal columns that span those of `matrix`. Columns of zeros get some too."""
+    """Returns orthonormal columns that span those of `matrix`, as many as `matrix` has."""
     q: torch.Tensor = torch.linalg.qr(matrix).Q
     return q

@@ -1,4 +1,4 @@
-"""Sparse gradients, averaged by gathering every rank's indices and values."""
+"""Exchange that averages sparse gradients: each rank gathers all ranks' indices and values."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from unisono.parallel.data_parallelism.gradient_exchange import GradientExchange
 
 
 class SparseExchange(GradientExchange):
-    """Averages sparse gradients, of any number of rows on each rank."""
+    """Averages sparse gradients, whose numbers of rows may differ between ranks."""
 
     def __init__(self, controller: Controller, prefix: str = "") -> None:
-        """`prefix` begins the names of the tensors that the controller gets."""
+        """The names of the tensors that the controller receives begin with `prefix`."""
         self._controller = controller
         self._prefix = prefix
 
     def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits the rows of the gradient that are not zero. A dense gradient is converted."""
+        """Submits the nonzero rows of the gradient. Converts a dense gradient to a sparse one."""
         sparse = (grad.detach() if grad.is_sparse else grad.detach().to_sparse(1)).coalesce()
         gather, name = self._controller.all_gather, self._prefix + name
         return _SparseAverage(
@@ -45,7 +45,7 @@ class _SparseAverage(PendingAverage):
 
 
 def sparse_zero(parameter: torch.Tensor) -> torch.Tensor:
-    """Returns a sparse gradient without rows for a parameter."""
+    """Returns a sparse gradient with no rows, in the shape of a parameter."""
     return torch.sparse_coo_tensor(
         torch.empty((1, 0), dtype=torch.int64),
         parameter.new_empty((0, *parameter.shape[1:])),

@@ -1,4 +1,4 @@
-"""Vectors as their largest values and the indices of these."""
+"""Codec of vectors as their largest values and the indices of those values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _INDEX = torch.int32
 class TopK:
     """Sends the largest values of each gradient, with their indices.
 
-    The ranks gather all messages. With float32 gradients this sends fewer bytes than no compression
-    if the number of ranks is below 1 / `fraction`; otherwise gradients travel uncompressed. Source:
+    Every rank gathers all messages. With float32 gradients and fewer than 1 / `fraction` ranks,
+    these have fewer bytes than an all_reduce; otherwise gradients are sent uncompressed. Source:
     A. F. Aji and K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017.
 
     >>> TopK(fraction=0.001).fraction
@@ -24,9 +24,9 @@ class TopK:
     """
 
     fraction: float = 0.01
-    """Part of each gradient's values that is sent, rounded up."""
+    """Fraction of each gradient's values that is sent; the count of values is rounded up."""
     error_feedback: bool = True
-    """True: adds the values that were not sent to the next gradient."""
+    """True if the values that were not sent are added to the next gradient."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
@@ -47,11 +47,11 @@ class TopKCodec:
         self._fraction = fraction
 
     def message_bytes(self, count: int, itemsize: int) -> int:
-        """Returns the size of a message: value and index for each value that is kept."""
+        """Returns the size of a message: one value and one index for each kept value."""
         return self.kept(count) * (itemsize + _INDEX.itemsize)
 
     def kept(self, count: int) -> int:
-        """Returns how many of `count` values are sent.
+        """Returns the number of values that are sent of a vector of `count` values.
 
         >>> TopKCodec(0.01).kept(250)
         3
@@ -59,7 +59,10 @@ class TopKCodec:
         return min(count, max(1, math.ceil(self._fraction * count)))
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the kept values, then their indices. Raises `ValueError` from 2^31 values on."""
+        """Returns the kept values, then their indices.
+
+        Raises `ValueError` for 2^31 or more values.
+        """
         count = values.numel()
         if count > torch.iinfo(_INDEX).max:
             raise ValueError(f"top-k: expected fewer than 2^31 values in a gradient, got {count}")

@@ -1,8 +1,8 @@
-"""Attention over a sequence that the ranks of `cp` divide.
+"""Context parallelism (`cp`): attention over a sequence that several ranks divide.
 
-Each rank holds the part of the sequence that `zigzag_part` names; `in_natural_order` joins the
-parts. `ContextAttention` computes the attention of these positions to the whole sequence, by one of
-`CONTEXT_KINDS`.
+Each rank holds the positions that `zigzag_part` returns; `in_natural_order` joins the parts of all
+ranks. `ContextAttention` computes the attention of a rank's positions to the whole sequence, by an
+exchange of one of the kinds `CONTEXT_KINDS`.
 """
 
 from unisono.parallel.context.context_attention import CONTEXT_KINDS, ContextAttention

@@ -1,8 +1,9 @@
-"""Attention computed block by block: which queries attend to which keys, and the merge of results.
+"""Attention computed block by block: the queries and keys of each block, and the merge of results.
 
 Each block's attention returns its log-sum-exp, the logarithm of the sum of the exponentials of its
-scores. Two blocks with the same queries and different keys merge exactly with it. The backward of a
-block needs the **merged** output and log-sum-exp, since the softmax is that of all keys.
+scores. With it, the results of two blocks with the same queries and different keys merge exactly.
+The backward of a block needs the **merged** output and log-sum-exp, since the softmax is over all
+keys.
 
 Sources: T. Dao et al., "FlashAttention", 2022; H. Liu et al., "Ring attention with blockwise
 transformers", 2023; the merge and the zigzag blocks are those of zhuzilin/ring-flash-attention.
@@ -23,19 +24,19 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionBlock:
-    """The queries of `queries` attend to the keys of `keys`; both are parts of a sequence."""
+    """The queries in the slice `queries` attend to the keys in the slice `keys`."""
 
     queries: slice = field(default_factory=lambda: slice(None))
     keys: slice = field(default_factory=lambda: slice(None))
     is_causal: bool = False
-    """Query i of the block attends to the keys 0 to i of the block only."""
+    """True if query i of the block attends to the keys 0 to i of the block only."""
 
 
 def block_of_ring(rank: int, source: int, length: int, *, is_causal: bool) -> AttentionBlock:
     """Returns the block of a rank's queries and another rank's keys, both zigzag parts.
 
-    `length`: the positions of a part, an even number. With a causal mask, all blocks except a
-    rank's own are half of the scores and need no mask.
+    `length`: number of positions in a part, which is even. With a causal mask, each block except
+    the rank's own block covers half of the scores and needs no mask.
 
     >>> block_of_ring(1, 0, 8, is_causal=True).keys, block_of_ring(1, 2, 8, is_causal=True).queries
     (slice(0, 4, None), slice(4, 8, None))
@@ -43,7 +44,7 @@ def block_of_ring(rank: int, source: int, length: int, *, is_causal: bool) -> At
     half = length // 2
     if not is_causal or source == rank:
         return AttentionBlock(is_causal=is_causal)
-    if source < rank:  # its early keys are before all queries, its late keys are after them
+    if source < rank:  # the source's early keys precede all queries, its late keys follow them
         return AttentionBlock(keys=slice(0, half))
     return AttentionBlock(queries=slice(half, length))
 
@@ -51,10 +52,10 @@ def block_of_ring(rank: int, source: int, length: int, *, is_causal: bool) -> At
 def blocks_of_whole(
     rank: int, ranks: int, length: int, *, is_causal: bool
 ) -> tuple[AttentionBlock, ...]:
-    """Returns the blocks of a rank's queries, a zigzag part, and all keys in natural order.
+    """Returns the blocks of a rank's queries (a zigzag part) and all keys in natural order.
 
-    `length`: the positions of a part. With a causal mask, each of the two chunks of queries attends
-    to all keys before it, and to its own.
+    `length`: number of positions in a part. With a causal mask, each of the two chunks of queries
+    attends to all keys before the chunk, and to the keys in the chunk.
     """
     if not is_causal:
         return (AttentionBlock(),)
@@ -71,20 +72,20 @@ def blocks_of_whole(
 
 
 class MergedAttention:
-    """The attention of some queries, merged from blocks of keys.
+    """The attention of a rank's queries, merged block by block.
 
     All arrays have the shape (batch, heads, sequence, head_dim), except `logsumexp`: (batch, heads,
     sequence).
     """
 
     def __init__(self, query: torch.Tensor) -> None:
-        """`query`: its rows must be dense."""
+        """The rows of `query` must be dense, as `with_dense_rows` returns them."""
         self._query = query
         self.out = torch.zeros_like(query)
         self.logsumexp = query.new_full(query.shape[:-1], -torch.inf)
 
     def add(self, keys: tuple[torch.Tensor, ...], block: AttentionBlock) -> None:
-        """Attends to the block's part of `keys`, a key and a value, and merges the result."""
+        """Attends to the block's part of `keys` (a key and a value), and merges the result."""
         query, out = self._query[:, :, block.queries], self.out[:, :, block.queries]
         logsumexp = self.logsumexp[:, :, block.queries]
         key, value = (each[:, :, block.keys] for each in keys)
@@ -104,7 +105,7 @@ class AttentionGradient:
         out: torch.Tensor,
         logsumexp: torch.Tensor,
     ) -> None:
-        """`gradient` is that of `out`; `out` and `logsumexp` are those of all blocks together."""
+        """`gradient` is the gradient of `out`; all blocks merged gave `out` and `logsumexp`."""
         self._of_queries = (with_dense_rows(gradient), query, out, logsumexp)
         self.query = torch.zeros_like(query)
         """The gradient of the queries, summed over the blocks so far."""
@@ -112,7 +113,7 @@ class AttentionGradient:
     def add(
         self, keys: tuple[torch.Tensor, ...], block: AttentionBlock
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds a block's gradient of the queries; returns those of its part of keys and values."""
+        """Adds a block's gradient of the queries; returns the gradients of its keys and values."""
         gradient, query, out, logsumexp = (each[:, :, block.queries] for each in self._of_queries)
         key, value = (each[:, :, block.keys] for each in keys)
         of_query, of_key, of_value = _backward(
@@ -128,16 +129,16 @@ def attend_in_blocks(
     value: torch.Tensor,
     blocks: Sequence[AttentionBlock],
 ) -> torch.Tensor:
-    """Returns the attention of these blocks together. Each query must be in at least one."""
+    """Returns the merged attention of the blocks. Each query must be in at least one block."""
     rows = (with_dense_rows(each) for each in (query, key, value))
     found: torch.Tensor = _BlockwiseAttention.apply(*rows, tuple(blocks))  # type: ignore[no-untyped-call]
     return found
 
 
 def with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """Returns x with the elements of its last dimension side by side.
+    """Returns x with the elements of its last dimension adjacent in memory.
 
-    The kernel gives wrong results for other arrays, without an error.
+    The attention kernel returns wrong results for other arrays, without an error.
     """
     return x if x.stride(-1) == 1 else x.contiguous()
 

@@ -17,8 +17,9 @@ from unisono.parallel.context.ring_attention import ring_attention
 from unisono.planner import nearest_divisor
 
 CONTEXT_KINDS = ("ring", "ulysses", "allgather")
-"""The exchanges. `ring` passes keys and values around, and holds two blocks at a time. `ulysses`
-gives each rank all positions of some heads. `allgather` gathers all keys and values."""
+"""Kinds of exchange between ranks. `ring` sends keys and values around a ring of ranks, and holds
+two blocks at a time. `ulysses` gives each rank all positions of some heads. `allgather` gathers all
+keys and values."""
 
 _ATTENTIONS: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
     {"ring": ring_attention, "ulysses": ulysses_attention, "allgather": allgather_attention}
@@ -38,7 +39,7 @@ class ContextAttention:
     """
 
     def __init__(self, kind: str, group: dist.ProcessGroup | None) -> None:
-        """`kind`: one of `CONTEXT_KINDS`. `group`: None for one rank, which communicates nothing.
+        """`kind`: one of `CONTEXT_KINDS`. `group`: None for one rank without communication.
 
         Raises `ValueError` for another kind.
         """
@@ -58,8 +59,8 @@ class ContextAttention:
         """Returns the attention, in the shape of `query`. Collective, and so is its backward.
 
         `query`: (batch, heads, positions of this rank, head_dim). `key` and `value` may have fewer
-        heads, which divide those of `query`. float32 or float64 with several ranks, on the CPU.
-        Raises `ValueError` for other shapes and types.
+        heads; their number divides that of `query`. With several ranks, the tensors must be float32
+        or float64 on the CPU. Raises `ValueError` for other shapes and types.
         """
         self._check_shapes(query, key, value)
         if self.group is None or self.ranks == 1:

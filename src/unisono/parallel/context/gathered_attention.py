@@ -1,8 +1,9 @@
-"""Attention by all-gather, and by all-to-all (Ulysses): one exchange before the attention.
+"""Attention after an all-gather of keys and values, or after an all-to-all of heads (Ulysses).
 
 With c ranks, T positions of all ranks, query width h and key-value width h_kv, a rank sends
 (c-1)/c 2 T h_kv elements by all-gather and R (2 T h + 2 T h_kv) / c by all-to-all, R = (c-1)/c, in
-forward and in backward. All-gather holds all keys and values; all-to-all 1/c of all heads.
+forward and in backward. With all-gather a rank holds all keys and values; with all-to-all, 1/c of
+all heads.
 
 Sources: Llama Team, "The Llama 3 herd of models", 2024 (all-gather); S. A. Jacobs et al.,
 "DeepSpeed Ulysses", 2023 (all-to-all).
@@ -24,7 +25,7 @@ from unisono.parallel.context.zigzag import in_natural_order, in_zigzag_parts
 def whole_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool
 ) -> torch.Tensor:
-    """Returns torch's attention of a whole sequence on one rank."""
+    """Returns torch's attention over a whole sequence that one rank holds."""
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=is_causal, enable_gqa=grouped
@@ -39,7 +40,7 @@ def allgather_attention(
     *,
     is_causal: bool,
 ) -> torch.Tensor:
-    """Gathers all keys and values, and attends with this rank's queries. Collective."""
+    """Gathers all keys and values; returns the attention of this rank's queries. Collective."""
     both = torch.cat([key.transpose(1, 2), value.transpose(1, 2)], dim=2)
     whole = in_natural_order(all_gather(both, group)).transpose(1, 2)
     blocks = blocks_of_whole(
@@ -59,8 +60,8 @@ def ulysses_attention(
 ) -> torch.Tensor:
     """Exchanges positions for heads, attends to the whole sequence, and exchanges back. Collective.
 
-    The ranks must divide the heads. If they do not divide the heads of keys and values, these are
-    repeated as often as it takes: lcm(kv_heads, ranks) heads are sent.
+    The number of ranks must divide the number of heads. If it does not divide the number of
+    key-value heads, these are repeated: lcm(kv_heads, ranks) heads are sent.
     """
     ranks = dist.get_world_size(group)
     repeats = ranks // math.gcd(key.shape[1], ranks)

@@ -1,8 +1,8 @@
-"""Ring attention: blocks of keys and values go round, while each rank attends to the present one.
+"""Ring attention: ranks send blocks of keys and values around a ring, and attend to each block.
 
 With c ranks, T positions of all ranks and key-value width h_kv, a rank sends (c-1)/c 2 T h_kv
 elements forward. Backward it sends them again, and c/c 2 T h_kv elements of gradients: the
-gradients of a block travel with it, one step behind, and return to its rank in c hops.
+gradients of a block follow the block by one step, and return to the block's rank in c hops.
 
 Sources: H. Liu et al., "Ring attention with blockwise transformers for near-infinite context",
 2023; the zigzag blocks are those of zhuzilin/ring-flash-attention.
@@ -35,15 +35,15 @@ def ring_attention(
 ) -> torch.Tensor:
     """Returns the attention of this rank's zigzag part to the whole sequence. Collective.
 
-    Shapes as in `ContextAttention`. A rank holds two blocks of keys and values at a time besides
-    its own.
+    The shapes are those of `ContextAttention`. Besides its own block of keys and values, a rank
+    holds two blocks at a time.
     """
     found: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal)  # type: ignore[no-untyped-call]
     return found
 
 
 class _RingAttention(torch.autograd.Function):
-    """One node without parameters: schedules that split a backward pass run it once."""
+    """An autograd node without parameters, so that split backward passes run its backward once."""
 
     @staticmethod
     def forward(
@@ -79,7 +79,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 class _TravellingSums:
-    """The gradients of a block's keys and values. They follow it around the ring, and grow."""
+    """Sums of the gradients of a block's keys and values; they follow the block around the ring."""
 
     def __init__(self, ring: RingExchange) -> None:
         self._ring = ring
@@ -87,9 +87,9 @@ class _TravellingSums:
         self._arriving: PendingExchange | None = None
 
     def add(self, found: Tensors, keys: slice) -> None:
-        """Adds to the sums that arrive with the present block, and passes them on.
+        """Adds gradients to the sums that arrive for the current block, and sends the sums on.
 
-        The first block is the rank's own and whole: its sums begin here.
+        The first block is the rank's own: all its keys have gradients, with which its sums begin.
         """
         spare = self._present
         if self._arriving is None:
@@ -107,10 +107,10 @@ class _TravellingSums:
 
 
 def _swapped(tensors: Tensors) -> Tensors:
-    """Returns the tensors with sequence and heads exchanged.
+    """Returns the tensors with the dimensions of sequence and heads exchanged.
 
-    Messages have the layout (batch, sequence, heads, head_dim) of the kernel's results, so these
-    are sent without a copy.
+    Messages have the layout (batch, sequence, heads, head_dim) of the kernel's results, so the
+    results are sent without a copy.
     """
     return tuple(each.transpose(1, 2) for each in tensors)
 

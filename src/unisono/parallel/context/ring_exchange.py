@@ -1,4 +1,4 @@
-"""Messages around a ring of ranks, that travel while the rank computes."""
+"""Messages around a ring of ranks, sent and received while the ranks compute."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingExchange:
-    """Tensors on their way to the next rank, and others on their way from the previous one."""
+    """A pending send of tensors to the next rank and receive of tensors from the previous rank."""
 
     received: Tensors
     works: Sequence[dist.Work]
 
     def wait(self) -> Tensors:
-        """Waits for both; returns the received tensors. Raises the backend's errors."""
+        """Waits for send and receive; returns the received tensors. Raises the backend's errors."""
         for work in self.works:
             work.wait()
         return self.received
 
 
 class RingExchange:
-    """The ranks of a group as a ring: each sends to the next rank only."""
+    """The ranks of a group as a ring, in which each rank sends to the next rank only."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -35,10 +35,10 @@ class RingExchange:
         self._previous = (self.rank - 1) % self.ranks
 
     def start(self, sent: Tensors, into: Tensors | None = None) -> PendingExchange:
-        """Begins to send contiguous tensors, and to receive those of the previous rank.
+        """Begins to send contiguous tensors, and to receive the tensors of the previous rank.
 
-        `into`: tensors to receive in; by default new ones. Neither may be changed until `wait`
-        returns.
+        `into`: tensors to receive into; by default new ones. The caller must not change `sent` or
+        `into` until `wait` returns.
         """
         received = into or tuple(torch.empty_like(each) for each in sent)
         messages = [
@@ -50,10 +50,10 @@ class RingExchange:
         return PendingExchange(received=received, works=dist.batch_isend_irecv(messages))
 
     def visit(self, own: Tensors) -> Iterator[tuple[int, Tensors]]:
-        """Yields each rank's tensors, with their rank: this rank's own, then the previous rank's.
+        """Yields (rank, tensors) for every rank: this rank, then the previous rank, and so on.
 
-        The next tensors arrive while the caller computes with the present ones. They are in two
-        buffers in turn, so the caller must not keep them. Sends `ranks - 1` times.
+        The next tensors arrive while the caller computes with the current tensors. Two buffers hold
+        them in turn, so the caller must not keep them. Each rank sends `ranks - 1` times.
         """
         present, spare = own, None
         for step in range(self.ranks):
@@ -61,5 +61,5 @@ class RingExchange:
             arriving = None if is_last else self.start(present, spare)
             yield (self.rank - step) % self.ranks, present
             if arriving is not None:
-                spare = None if present is own else present  # never receive in the caller's arrays
+                spare = None if present is own else present  # never receive into `own`
                 present = arriving.wait()

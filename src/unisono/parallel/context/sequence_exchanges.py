@@ -1,7 +1,7 @@
-"""The two exchanges of whole sequences, with their gradients: all-to-all and all-gather.
+"""All-to-all and all-gather of parts of sequences, with their gradients.
 
-Each is an autograd node of its own, without parameters: pipeline schedules that split a backward
-pass run the backward of a node with parameters twice.
+Each exchange is an autograd node of its own, without parameters: pipeline schedules that split a
+backward pass run the backward of a node with parameters twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 def all_to_all(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Sends `parts[i]` to rank i; returns the parts from all ranks, in rank order.
 
-    The gradient takes the same way back.
+    The backward pass returns the gradients by the same exchange.
     """
     found: torch.Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
     return found

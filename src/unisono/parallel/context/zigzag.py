@@ -1,8 +1,8 @@
 """The zigzag division of a sequence: each rank has an early and a late chunk.
 
-With a causal mask, a late position attends to more keys than an early one. So equal runs of
-positions would give the last rank nearly twice the mean work. Two chunks, one from each end, give
-all ranks the same work.
+With a causal mask, a late position attends to more keys than an early one. So contiguous parts of
+equal length would give the last rank nearly twice the mean work. With two chunks, one from each end
+of the sequence, all ranks have the same work.
 
 Source: zhuzilin/ring-flash-attention, and W. Brandon et al., "Striped attention", 2023, for the
 imbalance.
@@ -16,8 +16,9 @@ import torch
 def zigzag_part(length: int, rank: int, ranks: int) -> torch.Tensor:
     """Returns the positions that a rank holds: chunks `rank` and `2 ranks - 1 - rank` of `2 ranks`.
 
-    int64, shape (length / ranks,), in rising order. One rank holds all positions.
-    Raises `ValueError` if `2 ranks` does not divide the length, and for a rank that does not exist.
+    The result is int64, of shape (length / ranks,), in increasing order. A single rank holds all
+    positions. Raises `ValueError` if `2 ranks` does not divide the length, and for a rank that does
+    not exist.
 
     >>> [zigzag_part(8, rank, 2).tolist() for rank in range(2)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -37,9 +38,9 @@ def zigzag_part(length: int, rank: int, ranks: int) -> torch.Tensor:
 
 
 def in_natural_order(parts: torch.Tensor) -> torch.Tensor:
-    """Returns the whole sequence of all ranks' zigzag parts.
+    """Returns the whole sequence in natural order, from the zigzag parts of all ranks.
 
-    Shape (ranks, batch, length / ranks, ...) in, (batch, length, ...) out.
+    The argument has the shape (ranks, batch, length / ranks, ...), the result (batch, length, ...).
 
     >>> parts = torch.stack([zigzag_part(8, rank, 2) for rank in range(2)]).unsqueeze(1)
     >>> in_natural_order(parts).tolist()
@@ -50,7 +51,7 @@ def in_natural_order(parts: torch.Tensor) -> torch.Tensor:
 
 
 def in_zigzag_parts(whole: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Returns the zigzag parts of all ranks. It reverses `in_natural_order`.
+    """Returns the zigzag parts of all ranks, as the inverse of `in_natural_order`.
 
     >>> in_zigzag_parts(torch.arange(8).unsqueeze(0), 2).tolist()
     [[[0, 1, 6, 7]], [[2, 3, 4, 5]]]
