@@ -13,10 +13,10 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A module that computes the whole in one process, and a part of it after `divide`."""
+    """A module that computes the whole result and, after `divide`, this rank's part of it."""
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Keeps this rank's block of each parameter, and communicates over the mesh's groups.
+        """Keeps this rank's block of each parameter; later passes communicate over the mesh.
 
         Blocks are cut with `parameter_block.cut`. Raises `ValueError` for a mesh that cannot
         divide the module.
@@ -25,13 +25,13 @@ class Divisible(Protocol):
 
 @runtime_checkable
 class Balanced(Protocol):
-    """A module that adds a loss of its own, such as experts whose load is balanced."""
+    """A module with an auxiliary loss, such as a loss that balances the load of experts."""
 
     auxiliary_loss: torch.Tensor
-    """This rank's part of that loss, over the forward passes since `reset_auxiliary`: the sum over
-    the ranks of a stage is the whole."""
+    """This rank's part of the auxiliary loss of the forward passes since `reset_auxiliary`. The sum
+    over the ranks of a stage is the whole loss."""
     auxiliary_scale: float | None
-    """1 / samples of the whole batch. None: of the inputs of each forward pass."""
+    """Factor 1 / samples of the whole batch. None: 1 / samples of each forward pass."""
 
     def reset_auxiliary(self) -> None:
         """Sets `auxiliary_loss` to zero."""
@@ -39,19 +39,19 @@ class Balanced(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicrobatchPart:
-    """The part of a microbatch on one rank."""
+    """A rank's part of a microbatch."""
 
     inputs: torch.Tensor
     samples: int
-    """Samples of the whole microbatch, on all ranks of `dp` together."""
+    """Number of samples of the whole microbatch, over all ranks of `dp`."""
 
 
 @runtime_checkable
 class Exchanging(Protocol):
-    """A model that takes the inputs of a step, and whose traffic depends on their values."""
+    """A model whose traffic depends on the values of its inputs."""
 
     def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
-        """Returns the bytes that this rank's passes over a step send, by group of `GROUPS`.
+        """Returns the bytes that this rank sends in the passes of a step, by name in `GROUPS`.
 
-        Computed from closed forms, without communication. Sums of gradients do not count.
+        The bytes come from closed forms, without communication, and exclude sums of gradients.
         """

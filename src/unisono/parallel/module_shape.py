@@ -1,4 +1,4 @@
-"""The shape of a transformer that is given as a torch module, for the planner."""
+"""The shape of a torch module that is a transformer, for the planner."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads")
 _HEAD_DIM = ("head_dim", "head_size")
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _LEAST_MATRICES = 4
-"""Queries with keys and values, attention output, and two of the feed-forward network."""
+"""Least number of matrices in a layer: one for queries, keys and values, one for the attention
+output, and two of the feed-forward network."""
 _TOLERANCE = 0.02
-"""Largest relative difference between the shape's parameters and FLOPs and the module's."""
+"""Largest relative difference in parameters or FLOPs between the shape and the module."""
 
 
 class _Layers(NamedTuple):
-    """Equal layers of a module, and the parameters outside them."""
+    """The equal layers of a module, and the parameters outside these layers."""
 
     layers: Sequence[nn.Module]
     outside: list[nn.Parameter]
@@ -41,11 +42,11 @@ def model_shape(
 
     Runs forward on `seq` tokens on the meta device: no memory is used and no value computed.
     `module(tokens)` takes integers of shape (1, seq) and returns logits of shape (1, seq, vocab),
-    or a tuple or mapping whose first tensor they are. Sizes come from the equal layers, the shapes
-    of their matrices, and the numbers of heads that modules name (`num_heads`, `n_head`, ...);
-    arguments replace these. The shape's parameters and FLOPs are compared with the module's
-    parameters and with the operators that torch counts. Raises ValueError if they differ by more
-    than 2 %, and if a size cannot be found: experts and latent attention are not recognised.
+    or a tuple or mapping whose first tensor is the logits. The sizes come from the equal layers,
+    the shapes of their matrices, and attributes such as `num_heads` or `n_head`; arguments override
+    them. The function compares the shape's parameters and FLOPs with the module's parameters and
+    with the FLOPs that torch counts. Raises ValueError if they differ by more than 2 %, and if a
+    size cannot be found: experts and latent attention are not recognised.
 
     >>> from unisono.parallel import model_shape
     >>> class Bigram(nn.Module):
@@ -100,7 +101,7 @@ def _compare(name: str, counted: float, computed: float) -> None:
 
 
 def _equal_layers(module: nn.Module) -> _Layers:
-    """Returns the largest group of children of one module that have equal parameters."""
+    """Returns the largest group of children of one module with equal types and parameter shapes."""
     best: list[nn.Module] = []
     most = (0, 0)
     for parent in module.modules():
@@ -124,7 +125,7 @@ def _equal_layers(module: nn.Module) -> _Layers:
 
 
 def _run_on_meta(module: nn.Module, seq: int) -> tuple[int, int]:
-    """Returns the size of the vocabulary and the FLOPs of forward."""
+    """Returns the size of the vocabulary and the FLOPs of a forward pass."""
     tensors = {
         name: torch.empty_like(value, device="meta")
         for name, value in (*module.named_parameters(), *module.named_buffers())
@@ -166,7 +167,7 @@ def _hidden(found: _Layers, vocab: int) -> int:
 
 
 def _named(module: nn.Module, layer: nn.Module, names: Sequence[str]) -> int | None:
-    """Returns the first number of this name in a layer, or in the module's configuration."""
+    """Returns the first positive number with one of the names in a layer or the module's config."""
     for each in (*layer.modules(), getattr(module, "config", None)):
         for name in names:
             value = getattr(each, name, None)
@@ -178,7 +179,7 @@ def _named(module: nn.Module, layer: nn.Module, names: Sequence[str]) -> int | N
 def _network(
     layer: nn.Module, kv_heads: int | None, *, hidden: int, heads: int, head_dim: int
 ) -> dict[str, Any]:
-    """Returns the heads of keys and values and the feed-forward network that fill a layer."""
+    """Returns the key-value heads and the feed-forward width that explain a layer's parameters."""
     matrices = [p for p in layer.parameters() if p.dim() == 2]
     whole = sum(p.numel() for p in matrices)
     widths = sorted({size for p in matrices for size in p.shape}, reverse=True)

@@ -30,13 +30,14 @@ class DataParallel(nn.Module):
     overlaps the rest of the backward pass. Clipping, GradScaler and gradient inspection need no
     change. A parameter that no rank used keeps its `.grad`.
 
-    `module` is the model itself. Forward calls pass through. Parameters and buffers start with the
-    values of rank 0; with `broadcast_buffers`, training forwards copy rank 0's buffers to all ranks
-    first.
+    `module` is the model itself; `forward` calls it. Parameters and buffers start with the values
+    of rank 0. With `broadcast_buffers`, each forward pass in training mode first copies rank 0's
+    buffers to all ranks.
 
-    With a compression that keeps errors, `state_dict` has them under "compression", so checkpoints
-    are complete without further calls. The errors differ between ranks: each rank saves and loads
-    a checkpoint of its own. The `state_dict` of `module` is equal on all ranks, without errors.
+    With a compression that keeps errors, `state_dict` has the errors under "compression", so
+    checkpoints are complete without further calls. The errors differ between ranks: each rank saves
+    and loads a checkpoint of its own. The `state_dict` of `module` is equal on all ranks, and has
+    no errors.
     """
 
     def __init__(
@@ -82,14 +83,14 @@ class DataParallel(nn.Module):
         self._phases.begin_forward()
 
     def _buffers_now(self) -> list[torch.Tensor]:
-        """Returns the buffers of the modules at the begin, each once. To search for modules takes
-        longer than a step of a small model."""
+        """Returns the current buffers of the modules that the constructor found, each once. A new
+        search for modules would take longer than a step of a small model."""
         found = (each for module in self._all_modules for each in module._buffers.values())
         return list({id(each): each for each in found if each is not None}.values())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulates gradients in backward passes inside; the next pass averages the sum."""
+        """Accumulates gradients without averaging them; the next pass outside averages the sum."""
         with self._reducer.no_sync():
             yield
 
@@ -121,13 +122,13 @@ def data_parallel(
 
     Collective over all ranks. Raises `ValueError` and `TypeError` for wrong arguments.
 
-    `comm`: the ranks. None: those of torch.distributed's default group if it runs on `unisono`,
-    else `unisono.init()`. `controller`: an own one instead, which `close` leaves open.
-    `fusion_bytes`, `tune_fusion`: see `Controller`. `name`: the begin of the tensors' names; models
-    that share a controller need different ones. `compression`: `Fp16()`, `Bf16()`, `PowerSGD()`,
-    `Int8()` or `TopK()` sends fewer bytes, except of sparse gradients. `reproducible`: the bits of
-    all averages do not depend on `fusion_bytes`, since each is a sum in rank order, divided by the
-    number of ranks. Not with `controller`.
+    `comm`: communicator of all ranks. None: the communicator of torch's default group if this group
+    runs on `unisono`, else `unisono.init()`. `controller`: a controller of the caller, which
+    `close` does not close. `fusion_bytes`, `tune_fusion`: see `Controller`. `name`: beginning of
+    the tensors' names; models that share a controller need different names. `compression`:
+    `Fp16()`, `Bf16()`, `PowerSGD()`, `Int8()` or `TopK()` sends fewer bytes, except of sparse
+    gradients. `reproducible`: the bits of all averages do not depend on `fusion_bytes`, since each
+    average is a sum in rank order, divided by the number of ranks; excludes `controller`.
 
     >>> import torch, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of data_parallel") as comm:

@@ -23,7 +23,7 @@ OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def nesterov_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Returns the outer optimizer of the paper: SGD with Nesterov momentum.
+    """Returns the outer optimizer of the DiLoCo paper: SGD with Nesterov momentum.
 
     >>> nesterov_sgd([nn.Parameter(torch.zeros(1))]).defaults["momentum"]
     0.9
@@ -32,12 +32,13 @@ def nesterov_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 class DiLoCo(PeriodicOptimizer):
-    """Wraps a torch optimizer, the inner one; every `every` steps an outer optimizer takes a step.
+    """Wraps an inner torch optimizer; after every `every` steps an outer optimizer takes a step.
 
-    All ranks start a period with the same parameters, and take `every` inner steps alone. The outer
-    gradient is the start minus the rank's parameters now, averaged over all ranks. The outer
-    optimizer applies it to the start. The result is where all ranks begin the next period. Source:
-    A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+    All ranks start a period with the same parameters, and each takes `every` inner steps alone. The
+    outer gradient is the start parameters minus the rank's current parameters, averaged over all
+    ranks. The outer optimizer applies this gradient to the start parameters, and all ranks begin
+    the next period with the result. Source: A. Douillard et al., "DiLoCo: Distributed
+    Low-Communication Training of Language Models", 2023.
 
     Parameters and buffers start with the values of rank 0. Collective over all ranks.
 
@@ -66,11 +67,11 @@ class DiLoCo(PeriodicOptimizer):
         name: str = "",
         **options: Unpack[ContextOptions],
     ) -> None:
-        """`outer` makes the outer optimizer for the parameters that it gets, in the model's order.
+        """`outer` makes the outer optimizer for a list of parameters, in the model's order.
 
-        `compression`: of the outer gradients. `options`: `comm`, `controller`, `fusion_bytes`
-        and `reproducible`; they and `name` as for `data_parallel`. Raises `ValueError` and
-        `TypeError` for wrong arguments.
+        `compression` applies to the outer gradients. `options`: `comm`, `controller`,
+        `fusion_bytes` and `reproducible`; see `data_parallel` for these and for `name`. Raises
+        `ValueError` and `TypeError` for wrong arguments.
         """
         require_compression(compression)
         super().__init__(model, optimizer, every=every, name=name, **options)
@@ -85,7 +86,7 @@ class DiLoCo(PeriodicOptimizer):
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Takes an outer step, and gives its result to the model on all ranks. Collective."""
+        """Takes an outer step, and copies its result to the model on all ranks. Collective."""
         outer_gradients = {name: self._start[name] - now for name, now in self._parameters.items()}
         for name, average in average_all(self._exchange, outer_gradients).items():
             self._start[name].grad = average
@@ -96,9 +97,9 @@ class DiLoCo(PeriodicOptimizer):
         self._average_buffers()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the optimizers' states, the parameters before the inner steps, the step count.
+        """Returns the states of both optimizers, the start parameters, and the number of steps.
 
-        Between two outer steps, parameters and state differ by rank: each rank saves its own.
+        Between two outer steps, parameters and state differ between ranks: each rank saves its own.
         """
         state = {
             "optimizer": self.optimizer.state_dict(),
@@ -110,7 +111,10 @@ class DiLoCo(PeriodicOptimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a result of `state_dict` on this rank. Raises `ValueError` if it does not fit."""
+        """Loads a state that `state_dict` returned on this rank.
+
+        Raises `ValueError` if the state does not fit.
+        """
         if state_dict["start"].keys() != self._start.keys():
             differ = sorted(state_dict["start"].keys() ^ self._start.keys())
             raise ValueError(

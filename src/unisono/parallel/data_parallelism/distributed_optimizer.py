@@ -24,11 +24,12 @@ from unisono.parallel.training_phases import TrainingPhases
 
 
 class DistributedOptimizer:
-    """Wraps a torch optimizer; all other attributes are those of the wrapped optimizer.
+    """Wraps a torch optimizer, and averages the gradients of its model over all ranks.
 
     The gradients of `model` are averaged when `backward()` returns, so `step` only calls the
-    optimizer, and clipping before it works. The model is not wrapped. Parameters and buffers start
-    with the values of rank 0. Collective over all ranks.
+    optimizer, and gradients can be clipped before `step`. Attributes that are not listed here are
+    those of the wrapped optimizer. The model is not wrapped. Parameters and buffers start with the
+    values of rank 0. Collective over all ranks.
 
     >>> import torch, unisono
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -82,14 +83,15 @@ class DistributedOptimizer:
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the optimizer's state, with this rank's errors if the compression keeps some."""
+        """Returns the optimizer's state, with this rank's compression errors if there are any."""
         state = self.optimizer.state_dict()
         return {**state, STATE_KEY: self._compression.save()} if self._compression.exists else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a result of `state_dict` on this rank. Raises `ValueError` if it does not fit.
+        """Loads a state that `state_dict` returned on this rank.
 
-        A state without errors, such as the optimizer's own, does not change the errors.
+        A state without errors, such as a state of the wrapped optimizer, does not change the
+        errors. Raises `ValueError` if the state does not fit.
         """
         state_dict = dict(state_dict)
         saved = state_dict.pop(STATE_KEY, None)
@@ -99,7 +101,7 @@ class DistributedOptimizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulates gradients in backward passes inside; the next pass averages the sum."""
+        """Accumulates gradients without averaging them; the next pass outside averages the sum."""
         with self._reducer.no_sync():
             yield
 

@@ -16,29 +16,29 @@ class FlatParameters:
     ) -> None:
         """The parameters must be distinct and have one element type and device.
 
-        `holds_weights=False` leaves the weights where they are.
+        With `holds_weights=False` the weights stay in their own arrays.
         """
         self._parameters = parameters
         self.sizes = [each.numel() for each in parameters]
-        """Elements of each parameter, in the order of the flat array."""
+        """Number of elements of each parameter, in the order of the flat array."""
         total = sum(self.sizes)
         self.part_length = -(-total // parts)
         first = parameters[0]
         self.gradient = torch.zeros(
             self.part_length * parts, dtype=first.dtype, device=first.device
         )
-        """The gradients, flat."""
+        """The flat array of gradients."""
         self.weights = torch.zeros_like(self.gradient) if holds_weights else first.new_empty(0)
-        """The weights, flat; empty if they are not held."""
+        """The flat array of weights; empty with `holds_weights=False`."""
         if holds_weights:
             self.weights[:total] = nn.utils.parameters_to_vector(parameters).detach()
-            nn.utils.vector_to_parameters(self.weights, parameters)  # they become views
+            nn.utils.vector_to_parameters(self.weights, parameters)  # the parameters become views
         places = zip(parameters, torch.split(self.gradient[:total], self.sizes), strict=True)
         self._views = [place.view_as(parameter) for parameter, place in places]
         self.collect()
 
     def first(self, part: int) -> int:
-        """Returns the place of a part's first element in the flat array."""
+        """Returns the index of a part's first element in the flat array."""
         return part * self.part_length
 
     def part(self, part: int) -> nn.Parameter:
@@ -47,13 +47,13 @@ class FlatParameters:
         return nn.Parameter(self.weights[first : first + self.part_length])
 
     def zero_gradients(self) -> None:
-        """Sets all gradients to zero. They stay where they are."""
+        """Sets all gradients to zero, in the flat array."""
         self.gradient.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
 
     def collect(self) -> None:
-        """Copies gradients that the program has replaced, for example by `model.zero_grad()`."""
+        """Copies gradients that the program has replaced to the flat array; None becomes zeros."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is view:
                 continue

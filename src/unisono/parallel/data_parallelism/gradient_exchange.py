@@ -24,19 +24,19 @@ class PendingAverage(ABC):
 
     @abstractmethod
     def finish(self, *, used: bool) -> torch.Tensor:
-        """Waits for the end; returns the average, with the shape and type of the gradient.
+        """Waits for the average, and returns it in the shape and type of the gradient.
 
-        `used` is equal on all ranks. If it is False, nobody uses the average, and the state of the
-        exchange does not change.
+        `used` is equal on all ranks. If it is False, the caller drops the average, and the state of
+        the exchange does not change.
         """
 
 
 class GradientExchange(ABC):
-    """Averages gradients over all ranks, each under its parameter's name."""
+    """Averages gradients over all ranks; each gradient has its parameter's name."""
 
     @abstractmethod
     def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits this rank's gradient. Does not wait. All ranks begin the same names."""
+        """Submits this rank's gradient without waiting. All ranks must submit the same names."""
 
     @property
     def keeps_state(self) -> bool:
@@ -55,12 +55,12 @@ class DenseExchange(GradientExchange):
     """Averages each gradient uncompressed, in place."""
 
     def __init__(self, controller: Controller, prefix: str = "") -> None:
-        """`prefix` begins the names of the tensors that the controller gets."""
+        """The names of the tensors that the controller receives begin with `prefix`."""
         self._controller = controller
         self._prefix = prefix
 
     def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits the gradient, which receives the average."""
+        """Submits the gradient. The exchange writes the average into it."""
         handle = self._controller.all_reduce(self._prefix + name, grad, "avg")
         return _DenseAverage(grad, handle)
 
@@ -78,14 +78,14 @@ class _DenseAverage(PendingAverage):
 def average_all(
     exchange: GradientExchange, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Returns the averages of all tensors, by name. May write them into the tensors."""
+    """Returns the averages of all tensors, by name. May overwrite the tensors."""
     pending = {name: exchange.begin(name, tensor) for name, tensor in tensors.items()}
     finish_first_rounds(list(pending.values()))
     return {name: each.finish(used=True) for name, each in pending.items()}
 
 
 def finish_first_rounds(pending: list[PendingAverage]) -> None:
-    """Waits for all first rounds, then begins all second rounds, so that these share messages."""
+    """Waits for all first rounds, then begins all second rounds, so that they can be fused."""
     for each in pending:
         each.wait_first_round()
     for each in pending:

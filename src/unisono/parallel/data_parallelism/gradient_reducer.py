@@ -1,13 +1,13 @@
 """Averages a model's gradients over all ranks while its backward pass still runs.
 
 Each gradient is submitted to the controller as soon as autograd has accumulated it. At the end of
-the backward pass the reducer waits for all of them, so that clipping, GradScaler and any other code
-after `backward()` sees averaged gradients.
+the backward pass the reducer waits for all averages, so that clipping, GradScaler and any other
+code after `backward()` sees averaged gradients.
 
-The ranks exchange one vector of flags with the gradients: which parameters this rank used. A
-parameter that no rank used keeps its gradient as it was.
+Beside the gradients, the ranks exchange one vector of flags, which mark the parameters that each
+rank used. A parameter that no rank used keeps its gradient unchanged.
 
-A `GradientExchange` averages one kind of gradient: dense, sparse, or compressed in some way.
+Each kind of gradient (dense, sparse or compressed) has a `GradientExchange` that averages it.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ _DENSE, _SPARSE, _FAILED = 1.0, 2.0, 1.0
 
 @dataclass(slots=True)
 class _Gradient:
-    """One parameter, and the progress of its gradient in the current backward pass."""
+    """A parameter, and the progress of its gradient in the current backward pass."""
 
     name: str
     parameter: nn.Parameter
     index: int
     expected: int = 0
-    """Number of times that autograd accumulated it in the first pass that used it."""
+    """Number of times that autograd accumulated the gradient in the last pass that used it."""
     accumulated: int = 0
     pending: PendingAverage | None = None
     sparse: bool = False
-    """True if some rank has had a sparse gradient for it."""
+    """True if the gradient was sparse on a rank in the first pass."""
     local: bool = False
-    """True if passes inside `no_sync` have accumulated into it since the last average."""
+    """True if passes inside `no_sync` accumulated into the gradient since the last average."""
 
 
 class GradientReducer:
     """Averages the gradients of named parameters at each backward pass.
 
-    Raises `UnisonoError` in `backward()` if another rank's backward pass failed, and whatever the
-    controller raises: `MismatchError` if the ranks' parameters differ.
+    Raises `UnisonoError` in `backward()` if another rank's backward pass failed, and the errors of
+    the controller, such as `MismatchError` if the ranks' parameters differ.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GradientReducer:
     ) -> None:
         """`dense` averages all gradients that are not sparse.
 
-        `prefix` begins the names of the tensors that the controller gets.
+        The names of the tensors that the controller receives begin with `prefix`.
         """
         self.controller = controller
         self.enabled = True
@@ -93,7 +93,7 @@ class GradientReducer:
         self.watch()
 
     def watch(self) -> None:
-        """Adds or removes hooks of parameters that were unfrozen or frozen since the last call."""
+        """Adds missing hooks to trainable parameters, and removes hooks from frozen parameters."""
         for gradient in self._gradients:
             hooked = gradient.index in self._hooks
             if gradient.parameter.requires_grad and not hooked:
@@ -104,7 +104,7 @@ class GradientReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulates gradients in backward passes inside; the next pass averages the sum."""
+        """Accumulates gradients without averaging them; the next pass outside averages the sum."""
         before, self.enabled = self.enabled, False
         try:
             yield
@@ -114,7 +114,7 @@ class GradientReducer:
     def recover(self) -> None:
         """Releases the other ranks after a backward pass that raised on this rank.
 
-        Called before the next forward pass. The other ranks raise `UnisonoError`.
+        `prepare` calls it before the next forward pass. The other ranks raise `UnisonoError`.
         """
         if self._in_pass:
             with self._ending():
@@ -167,14 +167,14 @@ class GradientReducer:
 
     def _begin(self, gradient: _Gradient, grad: torch.Tensor) -> None:
         exchange = self._sparse if gradient.sparse else self._dense
-        if not torch.is_grad_enabled():  # as in most hooks; `no_grad` takes longer than the rest
+        if not torch.is_grad_enabled():  # true in most hooks; `no_grad` is slower than the rest
             gradient.pending = exchange.begin(gradient.name, grad)
             return
         with torch.no_grad():
             gradient.pending = exchange.begin(gradient.name, grad)
 
-    # ---- the end of a backward pass. Several reducers may share one pass: each submits all that it
-    # has before any of them waits, so that ranks may run them in different orders.
+    # ---- The end of a backward pass. Several reducers may share one pass. Each reducer submits all
+    # its gradients before any reducer waits, so ranks may run the reducers in different orders.
 
     def _submit_rest(self) -> None:
         with self._ending(more=True):
@@ -201,7 +201,7 @@ class GradientReducer:
 
     @contextmanager
     def _ending(self, *, more: bool = False) -> Iterator[None]:
-        """Runs a part of the end of a pass. An error ends the pass, and so does the last part."""
+        """Runs one phase of the end of a pass. An error or the last phase ends the pass."""
         try:
             yield
         except BaseException:
@@ -232,7 +232,7 @@ class GradientReducer:
         self._flags = self.controller.all_reduce(self._prefix + _FLAGS, values, "max")
 
     def _learn(self) -> None:
-        """Finds the sparse gradients in the first pass, then submits the others."""
+        """Finds the sparse gradients in the first pass, then submits all gradients."""
         flags = self._flags.wait().tolist()
         for gradient in self._active():
             gradient.sparse = flags[gradient.index] == _SPARSE
@@ -249,7 +249,7 @@ class GradientReducer:
                 self._submit_substitute(gradient)
 
     def _submit_substitute(self, gradient: _Gradient) -> None:
-        # The gradient of earlier passes, since the other ranks' gradients contain theirs too.
+        # Submits the gradient of earlier passes: the gradients of other ranks contain these too.
         parameter, grad = gradient.parameter, gradient.parameter.grad
         if grad is not None:
             mine = grad.detach().clone()
@@ -265,7 +265,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def _collect(self) -> bool:
-        """Waits for all gradients. True if the backward pass of some rank failed."""
+        """Waits for all averages. Returns True if the backward pass of a rank failed."""
         flags = self._flags.wait().tolist()
         failed = bool(flags[-1])
         for gradient in self._active():

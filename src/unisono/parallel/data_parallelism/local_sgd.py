@@ -16,8 +16,8 @@ class LocalSGD(PeriodicOptimizer):
     """Wraps a torch optimizer, and averages the parameters of all ranks every `every` steps.
 
     Each rank computes gradients of its own part of the batch and takes steps of its own, so the
-    ranks exchange one `every`-th of the bytes. Between two averages their parameters differ. With
-    `every=1` and SGD, this equals averaging the gradients. Source: S. U. Stich, "Local SGD
+    ranks exchange 1 / `every` of the bytes. Between two averages the ranks' parameters differ. With
+    `every=1` and SGD, the result equals that of averaged gradients. Source: S. U. Stich, "Local SGD
     Converges Fast and Communicates Little", ICLR 2019.
 
     Parameters and buffers start with the values of rank 0. Collective over all ranks.
@@ -46,10 +46,10 @@ class LocalSGD(PeriodicOptimizer):
         name: str = "",
         **options: Unpack[ContextOptions],
     ) -> None:
-        """`dense_steps`: number of first steps after each of which the ranks average.
+        """`dense_steps`: number of initial steps after each of which the ranks average.
 
-        `options`: `comm`, `controller`, `fusion_bytes` and `reproducible`; they and `name` as for
-        `data_parallel`. Raises `ValueError` for wrong arguments.
+        `options`: `comm`, `controller`, `fusion_bytes` and `reproducible`; see `data_parallel` for
+        these and for `name`. Raises `ValueError` for wrong arguments.
         """
         if dense_steps < 0:
             raise ValueError(f"dense_steps: expected 0 or more steps, got {dense_steps}")
@@ -65,12 +65,12 @@ class LocalSGD(PeriodicOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the optimizer's state and the number of steps.
 
-        Between two averages, parameters and state differ by rank: each rank saves its own.
+        Between two averages, parameters and state differ between ranks: each rank saves its own.
         """
         return {"optimizer": self.optimizer.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a result of `state_dict` on this rank."""
+        """Loads a state that `state_dict` returned on this rank."""
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.steps = state_dict["steps"]
 

@@ -13,21 +13,21 @@ _ATTRIBUTE = "unisono_block"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterBlock:
-    """A block of a parameter of the whole model."""
+    """A rectangular block of a parameter of the whole model."""
 
     shape: tuple[int, ...]
     """The shape of the whole parameter."""
     start: tuple[int, ...]
-    """The place of the block's first element in the whole parameter."""
+    """Index of the block's first element in the whole parameter, by dimension."""
     summed_over: str = "tokens"
-    """The group of `GROUPS` that sums the gradient: the ranks that hold this block and see other
-    tokens."""
+    """Name in `GROUPS` of the group that sums the gradient: its ranks hold this block and see
+    different tokens."""
     held_by: str = "stage"
-    """The group of `GROUPS` whose ranks hold this block."""
+    """Name in `GROUPS` of the group whose ranks hold this block."""
 
 
 def block_of(parameter: nn.Parameter) -> ParameterBlock:
-    """Returns the block that `cut` or `mark` has noted; else the whole parameter."""
+    """Returns the block that `cut` or `mark` recorded; by default the whole parameter."""
     noted = getattr(parameter, _ATTRIBUTE, None)
     if isinstance(noted, ParameterBlock):
         return noted
@@ -35,7 +35,7 @@ def block_of(parameter: nn.Parameter) -> ParameterBlock:
 
 
 def mark(parameter: nn.Parameter, *, summed_over: str, held_by: str = "stage") -> None:
-    """Notes the groups of a parameter whose ranks hold the same block as before."""
+    """Records the groups of a parameter, and does not change its block."""
     known = block_of(parameter)
     block = ParameterBlock(
         shape=known.shape, start=known.start, summed_over=summed_over, held_by=held_by
@@ -55,7 +55,7 @@ def cut(
 ) -> None:
     """Replaces a module's parameter by part `part` of `parts` along `dim`.
 
-    Parts have ceil(length / parts) elements, the last ones fewer, as torch cuts them. A parameter
+    Parts have ceil(length / parts) elements, and the last parts fewer, as in torch. A parameter
     that is None stays None.
 
     >>> linear = nn.Linear(3, 5)
@@ -80,7 +80,7 @@ def keep(
     summed_over: str,
     held_by: str,
 ) -> None:
-    """Replaces a module's parameter by `sizes` elements from `start` on; it may be none.
+    """Replaces a module's parameter by its block of `sizes` elements from `start` on.
 
     >>> linear = nn.Linear(3, 5)
     >>> keep(linear, "weight", start=(1, 2), sizes=(4, 1), summed_over="own", held_by="own")
@@ -105,7 +105,7 @@ def keep(
 
 
 def part_of(length: int, part: int, parts: int) -> tuple[int, int]:
-    """Returns the first element and the count of a part; late parts are short or empty.
+    """Returns the first element and the length of a part; the last parts are short or empty.
 
     >>> [part_of(5, part, 4) for part in range(4)]
     [(0, 2), (2, 2), (4, 1), (5, 0)]

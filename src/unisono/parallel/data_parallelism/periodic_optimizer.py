@@ -16,8 +16,8 @@ from unisono.parallel.rank_context import ContextOptions, RankContext
 class PeriodicOptimizer(ABC):
     """Wraps a torch optimizer, and calls `synchronize` after every `every` steps.
 
-    Everything that is not listed here is the optimizer's own. Its state stays on its rank. All
-    ranks take the same number of steps.
+    Attributes that are not listed here are those of the wrapped optimizer. Its state stays on its
+    rank. All ranks must take the same number of steps.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class PeriodicOptimizer(ABC):
         """Makes the model equal on all ranks. Collective."""
 
     def step(self, closure: Any = None) -> Any:
-        """Takes a step of the optimizer, then synchronizes if it is due.
+        """Takes a step of the optimizer, and calls `synchronize` if it is due.
 
-        Raises what the controller raises, for example `PeerLostError`.
+        Raises the errors of the controller, for example `PeerLostError`.
         """
         result = self.optimizer.step(closure)
         self.steps += 1
@@ -85,7 +85,7 @@ class PeriodicOptimizer(ABC):
         return self.steps % self.every == 0
 
     def _average_buffers(self) -> None:
-        """Averages buffers of floats, such as running means; copies rank 0's other buffers."""
+        """Averages buffers of floats, such as running means, and copies rank 0's other buffers."""
         floats = {
             name: each.detach() for name, each in self._buffers.items() if each.is_floating_point()
         }
