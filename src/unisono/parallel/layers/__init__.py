@@ -1,7 +1,7 @@
-"""Modules that compute the same in one process and divided over the ranks of a mesh.
+"""Modules whose results are equal in one process and divided over the ranks of a mesh.
 
 `TransformerModel` is a whole decoder; `CrossEntropy` is its loss. `LinearPair` divides two linear
-layers of any sequence of modules.
+layers in any `nn.Sequential`.
 """
 
 from unisono.parallel.layers.attention import SelfAttention

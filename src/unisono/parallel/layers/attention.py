@@ -1,4 +1,4 @@
-"""Self-attention whose heads tensor parallelism divides, and whose sequence `cp` divides."""
+"""Self-attention: tensor parallelism divides the heads, and context parallelism the sequence."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from unisono.planner import Transformer, nearest_divisor
 class SelfAttention(nn.Module):
     """Attention with `heads` query heads and `kv_heads` heads of keys and values.
 
-    Shape (batch, sequence, hidden) in and out.
+    Input and output have the shape (batch, sequence, hidden).
     """
 
     def __init__(
         self, shape: Transformer, *, is_causal: bool = True, context: str = "ring"
     ) -> None:
-        """`context`: how ranks of `cp` exchange keys and values; see `ContextAttention`."""
+        """`context`: kind of the exchange of keys and values on `cp`; see `ContextAttention`."""
         super().__init__()
         self.head_dim, self.is_causal, self.context = shape.head_dim, is_causal, context
         self.heads, self.kv_heads = shape.heads, shape.kv_heads

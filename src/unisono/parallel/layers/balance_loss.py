@@ -1,7 +1,7 @@
-"""The loss that keeps experts equally loaded, the same for every layout.
+"""The loss that balances the load of experts, equal in every layout.
 
 DeepSeek-AI, "DeepSeek-V3", 2024, equations 17 to 20: a loss for each sequence. A loss over the
-tokens of a batch would be another one for each division into ranks and microbatches.
+tokens of a batch would depend on the division into ranks and microbatches.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def balance_loss(
     """Returns this rank's part of the loss, summed over its sequences. Collective.
 
     `scores`: (batch, positions, experts), softmax of the router. `chosen`: (batch, positions, k).
-    `groups`: of the ranks that hold other positions of the same sequences. `length`: positions of
-    a whole sequence. The sum over the ranks is the whole; it is 1 for each balanced sequence.
+    `groups`: the groups of ranks that hold other positions of the same sequences. `length`: number
+    of positions of a whole sequence. The sum over the ranks is the whole loss, which is 1 for each
+    balanced sequence.
 
     >>> scores = torch.full((1, 4, 2), 0.5)
     >>> float(balance_loss(scores, torch.tensor([[[0], [1], [0], [1]]]), groups=(), length=4))
@@ -43,7 +44,7 @@ def balance_loss(
 def add_gradient(y: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
     """Returns y. Its backward pass also computes the gradients of `loss`.
 
-    So the loss of a layer needs no way to the end of the model, which another rank may hold.
+    So a layer does not need to pass its loss to the end of the model, which another rank may hold.
     """
     found: torch.Tensor = _AddGradient.apply(y, loss)  # type: ignore[no-untyped-call]
     return found

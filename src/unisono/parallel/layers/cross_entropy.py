@@ -1,4 +1,4 @@
-"""The cross entropy of logits, also of logits whose vocabulary tensor parallelism divides."""
+"""Cross entropy of logits, also if tensor parallelism divides the vocabulary of the logits."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.training_mesh import TrainingMesh
 
 IGNORED = -100
-"""The target that counts for nothing, as in torch."""
+"""Target of positions that do not count in the loss, as in torch."""
 
 
 class CrossEntropy(nn.Module):
-    """The mean over the valid targets, in nats.
+    """The mean cross entropy over the valid targets, in nats.
 
-    Logits (..., vocabulary), targets (...) of class numbers; `IGNORED` targets do not count. After
-    `divide`, the logits are this rank's part of the vocabulary, and no rank holds the whole: three
-    sums of one number a token replace them. If tensor parallelism also divides the samples, the
-    result is the share of this rank's samples in the mean over all targets.
+    Logits have the shape (..., vocabulary), and targets (...) are class numbers; `IGNORED` targets
+    do not count. After `divide`, the logits are this rank's part of the vocabulary, and no rank
+    holds all logits: three all_reduces of one number per token combine the parts. If tensor
+    parallelism also divides the samples, the result is the share of this rank's samples in the mean
+    over all targets.
 
     >>> CrossEntropy()(torch.zeros(2, 4), torch.tensor([1, IGNORED]))
     tensor(1.3863)
     """
 
     def __init__(self, vocab: int | None = None) -> None:
-        """`vocab`: number of classes. Needed to divide it."""
+        """`vocab`: number of classes, which `divide` needs."""
         super().__init__()
         self.vocab = vocab
         self._group: Group = None
@@ -39,7 +40,7 @@ class CrossEntropy(nn.Module):
         self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Expects logits of this rank's part of the vocabulary from now on.
+        """Makes later calls expect the logits of this rank's part of the vocabulary.
 
         Raises `ValueError` if the loss does not know the number of classes.
         """
@@ -72,7 +73,7 @@ def _own_samples(x: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
 
 
 class _DividedCrossEntropy(torch.autograd.Function):
-    """The loss of each token, of logits (tokens, part of the vocabulary)."""
+    """The loss of each token, from logits of shape (tokens, part of the vocabulary)."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""The capacity of experts: how many tokens of a sequence an expert takes; others are dropped.
+"""The capacity of experts: the largest number of tokens of a sequence that an expert takes.
 
-Lepikhin et al., "GShard", 2020: an expert takes tokens in their order. The capacity is that of one
-sequence. A capacity of a batch would drop other tokens for each division into ranks and
-microbatches.
+Lepikhin et al., "GShard", 2020: an expert takes tokens in their order, and drops the others. The
+capacity applies to one sequence. With a capacity per batch, the dropped tokens would depend on the
+division into ranks and microbatches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def capacity_of(factor: float, *, length: int, top_k: int, experts: int) -> int:
-    """Returns the tokens of one sequence that an expert takes, if the mean is 1 / `factor` of it.
+    """Returns the capacity for one sequence: `factor` times the mean load of an expert, rounded up.
 
     >>> capacity_of(1.25, length=16, top_k=2, experts=8)
     5
@@ -33,7 +33,7 @@ def within_capacity(
 ) -> torch.Tensor:
     """Returns True for each choice that its expert takes. Collective over `tp` and `cp`.
 
-    `chosen`: the experts of this rank's tokens, (samples, positions, k). Same shape out.
+    `chosen`: the experts of this rank's tokens, (samples, positions, k), the shape of the result.
 
     >>> chosen = torch.tensor([[[0], [1], [0], [0]]])
     >>> within_capacity(chosen, experts=2, capacity=2, mesh=None).flatten().tolist()
@@ -49,8 +49,8 @@ def within_capacity(
 
 
 def _whole_sequences(chosen: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
-    """Returns the choices of all positions, in order."""
-    # Numbers of experts travel as elements of the model's type, exact in all of them.
+    """Returns the choices of all positions of the sequences, in order."""
+    # Expert numbers are sent in the default float type, in which they are exact.
     numbers = chosen.to(torch.get_default_dtype())
     found = gather_copies(numbers, mesh.group("tp"), dim=1, length=mesh.sequence)
     group = mesh.group("cp")

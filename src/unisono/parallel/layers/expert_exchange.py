@@ -1,4 +1,4 @@
-"""The way of tokens to the ranks that hold their experts, and back."""
+"""The exchange of tokens with the ranks that hold their experts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from unisono.parallel.layers.tensor_exchanges import Group
 class ExpertExchange:
     """One exchange of rows between the ranks of `ep`, and its reverse.
 
-    Each rank holds an equal number of consecutive experts. Without a group the rows stay.
+    Each rank holds an equal number of consecutive experts. Without a group, rows are not exchanged.
     """
 
     def __init__(self, counts: torch.Tensor, group: Group) -> None:
-        """`counts`: this rank's rows for each expert of the model. Collective.
+        """Exchanges `counts`, the number of this rank's rows for each expert. Collective.
 
-        The ranks exchange their counts here, so both ways know the sizes.
+        So `dispatch` and `combine` know the sizes of their messages.
         """
         self._group = group
         ranks = 1 if group is None else dist.get_world_size(group)
@@ -30,13 +30,13 @@ class ExpertExchange:
         self._sent: list[int] = counts.view(ranks, -1).sum(1).tolist()
         self._arrived: list[int] = table.sum(1).tolist()
         self.counts: list[int] = table.sum(0).tolist()
-        """Rows for each expert of this rank."""
+        """Number of rows for each expert of this rank."""
         experts = torch.arange(table.shape[1]).repeat(ranks)
         self._by_expert = experts.repeat_interleave(arriving).argsort(stable=True)
 
     @property
     def rows_moved(self) -> int:
-        """Rows that this rank sends to other ranks in `dispatch` and in `combine` together."""
+        """Number of rows that this rank sends to others in `dispatch` and `combine` together."""
         if self._group is None:
             return 0
         rank = dist.get_rank(self._group)
@@ -44,13 +44,16 @@ class ExpertExchange:
         return sum(self._sent) - kept + sum(self._arrived) - kept
 
     def dispatch(self, rows: torch.Tensor) -> torch.Tensor:
-        """Takes rows sorted by expert; returns the rows of this rank's experts, sorted too."""
+        """Sends rows, sorted by expert, to their experts; returns the rows for this rank's experts.
+
+        The result is sorted by expert too.
+        """
         if self._group is None:
             return rows
         return move_rows(rows, self._group, self._sent, self._arrived)[self._by_expert]
 
     def combine(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the experts' results to the ranks and into the order of `dispatch`'s argument."""
+        """Sends the experts' results back; returns them in the order of the input of `dispatch`."""
         if self._group is None:
             return rows
         back = torch.empty_like(self._by_expert)
@@ -63,7 +66,8 @@ def move_rows(
 ) -> torch.Tensor:
     """Sends the first `sent[0]` rows to rank 0 of the group, the next to rank 1, and so on.
 
-    Returns `arriving[i]` rows of each rank i, in rank order. The gradient travels back. Collective.
+    Returns `arriving[i]` rows from each rank i, in rank order. The backward pass sends the
+    gradients back. Collective.
     """
     found: torch.Tensor = _Move.apply(  # type: ignore[no-untyped-call]
         rows, group, sent, arriving
@@ -81,7 +85,7 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        # Rows without a gradient travel too: a rank that did not take part would hang its peers.
+        # Gradients of zero are sent too: a rank that did not take part would hang its peers.
         return _exchanged(gradients[0], ctx.group, ctx.arriving, ctx.sent), None, None, None
 
 

@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm, also of vectors whose width several ranks divide."""
+"""Layer norm and RMS norm, also of vectors whose elements several ranks divide."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _LAYER_NORM_EPSILON = 1e-5
 
 
 class FeatureNorm(nn.Module):
-    """Divides vectors (..., width) by their root mean square, after their mean is taken off if
-    `is_centred`; then scales each feature.
+    """Layer norm of vectors (..., width) if `is_centred`; else RMS norm.
 
     Parameters and results are those of `nn.LayerNorm` or `nn.RMSNorm`.
 
@@ -49,13 +48,13 @@ class FeatureNorm(nn.Module):
 
     def _of_parts(self, x: torch.Tensor) -> torch.Tensor:
         epsilon = _LAYER_NORM_EPSILON if self.is_centred else torch.finfo(x.dtype).eps
-        if self.is_centred:  # the mean first: a difference of two sums of squares would cancel
+        if self.is_centred:  # a difference of two sums of squares would lose digits
             x = x - self._mean(x)
         y = x * (self._mean(x.square()) + epsilon).rsqrt() * self.weight
         return y if self.bias is None else y + self.bias
 
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the mean over the whole width. Its gradient is the sum of the ranks' gradients,
-        since each rank uses it for its own part."""
+        """Returns the mean over the whole width. The gradient of the mean is the sum of the ranks'
+        gradients, since each rank uses the mean for its own part."""
         total = sum_of_all(x.sum(-1, keepdim=True), self._group)
         return copy_to_all(total, self._group) / self._width

@@ -1,4 +1,4 @@
-"""The feed-forward network of a transformer layer, whose inner width tensor parallelism divides."""
+"""The feed-forward network of a transformer layer; tensor parallelism divides its inner width."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from unisono.planner import Transformer
 
 
 class FeedForward(nn.Module):
-    """Two layers with GELU between, or three with a gate (SwiGLU).
+    """A network of two linear layers with GELU, or of three linear layers with a gate (SwiGLU).
 
-    Shape (batch, sequence, hidden) in and out.
+    Input and output have the shape (batch, sequence, hidden).
     """
 
     def __init__(self, shape: Transformer) -> None:

@@ -14,23 +14,23 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 @dataclass(slots=True, kw_only=True)
 class BatchPlace:
-    """The place of a forward pass in a training run, from which dropout masks follow.
+    """The position of a forward pass in a training run, which determines the dropout masks.
 
-    `parallelize` keeps it. A program that trains without it sets `step` itself.
+    A `ParallelRun` sets these numbers. A program that trains without one sets `step` itself.
     """
 
     step: int = 0
-    """Number of the step."""
+    """Number of the step, from 0."""
     first_sample: int = 0
-    """Number, in the whole batch, of the first sample of the pass on this rank."""
+    """Index in the whole batch of the first sample of this rank's forward pass."""
 
 
 class LayoutDropout(nn.Module):
     """Sets each element of its input to zero with probability `drop`, and scales the others.
 
-    Shape (samples, sequence, width) in and out. The mask of an element follows from the seed, the
-    site, the step, and the element's sample, position and feature. So the ranks of any layout draw
-    the masks of one process. Does nothing after `eval()`.
+    Input and output have the shape (samples, sequence, width). The mask of an element depends on
+    the seed, the site, the step, and the element's sample, position and feature. So the ranks of
+    any layout draw the masks that a single process draws. Does nothing after `eval()`.
 
     >>> dropout = LayoutDropout(0.5, seed=0, site="example")
     >>> x = torch.ones(4, 3, 2)
@@ -42,18 +42,18 @@ class LayoutDropout(nn.Module):
     """
 
     def __init__(self, drop: float, *, seed: int, site: str) -> None:
-        """`site`: names this place of the model. Raises `ValueError` for no probability."""
+        """`site`: name of this dropout in the model. Raises `ValueError` for a wrong `drop`."""
         super().__init__()
         if not 0 <= drop < 1:
             raise ValueError(f"dropout: expected a probability from 0 to below 1, got {drop}")
         self.drop = drop
         self.place = BatchPlace()
-        """The place of the next forward pass; modules of one model share it."""
+        """The position of the next forward pass, which all dropout modules of a model share."""
         self._random, self._site = CounterRandom(seed), site
         self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Draws masks for this rank's elements. Raises `ValueError` for 2D to 3D layouts."""
+        """Draws masks for this rank's elements only. Raises `ValueError` for 2D, 2.5D and 3D."""
         if self.drop > 0 and mesh.layout.tensor != "1d":
             raise ValueError(
                 f"dropout is not built for tensor = {mesh.layout.tensor}; tensor = 1d works, and "
@@ -92,7 +92,7 @@ class LayoutDropout(nn.Module):
 
 
 def _runs(positions: torch.Tensor) -> list[tuple[int, int]]:
-    """Returns the runs of successive positions: begin and count. One empty run for none."""
+    """Returns (begin, count) of each run of successive positions; (0, 0) without positions."""
     found: list[tuple[int, int]] = []
     for position in positions.tolist():
         if found and sum(found[-1]) == position:

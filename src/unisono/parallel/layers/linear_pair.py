@@ -1,4 +1,4 @@
-"""Two linear layers of any sequence of modules, divided over `tp` without a change of the model."""
+"""Tensor parallelism of two linear layers in an `nn.Sequential`, without changes to the model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.training_mesh import TrainingMesh
 
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Identity)
-"""Modules that may be between the two layers: they compute each element by itself."""
+"""Modules that may be between the two linear layers: they compute each element separately."""
 
 
 class LinearPair:
-    """Divides the outputs of one layer and the inputs of the next, around elementwise modules.
+    """Two linear layers: the ranks divide the outputs of the first and the inputs of the last.
 
-    The modules stay in their sequence and keep their names.
+    Only elementwise modules may be between the layers. All modules stay in their `nn.Sequential`
+    and keep their names.
     """
 
     def __init__(self, first: nn.Linear, last: nn.Linear, mesh: TrainingMesh) -> None:
-        """Keeps this rank's parts of both layers, and exchanges at their borders."""
+        """Keeps this rank's parts of both layers, and adds exchanges before and after the pair."""
         tensor = Tensor1D(mesh)
         tensor.divide_first(first)
         tensor.divide_last(last)
@@ -30,10 +31,10 @@ class LinearPair:
 
 
 def pair_linears(model: nn.Module, mesh: TrainingMesh) -> int:
-    """Divides each pair of linear layers in the sequences of a model; returns how many.
+    """Divides each pair of linear layers in a model; returns the number of pairs.
 
-    A pair is `nn.Linear`, elementwise modules, `nn.Linear`. Modules that divide themselves are left
-    alone. With one rank on `tp` nothing is done.
+    A pair is `nn.Linear`, elementwise modules and `nn.Linear` in an `nn.Sequential`. Modules with a
+    method `divide` do not change. With one rank on `tp`, nothing changes.
     """
     if mesh.group("tp") is None:
         return 0
@@ -44,7 +45,7 @@ def pair_linears(model: nn.Module, mesh: TrainingMesh) -> int:
 
 
 def _sequences(module: nn.Module) -> list[nn.Sequential]:
-    """Returns the sequences inside a module, without those of modules that divide themselves."""
+    """Returns each `nn.Sequential` in a module, except inside modules with a method `divide`."""
     if isinstance(module, Divisible):
         return []
     found = [each for child in module.children() for each in _sequences(child)]

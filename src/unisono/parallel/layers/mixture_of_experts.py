@@ -22,11 +22,11 @@ _BALANCE = 0.01
 class MixtureOfExperts(nn.Module):
     """Sends each token to the `top_k` experts of highest score.
 
-    With a capacity, an expert takes only the first tokens of a sequence: it adds nothing to the
-    others. Shape (batch, sequence, hidden) in and out.
+    With a capacity, an expert takes only the first tokens of a sequence that choose it, and adds
+    nothing to the other tokens. Input and output have the shape (batch, sequence, hidden).
 
-    Each rank routes tokens of its own: the ranks of `tp` divide the positions here, also without
-    sequence parallelism.
+    Each rank routes different tokens: inside the module, the ranks of `tp` divide the positions,
+    also without sequence parallelism.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class MixtureOfExperts(nn.Module):
         balance: float = _BALANCE,
         capacity_factor: float | None = None,
     ) -> None:
-        """`balance`: the factor of the loss that balances the experts' loads.
+        """`balance`: factor of the loss that balances the experts' loads.
 
-        `capacity_factor`: capacity over the mean load of an expert; None: no token is dropped.
-        Raises `ValueError` for a factor that is not above 0.
+        `capacity_factor`: capacity divided by the mean load of an expert; None: no token is
+        dropped. Raises `ValueError` for a capacity factor that is not above 0.
         """
         super().__init__()
         if capacity_factor is not None and not capacity_factor > 0:
@@ -54,9 +54,10 @@ class MixtureOfExperts(nn.Module):
         self.auxiliary_loss = torch.zeros(())
         self.auxiliary_scale: float | None = None
         self.rows_moved = 0
-        """Rows sent to other ranks by the exchanges forward since `reset_auxiliary`."""
+        """Number of rows that forward passes sent to other ranks since `reset_auxiliary`."""
         self.dropped = 0
-        """Choices of this rank's tokens that found their expert full, since `reset_auxiliary`."""
+        """Number of expert choices of this rank's tokens that full experts dropped since
+        `reset_auxiliary`."""
         self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
@@ -70,7 +71,7 @@ class MixtureOfExperts(nn.Module):
         self._mesh = mesh
         for parameter in self.parameters():
             mark(parameter, summed_over="stage")
-        if parts > 1:  # else the experts are dense parameters, which ZeRO-2 and ZeRO-3 can divide
+        if parts > 1:  # otherwise they are dense parameters, which ZeRO-2 and ZeRO-3 divide
             self.routed.keep_own(mesh)
 
     def reset_auxiliary(self) -> None:
@@ -93,12 +94,12 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def _whole_length(self) -> int:
-        """Positions of a whole sequence, in a mesh."""
+        """Number of positions of a whole sequence. Needs a mesh."""
         assert self._mesh is not None
         return self._mesh.sequence * self._mesh.layout.cp
 
     def _taken(self, chosen: torch.Tensor) -> torch.Tensor | None:
-        """Returns True for each choice that its expert takes; None: for all."""
+        """Returns True for each choice that its expert takes; None if experts take all choices."""
         if self.capacity_factor is None:
             return None
         length = chosen.shape[SEQUENCE] if self._mesh is None else self._whole_length

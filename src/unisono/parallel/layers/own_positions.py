@@ -1,4 +1,4 @@
-"""The positions of a sequence that a rank holds."""
+"""The positions that a rank holds of a sequence."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def own_positions(mesh: TrainingMesh, *, length: int, is_divided: bool) -> torch.Tensor:
-    """Returns the positions that this rank holds in a sequence of `length` positions, in order.
+    """Returns the positions that this rank holds of a sequence of `length` positions, in order.
 
-    int64, one dimension. The ranks of `cp` divide the sequence in zigzag. `is_divided`: the ranks
-    of `tp` divide these positions again, as sequence parallelism does.
+    The result is int64, with one dimension. The ranks of `cp` divide the sequence in zigzag parts.
+    `is_divided`: True if the ranks of `tp` divide these parts, as sequence parallelism does.
     """
     layout, place = mesh.layout, mesh.coordinates
     found = zigzag_part(length, place["cp"], layout.cp)

@@ -1,9 +1,9 @@
-"""The product of matrices that a plane of ranks holds in blocks.
+"""SUMMA: the product of two matrices whose blocks are spread over a plane of ranks.
 
 van de Geijn and Watts, "SUMMA: scalable universal matrix multiplication algorithm", 1997. The rank
-of row i and column j holds block (i, j) of each matrix. A step broadcasts one column of blocks
-along the rows, or one row of blocks along the columns; the next step's blocks travel while a block
-is multiplied.
+in row i and column j holds block (i, j) of each matrix. A step broadcasts one column of blocks
+along the rows, or one row of blocks along the columns; meanwhile the ranks multiply the blocks of
+the previous step.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from unisono.parallel.layers.tensor_exchanges import Group
 def summa(
     x: torch.Tensor, weight: torch.Tensor, row: Group, column: Group, *, width: int
 ) -> torch.Tensor:
-    """Returns x W', (..., outputs), where W has `width` inputs.
+    """Returns this rank's block of x times the transpose of W, which has `width` inputs.
 
-    `x`: (..., inputs of part j). `weight`: (outputs of part j, inputs of part i). `row` and
-    `column` are the ranks of this rank's row and column, in order.
+    `x`: (..., inputs of part j). `weight`: (outputs of part j, inputs of part i). Result: (...,
+    outputs of part j). `row` and `column` are the groups of this rank's row and column, in order.
     """
     found: torch.Tensor = _Summa.apply(x, weight, row, column, width)  # type: ignore[no-untyped-call]
     return found
@@ -64,7 +64,7 @@ class _Summa(torch.autograd.Function):
 
 
 def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterator[torch.Tensor]:
-    """Yields the block of each rank of a group: (rows, part of `width`)."""
+    """Yields the block of each rank of a group, of shape (rows, part of `width`)."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
 
     def begin(root: int) -> tuple[torch.Tensor, Any]:
@@ -83,7 +83,7 @@ def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterato
 
 
 def _reduced(partials: Iterator[torch.Tensor], group: dist.ProcessGroup) -> torch.Tensor:
-    """Returns the sum of all ranks' partial results number r on rank r of a group."""
+    """Returns, on rank r of a group, the sum of partial result number r over all ranks."""
     rank, kept = dist.get_rank(group), None
     begun: list[tuple[torch.Tensor, Any]] = []
     for root, made in enumerate(partials):

@@ -1,4 +1,4 @@
-"""Tensor parallelism along one dimension: output columns of one matrix, input rows of the next.
+"""Tensor parallelism in 1D: ranks divide the outputs of one matrix and the inputs of the next.
 
 Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., 2022 (sequence parallelism).
 """
@@ -26,10 +26,10 @@ SEQUENCE = 1
 
 
 class Tensor1D:
-    """The matrices of a layer, over a line of ranks; see `TensorParallel`.
+    """The matrices of a layer, divided over a line of ranks; see `TensorParallel`.
 
-    Without a mesh, or with one rank on `tp`, nothing is divided. With sequence parallelism the
-    entry gathers the sequence and the exit scatters it.
+    Without a mesh, or with one rank on `tp`, nothing is divided. With sequence parallelism, `enter`
+    gathers the sequence and `leave` scatters it.
     """
 
     def __init__(self, mesh: TrainingMesh | None = None) -> None:
@@ -39,24 +39,24 @@ class Tensor1D:
         self.is_sequence_divided = bool(mesh and self.group and mesh.layout.sequence_parallel)
 
     def divide_first(self, linear: nn.Linear) -> None:
-        """Keeps this rank's outputs."""
+        """Keeps this rank's outputs of the layer."""
         for name in ("weight", "bias"):
             self._cut(linear, name, dim=0)
 
     def divide_last(self, linear: nn.Linear) -> None:
-        """Keeps this rank's inputs. The bias stays whole: it is added after the sum."""
+        """Keeps this rank's inputs of the layer. The bias stays whole: `last` adds it to a sum."""
         self._cut(linear, "weight", dim=1)
         self.divide_between(linear, "bias")
 
     def divide_table(self, module: nn.Module, name: str) -> None:
-        """Keeps this rank's rows of the vocabulary."""
+        """Keeps this rank's rows of an embedding table."""
         self._cut(module, name, dim=0)
 
     def divide_between(self, module: nn.Module, name: str) -> None:
-        """Marks a parameter between the matrices.
+        """Marks a whole parameter that applies between layers.
 
-        With sequence parallelism the ranks of `tp` see different tokens there, so its gradient is
-        summed over the whole stage.
+        With sequence parallelism the ranks of `tp` see different tokens between layers, so the
+        gradient of the parameter is summed over the whole stage.
         """
         parameter: nn.Parameter | None = getattr(module, name)
         if parameter is not None and self.is_sequence_divided:
@@ -80,22 +80,24 @@ class Tensor1D:
         return self.leave(own_rows(tokens, table, first))
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the whole activation, for the divided matrices."""
+        """Returns the whole activation, the input of the divided matrices."""
         if not self.is_sequence_divided:
             return copy_to_all(x, self.group)
         assert self._mesh is not None
         return gather_parts(x, self.group, dim=SEQUENCE, length=self._mesh.sequence)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of the ranks' partial results."""
+        """Returns the sum of the ranks' results; with sequence parallelism, this rank's part."""
         if not self.is_sequence_divided:
             return sum_of_all(x, self.group)
         return sum_to_parts(x, self.group, dim=SEQUENCE)
 
 
 def own_rows(tokens: torch.Tensor, table: torch.Tensor, first: int) -> torch.Tensor:
-    """Returns the vectors of tokens in a part of the table that begins at row `first`, and zeros
-    for the others."""
+    """Returns the vectors of the tokens whose rows are in `table`, and zeros for other tokens.
+
+    `table` is a part of the whole embedding table that begins at row `first`.
+    """
     rows = table.shape[0]
     if rows == 0:
         return table.sum() * 0 + table.new_zeros(*tokens.shape, table.shape[1])

@@ -1,7 +1,8 @@
 """Tensor parallelism over a plane of ranks, or over several planes that see different samples.
 
-A rank of row i and column j holds the samples of row i of a plane, part j of the width, and of each
-matrix the inputs of part i and the outputs of part j. The planes of 2.5D hold the same matrices.
+The rank in row i and column j of a plane holds part i of the plane's samples and part j of the
+width. Of each matrix it holds the inputs of part i and the outputs of part j. All planes (2.5D)
+hold the same matrices.
 
 Xu et al., "Optimus: an efficient 2D method for training super-large deep learning models", 2021;
 Wang et al., "Tesseract: parallelize the tensor parallelism efficiently", 2021 (2.5D).
@@ -29,7 +30,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 class Tensor2D:
-    """The matrices of a layer, over planes of q x q ranks; see `TensorParallel`."""
+    """The matrices of a layer, divided over planes of q x q ranks; see `TensorParallel`."""
 
     def __init__(self, mesh: TrainingMesh) -> None:
         self._mesh = mesh
@@ -51,7 +52,7 @@ class Tensor2D:
         cut_between_layers(module, name, self._mesh)
 
     def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
-        """Multiplies by all matrices at once, so that the input travels once."""
+        """Multiplies by all matrices at once, so that the input is sent only once."""
         weights = [each.weight for each in linears]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         width = linears[0].in_features
@@ -68,8 +69,11 @@ class Tensor2D:
     def look_up(
         self, tokens: torch.Tensor, table: torch.Tensor, *, first: int, width: int
     ) -> torch.Tensor:
-        """Sums the parts of the vocabulary along the row, each rank for the samples of one row of
-        the plane; then the ranks across the diagonal swap their blocks."""
+        """Returns this rank's block of the vectors of tokens.
+
+        The ranks of a row sum over their parts of the vocabulary, and scatter the sum by samples.
+        Then the ranks (i, j) and (j, i) swap their blocks.
+        """
         begin, count = part_of(len(tokens), self._depth, self._planes)
         found = own_rows(tokens[begin : begin + count], table, first)
         found = sum_to_parts(found, self._along_row, dim=0)

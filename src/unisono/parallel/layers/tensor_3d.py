@@ -1,9 +1,9 @@
-"""Tensor parallelism over a cube of ranks: each product gathers both factors along one side of the
-cube each, and scatters its sum along the third.
+"""Tensor parallelism over a cube of ranks.
 
-Between layers, rank (i, j, k) of the cube holds the samples of part i, and of these part j; and
-part k of the width. A first matrix leaves the samples divided by i and k, and the width by j: its
-result has j and k in each other's place. A last matrix puts them back.
+A product gathers each of its two factors along one axis of the cube, and scatters the sum along the
+third axis. Between layers, rank (i, j, k) of the cube holds part j of part i of the samples, and
+part k of the width. The result of a first matrix has j and k exchanged: i and k divide its samples,
+and j its width. A last matrix exchanges them back.
 
 Agarwal et al., "A three-dimensional approach to parallel matrix multiplication", 1995; Bian et al.,
 "Maximizing parallelism in distributed training for huge neural networks", 2021.
@@ -31,7 +31,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 class Tensor3D:
-    """The matrices of a layer, over a cube of l x l x l ranks; see `TensorParallel`."""
+    """The matrices of a layer, divided over a cube of l x l x l ranks; see `TensorParallel`."""
 
     def __init__(self, mesh: TrainingMesh) -> None:
         self._mesh = mesh
@@ -70,7 +70,7 @@ class Tensor3D:
         return sum_to_parts(found, self._mesh.group(ROW), dim=0)
 
     def _product(self, gathered: torch.Tensor, linear: nn.Linear, summed: str) -> torch.Tensor:
-        """Multiplies by a matrix whose inputs the axis `summed` divides."""
+        """Multiplies by a matrix whose inputs are divided over the axis `summed`."""
         weight = self._gather_inputs(linear.weight, linear.in_features, summed)
         y = functional.linear(gathered, weight)
         y = sum_to_parts(y, self._mesh.group(summed), dim=0)
@@ -80,6 +80,6 @@ class Tensor3D:
         return gather_parts(x, self._mesh.group(axis), dim=0, length=len(x) * self.parts)
 
     def _gather_inputs(self, weight: torch.Tensor, width: int, axis: str) -> torch.Tensor:
-        """Returns a block with all inputs of this rank's part along an axis, of `width` inputs."""
+        """Gathers, along the depth, all inputs of this rank's part of `width` inputs on an axis."""
         _, count = part_of(width, self._place[axis], self.parts)
         return gather_parts(weight, self._mesh.group(DEPTH), dim=1, length=count)

@@ -1,4 +1,4 @@
-"""The exchanges at the borders of layers that tensor parallelism divides, with their gradients.
+"""The exchanges before and after layers that tensor parallelism divides, with their gradients.
 
 Each function is an autograd node of its own, without parameters: pipeline schedules that split a
 backward pass run the backward of a node with parameters twice. Without a group (None) each
@@ -22,20 +22,20 @@ Group = dist.ProcessGroup | None
 
 
 def copy_to_all(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns x. The gradient is the sum of the ranks' gradients."""
+    """Returns x. The backward pass sums the gradients of all ranks."""
     return x if group is None else _applied(_CopyToAll, x, group)
 
 
 def sum_of_all(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns the sum of the ranks' arrays. The gradient passes unchanged."""
+    """Returns the sum of x over the ranks. The backward pass returns the gradient unchanged."""
     return x if group is None else _applied(_SumOfAll, x, group)
 
 
 def gather_parts(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
-    """Returns the parts of all ranks along `dim`, `length` elements together.
+    """Returns the parts of all ranks, joined along `dim` to `length` elements.
 
-    The gradient is this rank's part of the **sum** of the ranks' gradients. Use it where the ranks
-    compute different things from the whole.
+    The gradient is this rank's part of the **sum** of the ranks' gradients. Use this function if
+    the ranks compute different results from the whole array.
     """
     return x if group is None else _applied(_GatherParts, x, group, dim, length)
 
@@ -43,32 +43,33 @@ def gather_parts(x: torch.Tensor, group: Group, *, dim: int, length: int) -> tor
 def sum_to_parts(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
     """Returns this rank's part, along `dim`, of the sum of the ranks' arrays.
 
-    The gradient is the whole of the parts' gradients.
+    The backward pass joins the gradients of all parts.
     """
     return x if group is None else _applied(_SumToParts, x, group, dim)
 
 
 def gather_copies(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
-    """Returns the parts of all ranks along `dim`, `length` elements together.
+    """Returns the parts of all ranks, joined along `dim`, where all ranks compute equal results.
 
-    The gradient is this rank's part of its own gradient. Use it where all ranks compute the same
-    from the whole.
+    The parts have `length` elements together. Since the gradients of the joined array are equal on
+    all ranks, the backward pass keeps this rank's part of its own gradient.
     """
     return x if group is None else _applied(_GatherCopies, x, group, dim, length)
 
 
 def keep_part(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
-    """Returns this rank's part of x along `dim`, where x is the same on all ranks.
+    """Returns this rank's part of x along `dim`, where x is equal on all ranks.
 
-    The gradient is the whole of the parts' gradients.
+    The backward pass joins the gradients of all parts.
     """
     return x if group is None else _applied(_KeepPart, x, group, dim)
 
 
 def swap_blocks(x: torch.Tensor, group: Group, *, peer: int, width: int) -> torch.Tensor:
-    """Returns the array of another rank of a group, which gets this one.
+    """Sends x to the rank `peer` of a group, and returns the array of that rank.
 
-    Their last dimensions may differ: the result has `width`. The gradients go back.
+    The last dimensions of the two arrays may differ: the result has `width` elements. The backward
+    pass swaps the gradients.
     """
     if group is None or dist.get_rank(group) == peer:
         return x
@@ -174,7 +175,7 @@ def _own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tens
 
 
 def _gathered(x: torch.Tensor, group: dist.ProcessGroup, dim: int, length: int) -> torch.Tensor:
-    """Returns the whole along `dim`. Short parts travel padded, since the exchange is even."""
+    """Returns all parts joined along `dim`. Pads parts, since all_gather needs equal sizes."""
     ranks = dist.get_world_size(group)
     longest = -(-length // ranks)
     part = _padded(x.movedim(dim, 0), longest)
@@ -204,7 +205,7 @@ def _swapped(x: torch.Tensor, group: dist.ProcessGroup, peer: int, width: int) -
 
 
 def _padded(x: torch.Tensor, length: int) -> torch.Tensor:
-    """Returns x, contiguous, with rows of zeros up to `length`."""
+    """Returns x as a contiguous array, padded with zeros to `length` rows."""
     missing = length - x.shape[0]
     if missing == 0:
         return x.contiguous()

@@ -1,4 +1,4 @@
-"""The interface of the kinds of tensor parallelism, and the choice among them."""
+"""The interface of the kinds of tensor parallelism, and the kind of a layout."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from unisono.parallel.training_mesh import TrainingMesh
 class TensorParallel(Protocol):
     """The division of a layer's matrices over the ranks of `tp`, with its exchanges.
 
-    A layer has first matrices, which make an inner activation, and a last matrix, which leads back.
-    Activations are (samples, sequence, width).
+    A layer has first matrices, which map its input to the inner activation, and a last matrix,
+    which maps the inner activation to the output. Activations have the shape (samples, sequence,
+    width).
     """
 
     @property
@@ -32,29 +33,29 @@ class TensorParallel(Protocol):
         """Keeps this rank's block of a last matrix."""
 
     def divide_table(self, module: nn.Module, name: str) -> None:
-        """Keeps this rank's block of an embedding table, the same as of a first matrix."""
+        """Keeps this rank's block of an embedding table, which is divided like a first matrix."""
 
     def divide_between(self, module: nn.Module, name: str) -> None:
-        """Keeps this rank's part of a parameter that applies between layers, along its width."""
+        """Keeps this rank's part of the width of a parameter that applies between layers."""
 
     def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
-        """Returns the inner activation of each first matrix."""
+        """Returns the product with each first matrix, an inner activation."""
 
     def last(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-        """Returns the activation between layers."""
+        """Returns the product with a last matrix, an activation between layers."""
 
     def look_up(
         self, tokens: torch.Tensor, table: torch.Tensor, *, first: int, width: int
     ) -> torch.Tensor:
         """Returns the vectors of tokens (samples, sequence), as an activation between layers.
 
-        `table` is this rank's block, which begins at row `first` of the whole table; the whole has
-        vectors of `width` elements.
+        `table` is this rank's block, which begins at row `first` of the whole table. The whole
+        table has vectors of `width` elements.
         """
 
 
 def tensor_parallel(mesh: TrainingMesh | None = None) -> TensorParallel:
-    """Returns the division of a mesh's layout."""
+    """Returns the kind of tensor parallelism of a mesh's layout."""
     kind = mesh.layout.tensor if mesh is not None and mesh.group("tp") is not None else "1d"
     if mesh is None or kind == "1d":
         return Tensor1D(mesh)

@@ -1,4 +1,4 @@
-"""A decoder whose layers every strategy can divide: embedding, layers, head, as one sequence."""
+"""A transformer decoder that every parallel strategy can divide."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ _RESIDUAL_SCALE = 0.5
 
 
 class TokenEmbedding(nn.Module):
-    """Maps tokens (batch, sequence) to vectors, and adds learned positions.
+    """Maps tokens (batch, sequence) to vectors, and adds learned vectors of positions.
 
-    Tensor parallelism divides the vocabulary, and some kinds the width; parts may be uneven.
+    Tensor parallelism divides the vocabulary, and some kinds also divide the width; parts may be
+    uneven.
     """
 
     def __init__(self, shape: Transformer, *, dropout: LayoutDropout) -> None:
-        """`dropout`: of the sum of both vectors."""
+        """`dropout` applies to the sum of both vectors."""
         super().__init__()
         self.dropout = dropout
         self.weight = nn.Parameter(torch.empty(shape.vocab, shape.hidden))
@@ -44,7 +45,7 @@ class TokenEmbedding(nn.Module):
         self._tensor = tensor_parallel()
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Keeps this rank's rows of the vocabulary."""
+        """Keeps this rank's block of the embedding table."""
         self._mesh, self._tensor = mesh, tensor_parallel(mesh)
         self._tensor.divide_table(self, "weight")
         self._first = block_of(self.weight).start[0]
@@ -70,9 +71,9 @@ class TokenEmbedding(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then a feed-forward network or experts; each after a norm, added to its input.
+    """Attention, then a feed-forward network or experts, each with a norm and a residual sum.
 
-    Dropout applies to both results before they are added.
+    The norm comes first. Dropout applies to both results before the residual sums.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class DecoderLayer(nn.Module):
         network: nn.Module,
         dropouts: tuple[LayoutDropout, LayoutDropout],
     ) -> None:
-        """`dropouts`: of the results of attention and network."""
+        """`dropouts` apply to the results of attention and network, in this order."""
         super().__init__()
         self.attention_norm = _norm(shape)
         self.attention = attention
@@ -100,12 +101,12 @@ class DecoderLayer(nn.Module):
 class LogitHead(nn.Module):
     """A norm, then the projection to logits.
 
-    Tensor parallelism divides the vocabulary. The logits stay divided if `keeps_parts` is True, as
-    `CrossEntropy` expects them; else each rank gets all.
+    Tensor parallelism divides the vocabulary. If `keeps_parts` is True, the logits stay divided, as
+    `CrossEntropy` expects; otherwise each rank gathers all logits.
     """
 
     def __init__(self, shape: Transformer, weight: nn.Parameter | None = None) -> None:
-        """`weight`: the embedding's matrix, if the projection is tied to it."""
+        """`weight`: the matrix of the embedding if the projection shares it."""
         super().__init__()
         self.norm = _norm(shape)
         self.vocab = shape.vocab
@@ -129,10 +130,11 @@ class LogitHead(nn.Module):
 
 
 class TransformerModel(nn.Sequential):
-    """The decoder of a `planner.Transformer`: tokens (batch, sequence) to logits (.., vocab).
+    """A decoder of the shape of a `planner.Transformer`; maps tokens to logits.
 
-    Its children are "embedding", "layer0", "layer1", ..., "head". A pipeline cuts between them.
-    Latent attention (`kv_rank`) is not built.
+    Tokens have the shape (batch, sequence), logits (batch, sequence, vocab). The children are
+    "embedding", "layer0", "layer1", ..., "head"; a pipeline cuts the model between children. Latent
+    attention (`kv_rank`) is not implemented.
 
     >>> shape = Transformer(layers=2, hidden=16, heads=2, vocab=11, positions=8)
     >>> model = TransformerModel(shape, seed=0)
@@ -152,12 +154,13 @@ class TransformerModel(nn.Sequential):
         dropout: float = 0.0,
         capacity_factor: float | None = None,
     ) -> None:
-        """`seed`: of the weights and of the dropout masks, which do not depend on the layout.
+        """`seed` determines the weights and the dropout masks, which do not depend on the layout.
 
-        `context`: how ranks of `cp` exchange keys and values: "ring", "ulysses" or "allgather".
-        `dropout`: probability, after the embedding, attention and feed-forward networks.
-        `capacity_factor`: an expert takes at most this multiple of the mean number of tokens of a
-        sequence; None: all tokens. Raises `ValueError` for latent attention and wrong numbers.
+        `context`: kind of the exchange of keys and values on `cp`: "ring", "ulysses" or
+        "allgather". `dropout`: probability of dropout after the embedding, attention and
+        feed-forward networks. `capacity_factor`: an expert takes at most this multiple of the mean
+        number of tokens of a sequence; None: all tokens. Raises `ValueError` for latent attention
+        and wrong numbers.
         """
         if shape.kv_rank:
             raise ValueError(
@@ -190,8 +193,8 @@ class TransformerModel(nn.Sequential):
 def draw_weights(model: nn.Module, seed: int) -> None:
     """Draws all parameters from their names and the seed alone.
 
-    Matrices are normal; norms are near 1 and biases near 0, but not equal to them, so that every
-    gradient is seen in a test.
+    Matrices are normal. Norms are near but not equal to 1, and biases near but not equal to 0, so
+    that every gradient has an effect in tests.
     """
     random = CounterRandom(seed)
     for name, parameter in model.named_parameters():
