@@ -1,4 +1,4 @@
-"""The ranks that a training strategy runs on: their communicator and controller."""
+"""The communicator and the controller of a training strategy's ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.torch_backend import default_communicator
 
 
 class ContextOptions(TypedDict, total=False):
-    """The arguments of `data_parallel` that name the ranks and how they exchange tensors."""
+    """The arguments of `data_parallel` that select the ranks and their exchange of tensors."""
 
     comm: Communicator | None
     controller: Controller | None
@@ -23,7 +23,7 @@ class ContextOptions(TypedDict, total=False):
 
 
 class RankContext:
-    """A communicator and a controller, given or made here. `close` closes those made here."""
+    """A communicator and a controller, either of the caller or new. `close` closes the new ones."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class RankContext:
         reproducible: bool = False,
         tune_fusion: bool | None = None,
     ) -> None:
-        """Uses the ranks of `comm`, or else of torch's default group, or else of `unisono.init`.
+        """Uses `comm`, or else the communicator of torch's default group, or else `unisono.init`.
 
-        With `reproducible`, the controller's sums are folds in rank order. Raises `ValueError` if
-        `controller` is given too, because its sums cannot be changed.
+        With `reproducible`, the controller sums in rank order. Raises `ValueError` if `controller`
+        is given too, because the order of its sums cannot be changed.
         """
         if controller is not None and reproducible:
             raise ValueError(
@@ -60,7 +60,7 @@ class RankContext:
         comm = self.comm
         if reproducible and not comm.reproducible:
             self._strict_comm = comm.split(0, comm.rank, reproducible=True)
-            assert self._strict_comm is not None  # of color 0
+            assert self._strict_comm is not None  # all ranks have color 0
             comm = self._strict_comm
         self._own_controller = Controller(comm, fusion_bytes=fusion_bytes, tune_fusion=tune_fusion)
         return self._own_controller

@@ -1,4 +1,4 @@
-"""The ranks that work together on each axis of a layout, as pure numbers.
+"""The groups of ranks on each axis of a layout, computed without communication.
 
 The axes and their order are those of torchtitan (`parallel_dims.py`): the fastest axis comes last,
 so the ranks that exchange most are neighbours.
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from unisono.planner import Layout, nearest_divisor
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp_depth", "tp_row", "tp_column")
-"""The axes of the ranks, the slowest first. The last three are the grid of `tp`: a line of columns,
-unless `Layout.tensor` says otherwise."""
+"""The axes of the ranks, the slowest first. The last three axes are the grid of `tp`, which is a
+line of columns for 1D `Layout.tensor`."""
 EXPERT_AXES = ("pp", "dp_replicate", "edp", "ep")
-"""The axes of the same ranks for experts: `ep` ranks hold different experts; `edp` ranks hold the
-same ones, and see different tokens."""
+"""The axes of the ranks for experts. Ranks that differ along `ep` hold different experts; ranks
+that differ along `edp` hold the same experts and see different tokens."""
 _TOKENS = ("dp_replicate", "dp_shard", "cp")
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -46,18 +46,18 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "own": (),
     }
 )
-"""The groups of ranks that strategies use, and the axes along which the ranks of one differ.
+"""The names of the groups of ranks, and the axes along which the ranks of a group differ.
 
-`shard`, `expert_shard`: the ranks over which ZeRO divides. `tokens`: the ranks that see different
-tokens, so that sum gradients of dense parameters. `expert_tokens`: the ranks that sum gradients of
-an expert. `stage`: the ranks of a pipeline stage. `depth_tokens`, `row_tokens`, `column_tokens`:
-the ranks that see different tokens where tensor parallelism also divides samples, over the depth of
-its grid, its depth and rows, or its depth and columns. `own`: each rank alone,
-for blocks that one rank holds and whose whole gradient it computes."""
+`shard`, `expert_shard`: ranks over which ZeRO divides parameters. `tokens`: ranks that see
+different tokens, and sum the gradients of dense parameters. `expert_tokens`: ranks that sum the
+gradients of an expert. `stage`: ranks of a pipeline stage. `depth_tokens`, `row_tokens`,
+`column_tokens`: ranks that see different tokens if tensor parallelism also divides samples: over
+the depth of its grid, over depth and rows, or over depth and columns. `own`: a single rank, for
+blocks that only one rank holds and whose whole gradient it computes."""
 
 
 class RankGrid:
-    """The places of all ranks of a layout.
+    """The coordinates and groups of all ranks of a layout.
 
     >>> grid = RankGrid(Layout(dp=2, tp=2, pp=2))
     >>> grid.group(5, "tp"), grid.group(5, "dp"), grid.group(5, "pp")
@@ -65,7 +65,7 @@ class RankGrid:
     """
 
     def __init__(self, layout: Layout) -> None:
-        """Raises `ValueError` if `ep` does not divide the ranks of one replica of a stage."""
+        """Raises `ValueError` if `ep` does not divide the number of ranks of a stage's replica."""
         shards = layout.dp // layout.dp_replicate
         replica = shards * layout.cp * layout.tp
         if replica % layout.ep:
@@ -96,9 +96,9 @@ class RankGrid:
         return self.layout.devices
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Returns the place of a rank along each axis, and in `tp` as a whole.
+        """Returns the coordinate of a rank along each axis, and its number in its `tp` group.
 
-        Raises `ValueError` for no such rank.
+        Raises `ValueError` for a rank that does not exist.
 
         >>> RankGrid(Layout(dp=2, tp=2)).coordinates(3)["dp_shard"]
         1
@@ -112,11 +112,11 @@ class RankGrid:
         return found | {"tp": rank % self.layout.tp}
 
     def group(self, rank: int, name: str) -> tuple[int, ...]:
-        """Returns the ranks of the group `name` of `GROUPS` that holds `rank`, in order."""
+        """Returns the ranks of the group `name` of `GROUPS` that contains `rank`, in order."""
         return next(group for group in self.groups(name) if rank in group)
 
     def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """Returns all groups of this name: each rank is in exactly one.
+        """Returns all groups of this name. Each rank is in exactly one group.
 
         >>> RankGrid(Layout(dp=2, tp=2)).groups("dp")
         ((0, 2), (1, 3))
@@ -142,7 +142,7 @@ def _grid_sizes(layout: Layout) -> dict[str, int]:
 def _last(
     ranks: NDArray[np.intp], view: tuple[str, ...], axes: tuple[str, ...]
 ) -> NDArray[np.intp]:
-    """Returns a row for each combination of the axes other than `axes`."""
+    """Returns a row of ranks for each combination of coordinates on axes other than `axes`."""
     kept = [place for place, axis in enumerate(view) if axis not in axes]
     moved = [view.index(axis) for axis in axes]
     width = math.prod(ranks.shape[place] for place in moved)

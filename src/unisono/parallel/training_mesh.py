@@ -1,4 +1,4 @@
-"""The process groups of a layout's axes, and what was sent on each."""
+"""The process groups of a layout's axes, and the bytes sent on each group."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class TrainingMesh:
-    """A process group for each group of `GROUPS` that has several ranks.
+    """The process groups of a layout: one for each group of `GROUPS` with several ranks.
 
-    Groups of the same ranks share one process group, under the first of their names. Call on all
-    ranks of torch's default group, which must run on the backend "unisono".
+    Names of `GROUPS` with equal ranks share one process group, under the first name. Construct the
+    mesh on all ranks of torch's default group, which must run on the backend "unisono".
     """
 
     def __init__(self, layout: Layout) -> None:
         """Makes all groups. Collective.
 
-        Raises `ValueError` if the ranks of the layout are not those of the default group.
+        Raises `ValueError` if the layout has another number of ranks than the default group.
         """
         world = dist.get_world_size()
         if layout.devices != world:
@@ -41,10 +41,10 @@ class TrainingMesh:
         self.grid = RankGrid(layout)
         self.rank = dist.get_rank()
         self.coordinates: Mapping[str, int] = MappingProxyType(self.grid.coordinates(self.rank))
-        """The place of this rank along each axis."""
+        """Coordinate of this rank along each axis."""
         self.sequence = 0
-        """Positions of a sequence on this rank, before sequence parallelism divides them. Each
-        step sets it."""
+        """Number of positions of a sequence on this rank, before sequence parallelism divides them.
+        Each step sets this number."""
         self._made: dict[tuple[tuple[int, ...], ...], str] = {}
         self._groups: dict[str, dist.ProcessGroup] = {}
         for name in GROUPS:
@@ -65,27 +65,28 @@ class TrainingMesh:
 
     @property
     def logit_axis(self) -> str:
-        """The axis of the grid of `tp` that divides the width of logits, and not their samples."""
+        """The axis of the grid of `tp` that divides the vocabulary of logits, not their samples."""
         return "tp_row" if self.layout.tensor == "3d" else "tp_column"
 
     def ranks(self, name: str) -> tuple[int, ...]:
-        """Returns the ranks of this rank's group of this name, in order."""
+        """Returns the ranks of the group of this name that contains this rank, in order."""
         return self.grid.group(self.rank, name)
 
     def group(self, name: str) -> dist.ProcessGroup | None:
-        """Returns this rank's process group; None if the rank is alone in it."""
+        """Returns this rank's process group of this name; None for a group of one rank."""
         self.ranks(name)  # raises ValueError for an unknown name
         return self._groups.get(name)
 
     def counted_as(self, name: str) -> str:
-        """Returns the name under which `bytes_sent` counts a group: the first of the group of the
-        same ranks; `tp` for the groups of its grid."""
+        """Returns the name under which `bytes_sent` counts a group: the first name with the same
+        ranks, or `tp` for the groups of its grid."""
         return _axis(self._made.get(self.grid.groups(name), name))
 
     def device_mesh(self, *names: str) -> DeviceMesh:
         """Returns torch's mesh of these groups, for `fully_shard` and tensor parallelism.
 
-        The groups must have several ranks, and differ along axes of their own; the fastest last.
+        Each group must have several ranks, and no two groups may share an axis. The fastest group
+        comes last.
         """
         groups = [self.group(name) for name in names]
         alone = [name for name, group in zip(names, groups, strict=True) if group is None]
@@ -95,7 +96,7 @@ class TrainingMesh:
         return DeviceMesh.from_group(held, "cpu", mesh=self._plane(names), mesh_dim_names=names)
 
     def _plane(self, names: Sequence[str]) -> torch.Tensor:
-        """Returns the ranks that differ from this one along these groups, one dimension each."""
+        """Returns the ranks that differ from this rank along these groups, a dimension for each."""
         ranks = torch.tensor([self.rank])
         for name in names:
             rows = [self.grid.group(int(rank), name) for rank in ranks.flatten()]
@@ -103,11 +104,11 @@ class TrainingMesh:
         return ranks.squeeze(0)
 
     def stats(self) -> dict[str, CommunicatorStats]:
-        """Returns what this rank has counted on each group, under the first of its names."""
+        """Returns this rank's communicator statistics by group, under the group's first name."""
         return {name: _communicator(self._groups[name]).stats() for name in self._made.values()}
 
     def bytes_sent(self) -> dict[str, int]:
-        """Returns the bytes that this rank has sent on each group; on `tp` with its grid."""
+        """Returns the bytes that this rank has sent on each group; `tp` includes its grid."""
         sent: Counter[str] = Counter()
         for name, stats in self.stats().items():
             sent[_axis(name)] += stats.bytes_sent

@@ -1,4 +1,4 @@
-"""Records forward, backward and optimizer of a model in the rank's timeline."""
+"""Records of a model's forward, backward and optimizer phases in the rank's timeline."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch.optim.optimizer import (
 from unisono.timeline import BACKWARD, FORWARD, OPTIMIZER, EventKind, TimelineWriter
 from unisono.torch_backend import run_after_backward
 
-# Plain numbers: an attribute of an enumeration takes as long as half of an event.
+# Plain numbers, since access to an enumeration takes half as long as the record of an event.
 _BEGUN, _ENDED = int(EventKind.BEGUN), int(EventKind.ENDED)
 
 
 class TrainingPhases:
-    """Tells the timeline when a model's phases begin and end, and in which step.
+    """Records the beginning and end of a model's phases, with the step, in the timeline.
 
     A step begins with the first forward pass after an optimizer step, or, before the first
     optimizer step, after a backward pass. The owner calls `begin_forward` and `end_forward`. Torch
-    calls back for the rest: a hook of the output marks the begin of the backward pass, and hooks of
-    all optimizers mark the steps of those that have this model's parameters.
+    hooks record the rest: a hook of the output marks the beginning of the backward pass, and hooks
+    of all optimizers mark the steps of optimizers that have this model's parameters.
     """
 
     def __init__(self, timeline: TimelineWriter, parameters: Iterable[nn.Parameter]) -> None:
@@ -55,7 +55,7 @@ class TrainingPhases:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin_forward(self) -> None:
-        """Marks the begin of a forward pass. Passes without gradients are not recorded."""
+        """Marks the beginning of a forward pass. Passes without gradients are not recorded."""
         if not torch.is_grad_enabled():
             return
         self._in_backward = False  # the last backward pass may have raised before its end
@@ -109,7 +109,7 @@ def _first_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _with_gradient(output: Any) -> torch.Tensor | None:
-    """Returns the first tensor of a model's output that has a gradient."""
+    """Returns the first tensor of a model's output that requires a gradient."""
     if isinstance(output, torch.Tensor):
         return output if output.requires_grad else None
     parts: Iterable[Any] = ()

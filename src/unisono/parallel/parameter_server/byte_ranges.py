@@ -1,7 +1,7 @@
 """Byte ranges: a model's parameters as one array of bytes, cut into equal shards and ranges.
 
-A **shard** is the part of the array that one server has. Shards are cut into **ranges**, the units
-of pushes and pulls. A cut may go through a tensor, but not through an element.
+A **shard** is the part of the array that one server holds. Shards are cut into **ranges**, the
+units of pushes and pulls. A cut may divide a tensor, but not an element.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """One parameter: its name, the number of its elements, and the name and bytes of their type."""
+    """A parameter: its name, number of elements, element type, and bytes of an element."""
 
     name: str
     count: int
@@ -23,28 +23,28 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all its elements."""
+        """Number of bytes of all elements."""
         return self.count * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRange:
-    """The bytes from `start` up to `stop`, without `stop`."""
+    """The bytes from `start` to `stop` - 1."""
 
     start: int
     stop: int
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes."""
+        """Number of bytes in the range."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Elements `first` to `first + count` of a tensor, which begin at byte `start` of the array.
+    """Elements of a tensor, `count` from element `first` on, which begin at byte `start`.
 
-    `tensor` is the tensor's index in the list that the layout was made of.
+    `tensor` is the tensor's index in the argument of `ByteLayout`.
     """
 
     tensor: int
@@ -54,10 +54,10 @@ class Piece:
 
 
 class ByteLayout:
-    """The places of tensors in one array of bytes.
+    """The positions of tensors in one array of bytes.
 
-    Tensors with larger elements come first, then types are together, then the given order counts.
-    So every element is aligned, without gaps.
+    Tensors are sorted by the size of their elements (largest first), then by type, then in the
+    given order. So every element is aligned, without gaps.
 
     >>> layout = ByteLayout([
     ...     TensorSpec(name="bias", count=3, dtype="float32", item_bytes=4),
@@ -80,19 +80,19 @@ class ByteLayout:
             starts[index] = end
             end += tensors[index].nbytes
         self.starts = tuple(starts)
-        """The first byte of each tensor, in the given order of tensors."""
+        """First byte of each tensor, in the given order of tensors."""
         self.nbytes = end
-        # A search must not find a tensor without elements, which begins where another one begins.
+        # A search must not find an empty tensor, which begins at the same byte as another tensor.
         self._order = [index for index in self._order if tensors[index].count]
         self._sorted_starts = [starts[index] for index in self._order]
 
     @property
     def whole(self) -> ByteRange:
-        """All bytes."""
+        """The range of all bytes."""
         return ByteRange(start=0, stop=self.nbytes)
 
     def floor(self, byte: int) -> int:
-        """Returns the last byte at or before `byte` at which an element begins, or the end."""
+        """Returns the first byte of the element that contains `byte`, at most the array's end."""
         if byte >= self.nbytes:
             return self.nbytes
         index = self._order[bisect_right(self._sorted_starts, byte) - 1]
@@ -100,7 +100,7 @@ class ByteLayout:
         return byte - (byte - start) % self.tensors[index].item_bytes
 
     def divide(self, whole: ByteRange, parts: int) -> tuple[ByteRange, ...]:
-        """Cuts a range into `parts` ranges of equal bytes, up to one element.
+        """Cuts a range into `parts` ranges of equal bytes, to within one element.
 
         Raises `ValueError` if a part would be empty.
         """
@@ -114,7 +114,7 @@ class ByteLayout:
         return found
 
     def ranges(self, shard: ByteRange, most_bytes: int) -> tuple[ByteRange, ...]:
-        """Cuts a shard into equal ranges of about `most_bytes` bytes or less."""
+        """Cuts a shard into equal ranges of at most about `most_bytes` bytes."""
         parts = max(1, -(-shard.nbytes // most_bytes))
         longest = max(spec.item_bytes for spec in self.tensors)
         return self.divide(shard, min(parts, max(1, shard.nbytes // longest)))
@@ -137,7 +137,7 @@ class ByteLayout:
         return tuple(piece.tensor for piece in self.pieces(within))
 
     def describe(self, within: ByteRange) -> str:
-        """Returns the bytes and the names of the tensors in a range, for messages to people."""
+        """Returns the bytes and tensor names of a range, as text for errors and logs."""
         names = [self.tensors[piece.tensor].name for piece in self.pieces(within)]
         listed = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         return f"bytes {within.start} to {within.stop} ({listed})"

@@ -1,4 +1,4 @@
-"""The mean of gradients in rank order, with the bits of a reproducible communicator's `avg`."""
+"""The mean of gradients in rank order, with the bits of a reproducible communicator's average."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mean_in_order(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         return first
     total = first.float() if first.is_floating_point() and first.itemsize < 4 else first
     for gradient in gradients[1:]:
-        # Converted first, because torch cannot add 8-bit floats to other types.
+        # Converts the gradient, because torch cannot add 8-bit floats to other types.
         total.add_(gradient.to(total.dtype))
     parts = torch.view_as_real(total) if total.is_complex() else total
     parts.div_(len(gradients))

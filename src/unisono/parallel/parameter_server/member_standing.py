@@ -1,4 +1,4 @@
-"""Messages of the ranks when a group forms, and the updates that a lost rank cost."""
+"""Messages that ranks exchange when a group forms, and the updates lost with a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.communicator import Communicator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStanding:
-    """The state of one rank."""
+    """The state of one rank, a member, when a group forms."""
 
     number: int
     """Rank of the member in the group that the parameter server began with."""
@@ -23,17 +23,18 @@ class MemberStanding:
     has_state: bool
     """True if the member comes from a parameter server that has trained."""
     shards: tuple[int, ...]
-    """The shards whose state it holds."""
+    """Shards whose state the member holds."""
     snapshots: tuple[int, ...]
-    """Steps of the newest snapshot of each shard that the member can read; -1 without one."""
+    """Steps in the newest snapshot of each shard that the member can read; -1 without a snapshot.
+    """
     run: str
-    """Identifies the run in the names of snapshots."""
+    """Identifier of the run in the names of snapshots."""
     settings: Mapping[str, object]
     """Settings that must be equal on all ranks."""
 
 
 def exchange_standings(comm: Communicator, mine: MemberStanding) -> list[MemberStanding]:
-    """Returns the standings of all ranks, in rank order. Collective."""
+    """Returns the states of all ranks, in rank order. Collective."""
     text = np.frombuffer(json.dumps(asdict(mine)).encode(), np.uint8)
     counts = comm.all_gather(np.array([text.size])).tolist()
     joined = comm.all_gather_v(text, counts=counts)
@@ -62,7 +63,7 @@ def require_equal_settings(standings: Sequence[MemberStanding]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostUpdates:
-    """A shard whose server was lost, and the updates that its last snapshot lacked."""
+    """A shard whose server was lost, and the updates that the newest snapshot lacks."""
 
     shard: int
     place: str
@@ -72,8 +73,8 @@ class LostUpdates:
     snapshot_step: int
     """Number of steps in the snapshot."""
     until_step: int
-    """Largest number of steps that a worker had completed. Updates of the steps `snapshot_step` to
-    `until_step` - 1 are lost.
+    """Largest number of steps that any worker had completed. The updates of steps `snapshot_step`
+    to `until_step` - 1 are lost.
     """
 
     def __str__(self) -> str:

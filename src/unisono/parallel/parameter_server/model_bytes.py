@@ -17,7 +17,7 @@ class ModelBytes:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Raises `ValueError` if no parameter requires a gradient, or one is not in CPU memory."""
+        """Raises `ValueError` without trainable parameters, or if one is not in CPU memory."""
         named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
         if not named:
             raise ValueError("model: expected a parameter that requires a gradient, found none")
@@ -60,7 +60,7 @@ class ModelBytes:
 
     @torch.no_grad()
     def pack_gradients(self) -> NDArray[np.uint8]:
-        """Copies all gradients to their array. Returns a 1 for each parameter that has one.
+        """Copies all gradients to their array. Returns a 1 for each parameter with a gradient.
 
         A missing gradient counts as zeros.
         """

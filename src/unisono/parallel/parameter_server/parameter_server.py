@@ -30,26 +30,27 @@ _LEAST_RANGE_BYTES, _MOST_RANGE_BYTES = 1 << 16, 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServerStats:
-    """Counts of this rank so far. Bytes are gradients and parameters to and from other ranks."""
+    """Counts of this rank so far. Bytes include gradients and parameters, not local copies."""
 
     steps: int
-    """Steps that this rank has completed as a worker."""
+    """Number of steps that this rank has completed as a worker."""
     sent_bytes: int
     received_bytes: int
     pushes: int
-    """Gradients of ranges that the server of this rank received, including repeated ones."""
+    """Number of gradients of ranges that this rank's server received, including repeated pushes."""
     repeats: int
-    """Repeated pushes, which changed nothing."""
+    """Number of repeated pushes, which changed nothing."""
     updates: int
-    """Steps of an optimizer on a range."""
+    """Number of optimizer steps on ranges of this rank's server."""
     mean_delay: float
-    """Mean number of other workers' updates between a worker's read and its own update; 0 if
-    synchronous.
+    """Mean number of other workers' updates between a worker's read of the values and its own
+    update; 0 if synchronous.
     """
     most_missed: int
-    """Largest number of gradients of the same step or earlier that a read lacked."""
+    """Largest number of gradients of the same step or earlier that the values sent to a worker
+    lacked."""
     most_early: int
-    """Largest number of gradients of later steps that a read contained."""
+    """Largest number of gradients of later steps that the values sent to a worker contained."""
     lost_ranks: tuple[int, ...]
     lost_updates: tuple[LostUpdates, ...]
     """Shards whose server was lost, and the steps that their snapshots lacked."""
@@ -59,37 +60,37 @@ class ParameterServer:
     """Servers that hold the parameters and the optimizer; workers push gradients and pull values.
 
     Each of the S servers holds an equal share of the parameters' bytes. A worker's `step` pushes
-    its gradients to all servers, which take a step of the optimizer. It receives the new parameters
-    (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014). One
-    server on a worker's rank is the scheme in which a first GPU gathers all gradients and sends the
-    parameters back.
+    its gradients to all servers, which take a step of the optimizer and send the new parameters
+    back (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014).
+    With one server, on a worker's rank, this is the scheme in which the first GPU gathers all
+    gradients and sends the parameters back.
 
-    **Synchronous** training (`staleness=0`) applies the mean of all workers' gradients of a step,
-    added in rank order: the bits of `all_reduce(op="avg")` of a communicator with
-    `reproducible=True`. The mean divides by the number of gradients that it sums, so a worker that
-    was lost or has finished no longer counts. **Asynchronous** training applies each gradient when
-    it arrives, undivided. With `staleness=s`, a worker that is more than s steps ahead of the
-    slowest worker waits.
+    **Synchronous** training (`staleness=0`) applies the mean of all workers' gradients of a step.
+    The gradients are added in rank order, so the mean equals in all bits `all_reduce(op="avg")` of
+    a communicator with `reproducible=True`. The mean divides by the number of gradients in its sum,
+    so a worker that was lost or has finished no longer counts. **Asynchronous** training applies
+    each gradient when it arrives, undivided. With `staleness=s`, a worker that is more than s steps
+    ahead of the slowest worker waits.
 
-    **Optimizer.** Each range of `range_bytes` has an optimizer of its own, so it must compute each
-    element by itself, as SGD, Adam and AdamW do. Norms over all parameters are not possible on the
-    server: clip before `step`.
+    **Optimizer.** Each range of `range_bytes` has an optimizer of its own, so the optimizer must
+    compute each element separately, as SGD, Adam and AdamW do. Norms over all parameters are not
+    possible on the server: clip before `step`.
 
-    **Loss of a rank.** The others continue. A lost server's shard comes from its last snapshot; see
-    `ParameterServerStats.lost_updates`, and the log `unisono.parallel`.
+    **Loss of a rank.** The other ranks continue. A lost server's shard comes from its newest
+    snapshot; see `ParameterServerStats.lost_updates`, and the log `unisono.parallel`.
 
     **Arguments.** `model`: the same on all ranks, also on dedicated servers. It starts with the
     values of rank 0. `optimizer`: makes an optimizer for a list of (name, piece of a parameter).
     `comm`: as in `data_parallel`; the parameter server makes a communicator of its own from it.
-    `servers`: the number of servers, or their ranks. `dedicated`: the servers do not work. Without
-    it they serve in a second thread, which shares the interpreter with the worker. `range_bytes`:
-    the size of a message; None: a 64th of a shard, from 64 KiB to 1 MiB. `staleness`: 0 is
-    synchronous, None sets no bound. `snapshot_every`: steps between two snapshots of a shard; 0
-    makes none. `snapshot_folder`: all servers must be able to read it.
+    `servers`: the number of servers, or their ranks. `dedicated`: True if servers are not workers
+    too; otherwise they serve in a second thread, which shares the interpreter with the worker.
+    `range_bytes`: the size of a message; None: a 64th of a shard, from 64 KiB to 1 MiB.
+    `staleness`: 0 is synchronous, None sets no bound. `snapshot_every`: steps between two snapshots
+    of a shard; 0 makes none. `snapshot_folder`: a folder that all servers can read.
 
-    `previous`: a parameter server over other ranks that has ended, on each rank that has one.
-    Parameters, optimizers and the number of steps come from there. So ranks can be replaced: the
-    new rank gives None. Its number of servers must be the same.
+    `previous`: an ended parameter server over other ranks, on each rank that has one; a new rank
+    passes None. The parameters, optimizers and number of steps come from `previous`, so ranks can
+    be replaced. The number of servers must be the same.
 
     >>> import torch, unisono
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -120,7 +121,7 @@ class ParameterServer:
         snapshot_folder: Path | str | None = None,
         previous: ParameterServer | None = None,
     ) -> None:
-        """Forms the group; collective over all ranks, which give equal arguments (see the class).
+        """Forms the group. Collective over all ranks, which pass equal arguments (see the class).
 
         Raises `ValueError` for wrong arguments, or arguments that differ between ranks.
         """
@@ -196,12 +197,12 @@ class ParameterServer:
 
     @property
     def is_worker(self) -> bool:
-        """True if this rank trains: it calls `step`."""
+        """True if this rank is a worker, which calls `step`."""
         return self._group.number in self._group.plan.workers
 
     @property
     def is_server(self) -> bool:
-        """True if this rank has a shard."""
+        """True if this rank serves a shard."""
         return bool(self._group.shards)
 
     @property
@@ -212,15 +213,16 @@ class ParameterServer:
     # ---- training
 
     def step(self) -> None:
-        """Pushes the gradients of the model and waits, as `staleness` says, for new parameters.
+        """Pushes the gradients of the model, and waits for new parameters as `staleness` requires.
 
-        The gradients do not change. If a worker has no gradient for a parameter, zeros count. If no
-        worker has one, the parameter keeps its value and its optimizer state. If a rank is lost,
-        the remaining ranks repeat the step, as soon as each of them has called `step`.
+        The gradients of the model do not change. A missing gradient of a worker counts as zeros. If
+        no worker has a gradient for a parameter, the parameter keeps its value and its optimizer
+        state. If a rank is lost, the remaining ranks repeat the step, as soon as each of them has
+        called `step`.
 
-        Raises `CollectiveTimeoutError`, with the workers that are late, after the communicator's
+        Raises `CollectiveTimeoutError`, which names the late workers, after the communicator's
         timeout; `PeerLostError` if a server without a snapshot was lost; `AbortedError` if another
-        rank failed, and this rank's server's own error.
+        rank failed; and the error of this rank's own server.
         """
         self._require_worker("step")
         group = self._group
@@ -238,10 +240,10 @@ class ParameterServer:
         self._model.clear_gradients()
 
     def serve(self) -> None:
-        """Serves on a dedicated server's rank, until all workers have finished. Continues after the
-        loss of a rank, as `step` does.
+        """Serves on a dedicated server's rank until all workers have finished.
 
-        Raises `ValueError` on a worker's rank, whose server runs already.
+        Continues after the loss of a rank, as `step` does. Raises `ValueError` on a worker's rank,
+        whose server runs in a thread.
         """
         self._require_open()
         if self.is_worker:
@@ -252,7 +254,7 @@ class ParameterServer:
         self._group.going_on(self._group.serve, in_thread=False)
 
     def stats(self) -> ParameterServerStats:
-        """Returns counts of this rank since the beginning."""
+        """Returns the counts of this rank since the beginning."""
         group, counts = self._group, self._group.counts
         return ParameterServerStats(
             steps=group.step,
@@ -273,9 +275,9 @@ class ParameterServer:
     def close(self, timeout_s: float | None = None) -> None:
         """Ends the work of this rank; a second call does nothing.
 
-        A worker waits until all workers have called it, since its rank may serve them: `timeout_s`
-        seconds (None: the communicator's timeout), then raises `CollectiveTimeoutError`. The other
-        workers' means no longer count this one.
+        A worker waits until all workers have called `close`, since its rank may serve them. After
+        `timeout_s` seconds (None: the communicator's timeout) it raises `CollectiveTimeoutError`.
+        Means of gradients no longer count this worker.
         """
         if self._closed:
             return
@@ -297,7 +299,7 @@ class ParameterServer:
             self._leave()
 
     def _leave(self) -> None:
-        with suppress(Exception):  # has been raised, or is about to be
+        with suppress(Exception):  # the caller raises or has raised the error
             self._group.join(self._settings.timeout_s)
         self._group.close()
         if self._own_comm is not None:
@@ -356,12 +358,12 @@ def _make_plan(
 
 
 def _range_bytes(shard_bytes: int) -> int:
-    """Returns the size of ranges with which a server receives, sums and sends at the same time."""
+    """Returns a size of ranges that lets a server receive, sum and send at the same time."""
     return min(max(shard_bytes // _RANGES, _LEAST_RANGE_BYTES), _MOST_RANGE_BYTES)
 
 
 def _holders(standings: Sequence[MemberStanding], shards: int) -> list[int]:
-    """Returns for each shard the rank that holds it. Raises `ValueError` without one."""
+    """Returns the rank that holds each shard. Raises `ValueError` if no rank holds a shard."""
     found = []
     for shard in range(shards):
         holders = [rank for rank, each in enumerate(standings) if shard in each.shards]

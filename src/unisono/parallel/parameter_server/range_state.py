@@ -1,7 +1,7 @@
-"""The state machine of one range on its server: the pushes so far, and the actions that follow.
+"""The state machine of one range on its server: it takes pushes and returns actions.
 
-It is pure: gradients are opaque, and what is to be done is returned as a list of actions. The
-bounded mode is stale synchronous parallel (Ho et al., "More Effective Distributed ML via a Stale
+The state machine neither communicates nor reads gradients. With a bound on the staleness, it
+implements stale synchronous parallel (Ho et al., "More Effective Distributed ML via a Stale
 Synchronous Parallel Parameter Server", NIPS 2013).
 """
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apply(Generic[T]):
-    """The sum of these gradients, in the order of the workers' numbers, is to be applied.
+    """The action of applying gradients, given as (worker, gradient) in the order of workers.
 
-    `delay` is how many other updates came between the read that the gradient is computed from and
-    now: 0 if synchronous.
+    `delay`: number of other updates between the read of the values from which a gradient was
+    computed and this update; 0 if synchronous.
     """
 
     step: int
@@ -29,10 +29,10 @@ class Apply(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The values are to be sent to a worker that has pushed `step`; it reads them for `step + 1`.
+    """The action of sending the values to a worker that has pushed `step`, for its next step.
 
-    Of the other workers, they miss `missed` gradients of steps up to `step`, and have `early` of
-    later steps.
+    The values lack `missed` gradients of other workers for steps up to `step`, and contain `early`
+    gradients of other workers for later steps.
     """
 
     worker: int
@@ -45,15 +45,15 @@ Action: TypeAlias = Apply[T] | Reply
 
 
 class RangeState(Generic[T]):
-    """Takes the pushes to one range; each push gets one reply.
+    """The state of one range, which takes pushes; each push gets one reply.
 
     `staleness` 0 is synchronous: the gradients of a step are applied together, once all workers
     have pushed the step. With s > 0 each gradient is applied at once, and a worker may start step c
-    if c is at most s larger than the least number of steps that a worker has pushed. None sets no
-    bound.
+    if c is at most s larger than the number of steps that the slowest worker has pushed. None sets
+    no bound.
 
-    A push is known by its worker and step. A second push with the same worker and step changes
-    nothing, and is answered like the first.
+    The worker and the step identify a push. A second push with the same worker and step changes
+    nothing, and gets a reply too.
 
     >>> state = RangeState({0: 0, 1: 0}, staleness=0)
     >>> state.push(1, 0, "g1"), state.push(1, 0, "again")
@@ -90,11 +90,11 @@ class RangeState(Generic[T]):
 
     @property
     def least_applied(self) -> int:
-        """Applied steps of the slowest worker that trains; at the end, of the last ones."""
+        """Number of applied steps of the slowest worker that trains; its last value at the end."""
         return self._least_applied
 
     def missing(self) -> tuple[int, ...]:
-        """Returns the slowest workers if a reply waits for them, else no workers."""
+        """Returns the slowest workers if a reply waits for them; otherwise an empty tuple."""
         if not self._waiting:
             return ()
         least = min(self._pushed.values())
@@ -103,7 +103,7 @@ class RangeState(Generic[T]):
     def is_repeat(self, worker: int, step: int) -> bool:
         """Returns True if this worker has pushed this step before.
 
-        Raises `ValueError` if the worker does not train, or if the step is not its next.
+        Raises `ValueError` if the worker does not train, or if the step is after its next step.
         """
         if worker not in self._pushed:
             raise ValueError(
@@ -117,7 +117,7 @@ class RangeState(Generic[T]):
         return step < self._pushed[worker]
 
     def push(self, worker: int, step: int, gradient: T) -> list[Action[T]]:
-        """Takes a gradient and returns the actions that follow. Raises as `is_repeat` does."""
+        """Takes a gradient and returns the resulting actions. Raises the errors of `is_repeat`."""
         if not self.is_repeat(worker, step):
             self._pushed[worker] = step + 1
             self._pending.setdefault(step, {})[worker] = gradient
@@ -125,9 +125,7 @@ class RangeState(Generic[T]):
         return self._proceed()
 
     def remove(self, worker: int) -> list[Action[T]]:
-        """Continues without a worker that has finished or was lost, and drops its pending
-        gradients.
-        """
+        """Removes a worker that has finished or was lost, and drops its pending gradients."""
         self._pushed.pop(worker, None)
         self._applied.pop(worker, None)
         for gradients in self._pending.values():
@@ -136,9 +134,9 @@ class RangeState(Generic[T]):
         return self._proceed()
 
     def restart(self, workers: Iterable[int]) -> list[Action[T]]:
-        """Continues with these workers after a failure that may have lost any reply.
+        """Drops pending replies and lost workers after a failure, and returns the actions.
 
-        Every worker that did not receive the reply repeats its last push.
+        Each remaining worker that did not receive its reply repeats its last push.
         """
         self._waiting.clear()
         actions: list[Action[T]] = []
@@ -161,7 +159,7 @@ class RangeState(Generic[T]):
         return all(pushed > step for pushed in self._pushed.values())
 
     def _may_read(self, step: int) -> bool:
-        """Returns True if a worker may read the values that it starts `step` with."""
+        """Returns True if a worker may read the values for its step `step`."""
         if self.staleness is None:
             return True
         return step - min(self._pushed.values(), default=step) <= self.staleness

@@ -1,4 +1,4 @@
-"""A shard on its server: the parameters, an optimizer for each range, and gradients that arrive."""
+"""A shard on its server: its parameters, an optimizer for each range, and received gradients."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from unisono.parallel.parameter_server.gradient_mean import mean_in_order
 from unisono.parallel.parameter_server.range_state import RangeState
 
 OptimizerFactory: TypeAlias = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-"""Makes an optimizer for pieces of parameters. A piece is flat and has its parameter's name."""
+"""Function that makes an optimizer for pieces of parameters. A piece has one dimension and its
+parameter's name."""
 
 
 class Gradient(NamedTuple):
-    """A worker's gradient of one range, and which tensors of the shard it used."""
+    """A worker's gradient of one range, with a 1 for each tensor of the shard that it used."""
 
     data: torch.Tensor
     used: NDArray[np.uint8]
@@ -28,14 +29,14 @@ class Gradient(NamedTuple):
 class _Piece(NamedTuple):
     parameter: nn.Parameter
     mark: int
-    """Place of the parameter among the shard's tensors."""
+    """Index of the parameter's tensor among the shard's tensors."""
     run: int
     first: int
-    """Place of the parameter's first element in the run."""
+    """Index of the parameter's first element in the run of elements of one type."""
 
 
 class ServedRange:
-    """One range: its values, its optimizer, and the state of its pushes."""
+    """One range of a shard, with its values, its optimizer and the state of its pushes."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class ServedRange:
         optimizer: OptimizerFactory,
         state: RangeState[Gradient],
     ) -> None:
-        """`values` are the bytes of the range, which the optimizer changes in place. `marks` are
-        the places of tensors among the shard's.
+        """`values`: the bytes of the range, which the optimizer changes in place. `marks`: index of
+        each tensor among the shard's tensors.
         """
         self.number = number
         self.within = within
@@ -102,7 +103,7 @@ class ServedShard:
         optimizer: OptimizerFactory,
         new_state: Callable[[], RangeState[Gradient]],
     ) -> None:
-        """`ranges` are the shard's, by number. `values` are the bytes of the shard."""
+        """`ranges`: the ranges of the shard, by number. `values`: the bytes of the shard."""
         self.number = number
         first = next(iter(ranges.values()))
         self.start = first.start
@@ -120,22 +121,22 @@ class ServedShard:
         self._incoming: dict[int, torch.Tensor] = {}
 
     def slice_of(self, within: ByteRange) -> slice:
-        """Returns the place of a range in this shard's bytes."""
+        """Returns the slice of this shard's bytes that is a range."""
         return slice(within.start - self.start, within.stop - self.start)
 
     def incoming(self, worker: int, within: ByteRange) -> torch.Tensor:
-        """Returns the memory for a worker's gradient of a range."""
+        """Returns the memory that receives a worker's gradient of a range."""
         if worker not in self._incoming:
             self._incoming[worker] = torch.empty_like(self.values)
         return self._incoming[worker][self.slice_of(within)]
 
     @property
     def steps(self) -> int:
-        """Number of steps of all workers that every range has applied."""
+        """Number of steps that every range has applied for all workers."""
         return min(each.state.least_applied for each in self.ranges.values())
 
     def save(self) -> dict[str, Any]:
-        """Returns values, optimizers and applied steps, for `load` and `torch.save`."""
+        """Returns values, optimizer states and applied steps, for `load` and `torch.save`."""
         return {
             "start": self.start,
             "values": self.values,

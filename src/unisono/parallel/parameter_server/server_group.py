@@ -1,4 +1,4 @@
-"""The group of a parameter server: its communicator, its plan, this rank's shards and thread."""
+"""The group of a parameter server: its communicator and plan, and this rank's shards and thread."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from unisono.parallel.parameter_server.shard_snapshots import (
 from unisono.parallel.parameter_server.worker_exchange import WorkerExchange
 
 _log = logging.getLogger("unisono.parallel")
-_IDLE_S = 1e9  # no timeout for the next push: the server's loop itself detects late workers
+_IDLE_S = 1e9  # no timeout for the next push, since the server's loop detects late workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Settings that all ranks of a parameter server agree on."""
+    """Settings that must be equal on all ranks of a parameter server."""
 
     staleness: int | None
     range_bytes: int
@@ -50,8 +50,8 @@ class ServerSettings:
 class ServerGroup:
     """One rank's part of a parameter server.
 
-    `number` is its rank at the beginning, which it keeps after losses. `step` and `finished` are
-    its progress as a worker.
+    `number` is the rank's number in the first group, which does not change after losses. `step` and
+    `finished` are the rank's progress as a worker.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ServerGroup:
         run: str,
         step: int,
     ) -> None:
-        """Takes the communicator; `close` closes it."""
+        """Takes ownership of the communicator, which `close` closes."""
         self.comm = comm
         self.number = comm.rank
         self.plan = plan
@@ -107,9 +107,10 @@ class ServerGroup:
         )
 
     def take_over(self, held: dict[int, ServedShard], holders: Sequence[int]) -> None:
-        """Brings each shard from the rank that holds it to its server. Collective.
+        """Sends each shard from the rank that holds it to its server. Collective.
 
-        `held` are the shards of this rank in the previous group. `holders` are the ranks of all.
+        `held`: the shards that this rank holds from the previous group. `holders`: the rank that
+        holds each shard.
         """
         for number, (holder, owner) in enumerate(zip(holders, self.plan.owners, strict=True)):
             length = np.zeros(1, np.int64)
@@ -133,7 +134,7 @@ class ServerGroup:
             self.comm.broadcast(part, self.plan.owners[number])
 
     def start(self, standings: Sequence[MemberStanding], *, in_thread: bool) -> None:
-        """Begins to serve this rank's shards, and makes the messages of its worker."""
+        """Begins to serve this rank's shards, and prepares the messages of its worker."""
         self.comm.timeout_s = _IDLE_S
         ranks = {each.number: rank for rank, each in enumerate(standings)}
         finished = {each.number for each in standings if each.finished}
@@ -186,7 +187,10 @@ class ServerGroup:
             self._thread_error = error
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the end of the server's thread. Raises the error of its own that ended it."""
+        """Waits for the end of the server's thread. Raises the error of the thread.
+
+        A communication error of the thread is not raised.
+        """
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
@@ -210,11 +214,11 @@ class ServerGroup:
             except PeerLostError:
                 self._recover(in_thread=in_thread)
             except CommunicationError:
-                self.join(self._settings.timeout_s)  # raises the cause, if it is this rank's server
+                self.join(self._settings.timeout_s)  # raises this rank's server error, if any
                 raise
 
     def standing(self, settings: dict[str, object], *, has_state: bool) -> MemberStanding:
-        """Returns this rank's state, for the other ranks."""
+        """Returns this rank's state, which the other ranks need to form a group."""
         newest = [-1] * len(self.plan.shards)
         if self._snapshots is not None:
             newest = [max(self._snapshots.steps(s), default=-1) for s in range(len(newest))]
@@ -230,7 +234,7 @@ class ServerGroup:
         )
 
     def _recover(self, *, in_thread: bool) -> None:
-        """Forms the group of the ranks that are left, and a plan for them."""
+        """Forms a group of the remaining ranks, and a plan for it."""
         self.join(self._settings.timeout_s)
         while True:
             old = self.comm
@@ -296,11 +300,11 @@ class ServerGroup:
             self.shards[shard].load(self._snapshots.read(shard, newest[owner]))
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Closes the communicator of this rank."""
         self.comm.close()
 
     def abort(self, reason: str) -> None:
-        """Ends the group on all ranks."""
+        """Aborts the communication of the group on all ranks."""
         self.comm.abort(reason)
 
 

@@ -1,4 +1,4 @@
-"""The loop of a server: receives pushes from any worker, applies them, answers."""
+"""The loop of a server, which receives pushes of workers, applies them and replies."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from unisono.parallel.parameter_server.server_messages import (
 from unisono.parallel.parameter_server.shard_snapshots import ShardSnapshots
 
 LATE = "parameter server timed out"
-"""Begins the text of a server's timeout, by which workers know it."""
+"""Beginning of the error text of a timeout, by which workers recognize it."""
 _LONGEST_WAIT_S = 0.5
 
 
 _AnnouncedPush: TypeAlias = tuple[int, NDArray[np.uint8]]
-"""A step, or `FINISHED`, and the marks of the tensors that have a gradient."""
+"""A step, or `FINISHED`, and a 1 for each tensor that has a gradient."""
 
 
 @dataclass(slots=True)
 class ByteCounts:
-    """Bytes of gradients and parameters that went to other ranks and came from them."""
+    """Bytes of gradients and parameters that a rank sent to and received from other ranks."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -45,7 +45,7 @@ class ByteCounts:
 
 @dataclass(slots=True)
 class ServerCounts:
-    """Counts of the server of this rank; see `ParameterServerStats`."""
+    """Counts of this rank's server; see `ParameterServerStats`."""
 
     pushes: int = 0
     repeats: int = 0
@@ -58,7 +58,7 @@ class ServerCounts:
 
 @dataclass(slots=True)
 class _Answer:
-    """The pending replies of a shard to one push of a worker."""
+    """The replies of a shard's ranges to one push of a worker, of which `left` are not sent."""
 
     step: int
     left: int
@@ -69,8 +69,7 @@ class _Answer:
 class ServerLoop:
     """Serves some shards until every worker has finished.
 
-    `run` is called in one thread. It may be called again, by another loop over the same shards,
-    after a failure.
+    Call `run` once, in one thread. After a failure, a new `ServerLoop` can serve the same shards.
     """
 
     def __init__(
@@ -85,8 +84,8 @@ class ServerLoop:
         snapshots: ShardSnapshots | None = None,
         snapshot_every: int = 0,
     ) -> None:
-        """`ranks` are the ranks in `comm` of the workers that train. They and `finished_ranks` are
-        told the end.
+        """`ranks`: the rank in `comm` of each worker that trains. The loop announces its end to
+        these ranks and to `finished_ranks`.
         """
         self._comm = comm
         self._ranks = dict(ranks)
@@ -101,7 +100,7 @@ class ServerLoop:
         self._answers: dict[tuple[int, int], list[_Answer]] = defaultdict(list)
         self._unanswered: dict[tuple[int, int, int], float] = {}
         self._announced: dict[tuple[int, int], deque[_AnnouncedPush]] = defaultdict(deque)
-        """The pushes that a worker has announced for a range and that have not arrived."""
+        """Pushes that a worker has announced for a range and that have not arrived."""
         self._snapshot_steps = {shard.number: shard.steps for shard in shards}
 
     def run(self) -> None:
@@ -141,7 +140,7 @@ class ServerLoop:
             end()
 
     def _require_in_time(self) -> None:
-        """Raises `CollectiveTimeoutError` if a push has no answer in time, and tells all ranks."""
+        """Raises `CollectiveTimeoutError` on all ranks if a push has no complete reply in time."""
         now_s = time.monotonic()
         for (shard_number, worker, step), since_s in self._unanswered.items():
             if now_s - since_s <= self._timeout_s:
@@ -180,7 +179,7 @@ class ServerLoop:
     def _announce(
         self, shard: ServedShard, served: ServedRange, worker: int, push: _AnnouncedPush
     ) -> None:
-        """Queues a worker's push or end behind its earlier pushes."""
+        """Queues a worker's announced push, or its end, behind its earlier pushes to a range."""
         announced = self._announced[served.number, worker]
         announced.append(push)
         if len(announced) == 1:
@@ -196,7 +195,7 @@ class ServerLoop:
             return
         data = shard.incoming(worker, served.within)
         repeat = served.state.is_repeat(worker, step)
-        if repeat:  # the range may still need the first gradient
+        if repeat:  # the range may still need the gradient of the first push
             data = torch.empty_like(data)
         rank = self._ranks[worker]
         work = self._comm.recv(data, rank, tag_of(Kind.GRADIENT, served.number), async_op=True)
@@ -213,7 +212,7 @@ class ServerLoop:
 
         self._begin(work, arrived)
 
-    # ---- what follows
+    # ---- actions
 
     def _do(
         self, shard: ServedShard, served: ServedRange, actions: Sequence[Action[Gradient]]
@@ -232,7 +231,7 @@ class ServerLoop:
         values, rank = served.values, self._ranks[reply.worker]
         repeat = served.state.steps[reply.worker] > reply.step + 1
         if served.state.staleness != 0 or repeat:
-            values = values.clone()  # the next update may come before the worker has received them
+            values = values.clone()  # the next update may precede the end of the send
         tag = tag_of(Kind.VALUES, served.number)
         self._begin(self._comm.send(values, rank, tag, async_op=True))
         if rank != self._comm.rank:
@@ -260,7 +259,7 @@ class ServerLoop:
         self._begin(self._comm.send(trailer.encode(), rank, tag, async_op=True))
 
     def _write_first_snapshot(self, shard: ServedShard) -> None:
-        """Writes a snapshot of a new or moved shard, unless one of its step can be read."""
+        """Writes a snapshot of a new or moved shard, unless its current step has a snapshot."""
         if self._snapshots is not None and shard.steps not in self._snapshots.steps(shard.number):
             self._snapshots.write(shard.number, shard.steps, shard.save())
 

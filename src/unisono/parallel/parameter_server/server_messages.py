@@ -1,7 +1,8 @@
-"""The messages between workers and servers: tags, and the head of a push.
+"""The messages between workers and servers: their tags, the head of a push, and the trailer.
 
-For each shard and step a worker sends one head, then one message for each range, whose tag is the
-range's number. The server answers each range with its values, and a shard with one trailer.
+For each shard and step, a worker sends one head, then one gradient message for each range. The
+server replies with the values of each range, and with one trailer for the shard. Tags contain the
+kind of a message and the number of its shard or range.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ FINISHED = -1
 
 
 class Kind(IntEnum):
-    """Kind of a message. Its tag also contains the shard or range."""
+    """The kind of a message, which its tag contains beside the number of its shard or range."""
 
     HEAD = 1
     GRADIENT = 2
     VALUES = 3
     TRAILER = 4
     END = 5
-    """All workers have finished."""
+    """Message of a server that all workers have finished."""
 
 
 def tag_of(kind: Kind, number: int) -> int:
-    """Returns the tag of a message about this shard or range.
+    """Returns the tag of a message about the shard or range of this number.
 
     >>> tag_of(Kind.HEAD, 5) == (1 << 32) + 5
     True
@@ -41,7 +42,7 @@ def tag_of(kind: Kind, number: int) -> int:
 
 
 def head_bytes(tensors: int) -> int:
-    """Returns the length of a head about a shard with pieces of so many tensors."""
+    """Returns the bytes of a head for a shard that contains parts of `tensors` tensors."""
     return _HEAD_BYTES + tensors
 
 
@@ -52,7 +53,7 @@ def write_head(head: Bytes, step: int, used: Bytes) -> None:
 
 
 def read_head(head: Bytes) -> tuple[int, Bytes]:
-    """Returns the step, and a copy of the marks of the tensors that have a gradient.
+    """Returns the step of a head, and a 1 for each tensor of the shard that has a gradient.
 
     >>> head = np.zeros(head_bytes(3), np.uint8)
     >>> write_head(head, 7, np.array([1, 0, 1], np.uint8))
@@ -65,18 +66,18 @@ def read_head(head: Bytes) -> tuple[int, Bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trailer:
-    """Facts about the values that a server has sent for a step of one worker and shard."""
+    """Counts that a server sends after the values of a shard, for one step of one worker."""
 
     step: int
     missed: int
-    """Largest number of gradients of the same step or earlier that a range lacked."""
+    """Largest number of gradients of the same step or earlier that a range's values lacked."""
     early: int
-    """Largest number of gradients of later steps that a range contained."""
+    """Largest number of gradients of later steps that a range's values contained."""
     updates: int
-    """Updates of the shard's first range so far."""
+    """Number of updates of the shard's first range so far."""
 
     def encode(self) -> NDArray[np.int64]:
-        """Returns the message."""
+        """Returns the trailer as a message."""
         return np.array([self.step, self.missed, self.early, self.updates], np.int64)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The plan of a parameter server: its workers, the server of each shard, the bytes of a step."""
+"""The plan of a parameter server: its workers, its servers, and the bytes of a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RankTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """The workers, and the server of each shard. Ranks keep their first numbers after a loss.
+    """The workers, and the server of each shard, by their rank numbers in the first group.
 
     >>> shards = (ByteRange(start=0, stop=8), ByteRange(start=8, stop=16))
     >>> plan = ServerPlan(workers=(0, 1, 2, 3), owners=(4, 5), shards=shards)
@@ -38,9 +38,9 @@ class ServerPlan:
     def traffic(self, rank: int) -> RankTraffic:
         """Returns the bytes that a rank sends and receives in a step of all workers.
 
-        With N workers, S servers and B bytes: B each way for a worker beside dedicated servers, and
-        N B / S for a server. If S of the N workers serve, (N + S - 2) B / S for these, and B for
-        the others.
+        With N workers, S dedicated servers and B bytes of parameters, a worker exchanges B bytes
+        each way, and a server N B / S. If S of the N workers serve, each of these exchanges
+        (N + S - 2) B / S bytes each way, and each other worker B.
         """
         pushed = pulled = 0
         for shard, owner in zip(self.shards, self.owners, strict=True):
@@ -54,12 +54,13 @@ class ServerPlan:
     def without(
         self, lost: Sequence[int], left: Sequence[int], newest: Mapping[int, Mapping[int, int]]
     ) -> ServerPlan:
-        """Returns the plan after a loss.
+        """Returns the plan after a loss of ranks.
 
-        `left` are the ranks that go on. `newest[shard][rank]` is the step of the newest snapshot
-        of a lost server's shard that the rank can read. The shard goes to a server that reads the
-        newest one; of several to the one with the fewest bytes, then to the lowest. Workers become
-        servers if no server is left. Raises `ValueError` if nobody can read a snapshot.
+        `left`: the remaining ranks. `newest[shard][rank]`: step of the newest snapshot of a lost
+        server's shard that the rank can read. The shard goes to a server that can read its newest
+        snapshot; among several servers to that with the fewest bytes, then with the lowest number.
+        A worker becomes a server if no server can read a snapshot. Raises `ValueError` if no rank
+        can read one.
         """
         owners = list(self.owners)
         for shard, owner in enumerate(self.owners):
@@ -85,11 +86,11 @@ class ServerPlan:
 
 
 def choose_servers(size: int, servers: int | Sequence[int], *, dedicated: bool) -> tuple[int, ...]:
-    """Returns the ranks that serve.
+    """Returns the ranks of the servers.
 
-    A number of dedicated servers are the last ranks. A number of workers that serve too are spread
-    evenly, so that each host has some. Raises `ValueError` for wrong ranks or numbers, and if no
-    rank is left to work.
+    If `servers` is a number, dedicated servers are the last ranks, and servers that are workers too
+    are spread evenly, so that each host has some. Raises `ValueError` for wrong ranks or numbers,
+    and if no rank remains as a worker.
 
     >>> choose_servers(6, 2, dedicated=True), choose_servers(4, 2, dedicated=False)
     ((4, 5), (0, 2))

@@ -18,8 +18,8 @@ _KEPT = 2
 class ShardSnapshots:
     """The snapshots of one run in a folder, which all servers must be able to read.
 
-    The newest two snapshots of each shard are kept. A file appears whole or not at all. `run` is in
-    the names of the files, so snapshots of other runs are left alone.
+    The newest two snapshots of each shard are kept. Files are written atomically. Their names
+    contain `run`, so snapshots of other runs are not removed.
     """
 
     def __init__(self, folder: Path | str, run: str) -> None:
@@ -30,7 +30,7 @@ class ShardSnapshots:
         return self.folder / f"{self._run}-shard-{shard}-step-{steps}.pt"
 
     def write(self, shard: int, steps: int, saved: Mapping[str, Any]) -> None:
-        """Writes the snapshot of a shard that has applied so many steps, and removes old ones."""
+        """Writes the snapshot of a shard after `steps` applied steps, and removes old snapshots."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(shard, steps)
         part = path.with_suffix(f".{os.getpid()}.part")
@@ -51,19 +51,19 @@ class ShardSnapshots:
         return sorted(int(each[3]) for each in mine if int(each[2]) == shard)
 
     def read(self, shard: int, steps: int) -> dict[str, Any]:
-        """Returns what was saved."""
+        """Returns the saved state of a shard after `steps` applied steps."""
         saved: dict[str, Any] = torch.load(self._path(shard, steps), weights_only=True)
         return saved
 
 
 def pack_shard(saved: Mapping[str, Any]) -> torch.Tensor:
-    """Returns a saved shard as one tensor of bytes, to be sent to another rank."""
+    """Returns a saved shard as one tensor of bytes, for a message to another rank."""
     file = io.BytesIO()
     torch.save(dict(saved), file)
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
 
 def unpack_shard(packed: torch.Tensor) -> dict[str, Any]:
-    """Returns the saved shard of `pack_shard`."""
+    """Returns the saved shard that `pack_shard` packed."""
     saved: dict[str, Any] = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
     return saved

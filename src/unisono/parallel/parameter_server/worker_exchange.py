@@ -1,4 +1,4 @@
-"""A worker's side of a step: pushes all gradients, then receives all parameters."""
+"""A worker's messages in a step: it pushes all gradients and receives all parameters."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _GRACE_S = 2.0
 
 
 class WorkerExchange:
-    """The messages of one worker in one group. Made again for each new group.
+    """The messages of one worker in one group; each new group needs a new object.
 
-    A step sends a head and the ranges to each server, and receives the ranges and a trailer from
-    each. All begin at once; a server answers a range as soon as its gradients are complete, so both
-    directions of a link are busy.
+    For each shard, a step sends a head and the ranges' gradients, and receives the ranges' values
+    and a trailer. All messages begin at once. A server replies for a range as soon as the range's
+    gradients are complete, so both directions of a link are busy.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class WorkerExchange:
         values: torch.Tensor,
         bytes_: ByteCounts,
     ) -> None:
-        """`shards` are the ranges of each shard by number, `owners` the shards' ranks in `comm`.
-        `gradients` and `values` are the bytes of all parameters.
+        """`shards`: the ranges of each shard, by number. `owners`: the server of each shard, as a
+        rank in `comm`. `gradients` and `values`: the bytes of all parameters.
         """
         self._comm = comm
         self._owners = owners
@@ -91,9 +91,9 @@ class WorkerExchange:
         return [Trailer.decode(trailer) for trailer in self._trailers]
 
     def finish(self, timeout_s: float, *, known: bool) -> None:
-        """Announces the end of this worker, unless it is `known`, and waits for all workers' ends.
+        """Announces the end of this worker, and waits for the end of all workers.
 
-        Raises as `exchange` does.
+        `known`: True if the worker has announced its end before. Raises the errors of `exchange`.
         """
         works: list[Work] = []
         for shard, owner in enumerate(self._owners):
@@ -129,7 +129,7 @@ class WorkerExchange:
 
 @contextmanager
 def _timeouts_by_name() -> Iterator[None]:
-    """Raises the timeout of a server instead of the failure of its group."""
+    """Raises `CollectiveTimeoutError` for an `AbortedError` that a server's timeout caused."""
     try:
         yield
     except AbortedError as error:
@@ -141,8 +141,9 @@ def _timeouts_by_name() -> Iterator[None]:
 def _in_turn(
     shards: Sequence[Mapping[int, ByteRange]], first: int
 ) -> list[tuple[int, int, ByteRange]]:
-    """Returns the ranges of all shards, one of each shard in turn; workers begin with different
-    shards, so that no server gets all first ranges at once.
+    """Returns the ranges of all shards, alternating between the shards.
+
+    Workers begin with different shards, so that no server receives all first ranges at once.
     """
     ordered = [
         (place, (shard - first) % len(shards), shard, number, within)
