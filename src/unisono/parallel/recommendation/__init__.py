@@ -1,8 +1,8 @@
 """Recommendation models: embedding tables divided over ranks, and dense layers on every rank.
 
-`DLRM` is the model, `DLRMShape` its sizes. `place_tables` chooses a `TablePlacement`: where the
-parts of each table are. `bag_exchange` moves ids to the ranks that hold their rows, and
-`divided_lookup` returns the sums.
+`DLRM` is the model, `DLRMShape` its sizes. `place_tables` chooses a `TablePlacement`, the ranks of
+the parts of each table. `bag_exchange` sends ids to the ranks that hold their rows, and
+`divided_lookup` returns the sums of the rows.
 """
 
 from unisono.parallel.recommendation.dlrm_model import DLRM

@@ -1,7 +1,8 @@
-"""Bags of ids, and their way to the ranks that hold the rows.
+"""Bags of ids, and the exchange that sends ids to the ranks that hold their rows.
 
-Each rank first tells every other rank how many samples and ids come, then the lengths of the bags
-as bytes, then the ids. No padding travels, and a rank gets only ids of rows that it holds.
+Each rank sends to every other rank first the numbers of samples and ids, then the lengths of the
+bags as bytes, then the ids. Messages have no padding, and a rank receives only ids of rows that it
+holds.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from torch import distributed as dist
 from torch.nn import functional
 
 NO_ID = -1
-"""A place without an id in the input."""
+"""Value of an empty place, without an id, in the input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bags:
-    """The ids of one table for several samples: one bag a sample, some of them empty."""
+    """The ids of one table for several samples, with one bag per sample; a bag may be empty."""
 
     ids: torch.Tensor
-    """All ids, bag after bag."""
+    """Ids of all bags, bag after bag."""
     lengths: torch.Tensor
-    """Ids of each bag."""
+    """Number of ids in each bag."""
 
     @staticmethod
     def of_places(places: torch.Tensor) -> Bags:
-        """Returns the bags of places (samples, ids), of which `NO_ID` are empty.
+        """Returns the bags of an array of places (samples, ids), whose empty places are `NO_ID`.
 
         >>> bags = Bags.of_places(torch.tensor([[7, NO_ID], [NO_ID, NO_ID], [3, 7]]))
         >>> bags.ids.tolist(), bags.lengths.tolist()
@@ -39,7 +40,7 @@ class Bags:
         return Bags(ids=places[is_id], lengths=is_id.sum(1))
 
     def of_rows(self, first: int, count: int) -> Bags:
-        """Returns the ids of `count` rows from `first` on, as distances from `first`."""
+        """Returns bags with only the ids of `count` rows from `first` on, counted from `first`."""
         is_here = (self.ids >= first) & (self.ids < first + count)
         sample = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
         lengths = torch.bincount(sample[is_here], minlength=len(self.lengths))
@@ -47,7 +48,7 @@ class Bags:
 
 
 def sum_bags(weight: torch.Tensor, bags: Bags) -> torch.Tensor:
-    """Returns the sum of the vectors of each bag, (samples, columns); zeros for an empty bag."""
+    """Returns the sum of each bag's vectors, (samples, columns), which is zero for an empty bag."""
     firsts = bags.lengths.cumsum(0) - bags.lengths
     return functional.embedding_bag(bags.ids, weight, firsts, mode="sum")
 
@@ -57,9 +58,9 @@ class ArrivedBags:
     """The bags of all ranks for the pieces of this rank."""
 
     bags: tuple[Bags, ...]
-    """Samples of all ranks, in rank order, for each piece."""
+    """Bags of each piece, for the samples of all ranks in rank order."""
     samples: tuple[int, ...]
-    """Samples of each rank."""
+    """Number of samples of each rank."""
 
 
 def exchange_bags(
@@ -67,7 +68,7 @@ def exchange_bags(
 ) -> ArrivedBags:
     """Sends `outgoing[rank]`, the bags for each piece of a rank, to that rank. Collective.
 
-    Each rank must know the number of its pieces: that of its own `outgoing` for itself.
+    A rank finds the number of its own pieces in its own entry of `outgoing`.
     """
     rank = dist.get_rank(group)
     ids = [_joined([each.ids for each in bags]) for bags in outgoing]
@@ -102,7 +103,7 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def _sent(
     parts: Sequence[torch.Tensor], arriving: list[int], group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, ...]:
-    """Sends one part to each rank; returns the parts of all ranks, of these lengths."""
+    """Sends one part to each rank; returns the parts from all ranks, of lengths `arriving`."""
     whole = torch.cat(list(parts))
     found = whole.new_empty(sum(arriving))
     dist.all_to_all_single(found, whole, arriving, [len(part) for part in parts], group=group)
@@ -110,7 +111,7 @@ def _sent(
 
 
 def _pieces(ids: torch.Tensor, lengths: torch.Tensor) -> list[Bags]:
-    """Returns the bags of each piece; `lengths`: (pieces, samples)."""
+    """Returns the bags of each piece; `lengths` has the shape (pieces, samples)."""
     ends = [0, *itertools.accumulate(lengths.sum(1).tolist())]
     spans = itertools.pairwise(ends)
     return [

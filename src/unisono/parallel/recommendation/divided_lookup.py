@@ -24,7 +24,7 @@ from unisono.parallel.recommendation.table_placement import TablePiece, TablePla
 
 
 class DividedLookup:
-    """Sums the bags of each table, whichever ranks hold it. Collective."""
+    """Sums the bags of each table, also of tables on other ranks. Collective."""
 
     def __init__(self, placement: TablePlacement, group: dist.ProcessGroup) -> None:
         self._placement, self._group = placement, group
@@ -34,7 +34,7 @@ class DividedLookup:
     def __call__(self, weights: Sequence[torch.Tensor], bags: Sequence[Bags]) -> list[torch.Tensor]:
         """Returns the sums (samples, width) of each table for this rank's samples.
 
-        `weights`: this rank's part of each table, (rows, columns), empty if it holds none.
+        `weights`: this rank's part of each table, (rows, columns), which may be empty.
         """
         found = {
             number: sum_bags(weights[number], bags[number])
@@ -55,7 +55,7 @@ class DividedLookup:
             piece.table: sum_bags(weights[piece.table], bags)
             for piece, bags in zip(own, arrived.bags, strict=True)
         }
-        # A rank without tables sends nothing, but its backward pass must exchange like the others.
+        # A rank without tables sends nothing, but its backward pass must take part in the exchange.
         nothing = weights[0].new_zeros(sum(arrived.samples), 0) + weights[0].sum() * 0
         whole = [sums[piece.table] for piece in own if not piece.is_summed]
         returned = self._returned(torch.cat([nothing, *whole], dim=1), arrived.samples)
@@ -66,7 +66,7 @@ class DividedLookup:
         return returned
 
     def _returned(self, sums: torch.Tensor, samples: Sequence[int]) -> dict[int, torch.Tensor]:
-        """Returns each rank's samples to it; `sums`: (samples of all ranks, own columns)."""
+        """Sends each rank the sums of its samples; `sums`: (samples of all ranks, own columns)."""
         held = [[piece for piece in pieces if not piece.is_summed] for pieces in self._pieces]
         widths = [sum(piece.sizes[1] for piece in pieces) for pieces in held]
         if not any(widths):
@@ -97,11 +97,11 @@ class DividedLookup:
 
 
 def piece_bags(piece: TablePiece, bags: Sequence[Bags]) -> Bags:
-    """Returns the bags of the ids that belong to a piece."""
+    """Returns the bags with only the ids that belong to a piece."""
     whole = bags[piece.table]
     return whole.of_rows(piece.start[0], piece.sizes[0]) if piece.is_summed else whole
 
 
 def _in_order(parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Returns the columns of the parts, by the place of the first."""
+    """Returns the parts joined in the order of their first columns."""
     return torch.cat([parts[first] for first in sorted(parts)], dim=1)

@@ -1,8 +1,9 @@
 """The deep learning recommendation model, whose tables and samples the ranks of `dp` divide.
 
 Naumov et al., "Deep learning recommendation model for personalization and recommendation systems",
-2019: dense features pass a bottom network, ids an embedding table for each feature; the dot
-products of all pairs of vectors, and the dense vector, pass a top network.
+2019: a bottom network maps the dense features to a vector, and an embedding table maps the ids of
+each categorical feature to a vector. A top network maps the dot products of all pairs of vectors,
+and the dense vector, to a logit.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _BATCH = 4096
 class DLRM(nn.Module):
     """Maps samples (batch, columns) of integers to the logits of a click (batch,).
 
-    The first columns are counters; the model takes log(1 + count), and 0 for a negative one. Then
-    come the places for the ids of each table; -1 is no id. So one tensor holds a batch.
+    The first columns are counters; the model uses log(1 + count), with negative counts as 0. The
+    other columns are the places for the ids of each table; -1 marks an empty place. So one tensor
+    holds a batch.
 
     >>> from unisono.parallel.recommendation import DLRMShape, TableShape
     >>> tables = (TableShape(rows=50, ids=2), TableShape(rows=9))
@@ -47,10 +49,11 @@ class DLRM(nn.Module):
         placement: TablePlacement | str = AUTO,
         samples: int = _BATCH,
     ) -> None:
-        """`seed`: of the weights, which do not depend on the layout.
+        """`seed` determines the weights, which do not depend on the layout.
 
-        `placement`: the ranks of the tables; or "auto", by the cost model; or one of `KINDS` for
-        all tables. `samples`: of a step on all ranks together, for the cost model.
+        `placement`: the ranks of the tables; or "auto" for the choice of the cost model; or one of
+        `KINDS` for all tables. `samples`: number of samples of a step on all ranks together, for
+        the cost model.
         """
         super().__init__()
         self.shape = shape
@@ -63,7 +66,7 @@ class DLRM(nn.Module):
 
     @property
     def placement(self) -> TablePlacement | None:
-        """The ranks of the tables. None: the tables are not divided."""
+        """The ranks of the tables; None if the tables are not divided."""
         return self.tables.placement
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
@@ -77,7 +80,7 @@ class DLRM(nn.Module):
         return logits.squeeze(1)
 
     def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
-        """Returns the bytes on `dp` of the exchanges of bags, by `exchange_traffic`."""
+        """Returns the bytes that exchanges of bags send on `dp`, from `exchange_traffic`."""
         own = [
             MicrobatchPart(inputs=each.inputs[:, self.shape.counters :], samples=each.samples)
             for each in parts

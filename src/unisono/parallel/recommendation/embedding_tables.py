@@ -1,4 +1,4 @@
-"""Embedding tables with sums of bags, which the ranks of `dp` divide."""
+"""Embedding tables that sum the vectors of bags, and that the ranks of `dp` divide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 class EmbeddingTables(nn.Module):
     """Maps the ids of each feature to the sum of their vectors: (samples, tables, width).
 
-    The input has `ids` places for each table, (samples, places), of which -1 are empty.
+    The input (samples, places) has `ids` places for each table; -1 marks an empty place.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class EmbeddingTables(nn.Module):
     ) -> None:
         """`placement`: the ranks of the tables, or a kind that `place_tables` takes.
 
-        `samples`: of a step on all ranks together, for the choice of ranks.
+        `samples`: number of samples of a step on all ranks together, for the choice of ranks.
         """
         super().__init__()
         self.shapes, self.width = tuple(tables), width
         self.weights = nn.ParameterList(torch.empty(table.rows, width) for table in tables)
         self.placement: TablePlacement | None = None
-        """The ranks of the tables. None: the tables are not divided."""
+        """The ranks of the tables; None if the tables are not divided."""
         self._wanted, self._samples = placement, samples
         self._lookup: DividedLookup | None = None
         self._rank = 0
@@ -48,8 +48,8 @@ class EmbeddingTables(nn.Module):
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's parts of the tables.
 
-        Raises `ValueError` for other axes than `dp`, and for ZeRO-2 and ZeRO-3 if tables are
-        divided.
+        Raises `ValueError` for a layout with axes other than `dp`, and for ZeRO-2 and ZeRO-3 if
+        tables are divided.
         """
         _check_axes(mesh)
         group = mesh.group("dp")
@@ -73,7 +73,7 @@ class EmbeddingTables(nn.Module):
                     str(number),
                     start=piece.start if piece else (0, 0),
                     sizes=piece.sizes if piece else (0, self.width),
-                    summed_over="own",  # the bags of all ranks have come here
+                    summed_over="own",  # this rank has the bags of all ranks
                     held_by="own",
                 )
 
@@ -86,7 +86,7 @@ class EmbeddingTables(nn.Module):
         return torch.stack(sums, dim=1)
 
     def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> float:
-        """Returns the bytes on `dp` of the passes over microbatches, given their places."""
+        """Returns the bytes that this rank sends on `dp` in the passes over microbatches."""
         placement = self.placement
         if placement is None:
             return 0.0

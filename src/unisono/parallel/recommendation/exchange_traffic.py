@@ -1,9 +1,10 @@
 """The bytes of the exchanges of divided embedding tables, from closed forms, without torch.
 
-n ranks, B samples on a rank, F pieces of tables on another rank, L ids in a bag, columns D, s bytes
-an element: to each other rank go 16 bytes of sizes, B F bytes of lengths and 8 bytes an id. Each
-rank returns B D s to every other rank for each piece that it holds, and the gradients come back.
-Tables divided by rows sum over the ranks instead: a reduce_scatter forward, an all_gather back.
+With n ranks, B samples on a rank, F pieces of tables on another rank, L ids in a bag, D columns and
+s bytes per element, a rank sends to each other rank 16 bytes of sizes, B F bytes of lengths and 8
+bytes per id. For each piece that a rank holds, it sends B D s bytes of sums to every other rank,
+and receives the gradients of the sums. For tables divided by rows, the ranks add sums instead: by a
+reduce_scatter forward and an all_gather backward.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable, Sequence
 from unisono.parallel.recommendation.table_placement import TablePiece, TablePlacement
 
 SIZES_BYTES = 16
-"""The number of samples and the number of ids for one other rank."""
+"""Bytes of the number of samples and the number of ids that a rank sends to another rank."""
 LENGTH_BYTES = 1
-"""The length of a bag."""
+"""Bytes of the length of a bag."""
 ID_BYTES = 8
 
 
@@ -29,7 +30,8 @@ def pass_bytes(
 ) -> float:
     """Returns the bytes that a rank sends in the forward and backward pass of one microbatch.
 
-    `samples`: of each rank. `ids`: the number of this rank's ids that belong to a piece.
+    `samples`: number of samples of each rank. `ids`: function that returns the number of this
+    rank's ids that belong to a piece.
 
     >>> from unisono.parallel.recommendation import PlacedTable, TableShape
     >>> one = PlacedTable(shape=TableShape(rows=9, ids=2), kind="table", ranks=(1,))
@@ -57,10 +59,11 @@ def _columns(pieces: Sequence[TablePiece], *, are_summed: bool) -> int:
 
 
 def step_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> tuple[float, ...]:
-    """Returns the bytes that each rank sends in a step of `samples` in all, for the tables.
+    """Returns the bytes that each rank sends for the tables in a step.
 
-    Expects full bags, and ids that are spread evenly over the rows. With the sum of the gradients
-    of replicated tables: 2 (n-1)/n of their bytes.
+    `samples`: number of samples of a step on all ranks together. Assumes full bags, and ids that
+    are spread evenly over the rows. The bytes include the sum of the gradients of replicated
+    tables: 2 (n-1)/n of the tables' bytes.
     """
     ranks = placement.ranks
     share = samples / ranks
@@ -83,9 +86,10 @@ def _gradient_bytes(placement: TablePlacement, item_bytes: int) -> float:
 
 
 def all_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> float:
-    """Returns the sum of `step_bytes` over the ranks, without the sizes that pairs of ranks tell.
+    """Returns the sum of `step_bytes` over the ranks, without the messages of sizes.
 
-    What a rank exchanges for a piece is sent once, by it or by another rank.
+    The sum of the ranks' loads counts each message once, since a load contains the messages that a
+    rank sends and receives for its own pieces only.
     """
     loads = rank_loads(placement, samples=samples, item_bytes=item_bytes)
     return sum(loads) + placement.ranks * _gradient_bytes(placement, item_bytes)
@@ -94,9 +98,9 @@ def all_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> 
 def piece_load(
     placement: TablePlacement, piece: TablePiece, *, samples: float, item_bytes: int
 ) -> float:
-    """Returns the bytes that the rank of a piece exchanges with the others in a step.
+    """Returns the bytes that a piece's rank sends and receives for the piece in a step.
 
-    Received: lengths, ids and gradients. Sent: sums.
+    The rank receives lengths, ids and gradients, and sends sums.
     """
     ranks = placement.ranks
     ids = placement.tables[piece.table].shape.ids / (ranks if piece.is_summed else 1)
@@ -105,7 +109,7 @@ def piece_load(
 
 
 def rank_loads(placement: TablePlacement, *, samples: float, item_bytes: int) -> tuple[float, ...]:
-    """Returns the sum of `piece_load` on each rank. Replicated tables load all ranks alike."""
+    """Returns the sum of `piece_load` on each rank, which excludes replicated tables."""
     return tuple(
         sum(
             piece_load(placement, piece, samples=samples, item_bytes=item_bytes)

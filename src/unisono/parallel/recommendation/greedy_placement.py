@@ -1,4 +1,4 @@
-"""The choice of a kind and of ranks for each embedding table: fewest bytes, then least load."""
+"""The choice of a kind (by fewest bytes) and ranks (by least load) for each embedding table."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ def place_tables(
 ) -> TablePlacement:
     """Chooses the ranks of each table.
 
-    `samples`: of a step, on all ranks together. `kind`: one of `KINDS` for all tables, or "auto":
-    the kind that sends fewest bytes. A table that is larger than an even share of all divided
-    tables is on several ranks. `capacity_bytes`: most bytes of tables on a rank; None: any.
+    `samples`: number of samples of a step on all ranks together. `kind`: one of `KINDS` for all
+    tables, or "auto" for the kind that sends the fewest bytes; then a table that is larger than an
+    even share of all divided tables is on several ranks. `capacity_bytes`: largest number of bytes
+    of tables on a rank; None: no limit.
 
-    The tables are placed one by one, the largest load first, each part on the rank with the least
-    load (Graham, "Bounds on multiprocessing timing anomalies", 1969). So without a capacity the
-    loads of two ranks differ by at most the load of one part.
+    The tables are placed one by one, in decreasing order of load. Each part is placed on the rank
+    with the least load (Graham, "Bounds on multiprocessing timing anomalies", 1969). So without a
+    capacity the loads of two ranks differ by at most the load of one part.
 
     Raises `ValueError` if the capacity is too small, and for an unknown kind.
 
@@ -75,7 +76,7 @@ class _Greedy:
 
     def place(self, tables: Sequence[TableShape], kinds: Sequence[TableKind]) -> TablePlacement:
         limit = self._largest_part(tables, kinds)
-        # The first table of the order has the largest load as a whole; equal loads keep theirs.
+        # Decreasing order of the load of the whole table; tables of equal load keep their order.
         order = sorted(range(len(tables)), key=lambda number: -self._load_whole(tables[number]))
         placed: dict[int, PlacedTable] = {}
         for number in order:
@@ -84,7 +85,7 @@ class _Greedy:
         return self._placement(*(placed[number] for number in range(len(tables))))
 
     def _placed(self, number: int, options: Sequence[PlacedTable]) -> PlacedTable:
-        """Returns the first option for which ranks have room, with these ranks."""
+        """Returns the first option that fits into the memory of ranks, with the chosen ranks."""
         for option in options:
             held = self._free(option)
             if held is not None:
@@ -97,7 +98,7 @@ class _Greedy:
         )
 
     def _free(self, option: PlacedTable) -> tuple[int, ...] | None:
-        """Returns the ranks for an option, the least loaded first; None without room."""
+        """Returns the ranks for an option, the least loaded first; None without enough memory."""
         needed, parts = self._part_bytes(option), len(option.ranks)
         free = [
             rank
@@ -122,7 +123,7 @@ class _Greedy:
     def _options(
         self, shape: TableShape, kinds: Sequence[TableKind], limit: int
     ) -> list[PlacedTable]:
-        """Returns the ways to place a table, the best first; their ranks are examples."""
+        """Returns the options for a table, the best first, with placeholders for the ranks."""
         parts = {"table": 1, "row": self._ranks, "replicated": self._ranks}
         parts["column"] = self._column_parts(shape, limit, is_only=list(kinds) == ["column"])
         found = [
@@ -138,7 +139,7 @@ class _Greedy:
         return sorted(found, key=order)
 
     def _column_parts(self, shape: TableShape, limit: int, *, is_only: bool) -> int:
-        """Returns the least number of parts, at least 2, that respect the limit; 0 if none do."""
+        """Returns the least number of column parts, 2 or more, within the limit; 0 if none fits."""
         most = min(self._ranks, self._width)
         if is_only:
             return column_parts(self._width, most)
@@ -149,8 +150,8 @@ class _Greedy:
     def _largest_part(self, tables: Sequence[TableShape], kinds: Sequence[TableKind]) -> int:
         """Returns the bytes of an even share of the tables that are not replicated.
 
-        A table that is larger than the share may be replicated for that reason. Then the others
-        have a smaller share.
+        If a table larger than the share becomes replicated, the share of the other tables is
+        smaller. The result is at most the capacity.
         """
         share = self._even_share(
             shape

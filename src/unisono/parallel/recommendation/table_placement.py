@@ -19,18 +19,18 @@ class TablePiece:
     """The part of a table that one rank holds."""
 
     table: int
-    """The number of the table."""
+    """Number of the table."""
     start: tuple[int, int]
-    """The first row and the first column."""
+    """First row and first column of the part."""
     sizes: tuple[int, int]
-    """Rows and columns."""
+    """Number of rows and of columns."""
     is_summed: bool
-    """True: other ranks hold other rows, so the sum over the ranks is the result of a bag."""
+    """True if other ranks hold other rows, so that a bag's result is a sum over the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedTable:
-    """A table, the way it is divided, and the ranks that hold its parts, in order."""
+    """A table, the kind of its placement, and the ranks that hold its parts, in order."""
 
     shape: TableShape
     kind: TableKind
@@ -41,7 +41,7 @@ class PlacedTable:
 class TablePlacement:
     """The ranks of all tables. Raises `ValueError` for ranks that a kind cannot use.
 
-    Rows and columns are divided as torch does: parts of ceil(length / parts), the last ones fewer.
+    As in torch, parts have ceil(length / parts) rows or columns, and the last parts fewer.
 
     >>> halves = PlacedTable(shape=TableShape(rows=9), kind="column", ranks=(2, 0))
     >>> placement = TablePlacement(tables=(halves,), width=5, ranks=3)
@@ -53,7 +53,7 @@ class TablePlacement:
 
     tables: tuple[PlacedTable, ...]
     width: int
-    """Columns of every table."""
+    """Number of columns of every table."""
     ranks: int
 
     def __post_init__(self) -> None:
@@ -87,23 +87,23 @@ class TablePlacement:
 
     @property
     def is_divided(self) -> bool:
-        """True if any table is not on every rank."""
+        """True if at least one table is not replicated."""
         return any(table.kind != "replicated" for table in self.tables)
 
     @property
     def replicated_rows(self) -> int:
-        """Rows of the tables that every rank holds."""
+        """Number of rows of all replicated tables."""
         return sum(table.shape.rows for table in self.tables if table.kind == "replicated")
 
     def memory_bytes(self, *, item_bytes: int) -> tuple[int, ...]:
-        """Returns the bytes of the weights of tables on each rank."""
+        """Returns the bytes of the tables' weights on each rank."""
         whole = self.replicated_rows * self.width
         parts = [sum(p.sizes[0] * p.sizes[1] for p in self.pieces(r)) for r in range(self.ranks)]
         return tuple((whole + part) * item_bytes for part in parts)
 
 
 def column_parts(width: int, parts: int) -> int:
-    """Returns the most parts of at most `parts` into which columns divide without an empty one.
+    """Returns the largest number, up to `parts`, of nonempty parts of `width` columns.
 
     >>> column_parts(16, 5)
     4

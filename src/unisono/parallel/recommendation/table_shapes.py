@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-_MOST_IDS = 255  # the length of a bag travels as one byte
+_MOST_IDS = 255  # a bag's length is sent as one byte
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableShape:
-    """The embedding table of one feature. Raises `ValueError` for sizes that cannot be."""
+    """The embedding table of one feature. Raises `ValueError` for impossible sizes."""
 
     rows: int
-    """Number of ids."""
+    """Number of different ids."""
     ids: int = 1
-    """Most ids of a sample: its bag may hold fewer, also none."""
+    """Largest number of ids of a sample; a bag may hold fewer or no ids."""
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -26,7 +26,7 @@ class TableShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DLRMShape:
-    """The sizes of a `DLRM`. Raises `ValueError` for sizes that cannot be.
+    """The sizes of a `DLRM`. Raises `ValueError` for impossible sizes.
 
     >>> tables = (TableShape(rows=1000, ids=3), TableShape(rows=10))
     >>> shape = DLRMShape(counters=2, width=4, tables=tables, bottom=(8,), top=(8,))
@@ -35,9 +35,9 @@ class DLRMShape:
     """
 
     counters: int
-    """Dense features: integer counts."""
+    """Number of dense features, which are integer counts."""
     width: int
-    """Elements of an embedding vector, the same for all tables."""
+    """Number of elements of an embedding vector, equal for all tables."""
     tables: tuple[TableShape, ...]
     """The table of each categorical feature."""
     bottom: tuple[int, ...]
@@ -54,7 +54,7 @@ class DLRMShape:
 
     @property
     def columns(self) -> int:
-        """Columns of the input: the counters, then places for the ids of each table."""
+        """Number of columns of the input: counters, then places for the ids of each table."""
         return self.counters + sum(table.ids for table in self.tables)
 
     @property
@@ -65,17 +65,17 @@ class DLRMShape:
 
     @property
     def bottom_widths(self) -> tuple[int, ...]:
-        """Widths along the bottom layers, with input and output."""
+        """Widths of the bottom layers, from the input to the output."""
         return (self.counters, *self.bottom, self.width)
 
     @property
     def top_widths(self) -> tuple[int, ...]:
-        """Widths along the top layers, with input and output."""
+        """Widths of the top layers, from the input to the output."""
         return (self.width + self.interactions, *self.top, 1)
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Number of parameters of the model."""
         rows = sum(table.rows for table in self.tables)
         return rows * self.width + _dense(self.bottom_widths) + _dense(self.top_widths)
 

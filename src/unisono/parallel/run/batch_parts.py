@@ -19,14 +19,14 @@ class BatchPart:
     inputs: tuple[torch.Tensor, ...]
     targets: tuple[torch.Tensor, ...]
     samples: tuple[int, ...]
-    """Samples of each microbatch, on all ranks of `dp` together."""
+    """Number of samples of each microbatch, over all ranks of `dp`."""
     first_samples: tuple[int, ...]
-    """Number, in the whole batch, of the first sample of each microbatch on this rank."""
+    """Index in the whole batch of the first sample of this rank's part of each microbatch."""
     valid: int
-    """Valid targets of the whole batch: the divisor of the loss."""
+    """Number of valid targets of the whole batch, the divisor of the loss."""
 
     def microbatches(self) -> tuple[MicrobatchPart, ...]:
-        """Returns the inputs of each microbatch on this rank, with the size of the whole."""
+        """Returns this rank's inputs of each microbatch, with the whole microbatch's samples."""
         pairs = zip(self.inputs, self.samples, strict=True)
         return tuple(MicrobatchPart(inputs=inputs, samples=count) for inputs, count in pairs)
 
@@ -36,8 +36,9 @@ def divide_batch(
 ) -> BatchPart:
     """Returns this rank's part of a batch that all ranks hold.
 
-    The batch is cut into microbatches, each of them over `dp`, and each sequence over `cp`. So a
-    microbatch holds the same samples in every layout. Parts may be uneven, but not in a pipeline.
+    The batch is cut into microbatches. The ranks of `dp` divide each microbatch, and the ranks of
+    `cp` divide each sequence. So a microbatch holds the same samples in every layout. Parts may be
+    uneven, but not in a pipeline.
 
     Raises `ValueError` for sizes that cannot be divided.
     """
@@ -89,7 +90,7 @@ def _nearest_multiple(count: int, factor: int) -> int:
 def count_valid(targets: torch.Tensor) -> int:
     """Returns the number of targets that count in a mean loss.
 
-    Class numbers: those that are not `IGNORED`. Others: all elements.
+    All class numbers count except `IGNORED`. All elements of floating-point targets count.
     """
     if targets.is_floating_point():
         return targets.numel()

@@ -24,7 +24,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
-    """Divides the parameters of each child of a stage, and of the stage, over the mesh's shards.
+    """Divides the parameters of a stage's children, and of the stage, over the mesh's shards.
 
     Gradients are summed while backward runs. ZeRO-2 keeps the whole weights between forward and
     backward, ZeRO-3 gathers them again.
@@ -46,7 +46,7 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
 
 
 class FullyShardedSet:
-    """Parameters that `fully_shard` has divided; each rank steps its shards."""
+    """Parameters that `fully_shard` has divided; each rank updates its shards."""
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
         """The parameters must have equal groups."""
@@ -83,16 +83,16 @@ class FullyShardedSet:
             gradient.mul_(factor)
 
     def gather(self) -> None:
-        """`fully_shard` gathers the weights when they are used."""
+        """Does nothing, since `fully_shard` gathers the weights before each use."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        """Each microbatch gathers the weights once or twice, and sums the gradients.
+        """Returns the bytes by group: each microbatch gathers weights and sums gradients.
 
-        Rows are padded to equal parts.
+        ZeRO-3 gathers the weights twice. Rows are padded to equal parts.
         """
         ranks = len(self._mesh.ranks("shard"))
         replicas = len(self._mesh.ranks("dp_replicate"))
-        passes = self._mesh.layout.zero  # ZeRO-2: one gather and one sum; ZeRO-3: two and one
+        passes = self._mesh.layout.zero  # ZeRO-2: a gather and a sum; ZeRO-3: two gathers and a sum
         part = sum(_part_bytes(each, ranks) for each in self.trained)
         return {
             "shard": microbatches * passes * (ranks - 1) * part,

@@ -1,4 +1,4 @@
-"""The number in the job of a rank that died."""
+"""The number of a lost rank in torch's default group."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WAIT_S = 1.0
 def lost_rank_error(error: BaseException) -> PeerLostError | None:
     """Returns an error that names a lost rank by its number in torch's default group.
 
-    Returns None if `error` has another cause. The error of an axis has the rank's number on that
-    axis, and torch's pipelines put it inside an error of their own.
+    Returns None if `error` has another cause. An error of an axis's group has the rank's number in
+    that group, and torch's pipelines wrap this error in their own error.
     """
     found: BaseException | None = error
     while found is not None and not isinstance(found, PeerLostError):
@@ -25,8 +25,11 @@ def lost_rank_error(error: BaseException) -> PeerLostError | None:
 
 
 def _of_default_group() -> PeerLostError | None:
-    """Returns the failure of the default group. It has failed too, or fails as soon as it is used,
-    since the lost rank is one of its own; but not if the rank only left the group of an axis."""
+    """Returns the default group's error about a lost rank; None if the default group still works.
+
+    The default group fails at its next use if it contains the lost rank. It still works if the rank
+    only left the group of an axis.
+    """
     group = dist.group.WORLD
     comm = communicator_of(group) if group is not None else None
     if comm is None:

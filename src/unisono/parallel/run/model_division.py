@@ -40,17 +40,17 @@ def parallelize(
 
     Call on all ranks with the same whole model; rank 0's weights are used. `loss` returns the mean
     over the valid targets, as torch's losses do; class numbers of -100 are not valid.
-    `optimizer` makes an optimizer of this rank's parameters. `clip`: the largest norm of all
-    gradients together.
+    `optimizer` makes an optimizer of this rank's parameters. `clip`: largest norm of all gradients
+    together, to which a larger norm is clipped. The axes of a layout can divide:
 
     - `dp`, and ZeRO by `layout.zero`: any model.
     - `pp`: an `nn.Sequential`, which is cut between its modules.
     - `tp`: modules with a method `divide(mesh)`, such as those of `TransformerModel`, and pairs of
-      `nn.Linear` in sequences. Other modules are computed on every rank of `tp`.
+      `nn.Linear` in an `nn.Sequential`. Every rank of `tp` computes the other modules.
     - `cp`, `ep`: modules with a method `divide(mesh)`.
 
-    The model is changed: it keeps this rank's part. Raises `ValueError` in one line for a layout
-    that cannot divide the model.
+    The model is changed: it keeps this rank's part. Raises `ValueError`, with a reason in one line,
+    for a layout that cannot divide the model.
 
         layout = Layout(dp=2, tp=2, pp=2)
         run = parallelize(model, layout, loss=loss_fn, optimizer=adam, microbatches=4, clip=1.0)
@@ -108,7 +108,7 @@ def _check(model: nn.Module, layout: Layout, loss: Loss) -> None:
 
 
 def _check_grid(model: nn.Module, layout: Layout, loss: Loss) -> None:
-    """Raises `ValueError` for what only 1D tensor parallelism divides."""
+    """Raises `ValueError` for models and schedules that need 1D tensor parallelism."""
     if layout.pp > 1 and layout.tensor != "3d" and layout.schedule in SPLIT_SCHEDULES:
         raise ValueError(
             f"the schedule {layout.schedule} runs the backward pass of a matrix twice, which "

@@ -1,4 +1,4 @@
-"""The stages of a pipeline: how a sequence of modules is cut, and which rank holds which part."""
+"""The stages of a pipeline: the modules of each stage, and the stages of each rank."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ V_SCHEDULES = ("zbv", "dualpipev")
 
 
 def cut_stages(costs: Sequence[float], stages: int) -> list[int]:
-    """Returns the first module of each stage: contiguous parts whose largest cost is least.
+    """Returns the first module of each stage, such that the largest cost of a stage is minimal.
 
     >>> cut_stages([0, 4, 4, 4, 4, 2], 2)
     [0, 3]
     """
     count, sums = len(costs), [0.0, *itertools.accumulate(costs)]
-    # least[end]: the least possible cost of the most expensive stage, if the first `end` modules
-    # form the stages so far.
+    # least[end]: the least cost of the most expensive stage, if the stages so far consist of the
+    # first `end` modules.
     least = [0.0] + [math.inf] * count
     choices: list[list[int]] = []
     for _ in range(stages):
@@ -65,8 +65,8 @@ def stage_count(layout: Layout) -> int:
 def stage_names(model: nn.Module, layout: Layout) -> list[list[str]]:
     """Returns the names of the modules of each stage.
 
-    A module costs the elements of its matrices: they are its work for a token. An embedding costs
-    nothing. Raises `ValueError` if the model cannot be cut.
+    The cost of a module is the number of elements of its matrices, a measure of its work per token.
+    The cost of an embedding is 0. Raises `ValueError` if the model cannot be cut.
     """
     stages = stage_count(layout)
     if not isinstance(model, nn.Sequential):

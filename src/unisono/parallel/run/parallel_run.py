@@ -1,4 +1,4 @@
-"""A training run of a model that a layout divides: steps, gradients' norm, and counts."""
+"""A training run of a model that a layout divides: its steps, checkpoints and reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NORM_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 class ParallelRun:
-    """Trains a divided model. `parallelize` makes it."""
+    """The training run of a divided model, which `parallelize` returns."""
 
     def __init__(
         self,
@@ -52,11 +52,10 @@ class ParallelRun:
         self.stages = stages
         """Number and modules of each stage of this rank."""
         self.optimizer = optimizer
-        """The optimizer of this rank's parameters; for example for schedules of the learning rate.
-        """
+        """The optimizer of this rank's parameters, for example for a learning rate scheduler."""
         self.microbatches, self.clip = microbatches, clip
         self.gradient_norm = 0.0
-        """The norm of all gradients of the last step, before clipping."""
+        """Norm of all gradients of the last step, before clipping."""
         self.steps = 0
         """Number of steps so far."""
         self.step_s: list[float] = []
@@ -83,12 +82,12 @@ class ParallelRun:
         self.clock = self._pipeline.clock if self._pipeline else StageClock()
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Trains on a batch; returns its loss before the step, the same on all ranks. Collective.
+        """Trains on a batch; returns the batch's loss before the step, on all ranks. Collective.
 
-        All ranks pass the whole batch, and each trains on its part. The loss is what
-        `loss(model(inputs), targets)` would be in one process, with the balance losses of experts.
-        Raises `ValueError` for sizes that the layout cannot divide, and `PeerLostError` with the
-        number of a rank that died.
+        All ranks pass the whole batch, and each rank trains on its part. The loss equals
+        `loss(model(inputs), targets)` in one process, plus the balance losses of experts. Raises
+        `ValueError` for sizes that the layout cannot divide, and `PeerLostError` with the number of
+        a rank that died.
         """
         try:
             return self._step(inputs, targets)
@@ -123,16 +122,16 @@ class ParallelRun:
     def save(self, folder: Path) -> None:
         """Writes a checkpoint that a run of any layout can load. Collective.
 
-        It holds weights, optimizer states and the number of steps. An earlier checkpoint of the
-        folder stays readable until the new one is complete.
+        The checkpoint holds weights, optimizer states and the number of steps. An earlier
+        checkpoint in the folder stays readable until the new checkpoint is complete.
         """
         blocks = state_blocks(self.sets, self.optimizer, self.mesh)
         save_blocks(Path(folder), blocks, extra={"steps": self.steps})
 
     def load(self, folder: Path) -> None:
-        """Reads the newest checkpoint of a folder, of any layout of this model. Collective.
+        """Loads the newest checkpoint of a folder, from any layout of this model. Collective.
 
-        Raises `ValueError` if the checkpoint is of another model or optimizer.
+        Raises `ValueError` if the checkpoint is from another model or optimizer.
         """
         blocks = state_blocks(self.sets, self.optimizer, self.mesh)
         self.steps = int(load_blocks(Path(folder), blocks)["steps"])
@@ -183,7 +182,7 @@ class ParallelRun:
             raise ValueError(f"{what}: expected a step before, but none was taken; call step first")
 
     def _note_size(self, part: BatchPart) -> None:
-        """Notes the counters and the size of the step that begins, for the report."""
+        """Records the byte counters and the size of the current step, for the report."""
         self._sent_before = self.mesh.bytes_sent()
         held = self.sets[0].held[0].values
         self._size = StepSize(
@@ -195,7 +194,7 @@ class ParallelRun:
         )
 
     def _passes(self, part: BatchPart) -> list[torch.Tensor]:
-        """Runs all microbatches forward and backward; returns the losses that this rank knows."""
+        """Runs all microbatches forward and backward; returns the losses of this rank."""
         if self._pipeline is not None:
             return self._pipeline.run(part.inputs, part.targets)
         self.clock.restart()
@@ -216,11 +215,11 @@ class ParallelRun:
                 module.place = self._place
 
     def _enter_microbatch(self, number: int) -> None:
-        """Notes the samples of a forward pass, from which dropout masks follow."""
+        """Sets the first sample of a forward pass, which determines the dropout masks."""
         self._place.first_sample = self._first_samples[number]
 
     def _weighted_loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the share of a microbatch's part in the mean over the whole batch."""
+        """Returns the share of a rank's part of a microbatch in the mean over the whole batch."""
         valid = count_valid(targets)
         if valid == 0:
             return output.sum() * 0
@@ -230,7 +229,7 @@ class ParallelRun:
         """Sums loss and norm over all ranks, clips the gradients, and returns the loss."""
         squares = sum((each.squares() for each in self.sets), torch.zeros((), dtype=torch.float64))
         shared = torch.stack([self._own_loss(losses), squares])
-        dist.all_reduce(shared)  # on the default group: it belongs to no axis
+        dist.all_reduce(shared)  # on the default group, since the sum belongs to no axis
         self.gradient_norm = float(shared[1].sqrt())
         if self.clip is not None and self.gradient_norm > self.clip:
             factor = torch.tensor(self.clip / (self.gradient_norm + _NORM_EPSILON))
@@ -240,7 +239,7 @@ class ParallelRun:
 
     def _own_loss(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns this rank's part of the loss. Ranks that divide the logits of the same samples
-        know the same, so only one counts."""
+        compute equal losses, so only the first of these ranks counts its losses."""
         total = torch.zeros((), dtype=torch.float64)
         if self.mesh.coordinates[self.mesh.logit_axis] == 0:
             total += sum(loss.detach().double() for loss in losses)

@@ -26,41 +26,41 @@ class HeldParameter:
     values: nn.Parameter
     block: ParameterBlock
     tie: Group = None
-    """The ranks of other stages that hold the same parameter, and this one."""
+    """Group of this rank and the ranks of other stages that hold the same parameter."""
 
 
 class ParameterSet(Protocol):
-    """Parameters that are reduced, stepped and counted together."""
+    """Parameters whose gradients are reduced together, and that are updated together."""
 
     @property
     def held(self) -> Sequence[HeldParameter]:
-        """The parameters of the model."""
+        """Parameters of the model in this set."""
 
     @property
     def trained(self) -> Sequence[nn.Parameter]:
-        """The parameters that the optimizer steps."""
+        """Parameters that the optimizer updates."""
 
     def zero_gradients(self) -> None:
         """Sets the gradients to zero."""
 
     def reduce(self) -> None:
-        """Sums the gradients over the ranks that see other tokens. Collective."""
+        """Sums the gradients over the ranks that see different tokens. Collective."""
 
     def squares(self) -> torch.Tensor:
-        """Returns this rank's share of the sum of squares: over the ranks, each element once."""
+        """Returns this rank's share of the gradients' sum of squares over all ranks."""
 
     def scale(self, factor: torch.Tensor) -> None:
-        """Multiplies the gradients."""
+        """Multiplies the gradients by a factor."""
 
     def gather(self) -> None:
-        """Makes the parameters whole after the optimizer's step. Collective."""
+        """Gathers the whole parameters after the optimizer's step. Collective."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        """Returns the bytes that sums and gathers send in a step, by group; without ties."""
+        """Returns the bytes that sums and gathers send in a step, by group, except for ties."""
 
 
 class WholeSet:
-    """Every rank sums and steps all of its parameters: plain data parallelism.
+    """Parameters that every rank sums and updates completely: plain data parallelism.
 
     The gradients are views of one flat array, so one all_reduce sums them.
     """
@@ -92,14 +92,14 @@ class WholeSet:
         self._flat.gradient.mul_(factor)
 
     def gather(self) -> None:
-        """Every rank has stepped all parameters."""
+        """Does nothing, since every rank has updated all parameters."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
         return sum_traffic([(self._summed_over, self._group)], [self._flat.gradient])
 
 
 class ShardedSet:
-    """Every rank sums and steps an equal part: ZeRO-1."""
+    """Parameters of which every rank sums and updates an equal part: ZeRO-1."""
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
         """The parameters must have equal groups and one element type."""
@@ -133,15 +133,15 @@ class ShardedSet:
                 dist.all_reduce(gradient, group=group)
 
     def squares(self) -> torch.Tensor:
-        assert self.part.grad is not None  # `reduce` has made it
+        assert self.part.grad is not None  # `reduce` has set the gradient
         return sum_of_squares(self.part.grad) / self._replicas
 
     def scale(self, factor: torch.Tensor) -> None:
-        assert self.part.grad is not None  # `reduce` has made it
+        assert self.part.grad is not None  # `reduce` has set the gradient
         self.part.grad.mul_(factor)
 
     def gather(self) -> None:
-        self.part.grad = None  # so that the sum takes memory during a step only
+        self.part.grad = None  # frees the memory of the sum between steps
         if self._group is not None:
             dist.all_gather_single(self.flat.weights, self.part.detach(), group=self._group)
 
@@ -151,7 +151,7 @@ class ShardedSet:
 
 
 def sum_of_squares(x: torch.Tensor) -> torch.Tensor:
-    """Returns the sum in float64, without a copy of the array in float64."""
+    """Returns the sum of squares in float64, without a float64 copy of the array."""
     norm: torch.Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
     return norm.square()
 
@@ -159,10 +159,11 @@ def sum_of_squares(x: torch.Tensor) -> torch.Tensor:
 def sum_traffic(
     groups: Sequence[tuple[str, Group]], summed: Sequence[torch.Tensor]
 ) -> dict[str, float]:
-    """Returns the bytes that sums of tensors send, each as one all_reduce or in its halves.
+    """Returns the bytes that this rank sends to sum tensors over groups, by group.
 
-    A rank sends all elements but its share to be summed, then its share to every other rank. Shares
-    are equal, the first ranks' one element longer if they must be.
+    A sum is an all_reduce, or a reduce_scatter and an all_gather. A rank sends all elements except
+    its share, then its share to every other rank. Shares differ by at most one element; the first
+    ranks have the longer shares.
     """
     found: dict[str, float] = {}
     for name, group in groups:
@@ -178,12 +179,12 @@ def sum_traffic(
 
 
 def shard_name(block: ParameterBlock) -> str:
-    """Returns the group over which ZeRO divides a parameter."""
+    """Returns the name of the group over which ZeRO divides a parameter."""
     return {"expert_tokens": "expert_shard", "own": "own"}.get(block.summed_over, "shard")
 
 
 def replicas(held: HeldParameter, mesh: TrainingMesh) -> int:
-    """Returns the number of ranks that hold a parameter's block, with those of its tie."""
+    """Returns the number of ranks that hold a parameter's block, in all stages of its tie."""
     copies = 1 if held.tie is None else dist.get_world_size(held.tie)
     return copies * len(mesh.ranks(held.block.held_by))
 

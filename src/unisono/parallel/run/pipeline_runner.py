@@ -26,14 +26,14 @@ from unisono.planner import Layout, StageTask, TaskGroup
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SPLIT_SCHEDULES = ("zb1p", "zbv", "dualpipev")
-"""Schedules that split a backward pass into those of inputs and of weights."""
+"""Schedules that split a backward pass into a pass for inputs and a pass for weights."""
 
 
 class PipelineRunner:
     """Runs forward and backward passes of a batch through the stages of this rank's pipeline.
 
-    Torch exchanges the shapes of activations when a batch has a new shape: the first step then
-    sends more bytes, and runs each stage once more.
+    When a batch has a new shape, torch exchanges the shapes of activations: the first step of this
+    shape sends more bytes, and runs each stage once more.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class PipelineRunner:
     ) -> None:
         """`stages`: number and modules of each stage of this rank.
 
-        `before_pass` gets the number of each microbatch before its forward pass. `after_trial` gets
-        each stage after torch's additional pass through it. Raises `ValueError` if the schedule
-        needs another number of microbatches.
+        `before_pass` receives the number of each microbatch before its forward pass. `after_trial`
+        receives each stage after torch's additional pass through the stage. Raises `ValueError` if
+        the schedule needs another number of microbatches.
         """
         check_microbatches(mesh.layout, microbatches)
         self._stages, self._mesh, self._loss = stages, mesh, loss
@@ -62,10 +62,9 @@ class PipelineRunner:
     def run(
         self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Adds the gradients of a batch; returns the losses of this rank's last stage, if it has
-        it.
+        """Accumulates the gradients of a batch; returns its losses on the rank of the last stage.
 
-        All microbatches must have one shape.
+        Other ranks return no losses. All microbatches must have one shape.
         """
         key = (tuple(inputs[0].shape), inputs[0].dtype)
         schedule = self._schedules.get(key)
@@ -120,7 +119,7 @@ class PipelineRunner:
 
 
 class _TimedStage(PipelineStage):
-    """A stage that counts the time of its passes, and tells of the pass that finds shapes."""
+    """A stage that records the times of its passes, and reports torch's pass that finds shapes."""
 
     def __init__(
         self,
@@ -176,12 +175,12 @@ def check_microbatches(layout: Layout, microbatches: int) -> None:
 
 
 def _is_single(layout: Layout) -> bool:
-    """Returns True for torch's schedules of one stage on each rank."""
+    """Returns True if torch's schedule has one stage on each rank."""
     return layout.schedule in ("gpipe", "1f1b") and layout.chunks == 1
 
 
 def _kind(layout: Layout) -> Any:
-    """Returns torch's class of a layout's schedule."""
+    """Returns torch's class for a layout's schedule."""
     if layout.schedule == "gpipe":
         return ScheduleGPipe if layout.chunks == 1 else ScheduleLoopedBFS
     if layout.schedule == "1f1b" and layout.chunks == 1:

@@ -1,9 +1,9 @@
 """The elements that a rank sends on the grid of `tp` in 2D, 2.5D and 3D, from closed forms.
 
-A product of M x K and K x N elements moves, forward: on planes of q x q ranks
-(q-1)/q^2 (M K + K N), with M divided by the planes; in a cube of l x l x l ranks
-(l-1)/l^3 (M K + K N + M N). Backward: on planes twice that, in a cube once. The sizes here are
-those of this rank's blocks, which may be uneven.
+In the forward pass of a product of M x K and K x N elements, a rank sends on planes of q x q ranks
+(q-1)/q^2 (M K + K N) elements, with M divided by the number of planes, and in a cube of l x l x l
+ranks (l-1)/l^3 (M K + K N + M N) elements. In the backward pass it sends twice as many on planes,
+and as many in a cube. The functions use the sizes of this rank's blocks, which may be uneven.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NORM_SUMS = 4  # forward and backward, of the mean and of the squares
 def grid_elements(
     stage: nn.Module, layout: Layout, place: Mapping[str, int], *, tokens: int
 ) -> float:
-    """Returns the elements that a rank sends in the passes of a microbatch of `tokens`.
+    """Returns the elements that a rank sends in the passes of a microbatch of `tokens` tokens.
 
     `place`: the rank's coordinates on the axes of the mesh.
     """
@@ -51,7 +51,7 @@ def grid_elements(
 
 
 def _products(module: nn.Module) -> Iterator[tuple[list[nn.Linear], bool]]:
-    """Yields the matrices that multiply one input, and True if they are last matrices."""
+    """Yields the matrices that multiply the same input, and True if they are last matrices."""
     if isinstance(module, SelfAttention):
         yield [module.query, module.key, module.value], False
         yield [module.output], True
@@ -63,7 +63,7 @@ def _products(module: nn.Module) -> Iterator[tuple[list[nn.Linear], bool]]:
 
 
 class _Grid(ABC):
-    """The blocks of one rank."""
+    """The traffic of one rank on the grid of `tp`, from the sizes of its blocks."""
 
     def __init__(self, layout: Layout, place: Mapping[str, int], *, tokens: int) -> None:
         self._place, self._side = place, layout.tensor_grid.row
@@ -74,20 +74,20 @@ class _Grid(ABC):
         return part_of(width, self._place[axis], self._side)[1]
 
     def sums(self, count: int) -> float:
-        """Sums of one element a token over the ranks that hold parts of a vector."""
+        """Returns the elements sent for `count` sums of one element per token over a vector."""
         return count * 2 * self._others / self._side * self._tokens
 
     @abstractmethod
     def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
-        """The exchanges of one input with several matrices."""
+        """Returns the elements sent for the products of one input with several matrices."""
 
     @abstractmethod
     def look_up(self, module: TokenEmbedding) -> float:
-        """The exchanges of an embedding."""
+        """Returns the elements sent for an embedding."""
 
 
 class _Planes(_Grid):
-    """2D and 2.5D."""
+    """The traffic in 2D and 2.5D."""
 
     def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
         width = linears[0].in_features
@@ -102,11 +102,11 @@ class _Planes(_Grid):
         scattered = 2 * self._others * self._tokens * of_row
         if self._place["tp_row"] == self._place["tp_column"]:
             return scattered
-        return scattered + self._tokens * (of_row + of_column)  # the swap, forward and back
+        return scattered + self._tokens * (of_row + of_column)  # the swap, forward and backward
 
 
 class _Cube(_Grid):
-    """3D."""
+    """The traffic in 3D."""
 
     def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
         inner, outer = ("tp_row", "tp_column") if is_last else ("tp_column", "tp_row")
@@ -121,5 +121,5 @@ class _Cube(_Grid):
         return 2 * self._others * (self._tokens * inputs + self._longest(inputs) * rows)
 
     def _longest(self, inputs: int) -> int:
-        """Returns the inputs of a part along the depth: short parts travel padded."""
+        """Returns the inputs of a part along the depth, to which short parts are padded."""
         return -(-inputs // self._side)

@@ -1,7 +1,7 @@
 """The bytes that a rank sends in one step, from closed forms.
 
-n ranks and N bytes: a sum (all_reduce) sends 2 (n-1)/n N, a gather or a reduce_scatter of N bytes
-together (n-1)/n N. The forms of each strategy: docs/parallel.md.
+With n ranks and N bytes, a rank sends 2 (n-1)/n N bytes in a sum (all_reduce), and (n-1)/n N bytes
+in a gather or a reduce_scatter. docs/parallel.md lists the closed forms of each strategy.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class StepSize:
 
     microbatches: int
     tokens: int
-    """Tokens of a microbatch on this rank, before sequence parallelism divides them."""
+    """Number of tokens of a microbatch on this rank, before sequence parallelism divides them."""
     samples: int
-    """Samples of a microbatch on this rank."""
+    """Number of samples of a microbatch on this rank."""
     item_bytes: int
     """Bytes of an element of an activation."""
     parts: tuple[MicrobatchPart, ...] = ()
@@ -50,10 +50,10 @@ def predicted_bytes(
     mesh: TrainingMesh,
     size: StepSize,
 ) -> dict[str, float]:
-    """Returns the bytes of this rank by group, under the names of `TrainingMesh.bytes_sent`.
+    """Returns the bytes that this rank sends, under the group names of `TrainingMesh.bytes_sent`.
 
-    The exchanges of experts follow from the routing of the last step. A part of a microbatch that
-    has no valid target sends less than predicted: its loss is not computed.
+    The bytes of expert exchanges come from the routing of the last step. A microbatch without valid
+    targets on this rank sends less than predicted, since its loss is not computed.
     """
     found: defaultdict[str, float] = defaultdict(float)
     for each in sets:
@@ -81,11 +81,11 @@ def _rest(ranks: int) -> float:
 
 
 def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
-    """Elements on `tp` in the passes of a microbatch: each region is entered and left twice."""
+    """Returns the elements sent on `tp` in the forward and backward pass of a microbatch."""
     layout, elements, tokens = mesh.layout, 0.0, float(size.tokens)
     if layout.tensor != "1d":
         return grid_elements(stage, layout, mesh.coordinates, tokens=size.tokens)
-    if layout.sequence_parallel:  # parts of the sequence travel padded to the longest
+    if layout.sequence_parallel:  # parts of the sequence are padded to the longest
         tokens *= -(-mesh.sequence // layout.tp) * layout.tp / mesh.sequence
     for module in stage.modules():
         if isinstance(module, SelfAttention | FeedForward):
@@ -106,7 +106,7 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
 
 
 def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
-    """Elements on `cp` in the passes of a microbatch."""
+    """Returns the elements sent on `cp` in the forward and backward pass of a microbatch."""
     layout, elements = mesh.layout, 0.0
     ranks, parts, tokens = layout.cp, layout.tensor_grid.column, size.tokens
     if layout.tensor != "1d":  # the grid divides the samples too
@@ -131,7 +131,7 @@ def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
 
 
 def _experts(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
-    """Bytes on `ep` in the passes of a step: each row travels forward and its gradient back."""
+    """Returns the bytes sent on `ep` in the passes of a step: rows forward, gradients backward."""
     sent = 0.0
     for module in stage.modules():
         if isinstance(module, MixtureOfExperts):
@@ -142,7 +142,7 @@ def _experts(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
 
 
 def _pipeline(number: int, stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
-    """Elements on `pp` in the passes of a microbatch: activations forward, gradients back."""
+    """Returns the elements sent on `pp` in the forward and backward pass of a microbatch."""
     layout = mesh.layout
     own = stages_of_rank(layout, mesh.coordinates["pp"])
     neighbours = {number - 1, number + 1} - set(own) - {-1, stage_count(layout)}
@@ -155,7 +155,7 @@ def _pipeline(number: int, stage: nn.Module, mesh: TrainingMesh, size: StepSize)
 
 
 def _hidden(stage: nn.Module) -> int:
-    """Returns the width of the activations; 0 for models whose width is not known."""
+    """Returns the width of the activations; 0 if the modules of a stage do not determine it."""
     for module in stage.modules():
         if isinstance(module, SelfAttention):
             return module.query.in_features

@@ -22,31 +22,31 @@ ByRank = tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictedFigures:
-    """The figures that closed forms give."""
+    """The figures of a step from closed forms."""
 
     bytes_sent: Mapping[str, ByRank]
-    """Bytes of a step by axis and rank. Those of `ep` follow from the routing of the last step."""
+    """Bytes sent in a step, by axis and rank. For `ep`, they use the routing of the last step."""
     memory: Mapping[str, ByRank]
-    """Bytes by kind and rank."""
+    """Bytes of weights, gradients and optimizer states, by kind and rank."""
     bubble: float
-    """Share of the pipeline's time in which a rank waits, if all stages take equally long."""
+    """Fraction of the pipeline's time in which a rank waits, if all stages take equal time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """The figures of the last step, the same on all ranks."""
+    """The figures of the last step, equal on all ranks."""
 
     layout: Layout
     steps: int
     step_s: float
-    """Median over the steps after the first, of the slowest rank."""
+    """Seconds of a step on the slowest rank: the median over the steps after the first."""
     bytes_sent: Mapping[str, ByRank]
-    """Bytes of the last step by axis and rank. Ranks that share all axes of two names are counted
-    under the first."""
+    """Bytes sent in the last step, by axis and rank. A group of ranks with two names is counted
+    under the first name."""
     memory: Mapping[str, ByRank]
-    """Bytes of weights, gradients and optimizer states by rank."""
+    """Bytes of weights, gradients and optimizer states, by kind and rank."""
     bubble: float
-    """Share of the last step's passes in which the ranks did not compute, on average."""
+    """Fraction of the time of the last step's passes in which a rank waits, averaged over ranks."""
     predicted: PredictedFigures
 
 
@@ -55,7 +55,7 @@ def memory_by_kind(
 ) -> dict[str, int]:
     """Returns the bytes of this rank's weights, gradients and optimizer states.
 
-    Gradients: what a step leaves when it ends.
+    The gradients are those that remain at the end of a step.
     """
     values = [held.values for each in sets for held in each.held]
     states = [
@@ -94,7 +94,7 @@ def predicted_memory(
 
 
 def states_per_element(optimizer: torch.optim.Optimizer) -> int:
-    """Returns the numbers that an optimizer keeps for each element; Adam's for an unknown one.
+    """Returns the number of states per element of an optimizer; as for Adam if it is unknown.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> states_per_element(torch.optim.SGD([weight], lr=1)), states_per_element(
@@ -108,22 +108,22 @@ def states_per_element(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns the bytes of the elements: views of one storage count once, each its own part."""
+    """Returns the bytes of the elements on this rank; a view counts only its own elements."""
     local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
     return sum(each.numel() * each.element_size() for each in local)
 
 
 def measured_bubble(busy: Sequence[float], spans: Sequence[tuple[float, float]]) -> float:
-    """Returns the average share of the time in which ranks do not compute.
+    """Returns the average fraction of the time in which ranks do not compute.
 
-    `spans`: first begin and last end of each rank, by one clock.
+    `spans`: beginning of the first pass and end of the last pass of each rank, by the same clock.
     """
     makespan = max(end for _, end in spans) - min(begin for begin, _ in spans)
     return 1 - sum(busy) / len(busy) / makespan if makespan > 0 else 0.0
 
 
 def make_report(layout: Layout, figures: Sequence[Mapping[str, Any]]) -> RunReport:
-    """Returns the report of the figures that each rank has gathered, in rank order."""
+    """Returns the report from the figures of all ranks, in rank order."""
     pipelines: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for each in figures:
         pipelines.setdefault(each["pipeline"], []).append(each)

@@ -1,4 +1,4 @@
-"""The state of a training run as blocks of named tensors, for checkpoints of any layout."""
+"""The state of a training run as blocks of named tensors, for checkpoints in any layout."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from unisono.parallel.training_mesh import TrainingMesh
 def state_blocks(
     sets: Sequence[ParameterSet], optimizer: torch.optim.Optimizer, mesh: TrainingMesh
 ) -> list[TensorBlock]:
-    """Returns this rank's blocks of weights and optimizer states, as views of the live tensors.
+    """Returns this rank's blocks of weights and optimizer states, as views of the tensors in use.
 
-    A state of parameter `name` is called "optimizer.`name`.`state`". Its scalars, such as Adam's
-    step, have a tensor of their own for each parameter.
+    A state of parameter `name` is called "optimizer.`name`.`state`". A scalar state, such as Adam's
+    step, has one tensor for each parameter.
     """
     begin_states(optimizer)
     found: list[TensorBlock] = []
@@ -35,10 +35,10 @@ def state_blocks(
 
 @torch.no_grad()
 def begin_states(optimizer: torch.optim.Optimizer) -> None:
-    """Makes the states of an optimizer that has not stepped yet, as zeros.
+    """Creates the states, as zeros, of an optimizer that has not taken a step yet.
 
-    A step with gradients of zero and a learning rate of zero makes them; the weights keep their
-    values.
+    A step with gradients of zero and a learning rate of zero creates the states, and does not
+    change the weights.
     """
     if optimizer.state:
         return
@@ -70,7 +70,7 @@ def _states(
 def _whole_blocks(
     held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer, mesh: TrainingMesh
 ) -> Iterator[TensorBlock]:
-    """Returns the blocks of parameters that the optimizer steps one by one."""
+    """Yields the blocks of parameters that the optimizer updates separately, and their states."""
     for each in held:
         block = _own_rows(each, mesh)
         yield _block(each.name, block, _local(each.values.detach()))
@@ -79,7 +79,7 @@ def _whole_blocks(
 
 
 def _flat_states(each: ShardedSet, optimizer: torch.optim.Optimizer) -> Iterator[TensorBlock]:
-    """Returns the states of this rank's part of the flat array, parameter by parameter."""
+    """Yields the states of this rank's part of the flat array, parameter by parameter."""
     begin, end = each.first, each.first + each.part.numel()
     place = 0
     for held, size in zip(each.held, each.flat.sizes, strict=True):
@@ -112,7 +112,7 @@ def _block(name: str, block: ParameterBlock, values: torch.Tensor) -> TensorBloc
 
 
 def _own_rows(held: HeldParameter, mesh: TrainingMesh) -> ParameterBlock:
-    """Returns the block of the rows that `fully_shard` has left on this rank."""
+    """Returns the block of a parameter's rows that `fully_shard` keeps on this rank."""
     if not isinstance(held.values, DTensor):
         return held.block
     ranks = mesh.ranks("shard")

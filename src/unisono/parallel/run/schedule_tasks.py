@@ -14,8 +14,8 @@ _KINDS = ("F", "B", "I", "W")
 def tasks_of(schedule: Any) -> list[list[TaskGroup]]:
     """Returns the tasks of each rank, in order, of a schedule of `torch.distributed.pipelining`.
 
-    The schedule has several stages on a rank, or is one of zero bubbles: torch 2.13 gives the last
-    rank of its 1F1B wrong numbers.
+    The schedule must have several stages per rank or be a zero-bubble schedule: in its 1F1B, torch
+    2.13 gives the last rank wrong numbers.
     """
     order = schedule.pipeline_order
     groups = {rank: (_group(action) for action in order[rank] if action) for rank in order}
@@ -23,7 +23,7 @@ def tasks_of(schedule: Any) -> list[list[TaskGroup]]:
 
 
 def _group(action: Any) -> TaskGroup:
-    """Returns the passes of an action; none for a sum of gradients."""
+    """Returns the passes of an action; an empty tuple if it only sums gradients."""
     actions = action.sub_actions or (action,)
     kinds = [(each.computation_type.value, each) for each in actions]
     return tuple(
@@ -34,7 +34,7 @@ def _group(action: Any) -> TaskGroup:
 
 
 def single_stage_tasks(schedule: str, *, stages: int, microbatches: int) -> list[list[TaskGroup]]:
-    """Returns the tasks of each rank of "gpipe" or "1f1b", with one stage on a rank."""
+    """Returns the tasks of each rank in the schedule "gpipe" or "1f1b", with one stage per rank."""
     return [
         [(StageTask(task.kind, task.microbatch, rank),) for task in order]
         for rank, order in enumerate(
@@ -44,12 +44,12 @@ def single_stage_tasks(schedule: str, *, stages: int, microbatches: int) -> list
 
 
 def run_equal_passes(tasks: Sequence[Sequence[TaskGroup]]) -> TaskRun:
-    """Runs tasks whose forward passes, input and weight gradients take a second each."""
+    """Simulates tasks in which a forward pass, input gradient or weight gradient takes 1 s."""
     return run_tasks(tasks, lambda task: 2.0 if task.kind == "B" else 1.0)
 
 
 def run_like(tasks: Sequence[Sequence[TaskGroup]], measured: Sequence[TaskSpan]) -> TaskRun:
-    """Runs tasks that take the median time of the measured tasks of their kind."""
+    """Simulates tasks that take the median time of the measured tasks of the same kind."""
     times: dict[str, list[float]] = {}
     for task, begin_s, end_s in measured:
         times.setdefault(task.kind, []).append(end_s - begin_s)

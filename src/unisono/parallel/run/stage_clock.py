@@ -1,4 +1,4 @@
-"""The times in which the stages of a rank compute."""
+"""The times at which the stages of a rank compute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.planner import StageTask, TaskSpan
 
 
 class StageClock:
-    """The passes of a step and their times."""
+    """Recorder of the times of a step's forward and backward passes."""
 
     def __init__(self) -> None:
         self.spans: list[TaskSpan] = []
@@ -23,18 +23,18 @@ class StageClock:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The first begin and the last end; equal without work."""
+        """Beginning of the first pass and end of the last pass; equal without passes."""
         if not self.spans:
             return 0.0, 0.0
         return self.spans[0].begin_s, self.spans[-1].end_s
 
     def restart(self) -> None:
-        """Forgets the last step."""
+        """Drops the passes of the last step."""
         self.spans = []
 
     @contextmanager
     def working(self, task: StageTask) -> Iterator[None]:
-        """Counts the block as the computation of a task."""
+        """Records the time of the `with` block as the time of a task."""
         begin_s = time.monotonic()
         try:
             yield

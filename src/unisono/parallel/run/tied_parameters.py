@@ -12,11 +12,11 @@ from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.training_mesh import TrainingMesh
 
 Tie = tuple[str, ...]
-"""The names of one parameter, in the model's order. The first is its name."""
+"""All names of one parameter, in the model's order. The first name identifies the parameter."""
 
 
 def find_ties(model: nn.Module) -> list[Tie]:
-    """Returns the names of each parameter that has several."""
+    """Returns the names of each parameter that has several names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -24,7 +24,7 @@ def find_ties(model: nn.Module) -> list[Tie]:
 
 
 def tie_again(model: nn.Module, ties: Sequence[Tie]) -> None:
-    """Makes the names of each tie one parameter, after each module has kept its block."""
+    """Makes all names of each tie refer to one parameter again, after modules kept their blocks."""
     for first, *others in ties:
         kept = model.get_parameter(first)
         for name in others:
@@ -35,9 +35,9 @@ def tie_again(model: nn.Module, ties: Sequence[Tie]) -> None:
 def tie_groups(
     ties: Sequence[Tie], stages: Sequence[Sequence[str]], mesh: TrainingMesh
 ) -> dict[str, dist.ProcessGroup | None]:
-    """Returns this rank's group for each tie between stages of several ranks, by its first name.
+    """Returns this rank's group of each tie between stages of several ranks. Collective.
 
-    `stages`: the names of the modules of each stage. Collective.
+    The key is the first name of the tie. `stages`: the names of the modules of each stage.
     """
     holders = {
         module: place
