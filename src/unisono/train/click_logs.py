@@ -1,4 +1,4 @@
-"""Click logs that the project draws itself: counters, ids by a power law, and clicks to learn."""
+"""Synthetic click logs: counters, ids that follow a power law, and clicks to predict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CLICK_SHAPE = DLRMShape(
     bottom=(64, 32),
     top=(64, 32),
 )
-"""The model of the task: 13 counters as in Criteo's logs; ids of users, of histories, of places."""
+"""Shape of the task's model: 13 counters as in Criteo's logs, and ids of users, histories and
+places."""
 SAMPLES = 16_384
 
 _EXPONENT = 1.1
@@ -34,9 +35,10 @@ _HASH = 2_654_435_761
 def click_log(shape: DLRMShape, *, samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the inputs of a `DLRM`, (samples, columns), and clicks 0 or 1, (samples,).
 
-    Id number k of a table is drawn with a probability of about k^-1.1, and ids are scrambled, so
-    frequent ones lie anywhere in the table. A tenth of the bags is empty; others have 1 to `ids`
-    ids. A hidden weight of each id and counter makes the probability of a click.
+    Id number k of a table is drawn with a probability proportional to about k^-1.1. Ids are
+    scrambled, so frequent ids are spread over the table. A tenth of the bags is empty; the other
+    bags have 1 to `ids` ids. Hidden weights of ids and counters determine the probability of a
+    click.
 
     >>> shape = DLRMShape(counters=2, width=4, tables=(TableShape(rows=9),), bottom=(), top=())
     >>> inputs, clicks = click_log(shape, samples=100, seed=0)

@@ -1,20 +1,21 @@
-"""Communication time of a training step, measured in two ways, equally for every backend.
+"""Communication time of a training step, measured in two ways for every backend.
 
-Both measurements follow the training, on the trained models, and do not change them. The backends
-alternate, so that a drift of the machine's speed affects all of them equally.
+Both measurements follow the training. They use the trained models and do not change them. The
+backends alternate, so that a drift of the machine's speed affects all backends equally.
 
 *Exchange alone*: the ranks start one asynchronous sum for each of DDP's gradient buckets and wait
-for all of them. The buckets have exactly DDP's sizes. No computation runs, so nothing can hide the
+for all sums. The buckets have exactly DDP's sizes. No computation runs, so nothing can hide the
 exchange.
 
 *Added to a step*: the time of forward and backward passes with the exchange, minus the time of the
-same passes under `no_sync`, which do the same arithmetic but no exchange. The difference is the
-time that communication adds after overlap, including the processor time that it takes.
+same passes under `no_sync`, which compute the same without an exchange. The difference is the time
+that communication adds despite overlap, including the processor time of the communication.
 
 A measurement starts when the first rank leaves a barrier, which is the same barrier for every
-backend, and ends with the last rank. So both kinds of pass include the slowest rank, and the time
-that ranks wait for each other on too few cores, which no backend can save. An exchange is short
-compared with the differences between ranks at the barrier, so several exchanges follow one barrier.
+backend, and ends when the last rank is done. So passes with and without exchange both include the
+slowest rank, and the time that ranks wait for each other on too few cores, which no backend can
+avoid. An exchange is short compared with the differences between ranks at the barrier, so several
+exchanges follow one barrier.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PASSES_PER_GROUP = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Seconds over all ranks: the mean of each group of exchanges, and every pass."""
+    """Times of one backend: the mean of each group of exchanges, and of each pass, in seconds."""
 
     bucket_bytes: list[int]
     exchange_s: list[float]
@@ -72,10 +73,10 @@ def measure(
 def gradient_buckets(
     model: nn.Module, task: Task, batch: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Returns tensors of the sizes and types that DDP exchanges for this model, in DDP's order."""
+    """Returns tensors with the sizes and types of DDP's gradient buckets, in DDP's order."""
     seen: list[torch.Tensor] = []
     model_copy = DistributedDataParallel(copy.deepcopy(model))
-    # A lambda, since DDP compares a hook's annotations by identity and this module's are strings.
+    # A lambda, since DDP compares a hook's annotations by identity, and here they are strings.
     model_copy.register_comm_hook(
         seen, lambda seen, bucket: _record_bucket(seen, bucket.index(), bucket.buffer())
     )
@@ -88,7 +89,7 @@ def gradient_buckets(
 def _record_bucket(
     seen: list[torch.Tensor], index: int, bucket: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
-    """Records a bucket, as a communication hook that exchanges nothing."""
+    """Records a bucket. This communication hook of DDP does not exchange the bucket."""
     if index == 0:
         seen.clear()
     seen.append(torch.empty_like(bucket))
@@ -99,14 +100,14 @@ def _record_bucket(
 
 class _Action(Protocol):
     def __call__(self) -> None:
-        """Runs the timed part."""
+        """Runs the timed part of the action."""
 
     def finish(self) -> None:
-        """Runs the part that is not timed."""
+        """Runs the part of the action that is not timed."""
 
 
 class _GradientExchange:
-    """Several sums of all gradient buckets, as DDP makes them."""
+    """Several sums of all gradient buckets over the ranks, like those of DDP."""
 
     def __init__(self, buckets: Sequence[torch.Tensor], replica: Replica) -> None:
         self._buckets = buckets
@@ -153,19 +154,20 @@ class _Pass:
 
 
 def _time_alternately(actions: Sequence[_Action], repetitions: int) -> list[list[float]]:
-    """Returns each action's seconds in every repetition, from the first rank's start to the last
-    end.
+    """Returns the seconds of each action in each repetition.
+
+    The time runs from the start of the first rank to the end of the last rank.
     """
     starts_s, ends_s = (
         torch.zeros(len(actions), repetitions + 1, dtype=torch.float64) for _ in "12"
     )
-    # The first repetition warms up. Every other one runs backwards, so that no action always
-    # follows the same other action.
+    # The first repetition is a warm-up. Every second repetition runs in reverse order, so that no
+    # action always follows the same action.
     for repetition in range(repetitions + 1):
         order = range(len(actions))
         for index in order if repetition % 2 == 0 else reversed(order):
             dist.barrier()
-            # The ranks share a host, so they share this clock.
+            # All ranks are on one host, so they share this clock.
             starts_s[index, repetition] = time.monotonic()
             actions[index]()
             ends_s[index, repetition] = time.monotonic()

@@ -21,16 +21,16 @@ _SPLIT_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """1437 training images and 360 test images. Each class has the same share in both sets."""
+    """A data set of 1437 training images and 360 test images, with equal shares of the classes."""
 
     train_set: TensorDataset
     test_images: torch.Tensor
-    """Shape (360, 1, 8, 8), values between -1 and 1."""
+    """Images of shape (360, 1, 8, 8), with values between -1 and 1."""
     test_labels: torch.Tensor
 
     @staticmethod
     def load() -> Digits:
-        """Reads the data in scikit-learn. The split is the same for every seed."""
+        """Reads the data from scikit-learn. The split is the same for every seed."""
         raw = load_digits()
         images = torch.from_numpy(raw.images).float().unsqueeze(1) / (_PIXEL_MAX / 2) - 1
         labels = torch.from_numpy(raw.target).long()
@@ -43,8 +43,9 @@ class Digits:
         return Digits(TensorDataset(images[learn], labels[learn]), images[judge], labels[judge])
 
     def model(self) -> nn.Module:
-        """Returns a network of 284 thousand parameters. Its functions are smooth, so that it does
-        not amplify rounding errors.
+        """Returns a network of 284 thousand parameters.
+
+        Its functions are smooth, so that the network does not amplify rounding errors.
         """
         return nn.Sequential(
             nn.Conv2d(1, 32, kernel_size=3, padding=1),
@@ -64,12 +65,12 @@ class Digits:
         )
 
     def loss(self, model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the cross entropy; first shifts each image at random by up to one pixel."""
+        """Returns the cross entropy of images that are shifted at random by up to one pixel."""
         images, labels = batch
         return functional.cross_entropy(model(_shifted(images)), labels)
 
     def score(self, model: nn.Module, rank: int, ranks: int) -> tuple[float, float]:
-        """Returns (correct answers, answers) for this rank's share of the test images."""
+        """Returns (correct predictions, predictions) for this rank's share of the test images."""
         labels = self.test_labels[rank::ranks]
         right = model(self.test_images[rank::ranks]).argmax(dim=1) == labels
         return float(right.sum()), float(len(labels))
@@ -79,9 +80,7 @@ class Digits:
 
 
 def _shifted(images: torch.Tensor) -> torch.Tensor:
-    """Returns the images, each shifted by -1, 0 or 1 pixel down and across; shape (count, 1, 8,
-    8).
-    """
+    """Returns the images (count, 1, 8, 8), shifted at random by -1, 0 or 1 pixel on both axes."""
     count, side = len(images), images.shape[-1]
     padded = functional.pad(images, (1, 1, 1, 1), value=_BACKGROUND)
     down, across = torch.randint(0, 3, (2, count, 1)) + torch.arange(side)

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """All ranks have joined and have the model."""
+    """The event that all ranks have joined and have the model."""
 
     total_steps: int
     parameters: int
@@ -17,19 +17,17 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """One step is done. Sent a few times a second, not for every step."""
+    """The event that a step has ended, sent a few times a second and not for every step."""
 
     backend: str
     step: int
     loss: float
-    """The loss of rank 0's own samples; the mean over ranks would need a collective in each
-    step.
-    """
+    """Loss of rank 0's own samples; the mean over ranks would need a collective in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """One period of training is done."""
+    """The event that a period of training has ended."""
 
     backend: str
     period: int
@@ -38,29 +36,29 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """Training is done, the measurements begin."""
+    """The event that the training has ended and the measurements begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendFinished:
-    """The outcome on one backend. See `communication` for the measurements."""
+    """The event with the results of one backend. See `communication` for the measurements."""
 
     backend: str
     score: float
     losses: list[float]
-    """The mean over ranks, for each step."""
+    """Loss of each step, as the mean over ranks."""
     step_s: list[float]
     """Wall time of each training step on rank 0."""
     exchange_s: list[float]
-    """Seconds of one exchange of all gradients, alone: the mean of each group; see
-    `communication`.
+    """Seconds of one exchange of all gradients without computation: the mean of each group of
+    exchanges.
     """
     synced_s: list[float]
     """Seconds of forward and backward passes with the exchange."""
     unsynced_s: list[float]
-    """Seconds of the same passes without the exchange, alternating with those of `synced_s`."""
+    """Seconds of the same passes without the exchange, which alternate with those of `synced_s`."""
     bucket_bytes: list[int]
-    """The sizes of DDP's gradient buckets, in DDP's order."""
+    """Bytes of each of DDP's gradient buckets, in DDP's order."""
     same_parameters: bool
     """True if the trained parameters have the same bits on all ranks."""
     sample: str
@@ -69,14 +67,14 @@ class BackendFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutFinished:
-    """The outcome of a run of one layout: the document of `--json`."""
+    """The event with the result of a run of one layout, which is the document of `--json`."""
 
     result: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The layout cannot divide the task: the reason, in one line."""
+    """The event that the layout cannot divide the task, with the reason in one line."""
 
     reason: str
 
@@ -90,12 +88,12 @@ _TYPES: dict[str, type[Event]] = {
 
 
 def encode(event: Event) -> str:
-    """Returns the event as one line, without the line end."""
+    """Returns the event as one line, without the newline."""
     return json.dumps({"event": type(event).__name__, **asdict(event)})
 
 
 def decode(line: str) -> Event:
-    """Returns the event of one line. Raises ValueError if the line is not an event."""
+    """Returns the event that a line encodes. Raises ValueError if the line is not an event."""
     fields = json.loads(line)
     try:
         kind = _TYPES[fields.pop("event")]

@@ -1,4 +1,4 @@
-"""The result of a layout's run as tables: losses, and figures predicted and measured."""
+"""Tables of a layout's run: its losses, and its predicted and measured figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loss_line(result: Mapping[str, Any]) -> str:
 
 
 def figures_table(result: Mapping[str, Any]) -> Table:
-    """Returns bytes by axis, memory by kind, bubble and time: measured, and predicted."""
+    """Returns a table of bytes by axis, memory by kind, bubble and time, measured and predicted."""
     ranks = len(result["peak_bytes"])
     table = Table(caption="KiB of a step by rank; where two numbers differ: measured (predicted)")
     table.add_column("figure")
@@ -49,7 +49,7 @@ def figures_table(result: Mapping[str, Any]) -> Table:
 
 
 def tables_table(result: Mapping[str, Any]) -> Table:
-    """Returns the ranks of each embedding table, and the balance of their loads."""
+    """Returns a table of the ranks of each embedding table, and the balance of the ranks' loads."""
     loads = result["table_loads"]
     mean = sum(loads) / len(loads)
     text = "bytes exchanged for tables, most loaded rank: "
@@ -65,7 +65,7 @@ def tables_table(result: Mapping[str, Any]) -> Table:
 
 
 def time_line(result: Mapping[str, Any]) -> str:
-    """Returns the time of a step, and the bubble of a pipeline."""
+    """Returns the time of a step and the bubble of a pipeline, in one line."""
     text = f"step {result['step_s'] * 1e3:.1f} ms"
     if result["layout"]["pp"] == 1:
         return text
@@ -76,7 +76,7 @@ def time_line(result: Mapping[str, Any]) -> str:
 
 
 def save_passes_plot(passes: Mapping[str, Any], path: Path) -> None:
-    """Draws the passes of a result, one panel each for the predicted and the measured ones."""
+    """Draws the predicted passes and the measured passes of a result, in one panel each."""
     runs = {f"{name} passes": _task_run(rows) for name, rows in passes.items()}
     planner.save_task_plot(runs, path)
 

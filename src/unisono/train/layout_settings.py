@@ -1,4 +1,4 @@
-"""Settings of a training run of one layout: plain data that the parent makes and ranks read."""
+"""Settings of a training run of one layout, which the parent process writes and ranks read."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ SHAPES: dict[LayoutTask, Transformer] = {
     "moe": replace(_TEXT, experts=8, top_k=2, expert_ffn=128, tied=False),
     "long": replace(_TEXT, layers=2, positions=1024, kv_heads=2),
 }
-"""The transformers of the tasks that have one."""
+"""Transformer of each task that trains a transformer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRun:
-    """One job: a task, trained with one layout."""
+    """The settings of one job, which trains a task with one layout."""
 
     task: LayoutTask
     ranks: int
     layout: Layout
     steps: int
     batch: int
-    """Samples of a step, of all ranks together."""
+    """Number of samples of a step, over all ranks."""
     microbatches: int
     learning_rate: float
     clip: float | None
     seed: int
     dtype: Literal["float32", "float64"] = "float32"
     context: str = "ring"
-    """Exchange of keys and values between the ranks of `cp`: ring, ulysses or allgather."""
+    """Kind of the exchange of keys and values on `cp`: ring, ulysses or allgather."""
     dropout: float = 0.0
-    """Probability that a transformer drops a value."""
+    """Probability of dropout in a transformer."""
     capacity_factor: float | None = None
-    """Capacity of an expert over its mean load; None: no token is dropped."""
+    """Capacity of an expert divided by its mean load; None: no token is dropped."""
     placement: str = "auto"
-    """Division of embedding tables over the ranks of `dp`: a kind, or "auto"."""
+    """Kind of the division of embedding tables over the ranks of `dp`, or "auto"."""
     tells_passes: bool = False
-    """The result also has the passes of the last step, measured and predicted."""
+    """True if the result contains the passes of the last step, measured and predicted."""
     save: str | None = None
-    """Folder of a checkpoint to write at the end."""
+    """Folder for a checkpoint at the end of the run."""
     load: str | None = None
-    """Folder of a checkpoint to begin with."""
+    """Folder of the checkpoint with which the run begins."""
     timeout_s: float = 120.0
     """Seconds that a rank waits for another rank."""
     shape: Transformer | None = field(default=None)
-    """The transformer of the task. None: the one of `SHAPES`."""
+    """Transformer of the task; None: the transformer of `SHAPES`."""
 
     def __post_init__(self) -> None:
         layout = self.layout
@@ -66,12 +66,12 @@ class LayoutRun:
             )
 
     def encode(self) -> str:
-        """Returns the run as one line of JSON."""
+        """Returns the settings as one line of JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def decode(text: str) -> LayoutRun:
-        """Returns the run that `encode` wrote as `text`."""
+        """Returns the settings that `encode` returned as `text`."""
         fields: dict[str, Any] = json.loads(text)
         layout = Layout.from_document(fields.pop("layout"))
         shape = fields.pop("shape")

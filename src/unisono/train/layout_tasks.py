@@ -1,4 +1,4 @@
-"""The models and batches of tasks that a layout divides. Every rank builds equal ones."""
+"""The models and batches of tasks that a layout divides, built equally on every rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutTaskParts:
-    """A model, its loss, its optimizer, and the samples that batches are drawn from."""
+    """A model, its loss, its optimizer, and the samples from which batches are drawn."""
 
     model: nn.Module
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -30,7 +30,7 @@ class LayoutTaskParts:
     targets: torch.Tensor
 
     def batch(self, run: LayoutRun, step: int) -> Batch:
-        """Returns the batch of a step: the same on all ranks and in all layouts."""
+        """Returns the batch of a step, which is equal on all ranks and in all layouts."""
         generator = torch.Generator().manual_seed(run.seed * 1_000_003 + step)
         chosen = torch.randint(0, len(self.inputs), (run.batch,), generator=generator)
         return self.inputs[chosen], self.targets[chosen]

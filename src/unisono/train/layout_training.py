@@ -20,7 +20,7 @@ _KIBIBYTE = 1024
 
 
 def train_layout(run: LayoutRun, emit: Emit) -> None:
-    """Trains a task with a layout, and emits the result. Collective.
+    """Trains a task with a layout, and emits the result as an event. Collective.
 
     Raises `ValueError` if the layout cannot divide the task.
     """
@@ -75,14 +75,14 @@ def _figures(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
 
 
 def _passes(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
-    """Returns the passes of the last step, if the run asks for them."""
+    """Returns the passes of the last step if `tells_passes` is True, else an empty dict."""
     if not run.tells_passes:
         return {}
     return {"passes": {name: each.spans for name, each in trained.passes().items()}}
 
 
 def _tables(trained: ParallelRun) -> dict[str, Any]:
-    """Returns the ranks of the embedding tables, if the model has some that are divided."""
+    """Returns the ranks of the embedding tables; an empty dict without a placement of tables."""
     model = trained.stages[0][1]
     if not isinstance(model, DLRM) or model.placement is None:
         return {}

@@ -1,4 +1,4 @@
-"""One rank of a layout's run; see `launch_layout`."""
+"""The program of one rank in a layout's run; see `launch_layout`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from unisono.train.worker import emitter
 
 @record
 def main(settings: str, event_path: Path) -> None:
-    """Joins the group of all ranks and trains. A layout that cannot be is told, not raised."""
+    """Joins the group of all ranks and trains.
+
+    Emits `Refused`, and does not raise, if the layout cannot divide the task.
+    """
     run = LayoutRun.decode(settings)
     dist.init_process_group("unisono", timeout=timedelta(seconds=run.timeout_s))
     try:
         with emitter(event_path) as emit:
             try:
                 train_layout(run, emit)
-            except ValueError as refusal:  # the same on all ranks, before any exchange
+            except ValueError as refusal:  # all ranks raise it, before any exchange
                 emit(events.Refused(reason=str(refusal)))
         dist.barrier()
     finally:

@@ -1,9 +1,9 @@
 """An example of overlap: 96 layers with 12 gradients, exchanged during the backward pass or after.
 
 A gradient takes `compute_s` to compute and `exchange_s` to exchange over a link that carries one
-message at a time. Every case runs through the controller. The computation only waits, as a program
-on an accelerator does. The link is a `LinkTransfer`: the data really travel, and each message ends
-when the link would have carried it.
+message at a time. Every case runs through the controller. The computation is only a wait, like that
+of a processor for an accelerator. The link is a `LinkTransfer`, which really sends the data, and
+ends each message when the simulated link would have carried it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from unisono.controller import (
 _ELEMENTS = 64
 _WARM_UP_STEPS = 8
 _SLEEP_S = 300e-6
-"""A sleep may end late by a part of this; shorter waits poll the clock."""
+"""Upper bound of the delay after a sleep, in seconds; shorter waits poll the clock instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """The sizes and times of the example. Times are those of one gradient."""
+    """The sizes and times of the example. Times are per gradient."""
 
     layers: int = 96
     per_layer: int = 12
     compute_s: float
     exchange_s: float
     latency_share: float = 0.5
-    """The part of `exchange_s` that does not depend on the size of the message."""
+    """Fraction of `exchange_s` that does not depend on the size of the message."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "per_layer"):
@@ -58,8 +58,9 @@ class Example:
 
     @staticmethod
     def lasting(seconds: float, *, ratio: float, **others: Any) -> Example:
-        """Returns an example whose serial step takes `seconds`; an exchange takes `ratio` times as
-        long as a computation.
+        """Returns an example whose serial step takes `seconds`.
+
+        An exchange takes `ratio` times as long as a computation.
         """
         sizes = Example(compute_s=1.0, exchange_s=ratio, **others)
         compute_s = seconds / (sizes.gradients * (1 + ratio))
@@ -72,47 +73,47 @@ class Example:
 
     @property
     def nbytes(self) -> list[float]:
-        """Sizes of the gradients."""
+        """Bytes of each gradient."""
         return [4.0 * _ELEMENTS] * self.gradients
 
     @property
     def cost(self) -> LinkCost:
-        """Time of a message on the link."""
+        """Cost model of a message on the link."""
         latency_s = self.latency_share * self.exchange_s
         s_per_byte = (self.exchange_s - latency_s) / (4 * _ELEMENTS)
         return LinkCost(latency_s=latency_s, s_per_byte=s_per_byte)
 
     def ready_s(self, *, overlaps: bool) -> list[float]:
-        """Returns when each gradient may be exchanged."""
+        """Returns the time at which the exchange of each gradient may begin, in seconds."""
         count = self.gradients
         return [self.compute_s * (j + 1 if overlaps else count) for j in range(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One way to exchange the gradients."""
+    """A case of the example: the order and the buckets of the gradients' exchange."""
 
     name: str
     overlaps: bool
-    """True: a gradient is submitted as soon as it is computed. False: all are at the end."""
+    """True if a gradient is submitted as soon as it is computed; False if all are at the end."""
     ends: tuple[int, ...]
-    """The buckets: the index after the last gradient of each."""
+    """Index after the last gradient of each bucket."""
 
     def predicted_s(self, example: Example) -> float:
-        """Returns the time of a step, by the closed form."""
+        """Returns the time of a step in seconds, by the closed form."""
         ready_s = example.ready_s(overlaps=self.overlaps)
         return finish_s(ready_s, example.nbytes, self.ends, example.cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A measured step. `computed_s`: seconds from the step's begin to the end of each gradient's
-    computation."""
+    """A measured step. `computed_s`: seconds from the beginning of the step to the end of each
+    gradient's computation."""
 
     seconds: float
     computed_s: tuple[float, ...]
     link: tuple[LinkUse, ...]
-    """Transfers of the link since the step's begin."""
+    """Transfers on the link since the beginning of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,30 +126,30 @@ class CaseResult:
 
     @property
     def measured_s(self) -> float:
-        """Median time of a step."""
+        """Median time of a step, in seconds."""
         return median(step.seconds for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapResult:
-    """All cases of an example; the first is serial, the second overlaps."""
+    """The results of all cases of an example; the first case is serial, the second overlaps."""
 
     example: Example
     cases: tuple[CaseResult, ...]
 
     @property
     def hideable_s(self) -> float:
-        """Time of the serial step that overlap can hide, by the closed form."""
+        """Seconds of the serial step that overlap can hide, by the closed form."""
         return self.cases[0].predicted_s - self.cases[1].predicted_s
 
     @property
     def hidden_s(self) -> float:
-        """Time that overlap hid."""
+        """Seconds of the serial step that overlap hid, measured."""
         return self.cases[0].measured_s - self.cases[1].measured_s
 
 
 def cases_of(example: Example) -> tuple[Case, ...]:
-    """Returns the cases: with and without overlap and fusion, and with the best buckets."""
+    """Returns the cases with and without overlap and fusion, and the case with the best buckets."""
     count, per_layer = example.gradients, example.per_layer
     alone = tuple(range(1, count + 1))
     by_layer = tuple(range(per_layer, count + 1, per_layer))
@@ -163,7 +164,7 @@ def cases_of(example: Example) -> tuple[Case, ...]:
 
 
 def run_overlap(example: Example, *, ranks: int, rounds: int) -> OverlapResult:
-    """Runs all cases on local ranks, alternating, and returns what rank 0 measured."""
+    """Runs all cases alternately on local ranks, and returns the measurements of rank 0."""
     cases = cases_of(example)
     steps = unisono.run(_program, ranks=ranks, args=(example, cases, rounds))[0]
     results = (
@@ -173,7 +174,7 @@ def run_overlap(example: Example, *, ranks: int, rounds: int) -> OverlapResult:
     return OverlapResult(example=example, cases=tuple(results))
 
 
-# ---- a rank
+# ---- the program of a rank
 
 
 def _program(example: Example, cases: Sequence[Case], rounds: int) -> list[list[Step]]:
@@ -206,14 +207,14 @@ class _Program:
             if end - begin > 1:
                 self._controller.group(self._names[begin:end])
             begin = end
-        self._link.enabled = False  # until the ranks have a frozen plan
+        self._link.enabled = False  # during the warm-up, until the controller has frozen its plan
         for _ in range(_WARM_UP_STEPS):
             for handle in [self._submit(j) for j in range(example.gradients)]:
                 handle.wait()
         self._link.enabled = True
 
     def step(self) -> Step:
-        """Computes and exchanges all gradients once; checks their sums."""
+        """Computes and exchanges all gradients once, and checks their sums."""
         rank, size = self._controller.rank, self._controller.size
         for gradient in self._gradients:
             gradient.fill(rank)
@@ -248,7 +249,7 @@ class _Program:
 
 
 def _compute_until(until_s: float) -> float:
-    """Waits until this time, as a processor waits for an accelerator. Returns the time after."""
+    """Waits until a time, as a processor waits for an accelerator. Returns the time at the end."""
     while (now_s := time.perf_counter()) < until_s:
         if until_s - now_s > _SLEEP_S:
             time.sleep(until_s - now_s - _SLEEP_S)

@@ -1,4 +1,4 @@
-"""The report on the example of overlap: a table, JSON, and a timeline."""
+"""The report on the example of overlap, as a table, JSON and a timeline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FULL_SCALE = (
 
 
 def overlap_table(result: OverlapResult) -> Table:
-    """Returns predicted and measured times of all cases."""
+    """Returns a table of the predicted and measured times of all cases."""
     example = result.example
     table = Table(
         title=f"{example.layers} x {example.per_layer} gradients, computation : exchange = "
@@ -43,7 +43,7 @@ def overlap_table(result: OverlapResult) -> Table:
 
 
 def hidden_line(result: OverlapResult) -> str:
-    """Returns the hidden fraction of the time that overlap can hide, as text."""
+    """Returns a line with the time that overlap hid, as a fraction of the time that it can hide."""
     return (
         f"Overlap hid {1e3 * result.hidden_s:.1f} ms of the {1e3 * result.hideable_s:.1f} ms "
         f"that can be hidden: {result.hidden_s / result.hideable_s:.1%}."
@@ -51,7 +51,7 @@ def hidden_line(result: OverlapResult) -> str:
 
 
 def overlap_json(results: Sequence[OverlapResult]) -> dict[str, Any]:
-    """Returns plain data: the settings, the predictions and all measured steps."""
+    """Returns the settings, the predictions and all measured steps as plain data for JSON."""
     return {
         "results": [
             {

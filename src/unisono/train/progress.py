@@ -1,4 +1,4 @@
-"""Progress of a training: one line per backend."""
+"""Display of a training's progress, with one line per backend."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shown(run: TrainingRun, console: Console) -> Iterator[Callable[[events.Event
 
 
 class _Line:
-    """The line of one backend, updated by events."""
+    """The line of one backend, which events update."""
 
     def __init__(self, progress: Progress, line: TaskID, run: TrainingRun) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""Runs a job on local ranks and reads the events of rank 0."""
+"""Launches a job on local ranks and reads the events of rank 0."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PR_SET_PDEATHSIG = 1
 def launch(
     run: TrainingRun, listen: Callable[[events.Event], None]
 ) -> list[events.BackendFinished]:
-    """Runs a training to its end and returns one result per backend. `listen` gets every event at
-    once.
+    """Runs a training to its end and returns one result per backend.
 
-    Raises UnisonoError, with the last lines of the ranks' output, if a rank fails.
+    `listen` receives every event immediately. Raises UnisonoError, with the last lines of the
+    ranks' output, if a rank fails.
     """
     finished: list[events.BackendFinished] = []
 
@@ -52,10 +52,10 @@ def launch(
 
 
 def launch_layout(run: LayoutRun, listen: Callable[[events.Event], None]) -> dict[str, Any]:
-    """Runs a training of one layout to its end and returns its result: the document of `--json`.
+    """Runs a training of one layout to its end and returns its result, the document of `--json`.
 
-    Raises ValueError, with the reason in one line, if the layout cannot divide the task, and
-    UnisonoError if a rank fails.
+    `listen` receives every event immediately. Raises ValueError, with the reason in one line, if
+    the layout cannot divide the task, and UnisonoError if a rank fails.
     """
     results: list[dict[str, Any]] = []
     refusals: list[str] = []
@@ -89,10 +89,10 @@ def run_ranks(
     name: str,
     is_complete: Callable[[], bool],
 ) -> None:
-    """Runs a worker module on all ranks to its end. `listen` gets every event of rank 0 at once.
+    """Runs a worker module on all ranks to its end.
 
-    Raises UnisonoError, with the last lines of the ranks' output, if a rank fails, or if
-    `is_complete` is False at the end.
+    `listen` receives every event of rank 0 immediately. Raises UnisonoError, with the last lines of
+    the ranks' output, if a rank fails, or if `is_complete` returns False at the end.
     """
     with TemporaryFolder("unisono-train-") as folder:
         event_path, log_path = folder / "events", folder / "log"
@@ -109,11 +109,10 @@ def run_ranks(
 
 
 def command(worker: str, settings: str, event_path: Path, *, ranks: int) -> list[str]:
-    """Returns the command line of a worker's ranks; a user can run it too."""
+    """Returns the command line that starts a worker on all ranks; a user can run it too."""
     return [
-        # `env` passes the caller's environment on, which this code does not read. Every backend has
-        # one thread per rank. Gloo needs the interface, since a host name may resolve to no
-        # address.
+        # `env` passes the caller's environment to the ranks. Every backend has one thread per rank.
+        # Gloo needs the name of the network interface, since the host name may have no address.
         *("env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"),
         *(sys.executable, "-m", "unisono.train.rank_starter"),
         *(worker, settings, str(event_path), str(ranks)),
@@ -122,13 +121,13 @@ def command(worker: str, settings: str, event_path: Path, *, ranks: int) -> list
 
 @contextlib.contextmanager
 def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[bytes]]:
-    """Yields the process. After the context, the process and all its ranks have ended."""
+    """Yields the process. At the end of the `with` block, the process and its ranks have ended."""
     process = subprocess.Popen(
         arguments,
         stdout=log,
         stderr=log,
         stdin=subprocess.DEVNULL,
-        # Ctrl-C reaches only this process; two signals at once would interrupt the agent's cleanup.
+        # Ctrl-C reaches only this process: a second signal would interrupt the agent's cleanup.
         start_new_session=True,
         preexec_fn=_end_with_parent,  # noqa: PLW1509 - it makes one system call
     )
@@ -146,14 +145,15 @@ def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[byt
 
 
 def _end_with_parent() -> None:
-    """Makes the kernel send SIGTERM to the agent, which ends its ranks, if this process is
-    killed.
+    """Makes the kernel send SIGTERM to the agent if the agent's parent is killed.
+
+    The agent then ends its ranks.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _follow(path: Path, process: subprocess.Popen[bytes]) -> Iterator[events.Event]:
-    """Yields every event until the process ends."""
+    """Yields every event in the file until the process ends."""
     with path.open(encoding="utf-8") as file:
         unfinished = ""
         while True:

@@ -1,7 +1,7 @@
 """Starts the ranks of a training: `python -m unisono.train.rank_starter WORKER RUN EVENTS RANKS`.
 
-Torch's elastic agent starts the ranks, as it does for torchrun. They are forked from a process that
-has imported the worker, since each import of torch takes seconds.
+Torch's elastic agent starts the ranks, as it does for torchrun. The ranks are forked from a process
+that has imported the worker, since each import of torch takes seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Runs the worker's `main(run, event_path)` on all ranks to the end.
+    """Runs the worker's `main(run, event_path)` on all ranks to its end.
 
     Raises torch's `ChildFailedError`, with the traceback of the rank that failed first.
     """

@@ -1,7 +1,7 @@
-"""Replicas of a model whose gradients are averaged: by torch's DDP, or by the controller.
+"""Replicas of a model whose gradients are averaged by torch's DDP or by the controller.
 
-Both average during the backward pass. They have one interface, so that the training loop and the
-measurements are the same for both.
+Both average during the backward pass. Both kinds of replica have the same interface, so that the
+training loop and the measurements are equal for both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unisono.train.settings import CONTROLLER
 
 
 class Replica(Protocol):
-    """A model on one rank, equal on all ranks of `group` after each step."""
+    """A model on one rank, whose parameters are equal on all ranks of `group` after each step."""
 
     group: dist.ProcessGroup
 
@@ -33,17 +33,17 @@ class Replica(Protocol):
         """The module to call in training."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Returns a `with` block in which backward passes average nothing."""
+        """Returns a context in which backward passes do not average gradients."""
 
     def exchange(self, buckets: Sequence[torch.Tensor]) -> None:
-        """Sums the tensors over all ranks, in place, all at once."""
+        """Sums all tensors over the ranks, in place and at the same time."""
 
     def close(self) -> None:
         """Ends the exchange of gradients."""
 
 
 def make_replica(name: str, model: nn.Module, group: dist.ProcessGroup) -> Replica:
-    """Returns the replica for a column of the report: `controller`, or a backend's name."""
+    """Returns the replica of a model for `CONTROLLER` or the name of a backend."""
     if name == CONTROLLER:
         return _ControllerReplica(model, group)
     return _DDPReplica(model, group)
@@ -69,7 +69,7 @@ class _DDPReplica:
                 work.wait()
 
     def close(self) -> None:
-        """DDP has nothing to close."""
+        """Does nothing, since DDP has nothing to close."""
 
 
 class _ControllerReplica:

@@ -1,4 +1,4 @@
-"""Settings of a training run: plain data that the parent makes and every rank reads."""
+"""Settings of a training run, which the parent process writes and every rank reads."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Literal
 TaskName = Literal["digits", "text"]
 
 CONTROLLER = "controller"
-"""Name of `unisono.parallel.data_parallel` on a `unisono` group. The other names are backends, used
-by torch's DistributedDataParallel."""
+"""Name of a run with `unisono.parallel.data_parallel` on a `unisono` group. Other names are those
+of backends, which run with torch's DistributedDataParallel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The measure of a task's quality on unseen data."""
+    """The measure of a model's quality on unseen data of a task."""
 
     label: str
     unit: str
     scale: float
     target: float | None
-    """The score that a run of default length must reach, before `scale`; None without a target."""
+    """Least score of a run of default length, before `scale`; None without a target."""
 
     def format(self, value: float) -> str:
         return f"{value * self.scale:.2f}{self.unit}"
@@ -32,12 +32,12 @@ class TaskFacts:
     """Facts about a task for the parent process, which does not import the task."""
 
     noun: str
-    """The name of the samples."""
+    """Name of the samples, for example "images"."""
     period: str
-    """The name of the training between two reports."""
+    """Name of a training period, for example "epoch"."""
     score: Score
     loss_tolerance: float
-    """The largest difference of two loss curves that rounding explains; see `report.Agreement`."""
+    """Largest difference of two loss curves that rounding can explain; see `Agreement`."""
 
 
 TASKS: dict[TaskName, TaskFacts] = {
@@ -58,9 +58,9 @@ TASKS: dict[TaskName, TaskFacts] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """One job: the same training on each backend; the backends alternate.
+    """The settings of one job: the same training on each backend, with alternating backends.
 
-    The first backend is the backend of the default process group. `CONTROLLER` may be one of them.
+    The first backend is that of the default process group. `CONTROLLER` may be one of the backends.
     """
 
     task: TaskName
@@ -68,16 +68,16 @@ class TrainingRun:
     ranks: int
     seed: int
     batch: int
-    """Samples per rank and step."""
+    """Number of samples per rank and step."""
     periods: int
-    """Number of training periods. After each period the ranks gather losses and compute the
+    """Number of training periods. After each period the ranks average the losses and compute the
     score.
     """
     steps_per_period: int | None = None
-    """Steps in a period. None: all batches of a rank's shard, so that a period is an epoch."""
+    """Number of steps in a period. None: all batches of a rank's shard, so a period is an epoch."""
     learning_rate: float
     measured_groups: int = 12
-    """Number of groups of exchanges and passes, timed after the training; see `communication`."""
+    """Number of groups of exchanges and passes to time after the training; see `communication`."""
     timeout_s: float = 120.0
     """Seconds that a rank waits for another rank in a collective."""
 

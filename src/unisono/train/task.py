@@ -1,4 +1,4 @@
-"""The interface of a task for the training loop."""
+"""The interface between a task and the training loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.train.text import TextTask
 
 
 class Task(Protocol):
-    """Data, model, loss and score. Every rank builds an equal task."""
+    """A task: its data, model, loss and score. Every rank builds an equal task."""
 
     @property
     def train_set(self) -> TensorDataset: ...
@@ -33,10 +33,10 @@ class Task(Protocol):
         ...
 
     def sample(self, model: nn.Module) -> str:
-        """Returns a readable example of the model's output; may be empty."""
+        """Returns an example of the model's output as text, which may be empty."""
         ...
 
 
 def build(name: TaskName) -> Task:
-    """Returns the task of that name, with its data loaded."""
+    """Returns the task with the given name, with its data loaded."""
     return Digits.load() if name == "digits" else TextTask.load()

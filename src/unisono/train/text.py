@@ -1,6 +1,4 @@
-"""The source code of Python's standard library, byte by byte, and a small decoder-only
-transformer.
-"""
+"""A text task: the bytes of Python's standard library, and a small decoder-only transformer."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ class Attention(nn.Module):
 
 
 class CausalConvolution(nn.Module):
-    """A causal convolution over each byte and the three before, added to its input."""
+    """A causal convolution over each byte and the three bytes before, added to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,14 +59,12 @@ class CausalConvolution(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a two-layer network. Each normalises its input and adds its output to the
-    input.
-    """
+    """A block of attention and a two-layer network, each with a norm before and a residual sum."""
 
     def __init__(self) -> None:
         super().__init__()
         attention, last = Attention(), nn.Linear(4 * WIDTH, WIDTH)
-        # A block begins as the identity, so that the first steps already learn.
+        # A block is the identity at first, so that the first steps already reduce the loss.
         for layer in (attention.output, last):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -84,7 +80,7 @@ class TransformerBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Maps bytes (batch, time) to the logits of each byte's successor (batch, time, 256)."""
+    """Maps bytes (batch, time) to the logits (batch, time, 256) of each byte's successor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +101,7 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class TextTask:
-    """Windows of 129 bytes; every twentieth window is held out."""
+    """A task of windows of 129 bytes; every twentieth window is held out for the score."""
 
     train_set: TensorDataset
     held_out: torch.Tensor
@@ -117,7 +113,7 @@ class TextTask:
 
     @staticmethod
     def of(source: bytes) -> TextTask:
-        """Makes the task from any text of at least 20 windows."""
+        """Returns a task with any text of at least 20 windows."""
         windows = _windows(source, CONTEXT)
         count = len(windows)
         if count < _HELD_OUT_EVERY:
@@ -151,7 +147,7 @@ class TextTask:
         return float(_bits_per_byte(model, windows)) * count, float(count)
 
     def sample(self, model: nn.Module) -> str:
-        """Returns Python code that the model generates."""
+        """Returns text that the model generates: Python code."""
         generator = torch.Generator().manual_seed(0)
         text = torch.tensor([list(_PROMPT)])
         for _ in range(_SAMPLE_BYTES):
@@ -168,9 +164,9 @@ def _bits_per_byte(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
 
 
 def library_windows(length: int) -> torch.Tensor:
-    """Returns the standard library's source in windows of `length + 1` bytes, as numbers.
+    """Returns the standard library's source as windows of `length + 1` bytes, in integers.
 
-    Each window begins with the last byte of the one before.
+    Each window begins with the last byte of the previous window.
     """
     return _windows(_library_source(Path(sysconfig.get_path("stdlib"))), length)
 

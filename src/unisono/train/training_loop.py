@@ -1,4 +1,4 @@
-"""The training on one rank, as in ordinary data-parallel programs."""
+"""The training loop of one rank, as in ordinary data-parallel programs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ Batch = Sequence[torch.Tensor]
 def train(
     run: TrainingRun, task: Task, groups: Mapping[str, dist.ProcessGroup], emit: Emit
 ) -> None:
-    """Trains, scores and measures on each backend's group. The backends alternate, so that all see
-    the same state of the machine.
+    """Trains, scores and measures on each backend's group. Collective over the default group.
 
-    Collective over the default process group.
+    The backends alternate, so that changes of the machine's speed affect all backends equally.
     """
     torch.set_num_threads(1)
     trainers = [Trainer(run, task, backend, group, emit) for backend, group in groups.items()]
@@ -51,7 +50,7 @@ def train(
 
 @dataclass(slots=True)
 class Curve:
-    """Loss and time of the steps so far."""
+    """Losses and times of the steps so far."""
 
     losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
@@ -103,7 +102,7 @@ class Trainer:
         )
 
     def train_period(self, period: int) -> None:
-        """Runs one period of steps, then computes mean losses and score, which are not timed."""
+        """Runs one period of steps, then computes mean losses and the score without timing them."""
         self.sampler.set_epoch(period)
         # Augmentation differs between ranks and periods, but not between backends.
         period_index = self.run.seed * self.run.periods + period
@@ -113,7 +112,7 @@ class Trainer:
             own_losses.append(loss)
             self.curve.step_s.append(elapsed_s)
             self._report_step(loss)
-        # One collective for many steps: a collective after each step would slow the step.
+        # One collective for all steps of the period, since one after each step would slow the step.
         mean = torch.tensor(own_losses, dtype=torch.float64) / dist.get_world_size()
         dist.all_reduce(mean, group=self.replica.group)
         self.curve.losses.extend(mean.tolist())
@@ -163,9 +162,7 @@ class Trainer:
         )
 
     def _sample(self) -> str:
-        """Returns a sample on rank 0, and an empty text on other ranks, which have the same
-        model.
-        """
+        """Returns a sample of the model's output on rank 0, and an empty text on other ranks."""
         if dist.get_rank() != 0:
             return ""
         self.replica.module.eval()
@@ -173,7 +170,7 @@ class Trainer:
             return self.task.sample(self.replica.module)
 
     def _same_on_all_ranks(self) -> bool:
-        """Returns True if every rank has the same bits of the model."""
+        """Returns True if the model has the same bits on every rank."""
         vector = nn.utils.parameters_to_vector(self.replica.module.parameters())
         bits = vector.detach().view(torch.int32)
         lowest, highest = bits.clone(), bits.clone()

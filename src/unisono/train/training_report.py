@@ -1,4 +1,4 @@
-"""Report on runs with several backends: their figures side by side, and a comparison of losses."""
+"""Report on runs with several backends: a table of their figures, and a comparison of losses."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ class Outcome:
 
     @property
     def step_s(self) -> float:
-        """Median wall time of a training step."""
+        """Median wall time of a training step, in seconds."""
         return median(self.finished.step_s)
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second over all training steps, of all ranks together."""
+        """Samples per second of all ranks together, over all training steps."""
         samples = self.run.batch * self.run.ranks * len(self.finished.step_s)
         return samples / sum(self.finished.step_s)
 
     @property
     def exchange_s(self) -> float:
-        """Median time of one exchange of all gradients, without computation."""
+        """Median time of one exchange of all gradients without computation, in seconds."""
         return median(self.finished.exchange_s)
 
     @property
     def added_s(self) -> float:
-        """Median time that the exchange adds to a forward and backward pass.
+        """Median time that the exchange adds to a forward and backward pass, in seconds.
 
-        If the time is small, noise can make it negative.
+        Noise can make a small time negative.
         """
         pairs = zip(self.finished.synced_s, self.finished.unsynced_s, strict=True)
         return median(synced - unsynced for synced, unsynced in pairs)
 
     @property
     def compute_s(self) -> float:
-        """Median time of a forward and backward pass without the exchange."""
+        """Median time of a forward and backward pass without the exchange, in seconds."""
         return median(self.finished.unsynced_s)
 
 
@@ -61,14 +61,15 @@ class Agreement:
 
     Backends may add in different orders, so the loss curves may differ by rounding errors only. The
     tolerance of a task is 10 to 25 times the measured difference between a Gloo run with sums in
-    float32 and one in float64 (digits 4e-7, text 9e-5). A wrong sum exceeds it within a few steps.
+    float32 and a Gloo run with sums in float64 (digits 4e-7, text 9e-5). A wrong sum exceeds the
+    tolerance within a few steps.
     """
 
     backends: tuple[str, str]
     difference: float
-    """The largest difference between the losses of one step."""
+    """Largest difference between the losses of the two runs in a step."""
     step: int
-    """The step of the largest difference, counted from 1."""
+    """Number of the step with the largest difference, from 1."""
     steps: int
     tolerance: float
 
@@ -86,7 +87,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All outcomes of one command. The first outcome is compared with each other outcome."""
+    """The report on all outcomes of one command; compares the first outcome with each other one."""
 
     outcomes: tuple[Outcome, ...]
     is_default_length: bool
@@ -103,7 +104,7 @@ class Report:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """The failures as text; empty if all checks pass."""
+        """Failed checks as text; empty if all checks pass."""
         wrong = [str(agreement) for agreement in self.agreements if not agreement.holds]
         for outcome in self.outcomes:
             name, score = outcome.finished.backend, outcome.finished.score
@@ -117,8 +118,9 @@ class Report:
         return tuple(wrong)
 
     def table(self) -> Table:
-        """Returns a table with one column per backend, and one with ratios of the last to the
-        first.
+        """Returns a table with one column per backend.
+
+        With several backends, another column has the ratios between the last and the first backend.
         """
         names = [outcome.finished.backend for outcome in self.outcomes]
         table = Table()
@@ -144,7 +146,7 @@ class Report:
 
     @property
     def legend(self) -> str:
-        """Explanation of the rows on communication."""
+        """Explanation of the table's rows on communication."""
         return (
             "Medians; the backends alternate. Alone: the all_reduce of DDP's gradient buckets "
             "without computation. Added: a forward and backward pass with it, minus one without."
@@ -182,7 +184,7 @@ class Report:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns plain data: derived figures and all measurements."""
+        """Returns the derived figures and all measurements as plain data for JSON."""
         return {
             "settings": asdict(self.outcomes[0].run),
             "ok": not self.failures,
@@ -215,7 +217,7 @@ class _Row:
     scale: float = 1.0
     digits: int = 2
     faster: str = ""
-    """The format of the ratio of last to first value; empty if the ratio has no meaning."""
+    """Format of the ratio between the last and the first value; empty for rows without a ratio."""
 
     def format(self, value: float) -> str:
         return f"{value * self.scale:.{self.digits}f}{self.unit}"
@@ -228,7 +230,7 @@ class _Row:
 def _agreement(one: Outcome, other: Outcome, tolerance: float) -> Agreement:
     pairs = zip(one.finished.losses, other.finished.losses, strict=True)
     differences = [abs(left - right) for left, right in pairs]
-    # NaN compares false with all numbers, so `max` could miss it: search it first.
+    # Searches NaN first: NaN compares false with all numbers, so `max` could miss it.
     nans = [index for index, value in enumerate(differences) if math.isnan(value)]
     worst = nans[0] if nans else max(range(len(differences)), key=differences.__getitem__)
     return Agreement(

@@ -1,4 +1,4 @@
-"""One rank of a comparison of backends; see `launch`."""
+"""The program of one rank in a comparison of backends; see `launch`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from unisono.train.settings import CONTROLLER, TrainingRun
 from unisono.train.training_loop import Emit, train
 
 
-# Torch's agent shows the traceback of the rank that failed first, if that rank has recorded it.
+# Torch's agent reports the traceback of the rank that failed first, which `record` writes.
 @record
 def main(settings: str, event_path: Path) -> None:
-    """Joins the group of all ranks, makes one more group for each other backend, and trains."""
+    """Joins the default group, makes another group for each further backend, and trains."""
     run = TrainingRun.decode(settings)
     timeout = timedelta(seconds=run.timeout_s)
     first, *others = run.backends
     dist.init_process_group(_backend(first), timeout=timeout)
     try:
         world = dist.group.WORLD
-        assert world is not None  # init_process_group has set it
+        assert world is not None  # `init_process_group` has set the group
         groups = {first: world}
         for other in others:
             groups[other] = dist.new_group(backend=_backend(other), timeout=timeout)
