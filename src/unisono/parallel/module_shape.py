@@ -167,7 +167,7 @@ def _hidden(found: _Layers, vocab: int) -> int:
 
 
 def _named(module: nn.Module, layer: nn.Module, names: Sequence[str]) -> int | None:
-    """Returns the first positive number with one of the names in a layer or the module's config."""
+    """Returns the first positive attribute with one of the names in a layer or the `config`."""
     for each in (*layer.modules(), getattr(module, "config", None)):
         for name in names:
             value = getattr(each, name, None)

@@ -107,7 +107,7 @@ class _Action(Protocol):
 
 
 class _GradientExchange:
-    """Several sums of all gradient buckets over the ranks, like those of DDP."""
+    """Several sums of all gradient buckets over the ranks, as DDP computes them."""
 
     def __init__(self, buckets: Sequence[torch.Tensor], replica: Replica) -> None:
         self._buckets = buckets

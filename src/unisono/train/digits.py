@@ -21,7 +21,7 @@ _SPLIT_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """A data set of 1437 training images and 360 test images, with equal shares of the classes."""
+    """A data set of 1437 training images and 360 test images, stratified by class."""
 
     train_set: TensorDataset
     test_images: torch.Tensor

@@ -69,7 +69,7 @@ def flat_range_blocks(
 def _rectangles(
     sizes: tuple[int, ...], first: int, count: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """Yields the start, the sizes and the offset in the range of each rectangle of a flat range."""
+    """Yields (start, sizes, offset in the range) for each rectangle of a flat range."""
     if count == 0:
         return
     if len(sizes) <= 1:

@@ -51,7 +51,7 @@ class TopKCodec:
         return self.kept(count) * (itemsize + _INDEX.itemsize)
 
     def kept(self, count: int) -> int:
-        """Returns the number of values that are sent of a vector of `count` values.
+        """Returns the number of sent values for a vector of `count` values.
 
         >>> TopKCodec(0.01).kept(250)
         3

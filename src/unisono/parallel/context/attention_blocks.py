@@ -96,7 +96,7 @@ class MergedAttention:
 
 
 class AttentionGradient:
-    """The gradients of an attention that was merged from blocks."""
+    """The gradients of an attention whose result was merged from blocks."""
 
     def __init__(
         self,

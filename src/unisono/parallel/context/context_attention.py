@@ -56,7 +56,7 @@ class ContextAttention:
         value: torch.Tensor,
         is_causal: bool = True,
     ) -> torch.Tensor:
-        """Returns the attention, in the shape of `query`. Collective, and so is its backward.
+        """Returns the attention in the shape of `query`. Collective in forward and in backward.
 
         `query`: (batch, heads, positions of this rank, head_dim). `key` and `value` may have fewer
         heads; their number divides that of `query`. With several ranks, the tensors must be float32

@@ -101,7 +101,7 @@ class DistributedOptimizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients without averaging them; the next pass outside averages the sum."""
+        """Accumulates gradients in the context without averages; the next pass averages the sum."""
         with self._reducer.no_sync():
             yield
 

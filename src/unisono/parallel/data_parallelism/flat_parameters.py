@@ -9,7 +9,7 @@ from torch import nn
 
 
 class FlatParameters:
-    """One flat array of gradients, and one of weights, both padded to a multiple of `parts`."""
+    """A flat array of gradients and a flat array of weights, padded to a multiple of `parts`."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], *, parts: int, holds_weights: bool = True

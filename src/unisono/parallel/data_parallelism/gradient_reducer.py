@@ -104,7 +104,7 @@ class GradientReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients without averaging them; the next pass outside averages the sum."""
+        """Accumulates gradients in the context without averages; the next pass averages the sum."""
         before, self.enabled = self.enabled, False
         try:
             yield

@@ -26,7 +26,7 @@ class BatchPlace:
 
 
 class LayoutDropout(nn.Module):
-    """Sets each element of its input to zero with probability `drop`, and scales the others.
+    """Sets each element of its input to zero with probability `drop`, and scales other elements.
 
     Input and output have the shape (samples, sequence, width). The mask of an element depends on
     the seed, the site, the step, and the element's sample, position and feature. So the ranks of

@@ -44,7 +44,7 @@ class Tensor1D:
             self._cut(linear, name, dim=0)
 
     def divide_last(self, linear: nn.Linear) -> None:
-        """Keeps this rank's inputs of the layer. The bias stays whole: `last` adds it to a sum."""
+        """Keeps this rank's inputs of the layer, and the whole bias, which is added to the sum."""
         self._cut(linear, "weight", dim=1)
         self.divide_between(linear, "bias")
 

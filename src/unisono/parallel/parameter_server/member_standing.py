@@ -16,7 +16,7 @@ class MemberStanding:
     """The state of one rank, a member, when a group forms."""
 
     number: int
-    """Rank of the member in the group that the parameter server began with."""
+    """Rank of the member in the first group of the parameter server."""
     step: int
     """Number of steps that the member has completed as a worker."""
     finished: bool

@@ -90,7 +90,7 @@ class RangeState(Generic[T]):
 
     @property
     def least_applied(self) -> int:
-        """Number of applied steps of the slowest worker that trains; its last value at the end."""
+        """Number of applied steps of the slowest worker; without workers, the last such number."""
         return self._least_applied
 
     def missing(self) -> tuple[int, ...]:
