@@ -1,4 +1,4 @@
-"""The parts of benchmarks/RESULTS.md about algorithm choice and the cost of reproducible calls."""
+"""Parts of benchmarks/RESULTS.md about algorithm choice and the cost of reproducible calls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def render_reproducible(document: dict[str, Any]) -> list[str]:
     """Renders a document of `reproducible.py`."""
     rows = document["rows"]
     prices = [
-        median(map(truediv, row["reproducible_s"], row["default_s"]))  # round by round
+        median(map(truediv, row["reproducible_s"], row["default_s"]))  # the ratio of each round
         for row in rows
     ]
     lines = [
@@ -69,8 +69,9 @@ def render_reproducible(document: dict[str, Any]) -> list[str]:
 
 
 def _grid(head: tuple[str, ...], cells: list[tuple[tuple[str, ...], int, str]]) -> list[str]:
-    """Returns a row for each kind and a column for each position in its sizes. Small sizes are
-    rounded up to a whole number of elements per rank."""
+    """Returns a table with a row for each kind and a column for each size. Small sizes are rounded
+    up to a whole number of elements per rank.
+    """
     by_kind: dict[tuple[str, ...], list[tuple[int, str]]] = {}
     for kind, nbytes, text in cells:
         by_kind.setdefault(kind, []).append((nbytes, text))

@@ -1,9 +1,9 @@
 """Measures training steps with compressed gradients beside steps without compression.
 
-Both train the same model on the same ranks and alternate. *shared memory*: the ranks' own
-communicators. *link*: `LinkTransfer` makes every message of two ranks take the time of a slower
-link, `--link-us` and `--link-gbit`. Bytes are those that a rank submits in a step, so they count
-what the messages hold, before the algorithm of a collective.
+Both kinds of steps train the same model on the same ranks and alternate. In the rows *shared
+memory*, ranks use their own communicators. In the rows *link*, `LinkTransfer` makes every message
+between two ranks take the time of a slower link (`--link-us` and `--link-gbit`). The bytes are
+those that a rank submits in a step, so they do not depend on the algorithm of a collective.
 
     python benchmarks/compression_steps.py                  # 2 and 4 ranks, about 2 minutes
     python benchmarks/compression_steps.py --ranks 2 --rounds 5
@@ -44,7 +44,9 @@ COMPRESSIONS: tuple[Compression, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Seconds per step of the slowest rank, one entry per round; bytes of one rank in a step."""
+    """Seconds per step of the slowest rank, one entry per round, and bytes that one rank submits in
+    a step.
+    """
 
     name: str
     wire: str
@@ -56,12 +58,14 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Ratio of a compressed step's time to a dense step's, round by round."""
+        """Median over the rounds of a compressed step's time over the time of a step without
+        compression.
+        """
         pairs = zip(self.compressed_s, self.dense_s, strict=True)
         return median(compressed_s / dense_s for compressed_s, dense_s in pairs)
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def make_model() -> nn.Module:
@@ -89,13 +93,13 @@ class Trainer:
         self._x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(comm.rank))
 
     def step(self) -> None:
-        """Takes one step."""
+        """Runs one training step."""
         self._optimizer.zero_grad()
         self.model(self._x).square().mean().backward()
         self._optimizer.step()
 
     def step_bytes(self) -> int:
-        """Takes one step; returns the bytes that this rank submitted."""
+        """Runs one training step. Returns the bytes that this rank submitted."""
         before = self.controller.stats().bytes
         self.step()
         return self.controller.stats().bytes - before
@@ -107,13 +111,13 @@ class Trainer:
 
 
 def measure(rounds: int, round_s: float, link_us: float, link_gbit: float) -> list[Row]:
-    """Measures all rows of one rank count. Runs on every rank."""
+    """Measures all rows of one number of ranks. Runs on every rank."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = make_model()
     link = LinkCost(latency_s=link_us * 1e-6, s_per_byte=8e-9 / link_gbit)
     with unisono.init() as comm:
-        # A link's time is that of the submitted bytes, which is right for two ranks only.
+        # The link is simulated from the submitted bytes, which is correct for two ranks only.
         wires = {"shared memory": None, **({"link": link} if comm.size == 2 else {})}
         return [
             row
@@ -143,7 +147,7 @@ def _rows(
         )  # fmt: skip
 
 
-# ---- the program
+# ---- the main program
 
 
 def render(rows: Sequence[Row]) -> Table:

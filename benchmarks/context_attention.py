@@ -1,15 +1,16 @@
-"""Measures attention over a divided sequence: time, memory, and how much of the exchange is hidden.
+"""Measures attention over a divided sequence: time, memory, and the hidden part of the exchange.
 
-A call is one causal attention, forward and backward, in float32. The contestants take turns:
-one process that holds the whole sequence (the other ranks wait), and the three kinds of
-`ContextAttention`. The ring is also measured in its parts: its messages alone, and its attention
-alone. The part of the exchange that the attention hides is (exchange + attention - ring) /
-exchange, of the fastest rounds: other programs disturb those least. Memory is the growth of a
-rank's resident memory, the maximum of all ranks: the peak of a call, and what is kept between
-forward and backward. Before the measurement, which it also warms up, every rank compares its
-output with one process.
+A call is one causal attention, forward and backward, in float32. The contestants alternate: one
+process that holds the whole sequence while the other ranks wait, and the three kinds of
+`ContextAttention`. For the ring, the messages alone and the attention alone are also measured. The
+part of the exchange that the attention hides is (exchange + attention - ring) / exchange. It uses
+the fastest rounds, which other programs disturb least. Memory is the growth of a rank's resident
+memory, the maximum of all ranks. It is measured at the peak of a call, and between forward and
+backward. Before the measurement, every rank compares its output with one process, which is also the
+warm-up.
 
-`memory`: ranks on this host. `1gbit`: each rank on a host of its own, in a lab (root).
+The network `memory` has all ranks on this host. The network `1gbit` has each rank on a separate lab
+host (requires root).
 
     python benchmarks/context_attention.py                       # about 15 minutes
     python benchmarks/context_attention.py --lengths 1024,4096 --rounds 3 --networks memory
@@ -43,7 +44,7 @@ _RANK_FILE = str(Path(__file__).with_name("context_attention_rank.py"))
 
 
 def run_ranks(network: str, ranks: int, task: dict[str, Any]) -> list[Row]:
-    """Runs a task on some ranks of a network. Raises RuntimeError with a rank's last output."""
+    """Runs a task on ranks in a network. Raises RuntimeError with a failing rank's last output."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         task = {**task, "network": network, "path": str(folder / "rows.json")}
@@ -68,7 +69,7 @@ def run_ranks(network: str, ranks: int, task: dict[str, Any]) -> list[Row]:
 
 @contextmanager
 def _killed_at_exit() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Yields a list for processes, and kills them at the end of the block."""
+    """Yields a list for processes, which are killed at the end of the block."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         yield started

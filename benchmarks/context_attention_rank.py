@@ -28,30 +28,34 @@ from unisono.parallel.context.ring_exchange import RingExchange
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 WHOLE, EXCHANGE, ATTENTION = "one process", "exchange", "attention"
-_MMAP_THRESHOLD = -3  # of mallopt
+_MMAP_THRESHOLD = -3  # the parameter M_MMAP_THRESHOLD of mallopt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The measurements of one length on some ranks."""
+    """Measurements of one sequence length on some ranks."""
 
     network: str
     ranks: int
     length: int
     seconds: dict[str, tuple[float, ...]]
-    """By contestant: the slowest rank's seconds of a call, one entry per round."""
+    """Seconds of a call on the slowest rank, by contestant, with one entry per round."""
     peak_bytes: dict[str, int]
-    """By contestant: the growth of a rank's memory during a call, without its inputs."""
+    """Bytes by which a call increases a rank's memory, without the call's inputs, by contestant."""
     kept_bytes: dict[str, int]
-    """The same after forward: the output, and what backward will need."""
+    """Bytes by which forward increases a rank's memory (output and data for backward), by
+    contestant.
+    """
 
     def median_s(self, name: str) -> float:
-        """Returns the median over the rounds."""
+        """Returns the median time of a contestant in seconds."""
         return median(self.seconds[name])
 
     @property
     def hidden(self) -> float | None:
-        """Part of the exchange that the ring's attention hides, by the fastest rounds.
+        """Part of the exchange that the ring's attention hides, from the fastest rounds. It is None
+        if the exchange takes less than a tenth of the attention's time, which is too short to
+        measure.
 
         None if the exchange is too short to tell: less than a tenth of the attention.
         """
@@ -64,13 +68,13 @@ class Row:
 
 
 class Contestants:
-    """The calls of one length. Each runs forward and backward once."""
+    """Calls of all contestants for one length. Each call runs forward and backward once."""
 
     def __init__(self, length: int) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         generator = torch.Generator().manual_seed(0)
         self.whole = [
-            # as a model's projections lay them out: (batch, sequence, heads, head_dim)
+            # the layout of a model's projections: (batch, sequence, heads, head_dim)
             torch.randn(1, length, heads, HEAD_DIM, generator=generator).transpose(1, 2)
             for heads in (HEADS, KV_HEADS, KV_HEADS)
         ]
@@ -90,7 +94,7 @@ class Contestants:
         }
 
     def wrong(self) -> int:
-        """Returns the kinds whose output differs from one process, of all ranks."""
+        """Returns the number of kinds with wrong output, summed over all ranks."""
         with torch.no_grad():
             query, key, value = self.whole
             want = whole_attention(query, key, value, is_causal=True)[:, :, self.part]
@@ -99,7 +103,7 @@ class Contestants:
         return int(summed(sum(not torch.allclose(each, want, atol=1e-5) for each in found)))
 
     def forward(self, name: str) -> torch.Tensor | None:
-        """Returns the output of a kind, or of one process; None on ranks that only wait."""
+        """Returns the output of a kind, or of one process. Returns None on ranks that only wait."""
         if name == WHOLE:
             query, key, value = (each.requires_grad_() for each in self.whole)
             return whole_attention(query, key, value, is_causal=True) if self.rank == 0 else None
@@ -107,14 +111,14 @@ class Contestants:
         return self.attentions[name](query, key, value)
 
     def attend(self, name: str) -> None:
-        """Runs a kind, or one process, forward and backward."""
+        """Runs forward and backward of a kind, or of one process."""
         out = self.forward(name)
         if out is not None:
             inputs = self.whole if name == WHOLE else self.mine
             torch.autograd.grad(out, inputs, torch.ones_like(out))
 
     def exchange_alone(self) -> None:
-        """Sends the ring's messages: keys and values twice, their gradients once."""
+        """Sends only the ring's messages: keys and values twice, and their gradients once."""
         own = tuple(each.detach().transpose(1, 2) for each in self.mine[1:])
         for _ in self.ring.visit(own):
             pass
@@ -128,7 +132,9 @@ class Contestants:
 
     @torch.no_grad()
     def attend_alone(self) -> None:
-        """Computes the ring's blocks, with this rank's own keys and values in place of others'."""
+        """Computes the ring's blocks without messages, with this rank's keys and values instead of
+        the other ranks'.
+        """
         query, *own = (each.detach() for each in self.mine)
         keys = tuple(own)
         length = query.shape[2]
@@ -148,14 +154,14 @@ class Contestants:
 
 
 def summed(value: float, op: Any = dist.ReduceOp.SUM) -> float:
-    """Returns the sum (or another reduction) of the ranks' values."""
+    """Returns the sum, or another reduction, of the ranks' values."""
     total = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(total, op)
     return float(total)
 
 
 def call_s(call: Callable[[], object]) -> float:
-    """Returns the slowest rank's seconds of a call."""
+    """Returns the seconds of a call on the slowest rank."""
     dist.barrier()
     start_s = time.perf_counter()
     call()
@@ -163,14 +169,15 @@ def call_s(call: Callable[[], object]) -> float:
 
 
 def memory_bytes(call: Callable[[], object], field: str = "VmHWM") -> int:
-    """Returns the growth of the resident memory by a call, the maximum of all ranks.
+    """Returns the growth of the resident memory by a call, the maximum over all ranks.
 
-    The call's result still lives. `field`: the maximum (`VmHWM`) or the end (`VmRSS`).
+    The call's result is still in memory. `field` selects the peak (`VmHWM`) or the value at the end
+    (`VmRSS`).
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     dist.barrier()
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak VmHWM
     before = _resident_bytes("VmRSS")
     result = call()
     growth = _resident_bytes(field) - before
@@ -186,7 +193,9 @@ def _resident_bytes(field: str) -> int:
 
 
 def measure(network: str, length: int, most_rounds: int, length_s: float) -> Row:
-    """Measures all contestants of a length, until `length_s` have passed or all rounds."""
+    """Measures all contestants for one length, until all rounds have run or `length_s` seconds have
+    passed.
+    """
     contestants = Contestants(length)
     if wrong := contestants.wrong():
         raise RuntimeError(f"{wrong} outputs of {length} positions differ from one process")
@@ -217,7 +226,8 @@ def measure(network: str, length: int, most_rounds: int, length_s: float) -> Row
 def main(task: dict[str, Any]) -> None:
     """Measures all lengths of a task; rank 0 writes the rows."""
     torch.set_num_threads(1)
-    # Arrays return to the system when they are freed: resident memory then is that of live arrays.
+    # glibc must return each freed array to the system, so that the resident memory is that of live
+    # arrays.
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
     dist.init_process_group("unisono")
     limits = (task["rounds"], task["length_s"])

@@ -1,7 +1,7 @@
 """Measures what an idle controller costs: processor time and wake-ups of all its threads.
 
-Beside it, the same process with a communicator alone. For comparison: Horovod's loop wakes up 1,000
-times a second (its cycle time is 1 ms).
+The same process is also measured with a communicator only. For comparison, Horovod's loop wakes up
+1,000 times a second, since its cycle time is 1 ms.
 
     python benchmarks/controller_idle.py                   # 2 and 4 ranks, about 20 s
 """
@@ -30,17 +30,17 @@ SILENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleRow:
-    """Costs of the busiest rank, per second."""
+    """Costs of the busiest rank per second."""
 
     name: str
     ranks: int
     cpu_share: float
-    """Seconds of processor time."""
+    """Seconds of processor time per second."""
     wake_ups: float
 
 
 def measure(seconds: float) -> list[IdleRow]:
-    """Measures an idle process with a communicator, then with a controller too."""
+    """Measures an idle process that has a communicator, then the same process with a controller."""
     rows = []
     with unisono.init() as comm:
         rows.append(_row("communicator", comm, seconds))

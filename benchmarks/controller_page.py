@@ -1,5 +1,6 @@
 """The part of benchmarks/RESULTS.md about the controller, from the JSON documents of several
-programs."""
+programs.
+"""
 
 from __future__ import annotations
 

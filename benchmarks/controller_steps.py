@@ -1,8 +1,9 @@
 """Measures the controller in the steady state of a program whose steps repeat.
 
-*300 tensors*: every rank submits them in an order of its own, another one in each step, then waits
-for all. Beside it, one all_reduce of the same bytes with copies of all tensors in and out.
-*One tensor*: submit and wait, beside an asynchronous all_reduce and its wait.
+In the case *300 tensors*, every rank submits the tensors and waits for all of them. The order
+differs between ranks and steps. This is compared with one all_reduce of the same bytes, with copies
+of all tensors in and out. In the case *one tensor*, a submission and its wait are compared with an
+asynchronous all_reduce and its wait.
 
     python benchmarks/controller_steps.py                  # 2 and 4 ranks, about a minute
     python benchmarks/controller_steps.py --ranks 2 --rounds 5
@@ -48,28 +49,28 @@ class Row:
     controller_s: tuple[float, ...]
     direct_s: tuple[float, ...]
     collectives: float
-    """Collectives of the controller in a step."""
+    """Number of collectives that the controller runs in a step."""
     cache_hits: float
-    """Share of the tensors that the frozen plan had."""
+    """Share of the tensors that are in the frozen plan."""
 
     @property
     def added_us(self) -> float:
-        """Microseconds that the controller adds to the direct calls, for each tensor."""
+        """Microseconds that the controller adds to the direct calls, per tensor."""
         added_s = median(self.controller_s) - median(self.direct_s)
         return 1e6 * added_s / self.tensors
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def make_tensors() -> list[Floats]:
-    """Returns tensors whose lengths grow evenly from the smallest to the largest."""
+    """Returns tensors whose lengths increase evenly from the smallest to the largest."""
     lengths = np.linspace(SMALLEST, LARGEST, TENSORS).astype(int)
     return [np.zeros(length, np.float32) for length in lengths]
 
 
 def many_through_controller(controller: Controller, tensors: Sequence[Floats]) -> Step:
-    """Returns a step that submits all tensors in a new order and waits for all."""
+    """Returns a step that submits all tensors in a new order and waits for all of them."""
     orders = np.random.default_rng(controller.rank)
     names = [f"layer{index}.weight" for index in range(len(tensors))]
 
@@ -83,7 +84,9 @@ def many_through_controller(controller: Controller, tensors: Sequence[Floats]) -
 
 
 def many_at_once(comm: Communicator, tensors: Sequence[Floats]) -> Step:
-    """Returns a step that copies all tensors into one, reduces that, and copies them back."""
+    """Returns a step that copies all tensors into one, reduces this tensor, and copies the result
+    back.
+    """
     whole = np.empty(sum(map(len, tensors)), np.float32)
     parts = np.split(whole, np.cumsum([len(tensor) for tensor in tensors])[:-1])
 
@@ -106,7 +109,7 @@ def one_direct(comm: Communicator, tensor: Floats) -> Step:
 
 
 def verify(comm: Communicator, step: Step, tensors: Sequence[Floats]) -> None:
-    """Raises `AssertionError` if a step gives wrong values."""
+    """Raises `AssertionError` if a step computes wrong values."""
     for index, tensor in enumerate(tensors):
         tensor[:] = index + comm.rank
     step()
@@ -115,7 +118,7 @@ def verify(comm: Communicator, step: Step, tensors: Sequence[Floats]) -> None:
 
 
 def measure(rounds: int, round_s: float) -> list[Row]:
-    """Measures all rows of one rank count. Runs on every rank."""
+    """Measures all rows of one number of ranks. Runs on every rank."""
     with unisono.init() as comm:
         return list(_rows(comm, rounds, round_s))
 
@@ -153,7 +156,7 @@ def _gain(before: ControllerStats, after: ControllerStats, field: str) -> int:
     return int(getattr(after, field) - getattr(before, field))
 
 
-# ---- the program
+# ---- the main program
 
 
 def render(rows: Sequence[Row]) -> Table:

@@ -1,9 +1,9 @@
 """Runs every fault between hosts, 50 rounds each (root, half an hour): `python
 benchmarks/faults.py`.
 
-Runs the slow test of tests/lab/test_faults.py. In every round, each survivor must name the lost
-ranks in time, and nothing may be left behind. Events that lose no rank must have no effect.
-Messages of all phases (tests/lab/traffic.py) run concurrently with the calls.
+This program runs the slow test of tests/lab/test_faults.py. In every round, each survivor must name
+the lost ranks in time, and no files or processes may remain. Events that lose no rank must have no
+effect. Messages in all phases (tests/lab/traffic.py) run concurrently with the calls.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ UNDER_WAY = "calls and messages of all phases"
 
 
 def results(report: Path) -> list[dict[str, Any]]:
-    """Returns for each fault whether all rounds ended as specified, and their total time."""
+    """Returns for each fault True if all rounds ended as specified, and the total time."""
     return [
         {
             "fault": case.attrib["name"].partition("[")[2].rstrip("]"),
-            "as_specified": len(case) == 0,  # no failure, error or skip
+            "as_specified": len(case) == 0,  # True if the case has no failure, error or skip
             "seconds": float(case.attrib["time"]),
         }
         for case in xml.parse(report).iter("testcase")
@@ -57,8 +57,9 @@ def main(
 
 
 def write(path: Path, found: list[dict[str, Any]]) -> None:
-    """Writes these faults, and those of the file that ran with the same traffic and did not run
-    now."""
+    """Writes these faults to the file. Keeps the file's other faults if they ran with the same
+    traffic.
+    """
     before = json.loads(path.read_text()) if path.exists() else {}
     kept = before["faults"] if before.get("under_way") == UNDER_WAY else []
     faults = {each["fault"]: each for each in (*kept, *found)}

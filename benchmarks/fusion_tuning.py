@@ -1,12 +1,13 @@
-"""Measures fusion that tunes itself beside the buckets that `fusion_bytes` gives, in one run.
+"""Compares fusion that tunes itself with the buckets that `fusion_bytes` gives, in one run.
 
-There are two controllers, one with tuning and one without. A step computes gradients one after
-another, submits each, and waits for all. Computation only waits, as on an accelerator. First the
-tuner measures and decides: its steps run between two halves of as many steps of the other, since it
-measures whole steps. Then both take steps in turn.
+There are two controllers, of which one tunes. A step computes gradients one after another, submits
+each gradient, and waits for all. To compute means to sleep, as if an accelerator computed. First
+the tuner measures and decides. Its steps run between two halves of an equal number of steps of the
+other controller, since the tuner measures whole steps. After that, the steps of both controllers
+alternate.
 
-*Link* cases use a `LinkTransfer`, whose costs are known: the best of all buckets follows from the
-closed form. *Memory* cases use the communicator of this machine.
+*Link* cases use a `LinkTransfer` with known costs, so that the closed form gives the best of all
+buckets. *Memory* cases use the communicator of this machine.
 
     python benchmarks/fusion_tuning.py                  # 2 ranks, about a minute
     python benchmarks/fusion_tuning.py --ranks 2,4 --steps 200
@@ -49,23 +50,23 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Gradients of one size. `cost`: of the link; None: the communicator alone."""
+    """Gradients of equal size. `cost` is that of a simulated link, or None without one."""
 
     name: str
     gradients: int
     elements: int
     compute_s: float
-    """Time to compute one gradient."""
+    """Seconds to compute one gradient."""
     cost: LinkCost | None = None
 
     @property
     def nbytes(self) -> int:
-        """Size of a gradient."""
+        """Bytes of one gradient."""
         return 4 * self.elements
 
     @property
     def best_s(self) -> float | None:
-        """Time of a step with the best buckets, by the closed form."""
+        """Seconds of a step with the best buckets, by the closed form."""
         if self.cost is None:
             return None
         ready_s = [self.compute_s * (j + 1) for j in range(self.gradients)]
@@ -103,7 +104,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Seconds of the slowest rank for each step, in the order in which they ran."""
+    """Seconds of each step on the slowest rank, in the order in which the steps ran."""
 
     case: str
     ranks: int
@@ -113,11 +114,11 @@ class Row:
     report: dict[str, Any] | str
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 class _Program:
-    """One controller with its gradients."""
+    """A controller and the gradients that it exchanges."""
 
     def __init__(self, comm: Communicator, case: Case, *, tunes: bool) -> None:
         self._case = case
@@ -131,7 +132,9 @@ class _Program:
         self._arrays = [np.zeros(case.elements, np.float32) for _ in self._names]
 
     def step_s(self) -> float:
-        """Computes and exchanges all gradients once, checks the sums; returns the time."""
+        """Computes and exchanges all gradients once, and checks their sums. Returns the seconds of
+        the step.
+        """
         rank, size = self.controller.rank, self.controller.size
         for array in self._arrays:
             array.fill(rank)
@@ -154,7 +157,7 @@ def _wait_until(until_s: float) -> None:
 
 
 def measure(steps: int, only: str) -> list[Row]:
-    """Measures all cases of one rank count. Runs on every rank."""
+    """Measures all cases of one number of ranks. Runs on every rank."""
     with unisono.init() as comm:
         return [_row(comm, case, steps) for case in CASES if only in case.name]
 
@@ -190,11 +193,13 @@ def _fields(report: FusionReport) -> dict[str, Any]:
     }
 
 
-# ---- the program
+# ---- the main program
 
 
 def render(rows: Sequence[Row]) -> Table:
-    """Returns a table with medians; ratios are of paired steps, and of all steps while tuning."""
+    """Returns a table of medians. A ratio is that of alternating steps; the last one is of all
+    steps during tuning.
+    """
     table = Table(title="ms a step: the slowest rank, median")
     table.add_column("case")
     for name in ("ranks", "default", "tuned", "ratio", "best possible", "while tuning"):

@@ -1,4 +1,5 @@
-"""Measures the targets between hosts, on hosts of a lab (root); one JSON file per part.
+"""Measures the performance targets between hosts on lab hosts (requires root). Writes one JSON file
+per part.
 
 Parts with a file in the results folder are not measured again. `python benchmarks/page.py` writes
 the page.
@@ -48,7 +49,7 @@ def main(
             str(rounds),
             "--json",
             partial.name,
-        ]  # the result contains this command
+        ]  # the result records this command
         subprocess.run(command, check=True, cwd=folder)
         partial.rename(path)
 

@@ -13,8 +13,8 @@ Document = dict[str, Any]
 
 KIB, MIB = 1 << 10, 1 << 20
 OURS, LIMIT = "unisono", "network"
-# Targets by part and size: the maximum of our time over the limit, the minimum of a peer's time
-# over ours.
+# Targets by part and size: the largest permitted ratio of our time to the limit, and the least
+# permitted ratio of a peer's time to our time.
 OVER_LIMIT = {
     **{("flat", size * MIB): 1.03 for size in (1, 16, 32)},
     **{(part, size * MIB): 1.06 for part in ("pairs", "wide") for size in (1, 16)},
@@ -91,7 +91,7 @@ def _table(document: Document) -> Iterator[str]:
         cells += [f"{results[peer]['time_over_ours']:.2f}" for peer in peers]
         if row["size_bytes"] >= MIB:
             cells += [f"{results[name]['time_over_limit']:.2f}" for name in (OURS, *peers)]
-        else:  # a few bytes take no measurable time on the link
+        else:  # a few bytes take almost no time on the link
             cells += ["-"] * (1 + len(peers))
         cells += [f"{row['payload_Bps'] * 8e-9:.3f}"]
         cells += [str(sum(result["wrong"] for result in results.values()))]

@@ -1,10 +1,10 @@
-"""Compares Unisono over MPI as the transport with the MPI's own all-reduce, alternating in one run.
+"""Compares Unisono with MPI as transport with MPI's own all-reduce, alternating in one run.
 
     mpiexec -n 4 python benchmarks/mpi_transport.py --per-host 2
 
-Every `--per-host` ranks act as a host; data between them go through MPI. Prints the median over
-rounds of the slowest rank's time, and the range. The MPI knows that all ranks share memory, and
-copies directly between the callers' buffers; a real fabric cannot.
+Each group of `--per-host` ranks acts as a host. Data between these hosts go through MPI. The
+program prints the median over rounds of the slowest rank's time, and the range. MPI knows that all
+ranks share memory, and copies directly between the callers' buffers, which a real fabric cannot do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
-SIZES = {8: 200, 64 << 10: 40, 1 << 20: 10, 16 << 20: 2}  # bytes, and calls per round
+SIZES = {8: 200, 64 << 10: 40, 1 << 20: 10, 16 << 20: 2}  # bytes: calls per round
 
 
 def main() -> None:

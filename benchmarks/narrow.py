@@ -1,12 +1,13 @@
 """Measures the cost of 16- and 8-bit floats in reductions.
 
-Sums of scaled contributions and sums that nest reductions are compared with a plain sum of the same
+The program compares sums of scaled contributions, and nested sums, with a plain sum of the same
 array.
 
     python benchmarks/narrow.py [ranks]
 
-Prints microseconds, the median of 50 calls on the slowest rank. For the kernels alone, in GB/s next
-to memcpy: `make cpp && build/cpp/csrc/tests/bench_kernels`.
+The program prints microseconds, the median of 50 calls on the slowest rank. The following command
+measures the kernels alone, in GB/s, and compares them with memcpy: `make cpp &&
+build/cpp/csrc/tests/bench_kernels`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ KINDS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, 
 
 
 def median_us(call: Callable[[], object]) -> float:
-    """Returns the median time of a call."""
+    """Returns the median time of a call in microseconds."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -35,7 +36,7 @@ def median_us(call: Callable[[], object]) -> float:
 
 
 def measure() -> list[tuple[str, float]]:
-    """Returns rows of name and time, the maximum over all ranks."""
+    """Returns rows of name and microseconds, the maximum over all ranks."""
     rows = []
     with unisono.init() as comm:
         for kind in KINDS:

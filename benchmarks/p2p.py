@@ -1,4 +1,5 @@
-"""Measures point-to-point against its targets; one JSON file per part (root, half an hour).
+"""Measures point-to-point messages and compares them with targets (requires root, half an hour).
+Writes one JSON file per part.
 
 Parts measure messages between pairs of ranks on one host and between two lab hosts, natively and
 with torch. Other parts measure memory of unexpected messages, and steps of a pipeline. Parts with a
@@ -39,7 +40,7 @@ OPS = ("ping_pong", "stream")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """The extent of the measurements."""
+    """Sizes, rounds and times of the measurements."""
 
     quick: bool
     pace: Pace
@@ -47,7 +48,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Messages between pairs of ranks, ours next to peers."""
+    """Messages between pairs of ranks, with our library and with other libraries."""
 
     sizes: str
     quick_sizes: str
@@ -56,7 +57,7 @@ class Pairs:
     api: str = "native"
     hosts: Hosts | None = None
     budget_factor: float = 1.0
-    """Factor by which a row of this part may take longer than other rows."""
+    """Factor by which rows of this part may take longer than other parts' rows."""
 
     def measure(self, scope: Scope) -> dict[str, Any]:
         sizes = self.quick_sizes if scope.quick else self.sizes
@@ -82,7 +83,7 @@ class Pairs:
         return report.to_dict()
 
     def _command(self, sizes: str) -> tuple[str, ...]:
-        """Returns the command that measures the same."""
+        """Returns the `unisono bench` command for the same measurement."""
         where: tuple[str, ...] = ("-n", str(self.ranks))
         if self.hosts is not None:
             where = ("--hosts", str(self.hosts.hosts), "--rate", self.hosts.rate or "")
@@ -103,8 +104,9 @@ def _pipeline(scope: Scope) -> dict[str, Any]:
 
 
 def _many_ranks(ranks: int) -> Pairs:
-    """Returns a part in which all pairs run at once. MPICH is excluded: it never yields its core,
-    and takes seconds per call."""
+    """Returns a part in which all pairs run at the same time. MPICH is excluded, since it never
+    yields its core and takes seconds per call.
+    """
     sizes = "8,1K,16K,256K,1M,4M"
     return Pairs(ranks=ranks, sizes=sizes, quick_sizes="8,1M", against=("openmpi",))
 
@@ -125,7 +127,7 @@ PARTS: dict[str, Callable[[Scope], dict[str, Any]]] = {
         sizes="8,1M,4M,16M",
         quick_sizes="8,1M",
         against=("gloo", "openmpi"),
-        budget_factor=8,  # the link is slow: a round of a stream takes a second
+        budget_factor=8,  # the link is slow: one round of a stream takes a second
     ).measure,
     "calls": _calls,
     "memory": _memory,

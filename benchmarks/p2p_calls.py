@@ -1,10 +1,10 @@
 """Measures the cost of a call for its caller: an asynchronous send or receive of 8 bytes.
 
-The interfaces are the native one, torch's process group, which is all that a backend controls, and
-`torch.distributed`, which adds checks and wrappers. Torch's backend "fake" does nothing: its calls
-take the time that torch itself needs, which no backend can remove.
+There are three interfaces: the native interface, torch's process group, which is the part that a
+backend controls, and `torch.distributed`, which adds checks and wrappers. Calls to torch's backend
+"fake" do nothing. They take the time that torch itself needs, which no backend can avoid.
 
-The receiver starts only after all messages of a burst have arrived, so neither end ever waits.
+The receiver starts only after all messages of a burst have arrived, so neither rank waits.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ def measure(*, rounds: int) -> dict[str, Any]:
     return {"burst": BURST, "rows": rows, "floor": floor}
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def _rank(rounds: int) -> dict[str, tuple[list[float], bool]]:
-    """Returns by interface the time per call in each round, and whether the messages were
-    correct."""
+    """Returns, by interface, the seconds per call in each round, and True if the messages were
+    correct.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("unisono")
     with unisono.init() as comm:
@@ -91,7 +92,7 @@ def _bursts(
             comm.barrier()
         for work in works:
             work.wait()
-        del works, work  # released before the next burst
+        del works, work  # frees the handles before the next burst
         comm.barrier()
         if round_ > 0:
             times_s.append(took_s)
@@ -100,7 +101,7 @@ def _bursts(
 
 
 def _fake_rank(rounds: int) -> dict[tuple[str, str], list[float]]:
-    """Returns by interface and call the time per call of a backend that does nothing."""
+    """Returns the seconds per call of a backend that does nothing, by interface and call."""
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     group: Any = dist.group.WORLD

@@ -1,11 +1,11 @@
-"""Measures the memory that unexpected messages take at their receiver.
+"""Measures the memory that unexpected messages use at their receiver.
 
-Rank 0 waits for rank 1, which is slow. Meanwhile rank 2 starts to send all its messages to rank 0.
-Then rank 0 receives and checks them. The maximum growth of its resident memory is the kernel's
-count (VmHWM), including shared memory.
+Rank 0 waits for rank 1, which is slow. Meanwhile rank 2 sends all its messages to rank 0. Then rank
+0 receives and checks these messages. The kernel counts the largest growth of rank 0's resident
+memory (VmHWM), which includes shared memory.
 
-As a program, this file is one of these ranks: `p2p.py` starts them on one host or on two hosts of a
-lab.
+As a program, this file is one of these ranks. `p2p.py` starts the ranks on one host or on two lab
+hosts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Load:
     nbytes: int
 
     def message(self, number: int) -> Any:
-        """Returns a message; no two begin alike."""
+        """Returns a message, whose first element differs from all other messages."""
         return np.arange(self.nbytes // 8, dtype=np.int64) + number * _STEP
 
 
@@ -52,7 +52,7 @@ QUICK_LOADS = (LOADS[0], Load(messages=8_192, nbytes=4 << 10))
 
 
 def measure(loads: tuple[Load, ...]) -> dict[str, Any]:
-    """Measures all loads, on one host and on two."""
+    """Measures all loads on one host and on two hosts."""
     rows = []
     for load in loads:
         rows.append({"hosts": 1, **asdict(load), **_run(load, None)})
@@ -62,7 +62,7 @@ def measure(loads: tuple[Load, ...]) -> dict[str, Any]:
 
 
 def _run(load: Load, lab: Lab | None, wait_s: float = WAIT_S) -> dict[str, Any]:
-    """Returns rank 0's results, or the reason of a failure as `error`."""
+    """Returns rank 0's results, or the reason of a failure in the entry `error`."""
     rendezvous = f"p2p-memory-{os.getpid()}" if lab is None else f"tcp://{lab.address(0)}:{PORT}"
     words = [
         sys.executable,
@@ -90,7 +90,7 @@ def _run(load: Load, lab: Lab | None, wait_s: float = WAIT_S) -> dict[str, Any]:
 
 @contextmanager
 def _killed_at_exit() -> Iterator[list[subprocess.Popen[str]]]:
-    """Yields a list for processes, and kills them at the end of the block."""
+    """Yields a list for processes, which are killed at the end of the block."""
     started: list[subprocess.Popen[str]] = []
     try:
         yield started
@@ -100,11 +100,13 @@ def _killed_at_exit() -> Iterator[list[subprocess.Popen[str]]]:
             process.communicate()
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def _resident_bytes(field: str) -> int:
-    """Returns this process's memory: `VmRSS` is the current value, `VmHWM` the maximum."""
+    """Returns this process's resident memory in bytes: `VmRSS` is the current value, `VmHWM` the
+    maximum.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
@@ -115,7 +117,7 @@ def _receive(comm: unisono.Communicator, load: Load) -> dict[str, int]:
     out, go = np.ones(load.nbytes // 8, np.int64), np.zeros(1, np.int64)
     wanted, differ = np.ones_like(out), np.ones(out.size, bool)
     comm.barrier()
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    Path("/proc/self/clear_refs").write_text("5")  # resets the maximum VmHWM
     before = _resident_bytes("VmRSS")
     comm.recv(go, 1)
     waiting = _resident_bytes("VmHWM")
@@ -124,7 +126,7 @@ def _receive(comm: unisono.Communicator, load: Load) -> dict[str, int]:
         comm.recv(out, 2, _TAG)
         # Every message begins with its number; some messages are compared completely.
         if number % max(1, load.messages // 48) == 0:
-            wanted[:] = 1  # uses no additional memory, which would distort the measurement
+            wanted[:] = 1  # in place, since additional memory would distort the measurement
             np.cumsum(wanted, out=wanted)
             wanted += number * _STEP - 1
             wrong += int(np.count_nonzero(np.not_equal(out, wanted, out=differ)))

@@ -25,7 +25,7 @@ NAMES = {"ping_pong": "half round trip", "stream": "stream"}
 
 
 def render_p2p(documents: Mapping[str, Document]) -> list[str]:
-    """Renders documents of `p2p.py`, by part."""
+    """Renders the documents of `p2p.py`, given by part."""
     lines = [
         "`python benchmarks/p2p.py` (root): ranks 0 and 1, 2 and 3, and so on exchange messages,",
         "all pairs at once. Times are per message: half a round trip (ping_pong), or one of the",
@@ -44,7 +44,7 @@ def render_p2p(documents: Mapping[str, Document]) -> list[str]:
 
 
 def _others(documents: Mapping[str, Document]) -> Iterator[str]:
-    """Yields the load of the machine by other processes."""
+    """Yields a sentence about the cores that other processes used."""
     if busy := [d["machine"]["busy_cores"] for d in documents.values() if "machine" in d]:
         yield f"Other processes used at most {max(busy):.1f} cores at the start of a part."
 
@@ -69,7 +69,9 @@ def _targets(documents: Mapping[str, Document]) -> Iterator[str]:
 
 
 def _by_op(document: Document) -> Iterator[tuple[str, list[Sample]]]:
-    """Yields each operation's rows, limited to rounds with near cores if there are some."""
+    """Yields each operation's name and rows. Rows are limited to rounds with near cores if there
+    are any.
+    """
     samples = [sample.within("near") or sample for sample in samples_of(document)]
     for op, what in NAMES.items():
         if chosen := [sample for sample in samples if sample.op == op]:
@@ -91,7 +93,7 @@ def _many_ranks(document: Document) -> Iterator[str]:
 def _against_peer(
     what: str, samples: Sequence[Sample], mean_bar: float, worst_bar: float | None
 ) -> Iterator[str]:
-    """Yields the geometric mean and the worst row."""
+    """Yields the target rows for the geometric mean over all sizes and for the worst size."""
     ratios = [(ratio, s) for s in samples if (ratio := s.ratio(PEER)) is not None]
     if not ratios:
         return
@@ -107,7 +109,7 @@ def _against_peer(
 
 
 def _tiny(what: str, samples: Sequence[Sample], most_s: float | None) -> Iterator[str]:
-    """Yields, for 8 bytes, the time of half a round trip and the message rate of a stream."""
+    """Yields the target rows for 8 bytes: half of a round trip, and a stream's message rate."""
     found = next((s for s in samples if s.size_bytes == TINY), None)
     if found is None or found.time_s is None:
         return

@@ -1,7 +1,7 @@
-"""Measures steps of a pipeline, 1F1B by torch.distributed.pipelining, on our backend and on Gloo.
+"""Measures steps of a 1F1B pipeline by torch.distributed.pipelining, on our backend and on Gloo.
 
-As a program under torchrun, this file is one rank of one stage, with a group for each backend; the
-backends alternate. Gradients are compared with those of the whole model without a pipeline.
+As a program under torchrun, this file is the rank of one stage. It has a group for each backend,
+and the backends alternate. Gradients are compared with those of the whole model without a pipeline.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ END_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model of equal stages, and the size of a step's input."""
+    """A model of equal stages, and the size of the input of a step."""
 
     width: int
     microbatches: int
     rows: int
-    """Rows of a microbatch."""
+    """Number of rows in a microbatch."""
 
     @property
     def message_bytes(self) -> int:
         return self.rows * self.width * 4
 
     def stage(self, index: int) -> torch.nn.Module:
-        """Returns a stage; its weights are always the same."""
+        """Returns a stage, which has the same weights in each call."""
         torch.manual_seed(index)
         return torch.nn.Sequential(torch.nn.Linear(self.width, self.width), torch.nn.Tanh())
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns inputs and targets."""
+        """Returns the inputs and targets of a step."""
         torch.manual_seed(1000)
         rows = self.rows * self.microbatches
         return torch.randn(rows, self.width), torch.randn(rows, self.width)
@@ -59,7 +59,7 @@ SHAPES = (
 
 
 def measure(*, rounds: int, round_s: float) -> dict[str, Any]:
-    """Measures all shapes. Raises RuntimeError with the ranks' last output if they fail."""
+    """Measures all shapes. Raises RuntimeError with the ranks' last output if a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
         words = ["env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", sys.executable, "-m"]
@@ -73,7 +73,7 @@ def measure(*, rounds: int, round_s: float) -> dict[str, Any]:
     return found
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,9 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _bind(shape: Shape, group: dist.ProcessGroup) -> tuple[torch.nn.Module, Callable[[], object]]:
-    """Returns this rank's stage, and a step of the pipeline; gradients accumulate over steps."""
+    """Returns this rank's stage, and a function that runs a step of the pipeline and accumulates
+    gradients.
+    """
     rank = dist.get_rank()
     module = shape.stage(rank)
     stage = PipelineStage(module, rank, STAGES, torch.device("cpu"), group=group)
@@ -95,7 +97,7 @@ def _bind(shape: Shape, group: dist.ProcessGroup) -> tuple[torch.nn.Module, Call
 
 
 def _wanted(shape: Shape) -> list[torch.Tensor]:
-    """Returns the gradients of this rank's stage in the whole model."""
+    """Returns the gradients of this rank's stage, computed in the whole model."""
     stages = [shape.stage(index) for index in range(STAGES)]
     whole = torch.nn.Sequential(*stages)
     parts = [whole_batch.chunk(shape.microbatches) for whole_batch in shape.batch()]
@@ -110,7 +112,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _step_s(step: Callable[[], object], module: torch.nn.Module, steps: int) -> float:
-    """Seconds a step, of the slowest rank."""
+    """Returns the seconds per step of the slowest rank."""
     dist.barrier()
     start_s = time.perf_counter()
     for _ in range(steps):

@@ -34,7 +34,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
 
 
 def write_page(folder: Path, page: Path) -> None:
-    """Writes the page from the results in the folder; missing results are omitted."""
+    """Writes the page from the results in the folder. Parts without results are omitted."""
     documents = [found for api in APIS for found in _named(folder, f"{api}-").values()]
     sections: dict[str, list[str]] = {}
     if hosts := _named(folder, "hosts-"):
@@ -53,12 +53,12 @@ def write_page(folder: Path, page: Path) -> None:
             sections[title] = render(json.loads(path.read_text()))
     if runs := sorted(folder.glob("calibration-*.json")):
         sections["Simulator: prediction errors"] = render_calibration(runs)
-    trainings = _named(folder, "train-")  # from unisono train TASK --json
+    trainings = _named(folder, "train-")  # results of `unisono train TASK --json`
     page.write_text(render_page(documents, trainings, sections))
 
 
 def _named(folder: Path, prefix: str) -> dict[str, dict[str, Any]]:
-    """Returns the documents of files `prefixNAME.json`, by name."""
+    """Returns the documents in the files `prefixNAME.json`, by name."""
     return {
         path.stem.removeprefix(prefix): json.loads(path.read_text())
         for path in sorted(folder.glob(f"{prefix}*.json"))

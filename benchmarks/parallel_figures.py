@@ -1,6 +1,8 @@
-"""Trains a task with each parallel strategy, and writes its figures, predicted and measured.
+"""Trains a task with each parallel strategy, and writes predicted and measured bytes, memory and
+times.
 
-Every layout trains the same model on the same batches, so its losses must be those of one process.
+Every layout trains the same model on the same batches, so its losses must equal those of one
+process.
 
     python benchmarks/parallel_figures.py            # about 3 minutes
 """
@@ -53,7 +55,7 @@ RUNS: tuple[tuple[Task, str, int, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The figures of one layout, by rank."""
+    """Predicted and measured figures of one layout, by rank."""
 
     task: str
     layout: str
@@ -66,11 +68,13 @@ class Row:
     peak_bytes: list[int]
     predicted: dict[str, Any]
     loss_error: float
-    """Largest relative difference of a loss from that of one process."""
+    """Largest relative difference between a loss and that of one process."""
 
 
 def measure() -> list[Row]:
-    """Runs all layouts. Raises `AssertionError` if the losses of one differ from one process."""
+    """Runs all layouts. Raises `AssertionError` if a layout's losses differ from those of one
+    process.
+    """
     alone: dict[str, list[float]] = {}
     rows = []
     for task, text, microbatches, settings in RUNS:
@@ -110,7 +114,9 @@ def measure() -> list[Row]:
 
 
 def render(rows: Sequence[Row]) -> Table:
-    """Returns a table of the busiest rank's bytes and the fullest rank's memory."""
+    """Returns a table with the bytes of the rank that sends most, and the memory of the rank that
+    uses most.
+    """
     table = Table(title="KiB of a step: the largest of all ranks")
     for name in ("task", "layout", "sent", "weights", "gradients", "optimizer", "step ms"):
         table.add_column(name, justify="left" if name in ("task", "layout") else "right")

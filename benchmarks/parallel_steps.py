@@ -1,9 +1,9 @@
-"""Measures training steps of `parallelize` beside torch's own strategies, on Gloo and on unisono.
+"""Compares training steps of `parallelize` with torch's own strategies, on Gloo and on unisono.
 
 Each strategy has three contestants that train the same model on the same batches: `parallelize`,
-torch's own strategy on the backend unisono, and torch's own strategy on Gloo. They alternate, and
-their losses must agree. The model *text* is a transformer on bytes; *layers* is a chain of linear
-layers, which torch's tensor-parallel styles can divide.
+torch's own strategy on the backend unisono, and torch's own strategy on Gloo. The contestants
+alternate, and their losses must agree. The model *text* is a transformer on bytes. The model
+*layers* is a chain of linear layers, which torch's tensor-parallel styles can divide.
 
     python benchmarks/parallel_steps.py                  # 4 ranks, about 3 minutes
     python benchmarks/parallel_steps.py --rounds 5
@@ -50,7 +50,7 @@ Step = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Seconds per step of the slowest rank by contestant, one entry per round."""
+    """Seconds per step of the slowest rank, by contestant, one entry per round."""
 
     strategy: str
     model: str
@@ -58,14 +58,14 @@ class Row:
     times_s: dict[str, tuple[float, ...]]
 
     def ratio(self, other: str) -> float:
-        """Median over the rounds of our time over the other contestant's."""
+        """Returns the median over the rounds of our time over another contestant's time."""
         pairs = zip(self.times_s[PARALLELIZE], self.times_s[other], strict=True)
         return median(ours / theirs for ours, theirs in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model, a batch of all ranks together, and a loss that averages over it."""
+    """A model, a batch for all ranks together, and a loss that is an average over the batch."""
 
     name: str
     model: nn.Sequential
@@ -110,7 +110,7 @@ def _adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, RATE)
 
 
-# ---- contestants, on each rank
+# ---- contestants on each rank
 
 
 def ours(task: Task, layout: Layout, microbatches: int = 1) -> Step:
@@ -129,7 +129,7 @@ def torch_ddp(task: Task, group: dist.ProcessGroup) -> Step:
 
 
 def torch_fsdp(task: Task, group: dist.ProcessGroup) -> Step:
-    """Returns a step of `fully_shard`, each layer by itself."""
+    """Returns a step of `fully_shard`, applied to each layer separately."""
     mesh = DeviceMesh.from_group(group, "cpu")
     model = copy.deepcopy(task.model)
     for layer in model:
@@ -140,7 +140,9 @@ def torch_fsdp(task: Task, group: dist.ProcessGroup) -> Step:
 
 
 def torch_tensor(task: Task, group: dist.ProcessGroup) -> Step:
-    """Returns a step with torch's column- and row-parallel linear layers in pairs."""
+    """Returns a step of torch's tensor parallelism, with pairs of column- and row-parallel linear
+    layers.
+    """
     mesh = DeviceMesh.from_group(group, "cpu")
     model = copy.deepcopy(task.model)
     linears = [name for name, each in model.named_children() if isinstance(each, nn.Linear)]
@@ -160,7 +162,7 @@ def torch_tensor(task: Task, group: dist.ProcessGroup) -> Step:
 
 
 def torch_pipeline(task: Task, group: dist.ProcessGroup, microbatches: int, kind: Any) -> Step:
-    """Returns a step of torch's pipeline, cut into stages of as many modules."""
+    """Returns a step of torch's pipeline, with the same number of modules in each stage."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     modules = list(copy.deepcopy(task.model))
     cuts = [round(i * len(modules) / size) for i in range(size + 1)]
@@ -204,7 +206,7 @@ def _data_step(task: Task, model: nn.Module, group: dist.ProcessGroup) -> Step:
 
 
 def contestants(task: Task, ranks: int) -> Iterator[tuple[str, Step, Callable[[Any], Step]]]:
-    """Yields strategies: a name, our step, and what makes torch's step on a group."""
+    """Yields each strategy's name, our step, and a function that makes torch's step on a group."""
     yield "data (DDP)", ours(task, Layout(dp=ranks)), lambda group: torch_ddp(task, group)
     for zero in (2, 3):
         layout = Layout(dp=ranks, zero=zero)
@@ -220,7 +222,7 @@ def contestants(task: Task, ranks: int) -> Iterator[tuple[str, Step, Callable[[A
         )
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def measure(rounds: int, steps: int) -> list[Row]:
@@ -269,7 +271,7 @@ def _time_s(step: Step, steps: int) -> float:
     return float(taken)
 
 
-# ---- the program
+# ---- the main program
 
 
 def render(rows: Sequence[Row]) -> Table:

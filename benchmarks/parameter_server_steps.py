@@ -1,12 +1,14 @@
-"""Measures a training step with a parameter server, beside one with a ring all_reduce.
+"""Compares a training step with a parameter server with a step with a ring all_reduce.
 
-Every contestant trains the same model on the same four workers: the ring, and parameter servers
-with 1, 2 and 4 servers, on workers and dedicated. They take turns. Before that, the parameters
-of all workers are compared bit by bit with training by all_reduces in rank order, as a reproducible
-communicator does them. Bytes are those that the program counts, and must equal the closed form.
+Every contestant trains the same model on the same four workers. The contestants are the ring and
+parameter servers with 1, 2 and 4 servers, on workers or on dedicated ranks. They alternate. Before
+the measurement, the parameters of all workers are compared bit by bit with training by all_reduces
+in rank order, as a reproducible communicator performs them. The program counts the bytes, which
+must equal the closed form.
 
-The bound of a contestant is the bytes that its busiest rank sends, and at the same time receives,
-over the rate of a link. The rate is measured in the same run, by a message one way.
+The bound of a contestant is the number of bytes that its busiest rank sends, over the rate of a
+link. The busiest rank receives equally many bytes at the same time. The rate is measured in the
+same run, by a message in one direction.
 
     python benchmarks/parameter_server_steps.py              # hosts of a lab; root; three minutes
     python benchmarks/parameter_server_steps.py --one-host   # this machine's shared memory
@@ -55,7 +57,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """The ring (0 servers), or a parameter server."""
+    """The ring (0 servers) or a parameter server."""
 
     servers: int = 0
     dedicated: bool = False
@@ -67,11 +69,11 @@ class Contestant:
 
     @property
     def ranks(self) -> int:
-        """The ranks that take part."""
+        """Number of ranks that take part."""
         return WORKERS + (self.servers if self.dedicated else 0)
 
     def busiest_bytes(self, nbytes: int) -> float:
-        """Returns the bytes that the busiest rank sends, and receives, in a step."""
+        """Returns the number of bytes that the busiest rank sends, and also receives, in a step."""
         if not self.servers:
             return 2 * (WORKERS - 1) / WORKERS * nbytes
         if self.dedicated:
@@ -93,27 +95,27 @@ class Row:
     name: str
     nbytes: int
     busiest_bytes: float
-    """Of the closed form, equal to what was counted."""
+    """Bytes of the busiest rank by the closed form, which equals the counted bytes."""
     bound_s: float
     times_s: tuple[float, ...]
 
     @property
     def ratio(self) -> float:
-        """The time over the bound."""
+        """Median step time over the bound."""
         return median(self.times_s) / self.bound_s
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def make_model(nbytes: int) -> nn.ParameterList:
-    """Returns layers of different lengths, together of `nbytes` bytes."""
+    """Returns layers of different lengths, with `nbytes` bytes in total."""
     cuts = np.linspace(0, nbytes // 4, LAYERS + 1).astype(int)
     return nn.ParameterList([torch.zeros(b - a) for a, b in pairwise(cuts)])
 
 
 def set_gradients(model: nn.ParameterList, rank: int, step: int) -> None:
-    """Sets gradients whose sum shows the order of its summands."""
+    """Sets gradients whose rounded sum depends on the order of the additions."""
     rng = np.random.default_rng([rank, step])
     for parameter in model:
         values = rng.standard_normal(len(parameter), np.float32)
@@ -125,7 +127,9 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 
 class AllReduceTraining:
-    """A step: all_reduce of all gradients in one array, then the optimizer on each rank."""
+    """A training step: an all_reduce of all gradients in one array, then the optimizer on each
+    rank.
+    """
 
     def __init__(self, comm: Communicator, nbytes: int, algorithm: str) -> None:
         self.model = make_model(nbytes)
@@ -146,7 +150,7 @@ class AllReduceTraining:
 
 
 def verify(comm: Communicator, nbytes: int, ps: ParameterServer, model: nn.ParameterList) -> None:
-    """Raises `AssertionError` if a few steps give other bits than sums in rank order do."""
+    """Raises `AssertionError` if a few steps give other bits than sums in rank order."""
     reference = AllReduceTraining(comm, nbytes, "direct")
     for step in range(CHECKED_STEPS):
         for net in (model, reference.model):
@@ -158,7 +162,7 @@ def verify(comm: Communicator, nbytes: int, ps: ParameterServer, model: nn.Param
 
 
 def link_s(comm: Communicator, nbytes: int) -> float:
-    """Returns the seconds in which rank 0 sends `nbytes` bytes to rank 1."""
+    """Returns the seconds for a message of `nbytes` bytes from rank 0 to rank 1."""
     x = np.zeros(nbytes, np.uint8)
 
     def call() -> None:
@@ -172,9 +176,11 @@ def link_s(comm: Communicator, nbytes: int) -> float:
 
 
 class RankSteps:
-    """The contestants of this rank: a step for each as a worker, a thread for each that it serves.
+    """Contestants of this rank: a step for each one in which it is a worker, and a thread for each
+    one in which it is a server.
 
-    Each of a worker's steps is verified first: its bits, and the bytes that it sends and receives.
+    Each step of a worker is verified first: the bits of its result, and the bytes that it sends and
+    receives.
     """
 
     def __init__(self, world: Communicator, nbytes: int, range_bytes: int | None) -> None:
@@ -218,7 +224,7 @@ class RankSteps:
         self.steps[contestant] = ps.step
 
     def close(self) -> None:
-        """Ends the parameter servers; waits for the workers on a dedicated server's rank."""
+        """Ends the parameter servers. On a dedicated server's rank, waits for the workers."""
         for thread in self._threads:
             thread.join()
         for ps in reversed(self._servers):
@@ -226,7 +232,7 @@ class RankSteps:
 
 
 def measure(nbytes: int, rounds: int, range_bytes: int | None) -> list[Row]:
-    """Measures all contestants. Runs on every rank; dedicated servers return nothing."""
+    """Measures all contestants. Runs on every rank; dedicated servers return no rows."""
     torch.set_num_threads(1)
     rank = int(os.environ["PARAMETER_SERVER_RANK"])
     place = os.environ["PARAMETER_SERVER_RENDEZVOUS"]
@@ -261,13 +267,13 @@ def _rows(
         )
 
 
-# ---- the program
+# ---- the main program
 
 
 def start_ranks(
     lab: Lab | None, arguments: Sequence[str], result: Path
 ) -> list[subprocess.Popen[Any]]:
-    """Starts all ranks, on hosts of their own if there is a lab."""
+    """Starts all ranks, each on a lab host if there is a lab."""
     name = f"parameter-server-steps-{os.getpid()}"
     place = name if lab is None else f"tcp://{lab.address(0)}:{PORT}"
     words = [sys.executable, __file__, *arguments, "--result", str(result)]
@@ -343,7 +349,7 @@ def main(
     / "results"
     / "parameter-server-steps.json",
 ) -> None:
-    if result is not None:  # this process is a rank
+    if result is not None:  # this process is one of the ranks
         (nbytes,) = parse_sizes(size)
         range_bytes = parse_sizes(range_size)[0] if range_size else None
         rows = measure(nbytes, rounds, range_bytes)

@@ -1,7 +1,8 @@
-"""Measures the bubbles of all pipeline schedules on stages that sleep, beside their closed forms.
+"""Measures the bubbles of all pipeline schedules on stages that sleep, and compares them with
+closed forms.
 
-Every pass of a stage sleeps for a given time: forward, input gradient and weight gradient equally
-long. So the cores do not limit the ranks, and the bubble is that of the schedule alone.
+The forward pass, the input gradient and the weight gradient of a stage each sleep for a given time.
+So the number of cores does not limit the ranks, and the schedule alone causes the bubble.
 
     python benchmarks/pipeline_bubbles.py               # pp = 2 and 4; 6 minutes
     python benchmarks/pipeline_bubbles.py --pass-s 0.02
@@ -40,7 +41,7 @@ SCHEDULES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The bubble of a schedule: its share of a pipeline's time."""
+    """The bubble of a schedule, as a share of a pipeline's time."""
 
     schedule: str
     stages: int
@@ -48,16 +49,16 @@ class Row:
     microbatches: int
     predicted: float
     measured: tuple[float, ...]
-    """One entry per step."""
+    """Measured bubble of each step."""
 
     @property
     def error(self) -> float:
-        """Measured over predicted bubble, less one."""
+        """Ratio of the measured to the predicted bubble, minus one."""
         return median(self.measured) / self.predicted - 1
 
 
 class _SleepInInputs(torch.autograd.Function):
-    """Sleeps in the forward pass, and in the gradient of the inputs."""
+    """Sleeps in forward, and when it computes the gradient of the inputs."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, pass_s: float) -> torch.Tensor:
@@ -72,7 +73,7 @@ class _SleepInInputs(torch.autograd.Function):
 
 
 class _SleepInWeights(torch.autograd.Function):
-    """Sleeps in the gradient of the weights."""
+    """Sleeps when it computes the gradient of the weights."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, pass_s: float) -> torch.Tensor:
@@ -86,11 +87,12 @@ class _SleepInWeights(torch.autograd.Function):
 
 
 class SleepingLayer(nn.Module):
-    """Scales its input; every pass takes `pass_s` seconds."""
+    """Scales its input. Every pass takes `pass_s` seconds."""
 
     def __init__(self, pass_s: float, *, is_first: bool) -> None:
-        """`is_first`: torch computes no gradient of the inputs, so that of the weights takes both
-        times."""
+        """Prepares the weight. On the first stage (`is_first`), torch computes no gradient of the
+        inputs, so the gradient of the weights sleeps for both.
+        """
         super().__init__()
         self.pass_s = pass_s
         self.weight_s = 2 * pass_s if is_first else pass_s
@@ -102,11 +104,11 @@ class SleepingLayer(nn.Module):
         return slow * weight
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def measure(pass_s: float, steps: int, schedules: str) -> list[Row]:
-    """Measures all schedules with as many stages as ranks. Runs on every rank."""
+    """Measures all schedules that have as many stages as there are ranks. Runs on every rank."""
     torch.set_num_threads(1)
     dist.init_process_group("unisono")
     try:
@@ -122,7 +124,7 @@ def _rows(stages: int, pass_s: float, steps: int, schedules: Sequence[str]) -> I
         layout = Layout(pp=stages, vpp=chunks, schedule=schedule)
         for microbatches in (stages, 2 * stages, 4 * stages):
             if schedule == "dualpipev" and microbatches < 2 * stages:
-                continue  # torch's schedule needs more
+                continue  # torch's schedule needs more microbatches
             run = _sleeping_run(layout, microbatches, pass_s)
             measured = _bubbles(run, microbatches, steps)
             yield Row(
@@ -150,16 +152,16 @@ def _sleeping_run(layout: Layout, microbatches: int, pass_s: float) -> ParallelR
 
 def _bubbles(run: ParallelRun, microbatches: int, steps: int) -> tuple[float, ...]:
     inputs, targets = torch.ones(microbatches, 8), torch.zeros(microbatches, 8)
-    run.step(inputs, targets)  # torch exchanges shapes in the first step
+    run.step(inputs, targets)  # a warm-up, in which torch exchanges shapes
     found = []
     for _ in range(steps):
-        dist.barrier()  # a stage that begins late is not a bubble of the schedule
+        dist.barrier()  # ranks begin together, since a late begin is not a bubble of the schedule
         run.step(inputs, targets)
         found.append(run.report().bubble)
     return tuple(found)
 
 
-# ---- the program
+# ---- the main program
 
 
 def render(rows: Sequence[Row]) -> Table:

@@ -1,8 +1,9 @@
-"""Measures the planner's speed: one prediction, one search, the import.
+"""Measures the planner's time for one prediction, one search and the import.
 
     python benchmarks/planner_speed.py
 
-Prints the shortest of several times, and the time of a fixed Python loop on the same machine.
+The program prints the shortest of several times, and the time of a fixed Python loop on the same
+machine.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ OPEN_JOB = planner.Workload(seq=8192, global_batch=1536)
 
 
 def shortest_us(action: Callable[[], object], number: int = 100) -> float:
-    """Returns the shortest mean of 7 repetitions, in microseconds."""
+    """Returns the shortest mean time of 7 repetitions, in microseconds."""
     return min(timeit.repeat(action, number=number, repeat=7)) / number * 1e6
 
 
 def new_run_us() -> float:
-    """Returns the time of a prediction for a workload that the planner has not seen."""
+    """Returns the microseconds of a prediction for a workload that the planner has not predicted
+    before.
+    """
     layout = planner.Layout(dp=16, tp=8, pp=8, sequence_parallel=True, zero=1)
     times = []
     for batch in range(1600, 1600 + 16 * 200, 16):
@@ -39,7 +42,7 @@ def new_run_us() -> float:
 
 
 def import_s(*modules: str) -> float:
-    """Returns the shortest time of 5 imports in new processes."""
+    """Returns the shortest time of 5 imports in new processes, in seconds."""
     program = f"import time; t = time.perf_counter(); import {', '.join(modules)}; "
     program += "print(time.perf_counter() - t)"
     command = [sys.executable, "-c", program]

@@ -1,4 +1,6 @@
-"""Draws `docs/pictures/all_reduce.svg` from `benchmarks/results`: time over size, with peers."""
+"""Draws the README's picture `docs/pictures/all_reduce.svg` from `benchmarks/results`: time by
+size, for us and other libraries.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ COLOURS = {"unisono": "#1f6feb", "Gloo": "#d1242f", "Open MPI": "#8250df"}
 
 
 def draw(ranks: int = 4) -> Figure:
-    """Returns one panel for each API: milliseconds of an all_reduce over its size, both
-    logarithmic."""
+    """Returns one panel for each API, with milliseconds of an all_reduce by size on logarithmic
+    axes.
+    """
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for panel, (api, title) in zip(panels, PANELS.items(), strict=True):
@@ -53,7 +56,7 @@ def _draw_panel(panel: Any, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    # Equal results give equal bytes: text stays text, without random ids or a date.
+    # Equal results must give an equal file, so text stays text, without random ids or a date.
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "unisono"})
     PICTURE.parent.mkdir(exist_ok=True)
     draw().savefig(PICTURE, format="svg", metadata={"Date": None})

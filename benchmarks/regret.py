@@ -1,10 +1,11 @@
-"""Measures how much slower the default choice is than the best algorithm, in alternation.
+"""Measures the regret: the time of the algorithm that is chosen by default over the time of the
+best algorithm.
 
-For each cell of the sweep, all distinct algorithms run in one group of ranks. Those within half of
-the fastest get more rounds; the default and the best of them then run a final with still more
-rounds. Regret is the default's time over the best's: 1 is perfect. The selection never uses the
-times of the comparison, because luck would count twice. The final is a separate measurement, and
-each half of its rounds judges the best of the other half.
+For each cell of the sweep, all distinct algorithms alternate in one group of ranks. Fast algorithms
+get more rounds. Then the default and the best algorithms run a final measurement with still more
+rounds. A regret of 1 is perfect. The times that select the best algorithm are not used to compare
+it, because a lucky time would count twice. So each half of the final rounds selects the best
+algorithm, which the other half compares with the default.
 
     python benchmarks/regret.py                 # 70 cells in about four minutes
     python benchmarks/regret.py --ops broadcast --ranks 2 --budget 20
@@ -54,7 +55,7 @@ OVERHEAD = 2.5
 
 
 def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dict[str, Any]:
-    """Measures one cell: both measurements, and the regret."""
+    """Measures one cell. Returns the times of both measurements and the regret."""
     case = Case(op=op, ranks=world.ranks, nbytes=nbytes)
     default = default_algorithm(op, case.size_bytes, world.ranks)
     names = distinct(op, [default, *algorithms.names(op), *CHANNELS], world.ranks)
@@ -84,8 +85,10 @@ def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dic
 
 
 def regret(rounds_s: dict[str, tuple[float, ...]], default: str) -> float:
-    """Returns the default's time over that of the best, round by round, because the latency between
-    cores may change. If one half's best is slower in the other half, the regret is 1."""
+    """Returns the median over the rounds of the default's time over the best algorithm's. Each
+    round is compared separately, because the latency between cores may change. The regret is 1 if
+    the algorithm that is best in one half of the rounds is slower in the other half.
+    """
     ratios = []
     for chooses in (0, 1):
         best = min(rounds_s, key=lambda name: median(rounds_s[name][chooses::2]))
@@ -115,8 +118,9 @@ def render(cells: list[dict[str, Any]]) -> Table:
 
 
 def fit(cells: list[dict[str, Any]]) -> tuple[Constants, float]:
-    """Returns the constants with the least squared relative error, none negative, and the mean
-    factor of the predictions' errors (1 is perfect)."""
+    """Returns nonnegative constants with the least squared relative error, and the mean factor
+    between prediction and measurement (1 is perfect).
+    """
     rows, times = [], []
     for cell in cells:
         for name, time_s in (cell["first_s"] | cell["final_s"]).items():
@@ -127,7 +131,7 @@ def fit(cells: list[dict[str, Any]]) -> tuple[Constants, float]:
     matrix, wanted = np.array(rows), np.array(times)
     weighted = matrix / wanted[:, None]
     free = list(range(matrix.shape[1]))
-    while True:  # drop constants that would be negative
+    while True:  # removes constants that would be negative
         found = np.linalg.lstsq(weighted[:, free], np.ones(len(wanted)), rcond=None)[0]
         if (found >= 0).all():
             break

@@ -1,5 +1,5 @@
-"""Measures the cost of reproducible=True on one host; two communicators of the same ranks
-alternate.
+"""Measures the cost of reproducible=True on one host. A reproducible and a default communicator of
+the same ranks alternate.
 
 python benchmarks/reproducible.py                         # 2 and 4 ranks, about four minutes
 python benchmarks/reproducible.py --ranks 2 --ops scan --sizes 64K,1M
@@ -45,14 +45,15 @@ class Row:
 
     @property
     def price(self) -> float:
-        """Ratio of a reproducible call's time to a default call's, round by round, because the
-        latency between cores may change."""
+        """Median ratio of a reproducible call's time to a default call's. Each round gives one
+        ratio, because the latency between cores may change.
+        """
         pairs = zip(self.reproducible_s, self.default_s, strict=True)
         return median(strict_s / usual_s for strict_s, usual_s in pairs)
 
 
 def merged(rows: Sequence[Row]) -> Row:
-    """Merges the rounds of all groups of ranks."""
+    """Merges the rounds of several groups of ranks into one row."""
     return replace(
         rows[0],
         default_s=tuple(chain.from_iterable(row.default_s for row in rows)),
@@ -60,11 +61,11 @@ def merged(rows: Sequence[Row]) -> Row:
     )
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def measure(ops: list[str], sizes: list[int], rounds: int, round_s: float) -> list[Row]:
-    """Measures all rows of one rank count. Runs on every rank."""
+    """Measures all rows of one number of ranks. Runs on every rank."""
     torch.set_num_threads(1)
     with unisono.init() as usual:
         name = np.frombuffer(secrets.token_bytes(16), np.uint8).copy()
@@ -95,7 +96,7 @@ def _rows(
 
 
 def prepare(comm: Communicator, op: str, x: torch.Tensor) -> Callable[[], object]:
-    """Returns a call on zeros, whose sums stay zero, after checking the result of one call."""
+    """Checks the result of one call. Returns a call on zeros, whose sums stay zero."""
     function = getattr(comm, op)
     x.fill_(1)
     out = function(x)
@@ -108,7 +109,7 @@ def prepare(comm: Communicator, op: str, x: torch.Tensor) -> Callable[[], object
     return lambda: function(x)
 
 
-# ---- the program
+# ---- the main program
 
 
 def render(rows: list[Row], probes_s: list[float]) -> Table:

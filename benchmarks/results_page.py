@@ -17,7 +17,8 @@ Document = dict[str, Any]
 
 LARGE_BYTES = 64 << 20
 OURS = {"unisono": "native", "unisono-torch": "torch"}
-# Times of an executor prototype for 64 MiB with 2 and 4 ranks (ms); far: all_reduce only.
+# Milliseconds of a prototype of the executor, for 64 MiB with 2 and 4 ranks. Times with far cores
+# exist for all_reduce only.
 NEAR_MS = {
     "all_reduce": (6.0, 15.0),
     "all_gather": (3.8, 6.6),
@@ -32,7 +33,7 @@ FAR_MS = {"all_reduce": (6.9, 25.0)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One of our times, with all measurements of its row."""
+    """Our time for one case, with the measurements of all contestants."""
 
     api: str
     op: str
@@ -46,12 +47,13 @@ class Sample:
 
     @property
     def times_s(self) -> dict[str, float]:
-        """Medians of all contestants."""
+        """Median seconds by contestant."""
         return {name: median(rounds) for name, rounds in self.rounds_s.items()}
 
     def within(self, mode: str) -> Sample | None:
-        """Returns the sample limited to rounds with near, or far, cores before and after; None if
-        there are too few."""
+        """Returns the sample with only the rounds that have near (or far) cores before and after.
+        Returns None if there are too few such rounds.
+        """
         far = [probe_s >= FAR_S for probe_s in self.probes_s]
         kept = [i for i in range(len(far) - 1) if far[i] == far[i + 1] == (mode == "far")]
         if len(kept) < MIN_ROUNDS:
@@ -64,7 +66,7 @@ class Sample:
         return self.times_s.get(self.ours)
 
     def ratio(self, peer: str) -> float | None:
-        """Returns the peer's time over ours."""
+        """Returns the peer's time over our time."""
         if self.time_s is None or peer not in self.times_s:
             return None
         return self.times_s[peer] / self.time_s
@@ -75,12 +77,13 @@ def render_page(
     trainings: Mapping[str, Document],
     sections: Mapping[str, Sequence[str]],
 ) -> str:
-    """Returns the page. `trainings` has documents of `unisono train --json` by task; `sections` has
-    the other parts by title."""
+    """Returns the page. `trainings` has the documents of `unisono train --json` by task. `sections`
+    has the other parts by title.
+    """
     samples = [sample for document in documents for sample in samples_of(document)]
     samples.sort(
         key=lambda sample: list(OPERATIONS).index(sample.op)
-    )  # the sort is stable, so sizes keep their order
+    )  # the sort is stable, so that sizes keep their order
     lines = ["# Results", "", *_preface(documents), "", "## Targets", "", *_targets(samples)]
     for api, ranks in sorted({(sample.api, sample.ranks) for sample in samples}):
         chosen = [s for s in samples if (s.api, s.ranks) == (api, ranks)]
@@ -93,8 +96,9 @@ def render_page(
 
 
 def _training(task: str, document: Document) -> Iterator[str]:
-    """Yields one row per measure and one column per backend; the last column is the last backend
-    over the first."""
+    """Yields a row for each measure, with a column for each backend. The last column is the ratio
+    of the last backend to the first backend.
+    """
     runs, ranks = document["runs"], document["settings"]["ranks"]
     yield f"`unisono train {task} -n {ranks}`; the backends alternated; the loss curves "
     yield "agree to float tolerance." if document["ok"] else f"FAILED: {document['failures']}."
@@ -115,7 +119,7 @@ def _training(task: str, document: Document) -> Iterator[str]:
 
 
 def samples_of(document: Document) -> Iterator[Sample]:
-    """Yields one sample for each row of a document of `run_benchmark`."""
+    """Yields a sample for each row of a document of `run_benchmark`."""
     for row in document["rows"]:
         results = row["results"]
         yield Sample(
@@ -193,8 +197,9 @@ def _ratio_targets(samples: list[Sample]) -> Iterator[str]:
 def _large_targets(
     samples: list[Sample], mode: str, op: str, ranks: int, most_ms: float
 ) -> Iterator[str]:
-    """Compares with the prototype, which ran on another machine, and (near) with the limit of this
-    one."""
+    """Yields the comparison with the prototype, which ran on another machine. With near cores, also
+    yields the comparison with this machine's limit.
+    """
     row = _find(samples, op, ranks, LARGE_BYTES)
     name, wanted = f"{op} 64 MiB n={ranks}, {mode}", f"<= {most_ms:.1f} ms"
     found = row.within(mode) if row else None

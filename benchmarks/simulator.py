@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results" / "simulator-speed.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An all_reduce of 1 GB, and the maximum seconds of its simulation."""
+    """An all_reduce of 1 GB, and the permitted seconds of its simulation."""
 
     algorithm: str
     net: Topology

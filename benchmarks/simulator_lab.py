@@ -1,15 +1,16 @@
-"""Compares the simulator with hosts of a lab (root): `python benchmarks/simulator_lab.py`, 15
-minutes.
+"""Compares the simulator with lab hosts (requires root, 15 minutes): `python
+benchmarks/simulator_lab.py`.
 
 All_reduce runs with several algorithms on 2 to 8 hosts, and on 4 hosts of which the last has a
-slower link. Rates are low, so that two cores suffice for 8 such hosts. The simulator gets three
-inputs, all measured in the same run. iperf3 measures the rate of a link, and a ring of 8 bytes the
-minimum time of a message. Every call gives each rank's delay after the first. The simulator runs
-the executor's plans in the executor's block sizes. Each time is of one call, from a barrier to the
-last rank's return, because successive calls would overlap.
+slower link. Rates are low, so that two cores suffice for 8 hosts. The simulator uses three inputs,
+which are measured in the same run. iperf3 measures the rate of a link. A ring of 8 bytes gives the
+minimum time of a message. Every call gives each rank's delay after the first rank's start. The
+simulator runs the executor's plans with the executor's block sizes. A time is that of one call,
+from a barrier to the return of the last rank, because successive calls would overlap.
 
-With --json, rows of the file that are not measured now stay, so host sets and sizes can run
-separately. `--no-even` measures ports with one queue each and the machine's own congestion control.
+With --json, the file keeps its rows that this run does not measure, so that host sets and sizes can
+run separately. `--no-even` measures ports with one queue each and the machine's own congestion
+control.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ ONE_CALL = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Some hosts; `last` is the fraction of the rate that the last host's link has."""
+    """A number of lab hosts; `last` is the rate of the last host's link over the rate of the other
+    links.
+    """
 
     hosts: int
     last: float = 1.0
@@ -59,13 +62,15 @@ class Place:
         return f"{self.hosts}" if self.last == 1 else f"{self.hosts}, one at {self.last:.0%}"
 
     def lab(self, mbit: int, shaping: Shaping) -> Lab:
-        """Returns the hosts as a lab of namespaces."""
+        """Returns the hosts as a lab of network namespaces."""
         slow = {} if self.last == 1 else {self.hosts - 1: f"{mbit * self.last:.0f}mbit"}
         return Lab(hosts=self.hosts, rate=f"{mbit}mbit", rates=slow, shaping=shaping)
 
     def network(self, payload_Bps: float, message_s: float) -> Topology:
-        """Returns the hosts as a network to simulate. The minimum time of a message is a latency,
-        half on each of its two links, because a stream continues meanwhile."""
+        """Returns the hosts as a network to simulate. Each of a message's two links has half of the
+        minimum time of a message as latency, because a stream of messages does not wait for this
+        time.
+        """
         star = topology.star(self.hosts)
         ends = np.minimum(star.links.src, star.links.dst)
         rate = np.where(ends == self.hosts - 1, self.last, 1.0) * payload_Bps
@@ -78,7 +83,7 @@ PLACES = (Place(hosts=2), Place(hosts=4), Place(hosts=8), Place(hosts=4, last=0.
 def measure(
     place: Place, sizes: tuple[int, ...], mbit: int, rounds: int, shaping: Shaping
 ) -> RunReport:
-    """Measures all algorithms at all sizes, alternating."""
+    """Measures all algorithms at all sizes, which alternate."""
     names = [f"unisono:{name}" for name in ALGORITHMS]
     cases = [Case(op="all_reduce", ranks=place.hosts, nbytes=size) for size in (TINY, *sizes)]
     with place.lab(mbit, shaping) as lab, progress() as observe:
@@ -93,8 +98,9 @@ def measure(
 
 
 def even_ports(mbit: int) -> Shaping:
-    """Returns token buckets of 2.6 ms, so that a port loses nothing while the processor is busy,
-    and packets of a quarter of that."""
+    """Returns token buckets that hold 2.6 ms, so that a port loses no time while the processor is
+    busy, and packets of a quarter of this size.
+    """
     tokens = mbit * 328
     return replace(EVEN, burst=str(tokens), segment_bytes=min(EVEN.segment_bytes, tokens // 4))
 
@@ -102,8 +108,9 @@ def even_ports(mbit: int) -> Shaping:
 def predict_s(
     name: str, network: Topology, nbytes: int, late_s: Sequence[Sequence[float]]
 ) -> list[float]:
-    """Simulates an algorithm block by block for each round; ranks start with the measured
-    delays."""
+    """Returns the simulated seconds of an algorithm for each round. Blocks are simulated one by
+    one, and ranks start with the measured delays.
+    """
     schedule = algorithms.build("all_reduce", name, ranks=network.num_ranks)
     shape = shape_among(network.num_ranks, 1, 1, DEFAULT_STAGING_BYTES)
     block_bytes = spanning_block_bytes(schedule, nbytes, shape)
@@ -153,7 +160,7 @@ def compare(place: Place, report: RunReport, mbit: int) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """Returns a table with a row per host set and algorithm, and a column per size."""
+    """Returns a table with a row for each host set and algorithm, and a column for each size."""
     sizes = sorted({row["nbytes"] for row in rows})
     made = Table(title="all_reduce: measured ms (error of the simulation)", title_justify="left")
     for column in ("hosts", "algorithm", *map(format_size, sizes)):
@@ -192,7 +199,7 @@ def main(
 
 
 def merged(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows, and rows of the file for other host sets, algorithms and sizes."""
+    """Returns the measured rows, and the file's rows for other host sets, algorithms and sizes."""
 
     def key(row: dict[str, Any]) -> tuple[int, str, int]:
         places = [str(place) for place in PLACES]

@@ -1,4 +1,4 @@
-"""The parts of benchmarks/RESULTS.md about the simulator: its errors and its run time."""
+"""Parts of benchmarks/RESULTS.md about the simulator: its errors and its run time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def render_speed(document: dict[str, Any]) -> list[str]:
 
 
 def render_calibration(runs: Sequence[Path]) -> list[str]:
-    """Renders files of `unisono bench --json`, several for each number of ranks."""
+    """Renders files of `unisono bench --json`; there are several files for each number of ranks."""
     lines = [
         "Link models are fitted to all sizes (calibrated), or to alternate sizes: from the",
         "smallest on (first half) or from the next on (second half). Errors of halves are at the",

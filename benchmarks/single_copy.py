@@ -1,7 +1,8 @@
-"""Measures whether reading a peer's memory (process_vm_readv) can be faster than staging a copy.
+"""Measures if reads of a peer's memory (process_vm_readv) can be faster than copies through
+staging.
 
-Measures the minimum time of a single copy and our own collectives, alternating in one run. Every
-rank reads the bytes that the collective must deliver to it; all ranks read at once, without a
+The minimum time of a single copy and our own collectives alternate in one run. Every rank reads the
+bytes that the collective must deliver to this rank. All ranks read at the same time, without a
 protocol. A real single-copy collective must also exchange addresses and synchronise access to the
 memory.
 
@@ -35,7 +36,7 @@ from unisono.communicator.explain import time_s
 
 OPS = ("broadcast", "all_gather", "all_to_all")
 PAGES = ("4K", "huge")
-WINS = 1.1  # the single copy must be this many times faster to justify a protocol
+WINS = 1.1  # a protocol is worthwhile only if the single copy is this many times faster
 HUGE_PAGE = 2 << 20
 
 Bytes = NDArray[np.uint8]
@@ -55,15 +56,15 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """Our time over the minimum of a single copy."""
+        """Our time over the minimum time of a single copy."""
         return median(self.ours_s) / median(self.read_s)
 
 
-# ---- a rank
+# ---- code that runs on each rank
 
 
 def memory(nbytes: int, pages: str) -> Bytes:
-    """Returns zeroed memory on pages of one kind."""
+    """Returns zeroed memory on pages of this kind."""
     region = mmap.mmap(-1, nbytes + 2 * HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     region.madvise(mmap.MADV_HUGEPAGE if pages == "huge" else mmap.MADV_NOHUGEPAGE)
     whole = np.frombuffer(region, np.uint8)
@@ -74,7 +75,7 @@ def memory(nbytes: int, pages: str) -> Bytes:
 
 
 def pattern(rank: int, start: int, count: int) -> Bytes:
-    """Returns the contents of a rank's buffer."""
+    """Returns the initial contents of a rank's buffer."""
     period = np.arange(251, dtype=np.uint8)
     shift = (start + 31 * rank) % 251
     return np.tile(period, count // 251 + 2)[shift : shift + count]
@@ -85,7 +86,7 @@ class IoVector(ctypes.Structure):
 
 
 class Buffers:
-    """A rank's buffers for calls of one size, and both methods to fill them."""
+    """Buffers of a rank for calls of one size, and both methods to fill them."""
 
     def __init__(self, comm: Communicator, nbytes: int, pages: str) -> None:
         self.comm = comm
@@ -106,13 +107,13 @@ class Buffers:
         return lambda: comm.all_to_all(x, out)
 
     def reading(self, op: str) -> Callable[[], object]:
-        """Returns this rank's reads, and the copy of its own data."""
+        """Returns a function that performs this rank's reads and the copy of its own data."""
         me, piece = self.comm.rank, self.piece
         if op == "broadcast":
             return self._reads([(0, 0, self.x)] if me else [])
         sent = piece * me if op == "all_to_all" else 0
         reads = []
-        for step in range(1, self.comm.size):  # spreads the reads over the peers
+        for step in range(1, self.comm.size):  # this order distributes the reads over the peers
             peer = (me + step) % self.comm.size
             reads.append((peer, sent, self.out[peer * piece : (peer + 1) * piece]))
         read = self._reads(reads)
@@ -160,7 +161,7 @@ class Buffers:
 
 
 def measure(sizes: list[int], rounds: int, round_s: float) -> list[Row]:
-    """Measures all rows of one rank count. Runs on every rank."""
+    """Measures all rows of one number of ranks. Runs on every rank."""
     with unisono.init() as comm:
         return list(_rows(comm, sizes, rounds, round_s))
 
@@ -179,10 +180,10 @@ def _rows(comm: Communicator, sizes: list[int], rounds: int, round_s: float) -> 
                     op=op, ranks=comm.size, nbytes=nbytes, pages=pages,
                     read_s=read_s, ours_s=ours_s,
                 )  # fmt: skip
-            comm.barrier()  # all ranks have finished reading this memory
+            comm.barrier()  # all ranks have finished their reads of this memory
 
 
-# ---- the program
+# ---- the main program
 
 
 def render(rows: list[Row], probes_s: list[float]) -> Table:

@@ -1,7 +1,7 @@
-"""Measures the targets on one host, and writes benchmarks/RESULTS.md.
+"""Measures the performance targets on one host, and writes benchmarks/RESULTS.md.
 
-Every part (interface, rank count, operation) is one JSON file in the results folder. Existing parts
-are not measured again, so an interrupted sweep resumes.
+Every part (interface, rank count, operation) is one JSON file in the results folder. Parts with a
+file are not measured again, so an interrupted sweep resumes.
 
     python benchmarks/sweep.py                       # all parts, then the page
     python benchmarks/sweep.py --ranks 2 --api torch # some parts
@@ -39,8 +39,9 @@ class Part:
 
     @property
     def against(self) -> tuple[str, ...]:
-        """Peers to compare with. MPICH is excluded with more ranks than cores: it never yields its
-        core, and takes seconds per call."""
+        """Returns the libraries to compare with. With more ranks than cores MPICH is excluded,
+        since it never yields its core and takes seconds per call.
+        """
         crowded = self.ranks > usable_cores()
         return tuple(peer for peer in AGAINST[self.api] if not (crowded and peer == "mpich"))
 

@@ -1,5 +1,6 @@
-"""Reads tables of published measurements and formulas: CSV files whose comments (#) name their
-sources."""
+"""Readers of tables of published measurements and formulas. Tables are CSV files whose comments (#)
+name the sources.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ SIMULATOR = Path(__file__).parents[1] / "tests" / "simulator" / "tables"
 
 
 def rows(table: Path) -> list[dict[str, str]]:
-    """Returns a table's rows, by column name."""
+    """Returns a table's rows, each as a dictionary by column name."""
     lines = table.read_text().splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 def nccl() -> list[Sample]:
-    """Returns NCCL's out-of-place times on A100."""
+    """Returns NCCL's published out-of-place times on A100."""
     return [
         Sample(
             op="all_reduce",

@@ -1,4 +1,4 @@
-"""Table rows that compare a measurement with its target, the value to reach."""
+"""Table rows that compare a measurement with a target value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ HEAD = ("| measure | target | measured | reached |", "|---|---|---|---|")
 
 
 def target_row(measure: str, wanted: str, measured: str, reached: bool | None) -> str:
-    """Returns one row; `reached` is None if the measurement is inconclusive."""
+    """Returns one table row; `reached` is None if the measurement is inconclusive."""
     mark = {True: "yes", False: "**no**", None: "-"}[reached]
     return f"| {measure} | {wanted} | {measured} | {mark} |"
 

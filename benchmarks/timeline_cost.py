@@ -1,8 +1,9 @@
-"""Measures what the timeline costs: an event, and a training step with and without the record.
+"""Measures the cost of the timeline: of one event, and of a training step with and without it.
 
-*Event*: CPU time of one call of `record`. *Step*: a small model through `data_parallel`, one with
-the record and one without, in the same processes, alternating. On a busy machine the two times
-differ by more than the record costs; the ratio of CPU times does not suffer from that.
+*Event* is the CPU time of one call of `record`. *Step* trains a small model through
+`data_parallel`. Steps with and without the timeline alternate in the same processes. On a busy
+machine, the times of two steps differ by more than the cost of the timeline. The ratio of CPU times
+does not depend on other programs.
 
     python benchmarks/timeline_cost.py                  # 2 ranks, about a minute
     python benchmarks/timeline_cost.py --rounds 5
@@ -43,25 +44,25 @@ class CostRow:
     with_s: tuple[float, ...]
     without_s: tuple[float, ...]
     event_ns: float
-    """CPU time of one event, in a loop of nothing else."""
+    """Nanoseconds of CPU time of one event, in a loop without other work."""
     cpu_s: float
-    """CPU time of a step without the record, the least of five: what a busy machine leaves alike"""
+    """Seconds of CPU time of a step without the timeline, the least of five measurements."""
 
     @property
     def paired(self) -> float:
-        """Median over the rounds of the step's time with the record over that without."""
+        """Median ratio of the step time with the timeline to the step time without it."""
         pairs = zip(self.with_s, self.without_s, strict=True)
         return median(on / off for on, off in pairs)
 
     @property
     def counted(self) -> float:
-        """CPU time of a step's events over that of the step."""
+        """Ratio of the CPU time of a step's events to the CPU time of the step."""
         return 1e-9 * self.event_ns * self.events_per_step / self.cpu_s
 
 
 @contextmanager
 def recording(events: int) -> Iterator[None]:
-    """Makes communicators record so many events."""
+    """Sets the number of events that communicators record."""
     before = os.environ.get("UNISONO_TIMELINE_EVENTS")
     os.environ["UNISONO_TIMELINE_EVENTS"] = str(events)
     try:
@@ -73,7 +74,7 @@ def recording(events: int) -> Iterator[None]:
 
 
 def event_ns() -> float:
-    """Returns the CPU time of one event in nanoseconds, the least of many short runs."""
+    """Returns the nanoseconds of CPU time of one event, the least of many short runs."""
     timeline = TimelineWriter(rank=0, size=1)
     names = [f"layers.{index}.weight" for index in range(50)]
     found: list[float] = []
@@ -86,7 +87,7 @@ def event_ns() -> float:
 
 
 def least_cpu_s(step: Callable[[], object]) -> float:
-    """Returns the CPU time of a step, the least of five."""
+    """Returns the seconds of CPU time of a step, the least of five measurements."""
     found: list[float] = []
     for _ in range(5):
         began_s = time.process_time()
@@ -122,7 +123,7 @@ def training_step(model: str, comm: unisono.Communicator) -> Callable[[], object
 
 
 def measure(rounds: int, round_s: float) -> list[CostRow]:
-    """Measures both models at one rank count. Runs on every rank."""
+    """Measures both models with one number of ranks. Runs on every rank."""
     cost_ns = event_ns()
     rows: list[CostRow] = []
     with unisono.init() as comm:
@@ -164,7 +165,7 @@ def _row(
 
 
 def silenced(comm: unisono.Communicator) -> unisono.Communicator:
-    """Returns a communicator of the same ranks that records nothing."""
+    """Returns a communicator of the same ranks that records no events."""
     from unisono.timeline import SharedTimeline
 
     with recording(0):

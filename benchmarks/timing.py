@@ -1,5 +1,6 @@
-"""Shared by the small benchmarks: alternating measurements on several rank counts, and the JSON
-file."""
+"""Functions of the small benchmarks: alternating measurements with several numbers of ranks, and
+the JSON file.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ MOST_CALLS = 1000  # per round
 
 
 def calls_within(round_s: float, call_s: float) -> int:
-    """Returns the number of calls that fit into a round, at least one."""
+    """Returns the number of calls that fit into one round, at least one."""
     return min(MOST_CALLS, max(1, int(round_s / call_s)))
 
 
 def alternate(
     comm: Communicator, calls: Sequence[Callable[[], object]], often: Sequence[int], rounds: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns the seconds per call of two calls in every round; the order alternates."""
+    """Returns the seconds per call of two calls in each round. The calls' order alternates."""
     times: tuple[list[float], list[float]] = ([], [])
     for round_ in range(rounds):
         for which in (0, 1) if round_ % 2 else (1, 0):
@@ -36,12 +37,12 @@ def alternate(
 
 
 def microseconds(times_s: Sequence[float]) -> str:
-    """Returns median and quartiles as text."""
+    """Returns the median and the quartiles as text."""
     return _spread(times_s, 1e6, ".0f")
 
 
 def milliseconds(times_s: Sequence[float]) -> str:
-    """Returns median and quartiles as text."""
+    """Returns the median and the quartiles as text."""
     return _spread(times_s, 1e3, ".1f")
 
 
@@ -54,8 +55,9 @@ def _spread(times_s: Sequence[float], scale: float, form: str) -> str:
 def on_every(
     ranks: str, measure: Callable[..., list[Any]], arguments: tuple[Any, ...]
 ) -> tuple[list[Any], list[float]]:
-    """Returns the rows that rank 0 measured at each rank count, and the core latency before
-    each."""
+    """Returns the rows that rank 0 measured with each number of ranks, and the core latency before
+    each measurement.
+    """
     rows: list[Any] = []
     probes_s: list[float] = []
     for count in map(int, ranks.split(",")):
@@ -66,7 +68,7 @@ def on_every(
 
 
 def write(path: Path, rows: list[Any], probes_s: list[float]) -> None:
-    """Writes all measurements and the machine as JSON."""
+    """Writes all measurements and a description of the machine as JSON."""
     document = {
         "machine": describe_machine(),
         "probes_s": probes_s,

@@ -1,5 +1,6 @@
-"""The parts of benchmarks/RESULTS.md about training: parameter servers, compression, tuned fusion,
-the timeline's cost, parallel steps and pipeline bubbles."""
+"""Parts of benchmarks/RESULTS.md about training: parameter servers, compression, tuned fusion, the
+timeline's cost, parallel steps and pipeline bubbles.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ Document = dict[str, Any]
 Renderer = Callable[[Document], Iterator[str]]
 
 SERVER_BAR, RECORD_BAR, BUBBLE_BAR = 1.3, 0.01, 0.05
-_TUNING_STEPS = 140  # of benchmarks/fusion_tuning.py
+_TUNING_STEPS = 140  # number of steps in benchmarks/fusion_tuning.py
 _OURS, _ON_UNISONO, _ON_GLOO = "parallelize", "torch on unisono", "torch on gloo"
 
 
 def render_training(documents: Mapping[str, Document]) -> list[str]:
-    """Renders the documents that `PARTS` knows, by the name of their results file."""
+    """Renders the documents in `PARTS`, given by the names of their result files."""
     lines: list[str] = []
     for name, draw in PARTS.items():
         if name in documents:
@@ -146,7 +147,7 @@ def _figure_cells(row: Document) -> Iterator[str]:
 
 
 def _most(by_axis: Mapping[str, list[float]]) -> float:
-    """Returns the bytes of the rank that sends most."""
+    """Returns the number of bytes of the rank that sends most."""
     return max(map(sum, zip(*by_axis.values(), strict=True)), default=0.0)
 
 

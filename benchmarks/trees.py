@@ -1,4 +1,4 @@
-"""Compares collectives of this source tree with another tree's, alternating, to find slowdowns.
+"""Compares the collectives of two source trees, alternating, to find slowdowns.
 
     git worktree add ../before REVISION && make -C ../before demo   # builds it
     python benchmarks/trees.py ../before                            # 2 and 4 ranks, 8 minutes
@@ -36,7 +36,7 @@ ROUND_S, MOST_CALLS = 0.06, 20_000
 
 
 class Ranks:
-    """The ranks of a tree, which run requests in parallel."""
+    """Ranks of a source tree, which run requests in parallel."""
 
     def __init__(self, tree: Path, folder: Path, ranks: int) -> None:
         self._ranks = range(ranks)
@@ -51,7 +51,8 @@ class Ranks:
 
     def time_calls(self, op: str, nbytes: int, calls: int) -> tuple[float, int]:
         """Returns the seconds per call on the slowest rank, and the number of ranks with a wrong
-        result."""
+        result.
+        """
         for asked in self._asked:
             asked.write(f"{op} {nbytes} {calls}\n")
         said = [found.readline().split() for found in self._found]
@@ -80,7 +81,7 @@ def _both(other: Path, ranks: int) -> Iterator[dict[str, Ranks]]:
 
 
 def _row(both: dict[str, Ranks], op: str, nbytes: int, rounds: int) -> dict[str, Any]:
-    """Measures rounds in which the first tree alternates."""
+    """Measures one case in rounds. The tree that is measured first alternates."""
     call_s = min(each.time_calls(op, nbytes, 10)[0] for each in both.values())
     calls = max(5, min(MOST_CALLS, int(ROUND_S / call_s)))
     times: dict[str, list[float]] = {name: [] for name in both}
@@ -105,7 +106,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Rounds of each tree.")] = 11,
     path: Annotated[Path, typer.Option(help="Results.")] = HERE / "results" / "trees.json",
 ) -> None:
-    from unisono.bench.machine_facts import describe_machine  # an older tree may lack it
+    from unisono.bench.machine_facts import describe_machine  # an older tree may lack this function
 
     console = Console(stderr=True)
     words = ["git", "-C", str(other), "describe", "--always"]
@@ -124,15 +125,16 @@ def main(
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-# ---- the ranks of a tree, which may be an old one
+# ---- the ranks of a tree, which may be an older tree
 
 
 def _call(comm: Any, op: str, nbytes: int) -> tuple[Any, Any]:
-    """Returns a call without arguments, and a check of its result."""
+    """Returns a function that performs the call, and a function that checks its result."""
     n = comm.size
     size = max(nbytes // 4, n) // n * n
     full, share = np.zeros(size, np.float32), np.zeros(size // n, np.float32)
-    if op == "all_reduce":  # in place: sums of values other than zero would grow with each call
+    # in place, where sums of values other than zero would grow with each call
+    if op == "all_reduce":
         full[:] = 1
         right = bool((comm.all_reduce(full) == n).all())
         full[:] = 0
@@ -153,7 +155,7 @@ def _call(comm: Any, op: str, nbytes: int) -> tuple[Any, Any]:
 
 
 def serve(folder: str, ranks: int) -> None:
-    """Runs the requests on each rank."""
+    """Runs the requests from the pipes on each rank."""
     comm = unisono.init()
     place, known = Path(folder), None
     with (place / f"asked{comm.rank}").open() as asked:

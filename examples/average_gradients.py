@@ -34,14 +34,14 @@ def partition(rank, size):
     labels = torch.from_numpy(digits.target)
     count = (
         len(labels) // size * size
-    )  # equal shares: otherwise a rank would wait for others that have finished
+    )  # equal shares, since a rank would wait for ranks that have finished
     return images[rank:count:size], labels[rank:count:size]
 
 
 def run():
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    torch.manual_seed(1234)  # the same initial model on all ranks
+    torch.manual_seed(1234)  # all ranks begin with the same model
     images, labels = partition(rank, size)
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 64), nn.ReLU(),

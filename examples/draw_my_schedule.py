@@ -18,7 +18,7 @@ MESSAGE_BYTES = 64 << 20
 
 
 def chain(ranks):
-    """Returns a schedule that sums from rank 0 to the last rank, and sends the result back."""
+    """Returns a schedule that sums along the chain to the last rank, and sends the result back."""
     b = schedule.Builder(schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks), "chain")
     for rank in range(ranks - 1):
         b.reduce(rank, 0, rank + 1)

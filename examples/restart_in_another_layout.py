@@ -1,10 +1,9 @@
-"""Training that loses a rank, and goes on from its last checkpoint on fewer ranks.
+"""Training that loses a rank, and continues from its last checkpoint on fewer ranks.
 
-Covers: `unisono.run`, `parallelize`, `ParallelRun.save` and `load`, `PeerLostError`.
-Scenario: four ranks train a transformer, with tensor and pipeline parallelism. One rank kills
-itself in the middle of the training. The job starts again from the last checkpoint on two ranks,
-which divide the samples and the optimizer's states instead. The losses are those of one process
-without a failure.
+Covers: `unisono.run`, `parallelize`, `ParallelRun.save` and `load`, `PeerLostError`. Scenario: four
+ranks train a transformer, with tensor and pipeline parallelism. One rank kills itself in the middle
+of the training. The job starts again from the last checkpoint on two ranks, which divide the
+samples and the optimizer's states. The losses are those of one process without a failure.
 
     python examples/restart_in_another_layout.py
 """
@@ -30,15 +29,16 @@ LAYOUTS = (Layout(tp=2, pp=2), Layout(dp=2, zero=1))
 
 
 def batch_of(step):
-    """Returns the batch of a step, the same in all layouts."""
+    """Returns the batch of a step, which is the same in all layouts."""
     starts, strides = torch.arange(8)[:, None] * 7 + step, torch.tensor([1, 3])
     text = (starts + torch.arange(SHAPE.positions + 1) * strides[step % 2]) % SHAPE.vocab
     return text[:, :-1], text[:, 1:]
 
 
 def train(layout, folder, is_lost):
-    """Trains from the last checkpoint of the folder, or from the beginning. Returns the losses by
-    step."""
+    """Trains from the folder's last checkpoint or, without a checkpoint, from the beginning.
+    Returns the losses by step.
+    """
     dist.init_process_group("unisono")
     torch.set_default_dtype(torch.float64)
     run = parallelize(
@@ -62,7 +62,7 @@ def train(layout, folder, is_lost):
 
 
 def train_alone():
-    """Returns the losses of this process, without any layout."""
+    """Returns the losses of training in this process without a layout."""
     torch.set_default_dtype(torch.float64)
     model, loss, losses = TransformerModel(SHAPE, seed=0), CrossEntropy(SHAPE.vocab), {}
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)

@@ -1,11 +1,10 @@
 """A training loop that loses a rank and continues with the same batches and the same loss curve.
 
-Covers: `PeerLostError`, `Communicator.shrink`, all_reduce of torch tensors.
-Scenario: four ranks learn handwritten digits. One rank kills itself during a step. The others
-shrink the communicator, return to the last step that all of them have, and divide the same batches
-among three ranks. Their final loss equals that of a run without failures. The second run uses two
-hosts: this machine under two names, connected by TCP. There the lost rank is rank 0, the control
-server.
+Covers: `PeerLostError`, `Communicator.shrink`, all_reduce of torch tensors. Scenario: four ranks
+learn handwritten digits. One rank kills itself during a step. The others shrink the communicator,
+return to the last step that all of them have, and divide the same batches among three ranks. Their
+final loss equals that of a run without failures. The second run uses two hosts: this machine under
+two names, connected by TCP. In this run, rank 0 is lost, which is the control server.
 
     python examples/survive.py
 """
@@ -36,7 +35,7 @@ def batch_of(step, images):
 
 
 class Training:
-    """A model, its optimizer and its losses after some steps. All ranks have equal values."""
+    """A model, its optimizer and its losses after some steps. All ranks hold equal values."""
 
     def __init__(self):
         torch.manual_seed(1234)
@@ -71,15 +70,15 @@ class Training:
 def shrink(comm, step):
     """Returns a communicator of the surviving ranks, and the last step that all of them have.
 
-    Their steps differ by one at most: a rank may have finished the step in which another rank
-    lost its peer.
+    The ranks' last steps differ by one at most, because a rank may have finished the step in which
+    another rank lost its peer.
     """
     while True:
         comm = comm.shrink()
         try:
             return comm, comm.all_gather(np.array([step])).min()
         except unisono.PeerLostError:
-            continue  # another rank was lost
+            continue  # another rank was lost during this shrink
 
 
 def train(rank, training, digits, rendezvous, hosts, lost, results):
@@ -113,7 +112,9 @@ def free_port():
 
 
 def run(training, digits, hosts=1, lost=None):
-    """Returns the loss of each step. Ranks are forked: a launcher would end all after one death."""
+    """Returns the loss of each step. Ranks are forked, since a launcher would end all ranks after
+    one death.
+    """
     start = multiprocessing.get_context("fork")
     results = start.SimpleQueue()
     place = f"tcp://127.0.0.1:{free_port()}"
@@ -136,7 +137,7 @@ def bar(loss, most):
 
 
 def main():
-    at_first = Training(), load_digits()  # created once; the forked ranks get copies
+    at_first = Training(), load_digits()  # created once, since the forked ranks get copies
     whole = run(*at_first)
     runs = {
         "loses rank 2": run(*at_first, lost=2),

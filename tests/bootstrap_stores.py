@@ -1,4 +1,4 @@
-"""Ranks as threads that use bootstrap stores, for the tests of the stores."""
+"""Ranks as threads that use bootstrap stores, for tests of the stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Returns the result or exception of each call; the calls run at once."""
+    """Runs the calls concurrently and returns the result or exception of each call."""
 
     def outcome(call: Callable[[], Any]) -> Any:
         try:
@@ -31,14 +31,14 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def all_are(outcomes: Sequence[Any], error: type[Exception], text: str) -> None:
-    """Checks that every outcome is this error and contains this text."""
+    """Checks that every outcome is an error of this type whose text contains `text`."""
     for outcome in outcomes:
         assert isinstance(outcome, error), outcomes
         assert text in str(outcome), outcomes
 
 
 class Dictionary:
-    """A key-value store in the memory of this process."""
+    """A key-value store in this process's memory."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Loops over cases inside one test, for cases that are cheaper than a test of their own."""
+"""Loops over cases inside one test, for cases that are too short for a test of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def turn(**values: object) -> Iterator[None]:
-    """One iteration of a loop over cases; a failure inside it lists these values."""
+    """Runs one iteration of a loop over cases; a failure inside it lists these values."""
     try:
         yield
     except BaseException as error:

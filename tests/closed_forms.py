@@ -1,4 +1,4 @@
-"""Tables of closed forms, and the rows that each test covers."""
+"""Tables of closed forms, and a record of the rows that the tests cover."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _Test = TypeVar("_Test", bound=Callable[..., None])
 
 
 class Rows:
-    """The rows of a table, each named by its values in `columns`."""
+    """Rows of a table, each named by its values in `columns`."""
 
     def __init__(self, table: str, *columns: str) -> None:
         self.known = {tuple(row[column] for column in columns) for row in rows(SIMULATOR / table)}
         self.tested: set[tuple[str, ...]] = set()
 
     def has(self, *names: str | tuple[str, ...]) -> Callable[[_Test], _Test]:
-        """Decorates a test that covers these rows."""
+        """Marks a test as the test of these rows."""
         for name in names:
             row = (name,) if isinstance(name, str) else name
             assert row in self.known, f"no row {row}"

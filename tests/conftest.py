@@ -1,4 +1,4 @@
-"""Fixtures for every test of this project."""
+"""Fixtures for all tests of this project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from ranks import Threads
 
-# No test may fail because the machine is busy.
+# No test may fail because the machine is slow.
 settings.register_profile("unisono", deadline=None)
 settings.load_profile("unisono")
 
@@ -31,13 +31,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _LAUNCHER_VARIABLES:
         if name in os.environ:
             monkeypatch.delenv(name)
-    # Also no file that `unisono tune` made for this machine.
+    # The user's cache folder may contain a file that `unisono tune` made for this machine.
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
 
 
 @pytest.fixture(autouse=True)
 def needs_lab(request: pytest.FixtureRequest) -> None:
-    """Skips tests marked `lab` if this machine cannot run a lab, with the reason."""
+    """Skips tests marked `lab`, with the reason, if this machine cannot run a lab."""
     if request.node.get_closest_marker("lab") is not None:
         from unisono.bench.lab import reason_unavailable
 
@@ -47,7 +47,7 @@ def needs_lab(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def lower_once() -> Iterator[None]:
-    """Lets ranks that are threads build and lower each schedule only once for all of them."""
+    """Builds and lowers each schedule only once for all ranks that are threads of this process."""
     from shared_lowering import shared
 
     with shared():
@@ -56,8 +56,10 @@ def lower_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def threads() -> Iterator[Callable[[int], Threads]]:
-    """`threads(n)`: n ranks with a healthy communicator, shared by the tests of a session."""
-    from ranks import Threads  # imported late, since it needs the native core
+    """Returns `threads(n)`: n ranks as threads, with a healthy communicator, shared by all tests of
+    a session.
+    """
+    from ranks import Threads  # imported here, since the import needs the native core
 
     worlds: dict[int, Threads] = {}
 

@@ -1,4 +1,4 @@
-"""Connection managers in one process, with native groups that only record their calls."""
+"""Connection managers in one process, with simulated native groups that record their calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORLD = b"a world of the tests"
 
 
 class Recorder:
-    """A native group, as a connection manager uses it; records calls and keeps the sockets."""
+    """A simulated native group of a connection manager; it records calls and keeps the sockets."""
 
     def __init__(self) -> None:
         self.sockets: dict[tuple[int, int, int], socket.socket] = {}
@@ -53,7 +53,7 @@ class Recorder:
         self.left.add(peer)
 
     def fail(self, fault: int, text: str) -> None:
-        if fault not in list(Fault):  # as the core does
+        if fault not in list(Fault):  # the same check as in the core
             raise UnisonoError(f"fault: expected a number that is known, got {fault}")
         if self._failure is None:
             self._failure = (fault, text)
@@ -102,7 +102,7 @@ class Recorder:
 
 
 class Rank:
-    """One rank: its connection manager, and a recorder for each group that it entered."""
+    """A rank's connection manager, with a recorder for each group that the rank entered."""
 
     def __init__(self, manager: ConnectionManager, rank: int) -> None:
         self.manager, self.rank = manager, rank
@@ -152,7 +152,7 @@ def peer_infos_of(managers: Sequence[ConnectionManager]) -> list[PeerInfo]:
 def world(
     ranks: int, address: str | Sequence[str] = "127.0.0.1", *, streams: int = 1
 ) -> Iterator[list[Rank]]:
-    """Yields `ranks` connection managers that have joined a world, all in this process."""
+    """Yields `ranks` connection managers that have joined one world in this process."""
     managers = [make_manager(address, streams=streams) for _ in range(ranks)]
     peer_infos = peer_infos_of(managers)
     members = [Rank(manager, rank) for rank, manager in enumerate(managers)]
@@ -180,7 +180,9 @@ def wait_until(condition: Callable[[], object], in_s: float = 5.0) -> None:
 
 
 def exchange(one: Recorder, other: Recorder, me: int, peer: int, kind: int = 0) -> None:
-    """Checks that two ranks of a group agree on the connections between them."""
+    """Exchanges text over each connection between two ranks of a group, to check that both ends
+    match.
+    """
     (streams,) = one.streams | other.streams
     for stream in range(streams):
         here, there = one.sockets[peer, kind, stream], other.sockets[me, kind, stream]

@@ -1,4 +1,4 @@
-"""One rank's connection manager as a process, which reports events on stdout as JSON.
+"""A process with one rank's connection manager, which reports events on stdout as JSON.
 
 `control_process.py RANK SIZE ADDRESS` reports its address, reads all addresses from stdin, joins,
 and enters one group of all ranks. Then it reads commands, one a line:
@@ -29,7 +29,7 @@ _QUERY_PAUSE_S = 0.1
 
 
 class ReportingRecorder(Recorder):
-    """Reports its calls."""
+    """A recorder that also reports its calls."""
 
     received_at = 0.0
 
@@ -77,7 +77,7 @@ class ReportingRecorder(Recorder):
 
 
 def report(event: str, **facts: Any) -> None:
-    # One write: threads report concurrently.
+    # A single write, since several threads report concurrently.
     sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n")
     sys.stdout.flush()
 
@@ -108,7 +108,7 @@ def main(rank: int, size: int, address: str) -> None:
 
 
 class RankProcess:
-    """A rank's process, as a test controls it."""
+    """A rank's process, with methods for the test that controls it."""
 
     def __init__(self, words: Sequence[str], start: Callable[..., subprocess.Popen[str]]) -> None:
         self.process = start(
@@ -128,7 +128,7 @@ class RankProcess:
         self.process.stdin.flush()
 
     def expect(self, event: str, in_s: float = 10.0) -> dict[str, Any]:
-        """Returns the first such event, even an old one."""
+        """Returns the first event of this kind, even if it happened before the call."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.count(event), in_s), (event, self.events)
             return next(one for one in self.events if one["event"] == event)

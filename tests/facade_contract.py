@@ -1,4 +1,4 @@
-"""A contract for import-linter: only a folder itself may import from its files."""
+"""A contract for import-linter: only files of the same folder may import a folder's files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from importlinter import Contract, ContractCheck, output
 
 
 class FacadeContract(Contract):
-    """Other folders import from the folder's `__init__.py`, whose `__all__` lists the public
-    names.
+    """A rule that other folders import only from a folder's `__init__.py`, whose `__all__` lists
+    the public names.
     """
 
     type_name = "facades"
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Finds imports of files inside another folder."""
+        """Finds imports of another folder's inner files."""
         inside = sorted(
             f"{found['importer']}, line {found['line_number']}: {found['line_contents']}"
             for module in graph.modules
@@ -27,7 +27,7 @@ class FacadeContract(Contract):
         return ContractCheck(kept=not inside, metadata={"inside": inside})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """Prints these imports."""
+        """Prints the imports that break the contract."""
         for line in check.metadata["inside"]:
             output.print_error(line)
 
@@ -37,6 +37,6 @@ def _reaches_inside(found: DetailedImport) -> bool:
     if imported[0] != "unisono" or len(imported) < 3 or importer[:2] == imported[:2]:
         return False
     folder = ".".join(imported[:2])
-    # A public name of a folder may equal the name of a file in it.
+    # A public name of a folder may equal the name of one of its files.
     by_name = found["line_contents"].startswith(f"from {folder} import")
     return not by_name or imported[2] not in importlib.import_module(folder).__all__

@@ -1,7 +1,9 @@
-"""Ranks forked from a process that has imported their modules, since imports take most of a second.
+"""Ranks forked from a process that has imported the ranks' modules, since imports take most of a
+second.
 
-As a program, this file is that process. It has no other thread and has only imported modules. So a
-rank begins like a new interpreter, and ends like one: it returns from the program's last line.
+As a program, this file is the process that forks ranks. The process has one thread and has only
+imported modules, so a forked rank begins like a new interpreter. A rank also ends like an
+interpreter: it returns from the program's last line.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Child:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal. Does nothing after the end, when another process may have the number."""
+        """Sends a signal. Does nothing after the rank has ended, since another process may have its
+        number.
+        """
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -60,10 +64,12 @@ class Child:
 
 
 class Forker:
-    """The process that forks ranks, as the tests use it."""
+    """The process that forks ranks, from the view of the tests."""
 
     def __init__(self, *modules: str) -> None:
-        """`modules` are imported once, before any fork, beside those that all ranks need."""
+        """Starts the process. It imports `modules` before any fork, in addition to the modules that
+        all ranks need.
+        """
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -73,7 +79,7 @@ class Forker:
         atexit.register(self._close)
 
     def ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> int:
-        """Sends a request and returns the number in the answer."""
+        """Sends a request and returns the number in the reply."""
         socket.send_fds(self._ours, [json.dumps(request).encode()], list(fds))
         answer = self._ours.recv(_MOST_BYTES)
         assert answer, "the process that forks ranks has ended"
@@ -88,8 +94,8 @@ class Forker:
         host: int | None = None,
         descriptors: int | None = None,
     ) -> Child:
-        """Starts a rank with these words as arguments, which writes to `pipe`. If given, the rank
-        joins the namespaces of the process `host` and can open only so many descriptors.
+        """Starts a rank with these arguments, which writes to `pipe`. With `host`, the rank joins
+        this process's namespaces. `descriptors` limits the rank's open files.
         """
         # The rank's output goes to this process's current output.
         fds = (pipe, 1, 2)
@@ -106,17 +112,17 @@ class Forker:
 
 @functools.cache
 def forker(*modules: str) -> Forker:
-    """Returns the forking process of this process that has these modules; starts it on first
-    use.
-    """
+    """Returns the process that forks ranks with these modules; starts it on first use."""
     return Forker(*modules)
 
 
-# ---- as a program
+# ---- the process that forks ranks
 
 
 def serve(parent: socket.socket, rank: Callable[..., None]) -> Callable[[], None]:
-    """Forks on each request. Returns in a child, with the child's task, and at the end."""
+    """Forks a process for each request. In the child, returns the child's task. In the parent,
+    returns an empty task after the last request.
+    """
     while True:
         data, fds, _, _ = socket.recv_fds(parent, _MOST_BYTES, 3)
         if not data:
@@ -151,7 +157,7 @@ def _become(rank: Callable[..., None], request: dict[str, Any], pipe: int, *outp
 
 
 def _move_to(process: int) -> None:
-    """Enters the namespaces that make the process a host of a lab."""
+    """Enters the namespaces of a lab host."""
     libc = ctypes.CDLL(None, use_errno=True)
     opened = [os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "mnt")]
     for namespace in opened:
@@ -172,6 +178,7 @@ if __name__ == "__main__":
     unisono.native.usable_cores()  # loads the native core
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    # SIGINT is ignored under nohup and in a shell's background, and children inherit this.
+    # Under nohup and in background jobs of a shell, SIGINT is ignored, and child processes inherit
+    # this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serve(socket.socket(fileno=int(sys.argv[1])), run_rank)()

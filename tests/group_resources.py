@@ -1,4 +1,4 @@
-"""A process's resources for groups: memory mappings and open files."""
+"""Resources that groups use in a process: memory mappings and open files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def mappings() -> int:
-    """Returns the number of this process's mappings of group memory, after garbage collection."""
-    gc.collect()  # otherwise garbage of earlier tests could disappear during this test
+    """Returns the number of this process's mappings of group memory after a garbage collection."""
+    gc.collect()  # otherwise garbage of earlier tests could be freed during this test
     return Path("/proc/self/maps").read_text().count("memfd:unisono")
 
 

@@ -10,7 +10,9 @@ import numpy as np
 
 @dataclass(kw_only=True, eq=False)
 class Message:
-    """A send that has begun; `number` is its position among all sends and receives."""
+    """A send that has begun; `number` is its position in the order in which all sends and receives
+    began.
+    """
 
     number: int
     src: int
@@ -19,7 +21,7 @@ class Message:
     content: bytes
     work: Any
     withdrawn: bool = False
-    over: bool = False  # and its request has been started again
+    over: bool = False  # True if the request has ended and has been started again
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,11 +62,13 @@ class History:
     messages: list[Message] = field(default_factory=list)
     receives: list[Receive] = field(default_factory=list)
     asked: set[tuple[int, int | None, int]] = field(default_factory=set)
-    """Probes as (rank, source, tag). A probe may find a message earlier than the held-back ones."""
+    """Probes as (rank, source, tag). A probe may find a message before earlier messages that are
+    held back.
+    """
 
     def must_have_come(self, rank: int, src: int | None, tag: int | None) -> bool:
-        """Returns True if more such messages were sent than all receives together can have
-        taken.
+        """Returns True if more matching messages were sent than all receives together can have
+        received.
         """
         there = [m for m in self.to(rank) if fits(src, tag, m)]
         takers = [r for r in self.of(rank) if any(r.wants(m) for m in there)]
@@ -77,7 +81,7 @@ class History:
         return [r for r in self.receives if r.rank == rank and not r.cancelled]
 
     def pending(self) -> tuple[Receive, Message] | None:
-        """Returns a receive that waits, and a message that matches it, or None."""
+        """Returns a pending receive and a message that matches it, or None."""
         taken: set[Message] = set()
         for receive in self.receives:
             if receive.outcome is not None:
@@ -102,10 +106,9 @@ class History:
                 assert all(r.number < receive.number for r in later), f"{receive} was overtaken"
 
     def _settle(self, receive: Receive, taken: set[Message]) -> None:
-        """Finds the message that a receive has got.
+        """Finds the message that a receive has received.
 
-        Messages without bytes are equal, so they are matched by their order, which the rules are
-        about.
+        Messages without bytes have equal contents. They are matched in order, as the rules require.
         """
         assert receive.outcome is not None
         source, tag, content = receive.outcome
@@ -119,7 +122,7 @@ class History:
     def _check_order(
         self, receive: Receive, got: Message, receives: list[Receive], messages: list[Message]
     ) -> None:
-        """Checks MPI 4.1, section 3.5.
+        """Checks the order that MPI 4.1 requires in section 3.5.
 
         Of two messages of one rank that match a receive, the receive gets the first. Of two
         receives that match a message, the first gets it.

@@ -1,4 +1,6 @@
-"""A message library within one process. A poll copies messages, and ends them in random order."""
+"""A simulated message library within one process. A poll copies messages and completes them in
+random order.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ class Fabric:
     def __init__(self, seed: int) -> None:
         self.lock = threading.Lock()
         self.random = random.Random(seed)
-        self.stalled = False  # payloads are not moved
-        self.releases = True  # memory when a library is closed
+        self.stalled = False  # True if payloads do not move
+        self.releases = True  # True if closing a library releases its memory
         self.interrupt: Callable[[], object] | None = None  # called once, during a poll
-        self.reached: list[tuple[int, int]] = []  # written memory and its size
-        self.ends: dict[tuple[int, int], MessageLibrary] = {}  # by rank and kind of transport
+        self.reached: list[tuple[int, int]] = []  # address and size of written memory
+        # libraries by rank and kind of transport
+        self.ends: dict[tuple[int, int], MessageLibrary] = {}
         self.sends: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
         self.receives: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
 
@@ -48,7 +51,7 @@ class Fabric:
 
 
 class MessageLibrary:
-    """See `csrc/transport/message_library.h`."""
+    """One rank's library; `csrc/transport/message_library.h` documents the interface."""
 
     def __init__(self, fabric: Fabric, rank: int, kind: int) -> None:
         self.fabric = fabric

@@ -1,6 +1,6 @@
-"""The program of a rank that mpiexec starts for tests/bootstrap/test_mpi_network.py.
+"""The program of the ranks that mpiexec starts for tests/bootstrap/test_mpi_network.py.
 
-Arguments: a scenario, and the pretended host of each rank, such as 0,0,1,1.
+Arguments: a scenario, and the simulated host of each rank, for example 0,0,1,1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main() -> None:
     assert comm.hosts == layout(hosts), comm.hosts
     SCENARIOS[scenario](comm)
     comm.close()
-    os.write(1, f"rank {comm.rank} is done\n".encode())  # one write, so that lines do not mix
+    # a single write, so that lines of several ranks do not mix
+    os.write(1, f"rank {comm.rank} is done\n".encode())
 
 
 def layout(hosts: str) -> tuple[tuple[int, ...], ...]:
@@ -99,7 +100,8 @@ def messages(comm: Communicator) -> None:
             comm.send(x, right)
             comm.recv(out, left)
         assert (out == left).all()
-    # More messages than a peer accepts unasked; then receive them in another order.
+    # Sends more messages than a peer accepts before it receives, then receives them in another
+    # order.
     many = [np.full(100, 1000 * rank + i) for i in range(200)]
     sent = [comm.send(x, right, tag=i, async_op=True) for i, x in enumerate(many)]
     for i in reversed(range(200)):
@@ -142,11 +144,11 @@ def abort(comm: Communicator) -> None:
 
 
 def torn(comm: Communicator) -> None:
-    """Aborts groups with many pending calls; afterwards their memory is no longer needed."""
+    """Aborts groups with many pending calls. Afterwards their memory can be freed."""
     for delay_s in (0.01, 0.02, 0.03, 0.05):
         part = comm.split(0)
         assert part is not None
-        comm.barrier()  # all ranks have reached this
+        comm.barrier()  # all ranks have reached this line
         try:
             tear(part, delay_s)
         except unisono.AbortedError as error:
@@ -171,7 +173,7 @@ def tear(comm: Communicator, delay_s: float) -> None:
 
 
 def many(comm: Communicator) -> None:
-    """Makes many groups in sequence with few of MPI's communicators, whose number is limited."""
+    """Makes many groups in sequence with few MPI communicators, whose number is limited."""
     handles = set()
     for number in range(10):
         sets = ((0, 1, 2, 3),) if number % 2 else ((3, 1, 0), (2,))
@@ -184,7 +186,7 @@ def many(comm: Communicator) -> None:
 
 
 def forked(comm: Communicator) -> None:
-    """Checks that a forked child does not touch its parent's groups."""
+    """Checks that a forked child process does not use its parent's groups."""
     comm.barrier()
     child = os.fork()
     if child == 0:
@@ -202,8 +204,8 @@ def forked(comm: Communicator) -> None:
 
 
 def garbage(comm: Communicator) -> None:
-    """Sends messages that no rank of this version sends. They fail the group with a clear error,
-    even if its descriptors have high numbers.
+    """Sends messages that no rank of this version of the library sends. They fail the group with a
+    clear error, even if its descriptors have high numbers.
     """
     forked(comm)
     kept = _high_descriptors()
@@ -228,7 +230,7 @@ def garbage(comm: Communicator) -> None:
 
 
 def _high_descriptors() -> list[int]:
-    """Opens so many descriptors that later ones have numbers too high for `select`."""
+    """Opens so many descriptors that later descriptors have numbers too high for `select`."""
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )
@@ -258,7 +260,9 @@ def late(comm: Communicator) -> None:
 
 
 def leave(comm: Communicator) -> None:
-    """A rank that has done its part may leave. A rank that still needs it gets an error."""
+    """Lets ranks leave after their part of the work. A rank that still needs a departed rank gets
+    an error.
+    """
     comm.all_reduce(np.ones(1000))
     last = comm.size - 1
     if comm.rank == 0:

@@ -1,6 +1,7 @@
-"""The rules of a schedule, implemented transfer by transfer: slow and simple, to test `prove`.
+"""The rules of schedules, applied to one transfer at a time. This slow and simple proof tests
+`prove`.
 
-Contributions are pairs (chunk, set of ranks), in a dictionary by place.
+A contribution is a pair (chunk, set of ranks). A dictionary holds the contributions by place.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _exists(schedule: Schedule, t: Transfer) -> bool:
 
 
 def _round(state: dict[Place, Value], transfers: list[Transfer]) -> dict[Place, Value] | None:
-    """Returns the writes of a round; None if it breaks a rule."""
+    """Returns the writes of a round, or None if the round breaks a rule."""
     moves = [
         ((t.src, t.src_chunk + i), (t.dst, t.dst_chunk + i), t.reduce)
         for t in transfers

@@ -1,8 +1,9 @@
-"""A packet-level network simulator, the reference for the simulator's flows.
+"""A packet-level network simulator, to which the simulator's flows are compared.
 
-It models store and forward: a link sends one packet after the other, and a switch forwards a packet
-after it has received all of it. A link alternates between the packets of messages that start there,
-and sends other packets in the order of their arrival. Queues are unlimited, and no packet is lost.
+It models store and forward: a link sends one packet at a time, and a switch forwards a packet after
+it has received the whole packet. A link alternates between the packets of messages that start at
+the link, and forwards other packets in order of arrival. Queues are unlimited, and no packet is
+lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unisono.topology import Topology
 
 
 class PacketNetwork:
-    """Starts messages with `send`; `run` calls back at the arrival of a message's last packet."""
+    """Starts messages with `send`; `run` makes a callback when a message's last packet arrives."""
 
     def __init__(self, topology: Topology, packet_bytes: int) -> None:
         self.topology = topology
@@ -43,7 +44,7 @@ class PacketNetwork:
         return message
 
     def start(self, link: int) -> None:
-        """Sends the next packet of a free link; forwarded packets go first."""
+        """Sends the next packet of a link if it is free. Forwarded packets have priority."""
         if link in self.busy:
             return
         if self.queues[link]:
@@ -63,7 +64,7 @@ class PacketNetwork:
         heapq.heappush(self.events, (there, next(self.number), "there", (message, hop, size)))
 
     def step(self) -> int | None:
-        """Runs the next event; returns a message if this event was its end."""
+        """Runs the next event. Returns a message if the event was the message's end."""
         self.now, _, what, which = heapq.heappop(self.events)
         if what == "free":
             self.busy.discard(which[0])
@@ -80,7 +81,9 @@ class PacketNetwork:
 
 
 def time_s(schedule: Schedule, topology: Topology, nbytes: int, packet_bytes: int = 4096) -> float:
-    """Returns a schedule's time by packets. A message starts after the last writes of its data."""
+    """Returns the seconds that a schedule takes in packets. A message starts after the last writes
+    of its data.
+    """
     network = PacketNetwork(topology, packet_bytes)
     chunk_bytes = nbytes / whole_chunks(schedule.collective)
     makers: dict[tuple[int, int], set[int]] = defaultdict(set)

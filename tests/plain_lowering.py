@@ -1,4 +1,4 @@
-"""Lowering in plain objects, value by value: what the columns of `lower` must agree with."""
+"""A simple lowering with one object for each value, with which the fast `lower` must agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place = tuple[int, int]
 
 @dataclass(eq=False, kw_only=True)
 class Value:
-    """The content of one location between two writes."""
+    """The content of a location from one write to the next write."""
 
     rank: int
     location: int
@@ -23,7 +23,7 @@ class Value:
 
 
 class Flow:
-    """The values of a right schedule; `writes[round][rank]` are those that matter."""
+    """Values of a correct schedule; `writes[round][rank]` has the writes that are used."""
 
     def __init__(self, schedule: Schedule) -> None:
         collective = schedule.collective
@@ -80,7 +80,7 @@ class Flow:
 
 
 class Program:
-    """The records of one rank, made round by round. `staged` is shared by the ranks."""
+    """The records of one rank, made round by round. All ranks share `staged`."""
 
     def __init__(
         self,
@@ -226,7 +226,9 @@ class Program:
         return self.ref(space, (0, chunk % self.collective.parts))
 
     def note(self, values: tuple[Value, ...], dst: Ref) -> None:
-        """Input that is read after it may have been written as output must be other memory."""
+        """Records input that is read after output may have been written at its place. Such input
+        needs other memory.
+        """
         for value in values:
             if value.rank == self.rank and not value.operands:
                 piece, part = self.collective.input_ref(self.rank, value.chunk) or (0, 0)
@@ -238,7 +240,7 @@ class Program:
 
 
 def plain_lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[ExecutionPlan, ...]:
-    """The plans of all ranks; the schedule must be right."""
+    """Returns the plans of all ranks; the schedule must be correct."""
     flow = Flow(schedule)
     staged: dict[Value, tuple[Ref, int, int]] = {}
     numbers = [number for number, _ in schedule.rounds()]

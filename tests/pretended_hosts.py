@@ -1,4 +1,4 @@
-"""Ranks of several simulated hosts, as threads of this process that connect over loopback."""
+"""Ranks of several simulated hosts, as threads of this process that are connected over loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def spanning(
     timeout_s: float = 40.0,
     address: str = "127.0.0.1",
 ) -> list[Any]:
-    """Runs `body(comm)` on one rank per environment; returns each result or exception."""
+    """Runs `body(comm)` on one rank per environment. Returns each rank's result or exception."""
     rendezvous = f"tcp://{address}:{free_port()}"
 
     def rank_body(rank: int) -> Any:
@@ -50,7 +50,9 @@ def _join(
 
 
 class World:
-    """Communicators of one rank per entry of `hosts`, for one thread. Close it after use."""
+    """Communicators of one thread, with one rank for each entry of `hosts`. Close the world after
+    use.
+    """
 
     def __init__(self, hosts: Sequence[int], *, timeout_s: float) -> None:
         rendezvous = f"tcp://127.0.0.1:{free_port()}"
@@ -63,7 +65,7 @@ class World:
             self.comms = list(pool.map(joined, range(len(hosts))))
 
     def abort(self) -> None:
-        """Ends pending calls, then closes."""
+        """Aborts pending calls, then closes the communicators."""
         self.comms[0].abort("a test has failed")
         self.close()
 

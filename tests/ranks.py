@@ -1,4 +1,4 @@
-"""Ranks for tests: threads of this process (fast), or processes that a test can kill."""
+"""Ranks for tests: fast ones as threads of this process, or processes that a test can kill."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def unique_name() -> str:
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Leaves the process without free descriptors; an accepted socket needs one too."""
+    """Leaves the process without free descriptors, so that it can accept no connection."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-    holders = [os.dup(0) for _ in range(highest)]  # fills the gaps below the highest
+    # uses all free numbers below the highest descriptor
+    holders = [os.dup(0) for _ in range(highest)]
     top = max(holders)
     resource.setrlimit(resource.RLIMIT_NOFILE, (top + 1, before[1]))
     try:
@@ -98,7 +99,7 @@ class Threads:
             try:
                 return function(comm, *args)
             except Exception as error:
-                if abort:  # otherwise the others would wait for this rank until the timeout
+                if abort:  # otherwise the other ranks would wait for this rank until the timeout
                     comm.abort(f"{type(error).__name__}: {error}")
                 return error
 
@@ -130,7 +131,7 @@ class Threads:
 
 
 class Me:
-    """The argument of a rank's function, in a rank that is a process."""
+    """The argument of the function that a rank runs if it is a process."""
 
     def __init__(self, rank: int, size: int, name: str, pipe: int) -> None:
         self.rank = rank
@@ -145,12 +146,12 @@ class Me:
         )
 
     def say(self, event: str, **facts: Any) -> None:
-        """Sends an event to the test. Any thread and any forked child may call it."""
+        """Sends an event to the test. All threads and forked children may call this."""
         line = json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n"
         os.write(self._pipe, line.encode())
 
     def attempt(self, event: str, function: Callable[..., Any], *args: Any) -> None:
-        """Calls the function and sends its outcome and time to the test."""
+        """Calls the function, and sends its result and time to the test."""
         error = text = None
         try:
             function(*args)
@@ -160,12 +161,12 @@ class Me:
 
 
 class Processes:
-    """Ranks as processes that run `function(me)` of the file that defines it. Kills remaining ranks
-    at the end.
+    """Ranks as processes that run `function(me)`, imported from the function's file. Kills
+    remaining ranks at the end.
 
-    They are forked from a process that has imported their modules. `environment(rank)` is added to
-    their environment, and `place(rank)` are further arguments of `Forker.start`. `modules` are
-    large ones that the function imports.
+    The processes are forked from a process that has imported their modules. `environment(rank)` is
+    added to their environment. `place(rank)` has further arguments of `Forker.start`. `modules` are
+    large modules that the function imports.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class Processes:
             self._pipes.append(ours)
 
     def wait_for(self, event: str, ranks: Sequence[int], timeout_s: float = 40.0) -> list[Any]:
-        """Returns the facts of this event from each of the ranks."""
+        """Waits for this event from each of the ranks and returns its facts."""
         deadline = time.monotonic() + timeout_s
         return [self._wait_for(event, rank, deadline) for rank in ranks]
 
@@ -210,14 +211,14 @@ class Processes:
                 raise AssertionError(f"rank {rank} {why} before {event!r}: {self.events[rank]}")
 
     def _read(self, rank: int) -> bool:
-        """Waits for more events of the rank; False after its end."""
+        """Waits for more events of the rank. Returns False after the rank's end."""
         data = os.read(self._pipes[rank], 65536)
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         self.events[rank] += [json.loads(line) for line in lines]
         return bool(data)
 
     def everything(self, rank: int) -> list[dict[str, Any]]:
-        """Returns all events of a rank, up to its end."""
+        """Returns all events of a rank until its end."""
         while self._read(rank):
             pass
         return self.events[rank]
@@ -228,7 +229,7 @@ class Processes:
         return time.monotonic()
 
     def exit_codes(self, timeout_s: float = 40.0) -> list[int]:
-        """Returns the exit codes of all ranks, after their end."""
+        """Waits for the ends of all ranks and returns their exit codes."""
         return [process.wait(timeout_s) for process in self.processes]
 
     def __enter__(self) -> Processes:

@@ -1,9 +1,9 @@
-"""Ranks that shrink a group, as states, with events in any order that a test chooses.
+"""Ranks that shrink a group, as state machines, with events in any order that a test chooses.
 
-A world delivers the messages of each pair of ranks in order, but otherwise in any order. It kills
-ranks between any two actions, and stops some for so long that the others think them lost. An
-observation may be old when its rank handles it. The ledger is one word, or consists of votes of
-hosts that are requested one by one, over links that may be cut.
+A world delivers the messages of each pair of ranks in order. Messages of different pairs may arrive
+in any order. The world kills ranks between two actions, and stops ranks for so long that other
+ranks treat them as lost. An observation may be old when a rank handles it. The ledger is one word,
+or votes of hosts, which ranks request over links that may be cut.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ TIMEOUT_S = 10.0
 
 
 class Forming:
-    """A group that is being formed: all enter, then the first member completes it on the others."""
+    """A group that is being formed. After all members have entered, the first member completes the
+    group on the other members.
+    """
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self.members = members
@@ -52,7 +54,7 @@ class Forming:
 
 
 class World:
-    """Ranks, the messages between them, and the ledger."""
+    """Simulated ranks, the messages between them, and the ledger."""
 
     def __init__(self, ranks: int, *, exclude: frozenset[int]) -> None:
         self.ranks, self.exclude = ranks, exclude
@@ -121,7 +123,9 @@ class World:
                 self.outcomes[rank] = None
 
     def form(self, rank: int, *, good: bool) -> bool:
-        """Ends the forming of a group on this rank, if this result is possible."""
+        """Ends the formation of a group on this rank if this result is possible. Returns True if it
+        was.
+        """
         ballot, since = self.forming[rank]
         forming_group = self.formings[ballot]
         lost = any(r in self.dead or r in self.outcomes for r in forming_group.members)
@@ -139,7 +143,7 @@ class World:
         return True
 
     def moves(self) -> list[Callable[[], Any]]:
-        """Returns all possible next steps, except time, deaths and stops."""
+        """Returns all possible next steps, other than time, deaths and stops."""
         found: list[Callable[[], Any]] = []
         for rank in filter(self.runs, range(self.ranks)):
             if self.todo[rank]:
@@ -162,7 +166,7 @@ class World:
     # ---- end
 
     def settle(self) -> None:
-        """Lets all live ranks end, in a fair order and within bounded time."""
+        """Lets all live ranks finish, in a fair order and within bounded time."""
         self.stopped.clear()
         for rank in range(self.ranks):
             if rank not in self.states and rank not in self.dead | self.exclude:
@@ -175,7 +179,7 @@ class World:
         raise AssertionError(f"no end: {self.states}")
 
     def round(self) -> None:
-        """Lets every running rank take all its possible steps once."""
+        """Lets every running rank perform all its possible steps once."""
         for rank in filter(self.runs, range(self.ranks)):
             while self.todo[rank] and self.runs(rank):
                 self.act(rank)
@@ -189,8 +193,9 @@ class World:
                     self.observe(rank)
 
     def check(self) -> list[int]:
-        """Returns the ranks of the new group; checks that they agree on it and that all are
-        members."""
+        """Returns the ranks of the new group. Checks that they agree on the group, and that all are
+        members.
+        """
         finished = {rank: found for rank, found in self.outcomes.items() if found is not None}
         assert len(set(finished.values())) <= 1, finished
         for rank, (_, members) in finished.items():
@@ -203,8 +208,9 @@ class World:
 class WorldOfHosts(World):
     """Ranks of several hosts, with the votes and polls of `CrossHostTransport`.
 
-    `layout` names each rank's host. A rank that is out of reach may be dead, beyond a cut, or alive
-    while another host refuses connections at its address: a dialer cannot distinguish these.
+    `layout` has the host of each rank. An unreachable rank may be dead, beyond a cut, or alive
+    while another host refuses connections at the rank's address. A rank that connects cannot
+    distinguish these cases.
     """
 
     def __init__(self, layout: Sequence[int], exclude: frozenset[int] = frozenset()) -> None:
@@ -225,7 +231,7 @@ class WorldOfHosts(World):
         """Pairs that cannot reach each other; a cut is final."""
 
     def cut(self, side: frozenset[int]) -> None:
-        """Cuts the hosts of these ranks off from the others."""
+        """Separates the hosts of these ranks from the other hosts."""
         hosts = {self.layout[rank] for rank in side}
         within = {rank for rank in range(self.ranks) if self.layout[rank] in hosts}
         for a in within:
@@ -233,7 +239,7 @@ class WorldOfHosts(World):
                 self.sever(a, b)
 
     def sever(self, a: int, b: int) -> None:
-        """Cuts the connection of two ranks, if they are on two hosts."""
+        """Cuts the connection between two ranks if they are on different hosts."""
         if self.layout[a] != self.layout[b]:
             self.severed |= {(a, b), (b, a)}
         for pair in self.severed:
@@ -244,18 +250,19 @@ class WorldOfHosts(World):
         return self.dead | {other for other in range(self.ranks) if (rank, other) in self.severed}
 
     def can_start_again(self, rank: int) -> bool:
-        """Returns whether a rank gave up and may try once more."""
+        """Returns True if a rank gave up and may try again."""
         over = rank in self.outcomes and self.outcomes[rank] is None
         return over and rank not in self.dead and rank not in self.left
 
     def start(self, rank: int) -> None:
         self.outcomes.pop(rank, None)
-        for forming_group in self.formings.values():  # it has dropped the group that it had formed
+        # the rank has dropped the group that it had formed
+        for forming_group in self.formings.values():
             forming_group.entered.discard(rank)
         super().start(rank)
 
     def leave(self, rank: int) -> None:
-        """Lets a rank leave the old group after its end."""
+        """Lets a rank leave the old group after the rank's end."""
         self.left.setdefault(rank, self.words[self.layout[rank]])
 
     def view(self, rank: int) -> Observation:
@@ -306,7 +313,7 @@ class WorldOfHosts(World):
             self.step(rank, result)
         elif not self.remote(rank) - poll.reached - self.unreachable(rank) - rank_poll.voteless:
             del self.polls[rank]
-            self.outcomes[rank] = None  # too few
+            self.outcomes[rank] = None  # too few votes are reachable
 
     def remote(self, rank: int) -> set[int]:
         there = {r for r in range(self.ranks) if self.layout[r] != self.layout[rank]}
@@ -318,7 +325,7 @@ class WorldOfHosts(World):
                 self.requests[rank, to].append(request)
 
     def deliver_vote(self, source: int, to: int) -> None:
-        """Delivers a vote request or its reply."""
+        """Delivers a request for a vote, or the reply."""
         match self.requests[source, to].popleft():
             case VoteRequest() as request if to in self.left:
                 vote = Vote.of(self.left[to])
@@ -339,7 +346,7 @@ class WorldOfHosts(World):
                 self.polls[to].voteless.add(source)
 
     def moves(self) -> list[Callable[[], Any]]:
-        """Returns all possible next steps, except time, deaths, cuts and stops."""
+        """Returns all possible next steps, other than time, deaths, cuts and stops."""
         asking = {rank for rank in self.polls if self.runs(rank)}
         found = [
             lambda s=source, t=to: self.deliver_vote(s, t)
@@ -366,7 +373,7 @@ class WorldOfHosts(World):
 
 @dataclass
 class _RankPoll:
-    """A rank's pending poll, its latest request, and the ranks without a vote."""
+    """A rank's pending poll, its latest request, and the ranks that reply without a vote."""
 
     poll: Poll
     action: Advance

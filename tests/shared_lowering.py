@@ -1,6 +1,7 @@
 """Sharing of schedules and lowered plans between ranks of one process.
 
-Without this, tests of many ranks spend most of their time lowering the same schedule once per rank.
+Otherwise, tests with many ranks would spend most of their time on lowering the same schedule for
+each rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _MOST = 24
 
 
 class Once:
-    """Makes an object on first use; concurrent callers wait for it. Keeps the latest objects."""
+    """A cache that makes each object on first use. Concurrent callers wait for the object. Only the
+    latest objects are kept.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,15 +41,13 @@ class Once:
                 self._found.popitem(last=False)
         with own:
             if not found:
-                found.append(make())  # an error is not shared: each caller gets its own
+                found.append(make())  # an error is not cached: each caller gets a new error
             result: T = found[0]
             return result
 
 
 def _rank_plans(schedule: Schedule, shares_memory: bool) -> list[RankPlan]:
-    """Returns the results of `lower_rank` for all ranks (`tests/schedule/test_lower.py` tests
-    it).
-    """
+    """Returns the results of `lower_rank` for all ranks. `test_lower.py` tests this function."""
     plans, flow = lower(schedule, shares_memory=shares_memory), trace(schedule)
     return [
         RankPlan(
@@ -62,7 +63,7 @@ def _rank_plans(schedule: Schedule, shares_memory: bool) -> list[RankPlan]:
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Makes executors of this process build and lower every schedule once."""
+    """Makes all executors of this process share each built schedule and its lowered plans."""
     schedules, lowered = Once(), Once()
 
     def build(op: Op, name: str, **how: Any) -> Schedule:
@@ -70,7 +71,7 @@ def shared() -> Iterator[None]:
         return schedules.get(key, lambda: algorithms.build(op, name, **how))
 
     def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) -> RankPlan:
-        # Keep the schedule itself, so that no other object can get its id.
+        # keeps the schedule alive, so that no other object gets its id
         key = id(schedule), shares_memory
         _, plans = lowered.get(key, lambda: (schedule, _rank_plans(schedule, shares_memory)))
         found: RankPlan = plans[rank]

@@ -1,4 +1,4 @@
-"""Runs a signal handler before a chosen step of Python, since a signal can arrive at any step."""
+"""Runs a signal handler before a chosen step of Python, since signals may arrive at any step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Step:
-    """A function for `sys.settrace` that calls `handler` before step `number` in the watched
+    """A trace function for `sys.settrace` that calls `handler` before step `number` in the watched
     files.
     """
 

@@ -1,4 +1,4 @@
-"""Errors of a build that is impossible."""
+"""The error of a build without a C++ compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the documentation: README code, README commands, docstrings, examples."""
+"""Runs the documentation: the README's code and commands, docstrings, and examples."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ README = (ROOT / "README.md").read_text()
 
 _TIMEOUT_S = 110
 
-# These commands set up whole environments; CI and the reader run them.
+# These commands set up whole environments. CI runs them separately.
 _WHOLE_RUNS = ("make demo", "make test")
 
 
 def blocks(language: str, text: str = README) -> list[str]:
-    """Returns the fenced blocks of a page in a language; by default of the README."""
+    """Returns the fenced code blocks of a page in one language. The default page is the README."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def run(command: list[str], **environment: str) -> str:
     """Runs a command in the checkout, with this interpreter's programs first on the path. Returns
-    its output.
+    the command's output.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -56,7 +56,7 @@ def test_readme_code_runs(number: int, tmp_path: Path) -> None:
 
 
 def page_blocks() -> list[tuple[str, int]]:
-    """Returns the Python blocks of the other pages, by page and number."""
+    """Returns the Python code blocks of the other pages, by page and number."""
     pages = sorted((ROOT / "docs").glob("*.md"))
     return [(p.name, i) for p in pages for i in range(len(blocks("python", p.read_text())))]
 
@@ -95,8 +95,8 @@ def test_architecture_names_only_files_that_exist() -> None:
 
 
 def modules_with_examples() -> list[str]:
-    """Returns modules by name, not by file: `python -m doctest` would import a second copy of each
-    module.
+    """Returns modules whose docstrings have examples, by name. With a file's path, `python -m
+    doctest` would import a second copy of the module.
     """
     source = ROOT / "src"
     found = (path for path in sorted(source.rglob("*.py")) if ">>> " in path.read_text())
@@ -114,7 +114,7 @@ def test_docstring_examples_run(name: str) -> None:
 
 
 def examples() -> list[str]:
-    """Returns the examples that no command of the README runs."""
+    """Returns the example programs that the README's commands do not run."""
     named = " ".join(commands())
     names = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
     return [name for name in names if f"examples/{name}" not in named]

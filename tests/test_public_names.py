@@ -1,4 +1,4 @@
-"""The public names exist, are documented, and are cheap to import."""
+"""Public names exist, have documentation, and are fast to import."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Returns the folder in which temporary folders are made."""
+    """Returns the folder in which the tests make temporary folders."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path
@@ -42,7 +42,8 @@ def test_the_next_process_removes_folders_of_a_killed_one(temporary: Path) -> No
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         with TemporaryFolder("unisono-test-"):
-            assert (folder / "file").read_text() == "kept"  # the owner is alive
+            # the process that made the folder is alive
+            assert (folder / "file").read_text() == "kept"
         os.kill(process.pid, signal.SIGKILL)
     assert folder.exists()
     with TemporaryFolder("unisono-test-") as mine:

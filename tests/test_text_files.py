@@ -1,4 +1,4 @@
-"""Unreadable text files as arguments of commands."""
+"""Commands whose arguments are unreadable text files."""
 
 from __future__ import annotations
 

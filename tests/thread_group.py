@@ -1,4 +1,4 @@
-"""All ranks of a group as threads; comparison of both executors on the same bytes."""
+"""All ranks of a group as threads, and a comparison of both executors on the same data."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def _memory(pieces: list[Bytes]) -> list[tuple[int, int]]:
 
 
 def counts_of(collective: Collective, counts: list[int], rank: int, *, out: bool) -> list[int]:
-    """Returns the elements of each of a rank's pieces, if piece i of the whole has counts[i]."""
+    """Returns the number of elements of each of a rank's pieces; piece i of the collective has
+    counts[i].
+    """
     op, n = collective.op, collective.ranks
     pieces_in, pieces_out = piece_counts(op, n, rank, collective.root or 0)
     pieces = pieces_out if out else pieces_in
@@ -113,7 +115,7 @@ def counts_of(collective: Collective, counts: list[int], rank: int, *, out: bool
 
 
 def random_bytes(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
-    """Returns random bits for integers, and ordinary numbers for floats, so that NaNs are rare."""
+    """Returns random bits for integers and ordinary numbers for floats, so that NaNs are rare."""
     nbytes = count * dtype.size_bytes
     if dtype is DType.BOOL:
         return rng.integers(0, 2, nbytes, np.uint8)
@@ -129,7 +131,9 @@ def random_bytes(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
 
 
 def random_pairs(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
-    """Returns pairs with few distinct values and indices, so that many are equal, and some NaNs."""
+    """Returns pairs with few distinct values and indices, so that many pairs are equal, and with
+    some NaNs.
+    """
     value, index = PAIRS[dtype]
     result = np.empty(count, [("value", value), ("index", index)])
     result["value"] = rng.integers(-2, 2, count)
@@ -140,7 +144,7 @@ def random_pairs(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
 
 
 def unaligned(data: Bytes, offset: int) -> Bytes:
-    """Returns the same bytes at `offset` bytes after a cache line."""
+    """Returns a copy of the bytes that starts `offset` bytes after the begin of a cache line."""
     room = np.zeros(data.size + 128, np.uint8)
     start = -room.ctypes.data % 64 + offset
     view = room[start : start + data.size]
@@ -166,7 +170,7 @@ def buffers(
 
 
 def alias(collective: Collective, inputs: Pieces, outputs: Pieces) -> None:
-    """Makes outputs share the memory of inputs, as an in-place call does."""
+    """Makes outputs share the memory of the inputs, as in an in-place call."""
     for rank in range(collective.ranks):
         for piece, x in enumerate(inputs[rank]):
             if collective.op is Op.SCATTER and rank != collective.root:
@@ -195,7 +199,7 @@ def compare(
     offset: int = 0,
     lead: int = 0,
 ) -> None:
-    """Runs both executors on the same bytes and compares the results."""
+    """Runs both executors on the same data and compares the results."""
     schedule = algorithms.build(op, name, ranks=group.ranks, root=root, hosts=group.hosts)
     collective = schedule.collective
     inputs, outputs = buffers(collective, counts, dtype, seed, offset)
@@ -207,7 +211,7 @@ def compare(
     if in_place:
         alias(collective, theirs, expected)
     block = block_bytes or group.plans(op, name, root, None)[0].block_bytes
-    # The reference executor has no pieces that a plan does not use.
+    # The reference executor takes only the pieces that a plan uses.
     reference.run(
         lower(schedule, shares_memory=group.plans(op, name, root, None)[0].shares_memory),
         [pieces[: collective.input_pieces(rank)] for rank, pieces in enumerate(theirs)],

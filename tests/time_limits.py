@@ -1,4 +1,4 @@
-"""Time limits and CPU times of tests, on machines that other programs use at the same time."""
+"""Time limits and CPU times for tests on machines that also run other programs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ _TASKS = Path("/proc/self/task")
 
 
 def limit_s(seconds: float) -> float:
-    """Returns the time limit of a test for an action that takes at most `seconds` on an idle
-    machine."""
+    """Returns a test's time limit for an action that takes at most `seconds` on an idle machine."""
     return seconds * _BUSY_FACTOR
 
 
 def threads() -> set[str]:
-    """Returns the kernel's numbers of all threads of this process."""
+    """Returns the kernel's thread ids of this process."""
     return {task.name for task in _TASKS.iterdir()}
 
 
 def cpu_times(threads: set[str]) -> dict[str, float]:
-    """Returns the CPU seconds of these threads of this process, without those that have ended."""
+    """Returns the CPU seconds of these threads of this process. Omits threads that have ended."""
     found = {}
     for each in threads:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -32,5 +31,7 @@ def cpu_times(threads: set[str]) -> dict[str, float]:
 
 
 def cpu_since(before: dict[str, float]) -> float:
-    """Returns the CPU seconds since `cpu_times` of the threads that still run."""
+    """Returns the CPU seconds that each thread has used since `cpu_times`, for threads that still
+    run.
+    """
     return sum(spent - before[each] for each, spent in cpu_times(set(before)).items())

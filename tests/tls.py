@@ -1,4 +1,4 @@
-"""Certificates for tests, and a proxy that records the bytes between ranks."""
+"""Certificates for tests, and a proxy that records the bytes sent between ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ commonName = supplied
 
 
 class Authority:
-    """A certificate authority in its own folder."""
+    """A certificate authority with its own folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -48,7 +48,8 @@ class Authority:
         key, request, made = (self._folder / f"{name}.{what}" for what in ("key", "csr", "pem"))
         self._run("req", *_NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         if expired:
-            (self._folder / "index").write_text("")  # forgets the certificates that it made before
+            # forgets the certificates that this authority issued before
+            (self._folder / "index").write_text("")
             (self._folder / "serial").write_text("01")
             config = self._folder / "ca.conf"
             config.write_text(_EXPIRED.format(folder=self._folder))
@@ -72,7 +73,7 @@ _NEW_KEY: Sequence[str] = (
 
 
 def variables(*, certificate: Path, key: Path, authority: Path) -> dict[str, str]:
-    """Returns a rank's environment variables for its files."""
+    """Returns the environment variables of a rank that uses these certificate files."""
     return {
         "UNISONO_TLS": "certificates",
         "UNISONO_TLS_CERTIFICATE": str(certificate),
@@ -82,8 +83,8 @@ def variables(*, certificate: Path, key: Path, authority: Path) -> dict[str, str
 
 
 class Tap:
-    """A proxy for connections. It records all bytes of both directions and forwards
-    `change(chunk)`.
+    """A proxy for connections. It records all bytes of both directions. It forwards the result of
+    `change(chunk)` instead of each chunk.
     """
 
     def __init__(self, change: Callable[[bytes], bytes] = lambda chunk: chunk) -> None:
@@ -92,7 +93,7 @@ class Tap:
         self._lock = threading.Lock()
 
     def dial(self, to: tuple[str, int]) -> tuple[str, int]:
-        """Returns an address that forwards one connection to `to`."""
+        """Returns an address at which one connection is forwarded to `to`."""
         listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._serve, args=(listener, to), daemon=True).start()
         address: tuple[str, int] = listener.getsockname()

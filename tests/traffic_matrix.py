@@ -1,6 +1,7 @@
-"""The bytes from each rank to each rank in a collective: an oracle for counters.
+"""The bytes that each rank sends to each rank in a collective, to which counters are compared.
 
-Each function returns a matrix whose row s and column d has the elements from rank s to rank d.
+Each function returns a matrix with the number of elements from rank s to rank d in row s and column
+d.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ Matrix = NDArray[np.int64]
 
 
 def shares(count: int, ranks: int) -> list[int]:
-    """Returns the elements of each rank's share of `count`: the first ranks have one more."""
+    """Returns the number of elements of each rank's share of `count`. The first ranks have one
+    more.
+    """
     return [len(range(rank, count, ranks)) for rank in range(ranks)]
 
 
 def traffic(op: str, counts: Sequence[int], ranks: int, root: int = -1) -> Matrix:
-    """Returns the matrix of an operation. `counts` as for `elements_moved`."""
+    """Returns the matrix of an operation. `counts` has the same meaning as in `elements_moved`."""
     each = np.zeros((ranks, ranks), np.int64)
     match op:
         case "all_reduce":
@@ -48,5 +51,5 @@ def traffic(op: str, counts: Sequence[int], ranks: int, root: int = -1) -> Matri
 
 
 def sent_and_received(matrix: Matrix, rank: int) -> tuple[int, int]:
-    """Returns the elements that a rank sends and receives."""
+    """Returns the numbers of elements that a rank sends and receives."""
     return int(matrix[rank].sum()), int(matrix[:, rank].sum())

@@ -1,4 +1,4 @@
-"""Every algorithm is proved for many numbers of ranks, and its cost equals its closed form."""
+"""Every algorithm is correct for many numbers of ranks, and its cost equals its closed form."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ WITH_PARAMETERS = [
 
 
 def agrees(schedule: Schedule, stated: Cost, *, exact: bool) -> bool:
-    """Returns true if the schedule has the stated cost, or less if the cost is an upper bound."""
+    """Returns true if the schedule has the stated cost, or at most this cost if it is an upper
+    bound.
+    """
     real = measure(schedule)
     if exact:
         return real == stated
@@ -106,7 +108,7 @@ def test_algorithms_with_parameters_are_correct(op: str, name: str, ranks: int) 
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_hierarchy_is_correct(data: st.DataObject) -> None:
-    """Draws any algorithm for each level that supports the operations of the level."""
+    """Draws an algorithm for each level of a hierarchy and proves the schedule correct."""
     op = data.draw(st.sampled_from([op for op in Op if "hierarchical" in names(op)]))
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     served = names(op)
@@ -147,7 +149,7 @@ def test_a_large_schedule_is_proved() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_costs_match_textbooks(n: int) -> None:
-    """Compares with closed forms that are independent of the registry."""
+    """Compares costs with closed forms that are independent of the registry."""
     share = Fraction(n - 1, n)
     steps = (n - 1).bit_length()
     textbook = {

@@ -1,4 +1,4 @@
-"""Every algorithm, with and without parameters, computes the same results as NumPy, also in the C++
+"""Every algorithm computes the same results as NumPy, with and without parameters, also in the C++
 core.
 """
 
@@ -29,7 +29,7 @@ LENGTH = 21
 
 
 def inputs_of(schedule: Schedule) -> list[list[Array]]:
-    """Returns different numbers in every piece of every rank."""
+    """Returns random inputs of all ranks and pieces."""
     rng = np.random.default_rng(7)
     collective = schedule.collective
     return [
@@ -39,7 +39,7 @@ def inputs_of(schedule: Schedule) -> list[list[Array]]:
 
 
 def expected(schedule: Schedule, inputs: list[list[Array]], rank: int) -> list[Array]:
-    """Returns the output pieces of a rank by NumPy, or none if the rank has no output."""
+    """Returns a rank's expected output pieces, computed by NumPy; an empty list without outputs."""
     collective = schedule.collective
     op, root, ranks = collective.op, collective.root, range(collective.ranks)
     if op in (Op.ALL_REDUCE, Op.REDUCE):
@@ -83,7 +83,7 @@ EVERY = [(op, name) for op in Op if op is not Op.BARRIER for name in names(op)]
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
 def test_every_algorithm_computes_the_same_as_numpy(op: Op, name: str) -> None:
-    for ranks in (5, 6, 8, 9, 16):  # tests/execution has the other numbers
+    for ranks in (5, 6, 8, 9, 16):  # tests/execution has the other numbers of ranks
         with turn(ranks=ranks):
             run_and_compare(op, name, ranks)
 

@@ -1,4 +1,4 @@
-"""The properties of each family: links, order and sizes of its messages."""
+"""Properties of each algorithm family: the links, the order and the sizes of its messages."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_swing_on_a_torus_alternates_between_the_axes() -> None:
 
 
 def sizes(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """Yields, for each round, the distance of its messages and the largest number of chunks."""
+    """Yields the distance and the largest number of chunks of the messages of each round."""
     ranks = schedule.collective.ranks
     for _, transfers in schedule.rounds():
         largest: Counter[int] = Counter()
@@ -197,7 +197,7 @@ def test_a_k_nomial_tree_with_as_many_children_as_ranks_is_flat() -> None:
 
 
 def between_hosts(schedule: Schedule, ranks_of_a_host: int) -> int:
-    """Returns the number of chunks that leave a host, in the unit of the schedule."""
+    """Returns the number of chunks that ranks send to other hosts."""
     return sum(
         t.count for t in schedule.transfers if t.src // ranks_of_a_host != t.dst // ranks_of_a_host
     )

@@ -1,4 +1,4 @@
-"""Algorithms for any partition of the ranks into hosts are correct, with minimal traffic."""
+"""Algorithms are correct for any partition of the ranks into hosts, with minimal traffic."""
 
 from __future__ import annotations
 
@@ -143,7 +143,9 @@ def test_short_messages_need_one_round_between_hosts(hosts: Hosts, data: st.Data
 @given(layouts())
 @settings(max_examples=30, deadline=None)
 def test_a_chain_scan_sends_between_hosts_once_for_each_change_of_host(hosts: Hosts) -> None:
-    """No other scan needs less: a host needs new data between any two of its ranks."""
+    """Compares with the minimum: a host needs new data wherever the rank before one of its ranks is
+    on another host.
+    """
     ranks = total(hosts)
     host_of = HostLayout.of(ranks, hosts).host_of
     found = traffic(build("scan", "chain", ranks=ranks), hosts)
@@ -157,7 +159,7 @@ def test_a_chain_scan_sends_between_hosts_once_for_each_change_of_host(hosts: Ho
 @given(layouts())
 @settings(max_examples=30, deadline=None)
 def test_all_ranks_of_a_host_share_its_work(hosts: Hosts) -> None:
-    """No rank sends or receives more than twice the mean of its host."""
+    """Tests that no rank sends or receives more than twice the mean of its host."""
     ranks = total(hosts)
     layout = HostLayout.of(ranks, hosts)
     columns = layout.columns
@@ -222,13 +224,13 @@ def test_hosts_that_are_not_a_partition_are_rejected(hosts: Hosts) -> None:
         build("all_reduce", "by_host", ranks=3, hosts=hosts)
 
 
-# ---- bits
+# ---- rounding
 
 
 def wild(
     rng: np.random.Generator, ranks: int
 ) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-    """Returns contributions whose sum depends on the order."""
+    """Returns contributions whose rounded sum depends on the order of the additions."""
     scales = 10.0 ** rng.integers(-9, 9, (ranks, 1))
     return list((rng.standard_normal((ranks, 40)) * scales).astype(np.float32))
 

@@ -1,4 +1,4 @@
-"""The page of algorithms in the documentation matches the registry."""
+"""The documentation's page of algorithms matches the registry."""
 
 from __future__ import annotations
 

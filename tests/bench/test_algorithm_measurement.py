@@ -1,5 +1,6 @@
-"""Tests of alternating measurements in a real group of ranks, and of the removal of equal
-algorithms."""
+"""Tests of alternating measurements in a real group of ranks, and of the removal of algorithms with
+equal schedules.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests of runs over lab hosts: the limit, and contestants that connect between hosts."""
+"""Tests of benchmarks over lab hosts: the limit of the links, and libraries that connect between
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", 
 
 
 def busiest_host_bytes(schedule: Schedule, case: Case, hosts: int) -> float:
-    """Returns the bytes that the busiest host sends or receives in a schedule."""
+    """Returns the most bytes that one host sends or receives in a schedule."""
     per_host = case.ranks // hosts
     whole = schedule.collective.num_chunks
     if case.op == "all_to_all":
         whole //= (
             case.ranks
-        )  # chunks of an all_to_all are pairs of ranks; a rank's vector is one row
+        )  # a chunk of an all_to_all belongs to a pair of ranks; a rank's vector is one row
     sent, received = [0] * hosts, [0] * hosts
     columns = schedule.columns
     for src, dst, count in zip(columns.src, columns.dst, columns.count, strict=True):
@@ -53,17 +55,17 @@ def test_no_schedule_moves_less_than_the_limit(op: str, hosts: int, per_host: in
     if per_host == 1:
         assert min(least) == pytest.approx(
             network_bytes(case, hosts)
-        )  # some schedule reaches the limit
+        )  # at least one schedule reaches the limit
 
 
 def test_bytes_between_hosts_for_different_pieces() -> None:
     def least(op: str, root: int = 0) -> float:
         return network_bytes(Case(op=op, ranks=4, nbytes=400, root=root), hosts=2)
 
-    # The shares are 40, 80, 120 and 160 bytes.
+    # The four ranks' pieces have 40, 80, 120 and 160 bytes.
     assert least("all_gather_v") == least("reduce_scatter_v") == 400 - 120
     assert (least("gather_v"), least("scatter_v", root=3)) == (280, 120)
-    # Host 0 keeps 40 + 80 of rank 0 and 80 + 120 of rank 1; host 1 keeps as much, in another order.
+    # Host 0 keeps 40 + 80 bytes of rank 0 and 80 + 120 bytes of rank 1. Host 1 keeps as many bytes.
     assert least("all_to_all_v") == 800 - 320
 
 
@@ -72,9 +74,10 @@ def test_bytes_between_hosts_for_different_pieces() -> None:
 def test_the_payload_rate_adds_both_rails() -> None:
     with Lab(hosts=2, rate="100mbit", rails=2) as lab:
         rates = [probe_payload_Bps(lab) / MEGABIT_Bps]
-        while rates[-1] < 102 and len(rates) < 5:  # other programs can only lower a rate
+        # other programs can only reduce the measured rate
+        while rates[-1] < 102 and len(rates) < 5:
             rates.append(probe_payload_Bps(lab) / MEGABIT_Bps)
-    assert 102 <= max(rates) <= 200  # one rail cannot carry more than 100
+    assert 102 <= max(rates) <= 200  # more than the 100 Mbit/s of one rail
 
 
 def test_ranks_are_placed_in_blocks() -> None:
@@ -115,7 +118,9 @@ def test_contestants_run_over_hosts_next_to_the_limit() -> None:
 @pytest.mark.skipif(shutil.which("iperf3") is None, reason="requires iperf3")
 @pytest.mark.parametrize("name", ["unisono", "gloo", "openmpi", "mpich"])
 def test_no_contestant_bypasses_the_links(name: str) -> None:
-    """All hosts share one kernel and one memory, which a library might detect and use."""
+    """Tests that a library does not bypass the links through the shared kernel and memory of the
+    hosts.
+    """
     if reason := reason_missing(Contestant(name=name)):
         pytest.skip(reason)
     case = Case(op="all_reduce", ranks=2, nbytes=1 << 20)
@@ -127,7 +132,7 @@ def test_no_contestant_bypasses_the_links(name: str) -> None:
             pace=Pace(rounds=1, round_s=0.001, min_iterations=1),
             cluster=Cluster(lab=lab),
         )
-    # The token bucket passes a quarter of the message at once; memory would take a hundredth of the
-    # time. The rate that was measured is no measure here: other programs can lower it.
+    # The token bucket lets a quarter of the message pass at once. Shared memory would take a
+    # hundredth of the time. The measured rate is not used here, since other programs can reduce it.
     least_s = case.size_bytes / (100 * MEGABIT_Bps)
     assert report.to_dict()["rows"][0]["results"][name]["time_s"] > 0.5 * least_s

@@ -1,4 +1,4 @@
-"""Tests what `benchmarks/p2p.py` measures besides times, with real ranks and small sizes."""
+"""Tests the figures of `benchmarks/p2p.py` other than times, with real ranks and small sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_ranks_on_two_hosts() -> None:
 
 
 class Rank0:
-    """A communicator that delivers messages in this order, and allocates memory while it waits."""
+    """A simulated communicator that delivers messages in a given order and allocates memory while
+    it waits.
+    """
 
     def __init__(self, order: Sequence[int], kept_bytes: int = 0) -> None:
         self._messages = iter([LOAD.message(number) for number in order])
@@ -54,7 +56,7 @@ def test_reordered_messages_are_found() -> None:
 
 
 def test_freed_memory_counts_as_growth() -> None:
-    gc.collect()  # otherwise earlier garbage may be freed during the measurement
+    gc.collect()  # otherwise garbage of earlier tests may be freed during the measurement
     found = received(Rank0([0, 1, 2], kept_bytes=64 << 20))
-    # The kernel counts pages in batches.
+    # The kernel updates the number of pages in batches.
     assert 60 << 20 <= found["waiting_bytes"] <= found["growth_bytes"]

@@ -1,5 +1,6 @@
-"""Tests of messages between pairs of ranks: what they exchange, how errors are found, and the
-loops."""
+"""Tests of benchmarks of messages between pairs: the exchanged data, the detection of errors, the
+loops.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ Spoil = Callable[[Any, Any], None]
 
 
 def exchanged(case: Case, spoil: Spoil = lambda out, before: None) -> int:
-    """Returns the wrong elements on both ranks of a pair; `spoil` changes the buffer of rank 1."""
+    """Returns the number of wrong elements on both ranks of a pair; `spoil` changes rank 1's
+    buffer.
+    """
     memory = [allocate(case, rank) for rank in (0, 1)]
     barrier = threading.Barrier(2)
     before = memory[1][1].copy()
@@ -101,7 +104,7 @@ def test_reordered_messages_are_found(nbytes: int, first: int, second: int) -> N
         parts = cut(out, case.messages)
         parts[first][:], parts[second][:] = parts[second].copy(), parts[first].copy()
 
-    # Both exchanges are wrong; a few elements may be equal by chance.
+    # Both exchanges are wrong. A few elements may have the right value by chance.
     assert exchanged(case, swap) > 2 * 2 * case.count * 0.99 - 1
 
 
@@ -129,11 +132,11 @@ def test_a_lost_message_and_a_wrong_byte_are_found() -> None:
     assert exchanged(case, change) == 2
 
 
-# ---- loops
+# ---- measurement loops
 
 
 class QueueLibrary:
-    """A library whose messages are queues, in order."""
+    """A simulated message library in which each direction is a queue."""
 
     def __init__(self) -> None:
         self.queues: tuple[SimpleQueue[Any], SimpleQueue[Any]] = (SimpleQueue(), SimpleQueue())
@@ -190,7 +193,7 @@ def test_the_loops_deliver_every_message(op: str) -> None:
     assert library.most == (64 if op == "stream" else 0)
 
 
-# ---- derived numbers
+# ---- figures derived from times
 
 
 def test_times_are_per_message_and_rates_for_all_pairs(report: RunReport) -> None:

@@ -1,4 +1,4 @@
-"""Tests the tiled comparison against results that NumPy computes on whole arrays."""
+"""Tests of the check of results in tiles, against results that NumPy computes from whole arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUMPY_FOLDS = {
 
 
 def inputs(case: Case) -> list[Any]:
-    """Returns every rank's x, as the benchmark fills it."""
+    """Returns all ranks' input arrays, as the benchmark fills them."""
     filled = []
     for rank in range(case.ranks):
         x, out = allocate(case, rank)
@@ -38,7 +38,7 @@ def inputs(case: Case) -> list[Any]:
 
 
 def result(case: Case, rank: int, xs: list[Any]) -> Any:
-    """Returns the expected result of the operation on this rank."""
+    """Returns the expected result of the operation on a rank."""
     if case.operation.reduces:
         xs = {"scan": xs[: rank + 1], "exscan": xs[: max(1, rank)]}.get(case.op, xs)
         total = best(case, xs) if case.dtype in PAIRS else xs[0].copy()
@@ -67,7 +67,7 @@ def cut(x: Any, lengths: Sequence[int]) -> list[Any]:
 
 
 def best(case: Case, xs: list[Any]) -> Any:
-    """Returns the best pair of each element; of equal values, the one with the lowest index."""
+    """Returns the best pair of each element; among equal values, the pair with the lowest index."""
     best_first = 1 if case.redop == "minloc" else -1
     columns = zip(*(x.tolist() for x in xs), strict=True)
     found = [min(pairs, key=lambda p: (best_first * p[0], p[1])) for pairs in columns]
@@ -75,7 +75,7 @@ def best(case: Case, xs: list[Any]) -> Any:
 
 
 def performed(case: Case, rank: int, spoil: int | None = None, shift: int = 0) -> int:
-    """Returns the wrong elements found after a correct, spoilt or shifted operation."""
+    """Returns the number of wrong elements after an operation that may be spoilt or shifted."""
     xs = inputs(case)
     x, out = allocate(case, rank)
     target = x if case.operation.in_place else out

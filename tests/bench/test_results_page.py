@@ -107,7 +107,7 @@ def test_several_hosts() -> None:
 def messages(
     report: RunReport, ranks: int, rows: dict[tuple[str, int], tuple[float, float]]
 ) -> Any:
-    """Returns a document of messages: our time and Open MPI's, by operation and size."""
+    """Returns a document of messages: our times and Open MPI's, by operation and size."""
     made = tuple(
         Row(
             case=Case(op=op, ranks=ranks, nbytes=nbytes),
@@ -188,7 +188,7 @@ def test_trees_are_compared() -> None:
     page = render_trees({"other": "abc1234", "rounds": 1, "rows": rows})
     name = "the other tree's time over this one's, geometric mean of 2 rows | >= 0.98"
     assert f"| n = 2: {name} | 1.049 | yes |" in page
-    assert f"| n = 4: {name} | 1.095 | **no** |" in page  # fails because of a wrong element
+    assert f"| n = 4: {name} | 1.095 | **no** |" in page  # "no" because of a wrong element
     assert page[-2:] == ["| 8 | 1.10 | 1.20 |", "| 1K | 1.00 | **wrong** |"]
 
 
@@ -242,6 +242,8 @@ def test_errors_of_the_simulator() -> None:
 
 
 def test_the_page_equals_the_results(tmp_path: Path) -> None:
-    """RESULTS.md equals the page of the results folder; `python benchmarks/page.py` writes it."""
+    """Tests that RESULTS.md equals the page that `python benchmarks/page.py` writes from the
+    results.
+    """
     write_page(FOLDER / "results", tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_text() == (FOLDER / "RESULTS.md").read_text()

@@ -1,4 +1,4 @@
-"""Tests with real ranks in real processes, and small sizes."""
+"""Tests of benchmark runs with real ranks in real processes, and small sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = [
     Case(op="ping_pong", ranks=2, nbytes=8),
     Case(op="stream", ranks=2, nbytes=3000),
 ]
-# Cases that some contestants lack.
+# Cases that some of the compared libraries do not support.
 SPECIAL = [
     *(Case(op=op, ranks=2, nbytes=1000, root=1) for op in OPERATIONS if op.endswith("_v")),
     Case(op="all_reduce", ranks=2, nbytes=1000, dtype="int32", redop="lor"),
@@ -33,7 +33,7 @@ SPECIAL = [
     Case(op="all_reduce", ranks=2, nbytes=1000, dtype="float32_int32", redop="maxloc"),
     Case(op="broadcast", ranks=2, nbytes=1000, dtype="float8_e4m3fn"),
 ]
-# A rank whose library returns a wrong element.
+# The program of a rank whose library returns a wrong element.
 WRONG_RANK = """
 from unisono.bench import contestant_rank
 from unisono.bench.peers.base import Peer
@@ -67,7 +67,8 @@ def test_gloo_beside_the_memory_limit() -> None:
 
 @pytest.mark.parametrize("name", ["unisono", "unisono:ring"])
 def test_our_communicator(name: str) -> None:
-    cases = [case for case in CASES if case.op != "all_to_all"]  # all_to_all has no ring
+    # no ring algorithm exists for all_to_all
+    cases = [case for case in CASES if case.op != "all_to_all"]
     report = run_benchmark(cases, [name, "memory"], ours=name, pace=QUICK, bind=True)
     assert report.skipped == {}
     assert not report.failed
@@ -122,7 +123,8 @@ def test_a_wrong_result_is_found_and_fails_the_run(
 
     monkeypatch.setattr(world_module, "plan_launch", plan_wrong_ranks)
     report = run_benchmark(CASES[:1], ["unisono"], ours="unisono", pace=QUICK)
-    assert report.wrong >= 2 * 2 * 15  # nearly all of 16 elements, on 2 ranks, twice
+    # nearly all of 16 elements are wrong, on 2 ranks and in 2 checks
+    assert report.wrong >= 2 * 2 * 15
     assert report.failed
 
 

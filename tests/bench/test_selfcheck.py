@@ -9,7 +9,7 @@ from unisono.bench.cases import Case
 from unisono.bench.selfcheck import CheckResult, Checks, check_cases, run_checks
 
 
-@pytest.mark.slow  # test_documentation.py runs `unisono check` too
+@pytest.mark.slow  # test_documentation.py also runs `unisono check`
 def test_this_machine() -> None:
     checks = run_checks(2)
     assert checks.error is None
@@ -20,7 +20,7 @@ def test_this_machine() -> None:
 
 
 class Idle:
-    """Rank 0 of a communicator that does nothing."""
+    """A simulated rank 0 whose calls do nothing."""
 
     rank = 0
 

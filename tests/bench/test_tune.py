@@ -1,4 +1,6 @@
-"""Tests of tuning: the candidates, the resulting selection, and resuming an interrupted run."""
+"""Tests of tuning: the candidates, the resulting selection, and the continuation of an interrupted
+run.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_the_choice_is_within_five_per_cent_at_every_measured_size(
         assert rule is not None
         assert times_s[rule.algorithm] <= min(times_s.values()) * 1.05
         assert times_s.items() <= selection.times_s(Op.ALL_REDUCE, size, 2).items()
-    for size in (0, 1 << 40):  # also outside of the measured sizes
+    for size in (0, 1 << 40):  # also sizes outside the measured range
         assert selection.choose(Op.ALL_REDUCE, size, ranks=2) is not None
     assert selection.choose(Op.ALL_REDUCE, 64, ranks=3) is None
 
@@ -65,7 +67,8 @@ def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     first = tune(REQUEST, whole)
     assert [cell for cell in REQUEST.cells if cell not in whole.cells] == []
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:3], lines[3][:20]]))  # interrupted while writing
+    # the run was interrupted during this write
+    path.write_text("\n".join([*lines[:3], lines[3][:20]]))
     again = Journal(path, MACHINE, resume=True)
     assert list(again.cells) == REQUEST.cells[:2]
     steps: list[str] = []

@@ -1,4 +1,4 @@
-"""Descriptors and memory of groups: a shortage is reported, and `close` gives both back."""
+"""File descriptors and memory of groups: an error reports a shortage, and `close` frees both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 48
 
 @contextlib.contextmanager
 def no_more_than(free: int) -> Iterator[None]:
-    """Limits the process to so many more open files."""
+    """Limits the number of files that the process can still open."""
     held = [os.dup(0)]
     with contextlib.suppress(OSError):
         while True:
@@ -69,7 +69,7 @@ def many_groups(me: Me) -> None:
 def test_a_shortage_of_descriptors_is_reported_and_close_frees_them() -> None:
     with Processes(many_groups, 2, place=lambda rank: {"descriptors": LIMIT}) as ranks:
         for rank, said in enumerate(ranks.wait_for("full", [0, 1])):
-            # Uses most of the limit, so that a group takes one descriptor more.
+            # The groups use most of the limit, so each group needs only a few descriptors.
             assert said["groups"] > LIMIT / 2, (rank, said)
             for part in ("rank 0 of 2", "EMFILE", "needs 3", f"ulimit -n, now {LIMIT}", "close"):
                 assert part in said["text"]
@@ -108,7 +108,7 @@ def test_groups_of_several_hosts_give_back_their_memory() -> None:
 
 
 class VotingNetwork:
-    """A network in which another host requests this host's vote while a rank leaves."""
+    """A simulated network in which another host requests this host's vote while a rank leaves."""
 
     def __init__(self, group: native.Group) -> None:
         self._group = group
@@ -148,7 +148,7 @@ def test_a_group_is_closed_while_a_thread_waits_in_it() -> None:
         errors = [future.exception(30) for future in waiting]
         assert all(isinstance(error, CommunicationError) for error in errors)
         assert mappings() == before
-        # All references to the memory still work, as far as possible.
+        # Calls on the closed communicators raise errors and do not crash.
         for comm in ranks.comms:
             comm.abort("too late")
             for call in (comm.barrier, lambda c=comm: c.send(np.ones(1), 0), comm.shrink):

@@ -1,4 +1,4 @@
-"""Bootstrap through a key-value store, with remains of earlier attempts."""
+"""Bootstrap through a key-value store that contains values of earlier attempts."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_256_ranks_exchange_texts_in_seconds() -> None:
 
 def test_remains_of_failed_attempts_are_ignored() -> None:
     store = Dictionary()
-    # In the first attempt a rank was missing. In the second, rank 0 was killed before the others
-    # came.
+    # In the first attempt a rank was missing. In the second attempt, rank 0 was killed before the
+    # other ranks arrived.
     failed = at_once(*[exchange(store, rank, 4, 0.3) for rank in (0, 1, 2)])
     all_are(failed, RendezvousError, "after 0.3 s (timeout) these ranks of 4 are missing: [3]")
     store.set("job/round", "of a rank 0 that was killed")
@@ -69,7 +69,7 @@ def test_remains_of_failed_attempts_are_ignored() -> None:
         time.sleep(0.6)
         return exchange(store, 0, 3)()
 
-    # The next attempt has fewer ranks. Ranks that come before its rank 0 see the old values first.
+    # The next attempt has fewer ranks. Ranks that arrive before rank 0 first read the old values.
     assert at_once(exchange(store, 1, 3), late, exchange(store, 2, 3)) == [texts(3)] * 3
 
 

@@ -1,6 +1,6 @@
-"""MPI between hosts: real ranks on simulated hosts, started by each MPI that is installed.
+"""MPI between hosts: each installed MPI starts real ranks on simulated hosts.
 
-tests/mpi_program.py is the ranks' program.
+tests/mpi_program.py is the program of the ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.bench.contestants import mpi_command
 
 PROGRAM = Path(__file__).parents[1] / "mpi_program.py"
 RANKS = 4
-# Else MPI detects that the hosts are simulated, and uses shared memory.
+# Settings that keep MPI from using shared memory between the simulated hosts.
 BY_NETWORK = ["OMPI_MCA_btl=tcp,self", "MPIR_CVAR_NOLOCAL=1", "UCX_LOG_LEVEL=error"]
 
 
@@ -23,7 +23,7 @@ def run(
     launcher: str, program: list[str], *, ranks: int = RANKS, threads: bool = True
 ) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("mpi4py")
-    if threads:  # the benchmarks' MPI has no threads
+    if threads:  # MPI of the benchmarks runs without thread support
         program = ["env", "-u", "MPI4PY_RC_THREADS", *program]
     try:
         command = mpi_command(launcher, ranks=ranks, program=program)
@@ -81,14 +81,16 @@ LOSES = pytest.mark.xfail(
 def test_memory_stays_for_transfers_of_mpi_after_a_failure(
     launcher: str, settings: list[str]
 ) -> None:
-    """Otherwise MPI crashes, at the latest when it is finalised. With and without shared memory."""
+    """Tests that buffers of pending MPI transfers stay valid after a failure. Otherwise MPI
+    crashes, at the latest in MPI_Finalize.
+    """
     program = ["env", *settings, sys.executable, str(PROGRAM), "torn", "0,1,2,3"]
     require_done(run(launcher, program))
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 def test_a_killed_rank_ends_the_job(launcher: str) -> None:
-    """MPI's launcher ends all ranks; a rank that is faster reports the lost rank."""
+    """Kills a rank. MPI's launcher ends all ranks, of which some may first report the loss."""
     job = run_scenario(launcher, "killed", "0,0,1,1")
     assert job.returncode != 0
     assert "is done" not in job.stdout

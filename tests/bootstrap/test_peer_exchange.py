@@ -1,4 +1,4 @@
-"""Ranks exchange facts, and the ranks of one host share a segment of the common shape."""
+"""Ranks exchange facts, and the ranks of one host agree on the shape of their shared segment."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ HERE = this_host()
 
 
 def host(name: str) -> HostKey:
-    """Returns a host of its own in this network namespace, in which loopback reaches it."""
+    """Returns the key of a simulated host that other simulated hosts reach over loopback."""
     return dataclasses.replace(HERE, host_id=name)
 
 
 def exchanged(
     hosts: Sequence[HostKey], *, secret: bytes | None = None, **changes: Sequence[Any]
 ) -> list[Any]:
-    """Returns the results of `exchange_facts` on all ranks; `hosts` gives the host of each rank.
+    """Returns the results of `exchange_facts` on all ranks; `hosts` has the host of each rank.
 
-    `changes` are changed fields of the ranks' facts.
+    `changes` has changed fields of the ranks' facts.
     """
     point = f"tcp://127.0.0.1:{free_port()}"
 
@@ -74,8 +74,8 @@ def test_all_ranks_get_the_same_facts() -> None:
         rank=2, host=1, addresses=(("127.0.0.1", 20002), ("127.0.0.2", 20002))
     )
     assert found.rank0_data == b"word of 0"
-    # The fullest host and rank 0's staging count. Across hosts there are more buffers, with as many
-    # bytes in all.
+    # The shape follows the host with the most ranks and rank 0's staging size. With several hosts
+    # there are more buffers, with the same bytes in total.
     whole = shape_for(3, 8, 1 << 20)
     assert found.shape.depth == 4 > whole.depth
     spare = whole.depth * whole.buffer_bytes - found.shape.depth * found.shape.buffer_bytes
@@ -179,7 +179,7 @@ def test_impossible_facts_are_refused(change: dict[str, Any]) -> None:
             peer_exchange._ParsedFacts.unpack(3, text.encode())
 
 
-# ---- forming
+# ---- formation of groups
 
 
 def formed(outcomes: Sequence[WorldFacts], timeout_s: float = 10) -> list[Any]:
@@ -208,7 +208,7 @@ def test_ranks_with_equal_keys_on_two_hosts_are_refused() -> None:
     outcomes = exchanged([HERE, HERE, host("b")])
     outcome = at_once(
         lambda: join_host_group(outcomes[0], 0, timeout_s=0.3)
-    )  # rank 1 is on another host in truth
+    )  # rank 1 is really on another host
     all_are(outcome, RendezvousError, "ranks [0, 1] have equal host keys")
     all_are(outcome, RendezvousError, "are missing: [1] (if the ranks are on several hosts")
 

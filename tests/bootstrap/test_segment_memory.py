@@ -1,4 +1,4 @@
-"""Tests of groups in a sandbox that denies memfd_create: they use other memory or report why."""
+"""Groups in a sandbox that denies memfd_create use other memory or report the reason."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from unisono import RendezvousError
 _MEMFD_CREATE, _OPENAT = {"x86_64": (319, 257), "aarch64": (279, 56)}[platform.machine()]
 _O_TMPFILE = 0x400000
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
-_LOAD, _EQUALS, _HAS, _RETURN = 0x20, 0x15, 0x45, 0x06  # BPF: load a word, two jumps, return
+# BPF: load word, jump if equal, jump if greater or equal, return
+_LOAD, _EQUALS, _HAS, _RETURN = 0x20, 0x15, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER, _THIRD_ARGUMENT = 0, 32  # offsets in seccomp_data
+_NUMBER, _THIRD_ARGUMENT = 0, 32  # offsets of fields in seccomp_data
 
 
 def deny(*steps: tuple[int, int, int, int]) -> None:
-    """Adds a system call filter to this process, as in a sandbox; needs no privilege."""
+    """Adds a system call filter to this process, as a sandbox does; this needs no privileges."""
     program = b"".join(struct.pack("=HBBI", *step) for step in steps)
     code = ctypes.create_string_buffer(program)
     head = struct.pack("@HP", len(steps), ctypes.addressof(code))

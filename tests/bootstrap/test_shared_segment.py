@@ -1,4 +1,4 @@
-"""Ranks of one host find each other, and report ranks that are missing or wrong."""
+"""Ranks of one host find each other, and report ranks that are missing or invalid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unisono.errors import AuthenticationError
 
 
 def gather(*calls: Callable[[], Any]) -> list[Any]:
-    """Returns the result or the exception of each call; the calls run at once."""
+    """Runs the calls concurrently and returns the result or exception of each call."""
 
     def outcome(call: Callable[[], Any]) -> Any:
         try:
@@ -76,7 +76,8 @@ def test_child_programs_do_not_inherit_the_memory(
 def open_files() -> dict[int, str]:
     files = {}
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+        # the descriptor that lists the folder is closed again
+        with contextlib.suppress(FileNotFoundError):
             files[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
     return files
 
@@ -248,7 +249,7 @@ needs_two_users = pytest.mark.skipif(
 
 
 class ReportingHandler(logging.Handler):
-    """Reports log records to the test at once."""
+    """A log handler that sends records to the test immediately."""
 
     def __init__(self, me: Me) -> None:
         super().__init__()
@@ -285,7 +286,7 @@ def test_ranks_of_different_users_are_refused_with_both_users() -> None:
             assert f"these ranks of 2 are missing: [1]; {tried}{follower}: {rule}" in one
             assert f"rank 1 of 2 runs as user {follower}, rank 0 as user {leader}: {rule}" in other
             first = ranks.events[0][0]
-            assert first["event"] == "logged"  # long before its timeout
+            assert first["event"] == "logged"  # before rank 0's timeout
             assert f"rejected a connection: {tried}{follower}: {rule}" in first["text"]
 
 

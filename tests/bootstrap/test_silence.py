@@ -1,4 +1,4 @@
-"""A rank that receives nothing for long is not lost: its host answers."""
+"""A rank that receives no data for a long time is not lost while its host answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from bootstrap_stores import free_port
 from ranks import Me, Processes
 
 ASLEEP_S = 3.5
-MORE_THAN_BUFFERS_HOLD = 8 << 20  # of float64
+MORE_THAN_BUFFERS_HOLD = 8 << 20  # elements of float64
 
 
 def far_apart(me: Me) -> None:
-    """Runs two hosts, each of which tolerates a second of silence; rank 1 is busy for much
-    longer."""
+    """Runs two hosts that tolerate one second of silence while rank 1 computes for much longer."""
     os.environ |= {
         "UNISONO_HOST_ID": f"host{me.rank}",
         "UNISONO_INTERFACE": "=lo",
@@ -25,11 +24,11 @@ def far_apart(me: Me) -> None:
     with me.join(40.0) as comm:
         x = np.full(MORE_THAN_BUFFERS_HOLD, float(comm.rank))
         if comm.rank == 0:
-            comm.send(x[:10].copy(), 1)  # connects the two
+            comm.send(x[:10].copy(), 1)  # opens the connection between the hosts
             comm.send(x, 1)
         else:
             comm.recv(x[:10].copy(), 0)
-            time.sleep(ASLEEP_S)  # a full buffer: rank 0 has to wait
+            time.sleep(ASLEEP_S)  # meanwhile rank 0 waits, since the buffers are full
             comm.recv(x, 0)
         assert not x.any()
     me.say("done")

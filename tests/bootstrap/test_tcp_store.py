@@ -1,4 +1,4 @@
-"""Bootstrap at tcp://host:port, with missing, wrong and unknown ranks."""
+"""Bootstrap at tcp://host:port, with ranks that are missing, invalid or unknown."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def test_256_ranks_exchange_texts_in_seconds(rendezvous: str) -> None:
     outcomes = at_once(*[exchange(rendezvous, rank, 256, secret=SECRET) for rank in range(256)])
     taken_s = time.monotonic() - started
     assert outcomes == [texts(256)] * 256
-    assert taken_s < limit_s(5)  # on a busy machine; 0.3 s on an idle machine
+    assert taken_s < limit_s(5)  # a limit for a busy machine; an idle machine takes 0.3 s
 
 
-# ---- missing and wrong ranks
+# ---- missing and invalid ranks
 
 
 def test_a_missing_rank_is_named_on_all_ranks(rendezvous: str) -> None:
@@ -129,7 +129,9 @@ def test_a_missing_rank_0_is_named(rendezvous: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_timeout_at_loopback_explains_loopback(host: str) -> None:
-    """Loopback is a different machine on each host. This is known only after a timeout."""
+    """Tests the hint that loopback is a different machine on each host. It appears only after a
+    timeout.
+    """
     rendezvous = f"tcp://{host}:{free_port()}"
     hint = f"{host} is a different machine on each host: with several hosts, set UNISONO_RENDEZVOUS"
     all_are(at_once(exchange(rendezvous, 1, 2, 0.3)), RendezvousError, hint)
@@ -238,7 +240,7 @@ def test_an_unknown_host_name_is_reported() -> None:
         exchange("tcp://no-such-host.invalid:29400", 1, 2, 0.3)()
 
 
-# ---- strangers
+# ---- processes that are not ranks
 
 
 def greeting() -> bytes:
@@ -269,7 +271,7 @@ def test_strangers_do_no_harm(
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(1000):
                     pass
-        for _ in range(20):  # a scan that stays connected
+        for _ in range(20):  # connections of a port scan that stay open
             with contextlib.ExitStack() as kept:
                 silent.append(kept.enter_context(caller(rendezvous)))
                 kept.pop_all()

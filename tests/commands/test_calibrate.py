@@ -45,14 +45,14 @@ def test_calibrate_and_simulate_predict_measured_times() -> None:
     assert code == 0 and "written: model.json" in output
     (model,) = json.loads(Path("c.json").read_text())["models"]
     assert model["held_out"]["mean"] < 1e-6
-    assert model["regimes"][0]["alpha_s"] == pytest.approx(2e-6)  # 6 rounds
+    assert model["regimes"][0]["alpha_s"] == pytest.approx(2e-6)  # for each of the 6 rounds
     assert model["regimes"][0]["byte_s"] == pytest.approx(1e-9)
     common = ("simulate", "all_reduce", "ring", "-t", "star:4", "--size", "1M", "--json", "s.json")
     code, output = unisono(*common, "--model", "model.json")
     assert code == 0 and "messages as measured: all_reduce on 4 ranks (bench.json)" in output
     found = json.loads(Path("s.json").read_text())
     assert found["algorithms"][0]["time_s"] == pytest.approx(12e-6 + (1 << 20) * 1.5e-9)
-    # The bound is that of the measured links.
+    # The bound uses the measured links.
     assert found["bound_s"] == pytest.approx((1 << 20) * 1.5e-9)
 
 
@@ -71,7 +71,7 @@ def test_bench_prints_predicted_times() -> None:
     )
     assert code == 0 and "predicted us" in output
     (row,) = json.loads(Path("out.json").read_text())["rows"]
-    # `direct` has two rounds; a rank sends 3/4 of the bytes on 4 ranks, half of them on 2.
+    # `direct` has two rounds. A rank sends 3/4 of the bytes with 4 ranks, and half with 2 ranks.
     assert row["predicted_s"] == pytest.approx(2 * (6e-6 + 512 * 1e-9))
 
 

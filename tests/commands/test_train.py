@@ -16,7 +16,7 @@ from unisono.train.settings import TrainingRun
 def fake_launch(
     run: TrainingRun, listen: Callable[[events.Event], None]
 ) -> list[events.BackendFinished]:
-    """Trains nothing; the losses of the backend named `bad` are wrong."""
+    """Simulates a launch without training; the losses of the backend named `bad` are wrong."""
     steps = run.periods * (run.steps_per_period or 22)
     listen(events.Started(total_steps=steps, parameters=1024))
     for backend in run.backends:

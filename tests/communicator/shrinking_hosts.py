@@ -1,4 +1,4 @@
-"""Ranks of one machine that believe to be on several hosts, for tests of recovery."""
+"""Ranks of one machine that are configured as ranks of several hosts, for tests of recovery."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RANKS = 4
 
 
 def slow(*values: object) -> Any:
-    """Marks the same test with another layout as slow."""
+    """Returns the parameters of a slow test."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
-    """Starts ranks; `layout` is the host of each rank."""
+    """Starts ranks that run `body`; `layout` has the host of each rank."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
 
@@ -33,7 +33,7 @@ def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
 
 
 def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
-    """Sends the members of the group to the test, as the ranks find them by an exchange."""
+    """Exchanges data in the group and sends its members to the test."""
     former = comm.all_gather(np.array([me.rank])).tolist()
     for count in (3, 200_000):
         total = comm.all_reduce(np.full(count, 10.0**me.rank))

@@ -40,7 +40,7 @@ NO_ARRAYS: dict[str, Callable[[], Any]] = {
 
 
 def bytes_of(count: int) -> Array:
-    """A real array of bytes."""
+    """Returns a real array of bytes."""
     return np.zeros(count, np.uint8)
 
 
@@ -74,7 +74,7 @@ def test_other_objects_than_arrays_are_refused_in_every_call(name: str, threads:
                 with pytest.raises(TypeError, match="a NumPy array or a CPU torch ten") as caught:
                     call(comm, thing)
                 texts.add(str(caught.value))
-                call(comm, bytes_of(8))  # enables the fast path for such a call
+                call(comm, bytes_of(8))  # prepares the fast path for this call
             assert len(texts) == 1
         for message in (comm.send, comm.recv):
             with pytest.raises(TypeError, match="a NumPy array or a CPU torch tensor"):
@@ -139,7 +139,7 @@ def test_subclasses_of_arrays_work(threads: World, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_unsupported_element_types_are_refused_in_every_call(dtype: Any, threads: World) -> None:
     def body(comm: Communicator) -> None:
-        comm.broadcast(np.zeros(3, "f4,i4"))  # enables the fast path for such calls
+        comm.broadcast(np.zeros(3, "f4,i4"))  # prepares the fast path for such calls
         for x in (np.zeros(3, dtype), np.zeros(6, dtype)[::2], np.zeros(3, dtype)):
             with pytest.raises(UnsupportedError, match=r"elements of type .* are not supported"):
                 comm.broadcast(x)
@@ -149,7 +149,8 @@ def test_unsupported_element_types_are_refused_in_every_call(dtype: Any, threads
 
 
 def test_gather_and_scatter_take_no_fast_path(threads: World) -> None:
-    # Ranks other than the root have no array to check, and a root's pieces may lie in the result.
+    # Ranks other than the root have no array to check, and a root's input may lie inside the
+    # result.
     def body(comm: Communicator) -> None:
         x, out = np.ones(3), np.zeros(3)
         comm.gather(x, out)
@@ -165,7 +166,7 @@ def test_gather_and_scatter_take_no_fast_path(threads: World) -> None:
 
 def test_more_element_types_than_the_cache_holds_work(threads: World) -> None:
     def body(comm: Communicator) -> None:
-        for i in range(600):  # a dtype with metadata is a separate object
+        for i in range(600):  # each dtype with metadata is a separate object
             x = np.full(3, comm.rank + 1, np.dtype("f4", metadata={"i": i}))
             assert comm.all_reduce(x).tolist() == [6] * 3
 

@@ -1,4 +1,6 @@
-"""Memory layouts: every layout works, with a copy if needed and the result copied back."""
+"""Memory layouts of arrays: every layout works. Where needed, the call copies the input and copies
+the result back.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ RANKS = 3
 
 
 def strided(values: Array) -> Array:
-    """Every second element of a larger array."""
+    """Returns every second element of a larger array."""
     room = np.full((values.shape[0], values.shape[1] * 2), 99, values.dtype)
     view = room[:, ::2]
     view[...] = values
@@ -27,24 +29,24 @@ def strided(values: Array) -> Array:
 
 
 def reversed_rows(values: Array) -> Array:
-    """Rows with negative strides."""
+    """Returns rows with negative strides."""
     view = values.copy()[::-1, ::-1]
     view[...] = values
     return view
 
 
 def transposed(values: Array) -> Array:
-    """A view of the transposed memory."""
+    """Returns a view of the transposed memory."""
     return np.ascontiguousarray(values.T).T
 
 
 def swapped(values: Array) -> Array:
-    """An array in the other byte order."""
+    """Returns an array in the other byte order."""
     return values.astype(values.dtype.newbyteorder(">"))
 
 
 def unaligned(values: Array) -> Array:
-    """An array at an odd address."""
+    """Returns an array at an odd address."""
     room = np.zeros(values.nbytes + 1, np.uint8)
     view = room[1:].view(values.dtype).reshape(values.shape)
     view[...] = values
@@ -57,7 +59,7 @@ LAYOUTS: list[Callable[[Array], Array]] = [
 
 
 def rows_of(rank: int, shape: tuple[int, ...] = (6, 5)) -> Array:
-    """The contribution of a rank."""
+    """Returns a rank's contribution."""
     return np.arange(np.prod(shape), dtype=np.int32).reshape(shape) + 100 * rank
 
 
@@ -162,7 +164,8 @@ def test_uneven_pieces_of_several_blocks(threads: World) -> None:
         share = comm.reduce_scatter([np.full(c, r + 1, np.float32) for r, c in enumerate(counts)])
         assert share.size == counts[me]
         assert (share == n * (me + 1)).all()
-        # Most ranks have no part of the long message, but must keep step with those that have.
+        # Most ranks have no part of the long message, but must run as many steps as the ranks that
+        # have a part.
         length = np.full((n, n), 2)
         length[0, 1] = 300_001
         sent = [np.full(length[me, d], 10 * me + d, np.float32) for d in range(n)]
@@ -181,7 +184,8 @@ def test_uneven_all_to_all(threads: World) -> None:
             got = [np.zeros(s * n + me, dtype) for s in range(n)]
             comm.all_to_all(sent, got)
             assert all((got[s] == s * n + me).all() for s in range(n))
-        # One side is a list, the other an array; one piece of the list is strided.
+        # One of input and output is a list, the other is an array. One array of the list is
+        # strided.
         x = np.arange(2 * n) + 100 * me
         lists = [np.zeros(4, np.int64)[::2] for _ in range(n)]
         comm.all_to_all(x, lists)
@@ -277,7 +281,7 @@ def test_calls_of_many_shapes_do_not_mix(threads: World) -> None:
 
 
 def test_the_fast_path_reads_each_array_anew(threads: World) -> None:
-    # The second call of a kind reads only the array's fields, without other checks.
+    # The second call with equal arguments reads only the array's fields and skips the other checks.
     def body(comm: Communicator) -> None:
         for length in (6, 6, 4):
             x = np.full(length, comm.rank + 1, np.float32)

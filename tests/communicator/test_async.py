@@ -1,4 +1,4 @@
-"""Asynchronous calls: their order, their handles, their failures."""
+"""Asynchronous calls: their order, their handles and their failures."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def test_calls_run_in_the_order_of_their_begin(threads: World) -> None:
             works.append(comm.all_reduce(x, async_op=True))
             if step % 7 == 3:
                 y = np.full(3, comm.rank)
-                assert comm.all_reduce(y).tolist() == [3] * 3  # waits for the calls before it
+                # a call that waits for the earlier calls
+                assert comm.all_reduce(y).tolist() == [3] * 3
             if step % 5 == comm.rank:
                 time.sleep(0.002)
         works[-1].wait()
@@ -152,7 +153,8 @@ def test_a_wait_with_a_timeout_uses_little_processor_time(threads: World) -> Non
             comm.all_reduce(np.ones(1), async_op=True),
             comm.recv(np.ones(1), 1, async_op=True),
         ):
-            used.append(min(processor_s(handle) for _ in range(4)))  # other programs only add
+            # the minimum, since other programs only add time
+            used.append(min(processor_s(handle) for _ in range(4)))
             handles.append(handle)
         measured.set()
         for handle in handles:
@@ -169,7 +171,7 @@ def test_a_wait_with_a_timeout_uses_little_processor_time(threads: World) -> Non
     measured = threading.Event()
     collective_s, message_s = threads(2).run(check)[0]
     print(f"processor time of 0.2 s of waiting: {collective_s:.3f} s, {message_s:.3f} s")
-    assert collective_s < 0.1  # polling would take all 0.2 s
+    assert collective_s < 0.1  # polling would use all 0.2 s
     assert message_s < 0.1
 
 

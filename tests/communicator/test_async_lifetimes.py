@@ -1,4 +1,6 @@
-"""Lifetimes of handles, arrays and communicators: dropped or collected while a call is pending."""
+"""Lifetimes of handles, arrays and communicators that are dropped or collected while a call is
+pending.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ if __name__ == "__main__":
 
 
 def test_dropped_handles_do_not_free_memory_in_use(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"  # a separate program, since writing to freed memory ends it
+    # a separate program, since a write to freed memory would crash it
+    program = tmp_path / "program.py"
     program.write_text(DROPPED_HANDLES)
     environment = {**os.environ, "MALLOC_PERTURB_": "85"}
     done = subprocess.run(
@@ -125,7 +128,7 @@ def test_a_pending_message_does_not_keep_finished_arrays(threads: World) -> None
         late = comm.recv(np.zeros(1), 1 - comm.rank, tag=7, async_op=True)
         arrays = []
         for _ in range(20):
-            # longer than a call waits before it goes to the progress thread
+            # longer than the time after which a call moves to the progress thread
             time.sleep(0.005 * comm.rank)
             x = np.ones(50_000)
             comm.all_reduce(x, async_op=True)
@@ -163,7 +166,9 @@ def test_a_dropped_communicator_leaves() -> None:
 def test_a_communicator_may_be_collected_in_its_progress_thread(
     threads: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The progress thread runs Python code between the exchange of counts and the actual call."""
+    """Collects the communicator while its progress thread runs Python code, between the exchange of
+    counts and the actual call.
+    """
     collected = threading.Event()
     agreed = count_exchange._agreed
 
@@ -186,11 +191,11 @@ def test_a_communicator_may_be_collected_in_its_progress_thread(
             with suppress(AbortedError):
                 work.wait(20)
         else:
-            time.sleep(0.1)  # so that the other rank's call is now on its progress thread
+            time.sleep(0.1)  # meanwhile the other rank's call moves to its progress thread
             with suppress(CommunicationError):
                 child.all_gather_v(np.ones(2))
 
-    gc.disable()  # until all objects are garbage
+    gc.disable()  # delays the collection until all objects are garbage
     try:
         monkeypatch.setattr(count_exchange, "_agreed", collecting)
         threads(2).run(check)

@@ -1,4 +1,4 @@
-"""Batches: any order without deadlock, and packed small reductions."""
+"""Batches: no order of the calls causes a deadlock, and small reductions are packed into one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_all_kinds_of_calls_work_in_one_batch(ranks: int, threads: World) -> Non
     def check(comm: Communicator, async_op: bool) -> None:
         me, n = comm.rank, comm.size
         sums = [np.full(k, me + k) for k in (1, 0, 7, 100)]
-        halves = np.full((3, 4), me, np.float32)[:, ::2]  # packing copies it first
+        # a strided array, which packing copies first
+        halves = np.full((3, 4), me, np.float32)[:, ::2]
         many = np.full(20_000, me)
         got = np.zeros((n, 3), np.int64)
         with comm.batch(async_op=async_op) as batch:
@@ -109,7 +110,8 @@ def test_packing_changes_no_bit(data: st.DataObject, threads: World) -> None:
         with comm.batch():
             for (_, _, op, how), each in zip(calls, rows, strict=True):
                 x = each[comm.rank].copy()
-                if how == "strided" and comm.rank % 2:  # the other ranks choose the same packs
+                # the other ranks' arrays are contiguous; all ranks pack the same calls
+                if how == "strided" and comm.rank % 2:
                     x = np.repeat(x, 2)[::2]
                 together.append(x)
                 algorithm = "direct" if how == "direct" else None
@@ -144,7 +146,7 @@ def test_small_reductions_are_packed(threads: World) -> None:
 
 
 def compose(a: Any, b: Any) -> Any:
-    """Associative, but not commutative."""
+    """A reduction function that is associative, but not commutative."""
     return np.stack([a[0] * b[0], a[1] * b[0] + b[1]])
 
 
@@ -185,7 +187,7 @@ def test_every_kind_of_reduction_works_in_a_batch(async_op: bool, threads: World
         assert rung.tolist() == [3] * 5
         assert largest.tolist() == [2] * 5
 
-    for _ in range(2):  # the second time uses prepared calls
+    for _ in range(2):  # the second run uses prepared calls
         threads(3).run(check)
 
 

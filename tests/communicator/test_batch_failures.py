@@ -1,4 +1,4 @@
-"""Batches that are refused, that raise, or whose ranks disagree or die."""
+"""Batches that are refused, that raise, or whose ranks disagree or are lost."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def own(comm: Communicator, x: Any) -> Any:
         lambda c, x: (c.all_reduce(x[:60]), c.send(x[50:], 0)),
         lambda c, x: (c.all_gather(x[:2], x[10:14]), c.recv(x[13:], 0)),
         lambda c, x: (c.recv(x, 0), c.all_to_all(x.copy(), x)),
-        lambda c, x: (c.reduce_scatter(x, own(c, x)), c.send(own(c, x), 0)),  # both calls read it
+        # both calls read the same array
+        lambda c, x: (c.reduce_scatter(x, own(c, x)), c.send(own(c, x), 0)),
     ],
 )
 def test_calls_that_depend_on_each_other_are_refused(
@@ -112,14 +113,15 @@ def test_a_block_that_raises_begins_nothing(threads: World) -> None:
             works = [comm.all_reduce(x, async_op=True), comm.barrier(async_op=True)]
             works.append(comm.recv(x, 1 - comm.rank, async_op=True))
             _ = 1 // 0
-        assert comm._group.calls == before + 1  # the refusal, for ranks that begin the batch
+        # the refusal, which reaches ranks that begin the batch
+        assert comm._group.calls == before + 1
         for work in [*works, batch]:
             assert work.is_completed()
             assert isinstance(work.exception(), AbortedError)
             with pytest.raises(AbortedError, match="by ZeroDivisionError: integer division"):
                 work.wait()
         assert x.tolist() == [1] * 3
-        assert comm.all_reduce(x).tolist() == [2] * 3  # the communicator works as before
+        assert comm.all_reduce(x).tolist() == [2] * 3  # the communicator still works
 
     threads(2).run(check)
 

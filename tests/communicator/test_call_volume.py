@@ -1,4 +1,4 @@
-"""The volume of each call is that of its traffic matrix and of the closed forms."""
+"""The volume of each call equals its traffic matrix and the closed forms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.SCATTER, Op.GATHER)
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Op, list[int], int, int]:
-    """Draws an operation, the elements of its pieces, the ranks and the root."""
+    """Draws an operation, the elements of each piece, the number of ranks, and the root."""
     op = draw(st.sampled_from(Op))
     ranks = draw(st.integers(1, 9))
     root = draw(st.integers(0, ranks - 1)) if op in ROOTED else -1
@@ -34,7 +34,8 @@ def calls(draw: st.DrawFn) -> tuple[Op, list[int], int, int]:
     elif op is Op.ALL_TO_ALL:
         pieces = draw(st.sampled_from([ranks, ranks * ranks]))
     counts = draw(st.lists(st.integers(0, 1 << 40), min_size=pieces, max_size=pieces))
-    if op is Op.ALL_TO_ALL and pieces == ranks:  # one length per rank: an even call
+    # one length per rank means that all lengths are equal
+    if op is Op.ALL_TO_ALL and pieces == ranks:
         counts = [counts[0]] * ranks
     return op, counts, ranks, root
 
@@ -52,7 +53,7 @@ def test_every_rank_moves_what_its_traffic_matrix_says(
 
 @given(st.integers(0, 1 << 40), st.integers(1, 64))
 def test_even_calls_have_the_closed_forms(share: int, ranks: int) -> None:
-    n, whole = ranks, share * ranks  # R(n) N = (n-1)/n N
+    n, whole = ranks, share * ranks  # the closed form is (n-1)/n N
     for rank in range(ranks):
         for op, counts, expected in (
             (Op.ALL_REDUCE, [whole], 2 * (n - 1) * whole // n),

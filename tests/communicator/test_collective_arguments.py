@@ -1,4 +1,4 @@
-"""Arguments of collectives: accepted forms, allocated results, and errors for wrong ones."""
+"""Arguments of collectives: accepted forms, allocated results, and errors for wrong arguments."""
 
 from __future__ import annotations
 

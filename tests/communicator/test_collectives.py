@@ -1,4 +1,4 @@
-"""Every collective gives NumPy's result, with any number of ranks, any length and any type."""
+"""Every collective gives NumPy's result, for several numbers of ranks, lengths and types."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ DTYPES = [
         "int64", "uint64", "bool", "complex64", "complex128",
     )
 ]  # fmt: skip
-# Reductions with a factor or an index have their own tests.
+# Reductions with a factor or an index are tested separately.
 SPECIAL = (ReduceOp.PREMUL_SUM, ReduceOp.MINLOC, ReduceOp.MAXLOC)
 REDUCTIONS = [reduction.name.lower() for reduction in ReduceOp if reduction not in SPECIAL]
 
 
 def numbers(dtype: np.dtype[Any], ranks: int, count: int, top: int = 7) -> Array:
-    """Rows of small integers, one per rank; their sums are exact in any order."""
+    """Returns small integers, one row per rank; their sums are exact in any order."""
     rng = np.random.default_rng(ranks * 1_000_003 + count)
     low = 0 if dtype.kind in "bu" else -top
     values = rng.integers(low, 2 if dtype.kind == "b" else top, size=(ranks, count))
@@ -43,7 +43,7 @@ def numbers(dtype: np.dtype[Any], ranks: int, count: int, top: int = 7) -> Array
 
 
 def reduced(rows: Array, op: str) -> Array:
-    """The reduction of the rows, by NumPy; integer averages round toward zero."""
+    """Returns the reduction of the rows by NumPy; integer averages round toward zero."""
     kind = rows.dtype.kind
     if op == "avg":
         total = np.add.reduce(rows, axis=0, dtype=rows.dtype)
@@ -63,7 +63,7 @@ def reduced(rows: Array, op: str) -> Array:
 
 
 def same(found: Array, expected: Array) -> None:
-    """Asserts equal bits."""
+    """Asserts that two arrays have the same bits."""
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
 
@@ -222,7 +222,7 @@ def test_every_collective_works_with_processes(ranks: int) -> None:
     [(op, name) for op in Op if op is not Op.BARRIER for name in algorithms.names(op)],
 )
 def test_every_algorithm(op: Op, algorithm: str, threads: World) -> None:
-    """Tests three numbers of ranks for all algorithms, and one of four others in alternation."""
+    """Tests all algorithms with three numbers of ranks, and with one of four others in turn."""
     number = list(Op).index(op) + algorithms.names(op).index(algorithm)
     for ranks in (1, 3, 4, (2, 6, 8, 13)[number % 4]):
         with turn(ranks=ranks):
@@ -230,7 +230,7 @@ def test_every_algorithm(op: Op, algorithm: str, threads: World) -> None:
 
 
 def try_algorithm(op: Op, algorithm: str, ranks: int, threads: World) -> None:
-    # With more ranks than cores, ranks mostly wait for each other: three lengths are enough.
+    # With more ranks than cores, ranks mostly wait for each other, so three lengths are enough.
     lengths = (*LENGTHS, 9001) if ranks < 8 else (1, 1000, 9001)
     tables = [numbers(np.dtype("int32"), ranks, count) for count in lengths]
     tables.append(numbers(np.dtype("float16"), ranks, 130))
@@ -290,7 +290,8 @@ def test_integer_averages_round_toward_zero_and_sums_wrap(threads: World) -> Non
 @pytest.mark.parametrize("algorithm", [None, *algorithms.names("all_reduce")])
 def test_sums_of_half_floats_are_rounded_once(algorithm: str | None, threads: World) -> None:
     def check(comm: Communicator) -> None:
-        # One addition at a time: 2048 + 1 = 2048 again. Rounded once: 2048 + 4 ones = 2052.
+        # Rounded after each addition: 2048 + 1 = 2048. Rounded once at the end: 2048 + 4 * 1 =
+        # 2052.
         x = np.full(100, 2048 if comm.rank == 0 else 1, np.float16)
         assert set(comm.all_reduce(x, algorithm=algorithm).tolist()) == {2052}
         x = np.full(100, 2048 if comm.rank == 0 else 1, np.float16)

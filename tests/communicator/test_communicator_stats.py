@@ -1,4 +1,4 @@
-"""`stats()` counts each call once, with the bytes of its closed form, by every path."""
+"""`stats()` counts each call once, with the bytes of its closed form, on every code path."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 def counted(comm: Communicator, call: Callable[[], Any]) -> tuple[Counts, OperationStats]:
-    """Returns what a call has added: by operation, without those that stay; and the internal
-    calls.
+    """Returns the increase of the counters by a call: of each operation that has changed, and of
+    internal calls.
     """
     before = comm.stats()
     call()
@@ -61,7 +61,9 @@ def require(comm: Communicator, call: Callable[[], Any], expected: Counts) -> No
 def expected_of(
     comm: Communicator, op: str, counts: Sequence[int], nbytes: int, root: int = -1, calls: int = 1
 ) -> Counts:
-    """Returns the counts of a call with pieces of `counts` elements of `nbytes`."""
+    """Returns the expected counters of a call whose pieces have `counts` elements of `nbytes`
+    bytes.
+    """
     sent, received = sent_and_received(traffic(op, counts, comm.size, root), comm.rank)
     return {op: (calls, calls * sent * nbytes, calls * received * nbytes)}
 
@@ -97,7 +99,8 @@ def test_every_algorithm_counts_the_closed_form(op: Op, ranks: int, threads: Wor
                     options = {} if op is Op.BARRIER else {"algorithm": name}
                     try:
                         getattr(comm, op)(*arguments, **options)
-                    except UnsupportedError:  # for this number of ranks, on all ranks alike
+                    # all ranks raise if the algorithm does not support this number of ranks
+                    except UnsupportedError:
                         continue
                     served += name is not None
                     for _ in range(2):  # the second and third call take the fast path
@@ -157,7 +160,7 @@ def test_uneven_pieces_count_their_own_lengths(ranks: int, threads: World) -> No
         rows = np.ones((sum(table[me]), 2), np.float32)
         exchanged = expected_of(comm, "all_to_all", np.ravel(table).tolist(), row)
         require(comm, lambda: comm.all_to_all_v(rows, table), exchanged)
-        # Without the counts of others, the ranks exchange them in a call of the library.
+        # Without the other ranks' counts, an internal call exchanges them.
         for call, expected in (
             (lambda: comm.all_to_all_v(rows, table[me]), exchanged),
             (lambda: comm.all_gather_v(x), gathered),
@@ -196,7 +199,7 @@ def test_reductions_that_copy_count_in_the_callers_type(ranks: int, threads: Wor
             ):
                 found, internal = counted(comm, call)
                 assert found == expected
-                assert internal.calls == 1  # the comparison of the functions
+                assert internal.calls == 1  # the call that compares the ranks' functions
         counts = list(range(1, n + 1))
         pieces = [np.ones(count) for count in counts]
         found, _ = counted(comm, lambda: comm.reduce_scatter(pieces, None, np.maximum))
@@ -367,7 +370,7 @@ def test_ranks_of_several_hosts_count_the_same_bytes(hosts: tuple[int, ...]) -> 
         part = comm.split(0)
         assert part is not None
         assert part.stats().calls == 0
-        assert part.stats().internal.calls > 0  # the agreement on a selection
+        assert part.stats().internal.calls > 0  # the call that agrees on a selection
         part.close()
         return "done"
 
@@ -384,7 +387,8 @@ def test_waits_for_a_late_rank_count_as_seconds() -> None:
             comm.all_reduce(np.ones(3))
             comm.send(np.ones(3), 0)
             return comm.stats()
-        work = comm.all_reduce(np.ones(3), async_op=True)  # waits for a short time in this thread
+        # waits in this thread for a short time first
+        work = comm.all_reduce(np.ones(3), async_op=True)
         message = comm.recv(np.ones(3), 1, async_op=True)
         with pytest.raises(TimeoutError):
             message.wait(0.01)

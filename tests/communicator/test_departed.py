@@ -1,4 +1,4 @@
-"""Polling of messages whose peer has left the group, and of works that have not begun."""
+"""Polls of messages whose peer has left the group, and of operations that have not begun."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_at_rank_0(check: Callable[[Communicator], None]) -> None:
 
 
 def _anything_from(comm: Communicator) -> bool:
-    """Returns True while rank 1 is in the group: a receive from it can still succeed."""
+    """Returns True while rank 1 is in the group, so that a receive from rank 1 can succeed."""
     work = comm.recv(np.zeros(0), GONE, tag=7, async_op=True)
     ended: bool = work.test()
     if not ended:
@@ -105,7 +105,7 @@ def test_wait_any_waits_for_the_work_that_can_end(kind: Callable[[Communicator, 
 def test_batched_receives_end_with_the_timeout_of_the_group() -> None:
     def body(comm: Communicator) -> Any:
         if comm.rank:
-            over.wait(10)  # no call whose timeout could expire first
+            over.wait(10)  # waits without a call, whose timeout could expire first
             return None
         works = [_batched(comm, 1), _batched(comm, 1)]
         try:

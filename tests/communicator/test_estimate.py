@@ -1,5 +1,5 @@
-"""The estimate of a call's time, which sets the number of calls in a measurement. One interruption
-must not change it.
+"""The estimate of a call's time, which sets the number of calls of a measurement. An interruption
+must not change the estimate.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ CALL_S = 5e-6
 
 
 def machine(holds_up_s: Iterator[float], asked: list[int]) -> Callable[[int], float]:
-    """Returns a function that times calls of `CALL_S`. Each trial is interrupted once, for the next
-    of these times.
+    """Returns a simulated measurement of calls of `CALL_S` seconds. Each measurement is interrupted
+    for the next time in `holds_up_s`.
     """
 
     def time_s(calls: int) -> float:

@@ -1,4 +1,4 @@
-"""Explanations of a choice: rule, source, times, runner-up."""
+"""Explanations of the choice of an algorithm: rule, source, times and second-best algorithm."""
 
 from __future__ import annotations
 

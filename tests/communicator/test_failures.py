@@ -1,4 +1,4 @@
-"""Ranks that die, stop, disagree or leave: every other rank gets an error that names them.
+"""When ranks die, stop, disagree or leave, every other rank gets an error that names these ranks.
 
 Ranks are processes here, since only a process can be killed. The library promises errors within one
 second. The tests print the measured time but allow three seconds, for busy machines.
@@ -35,8 +35,8 @@ def check_times(since: float, said: list[dict[str, Any]], what: str) -> None:
 
 
 def _survive(me: Me, victim: Callable[[Communicator], Any]) -> None:
-    """Each survivor shares a group with only the victim, so that no other rank detects the death
-    for it.
+    """Runs a rank whose peers fail. Each survivor shares a group with only the failing rank, so
+    that no other rank can report the death first.
     """
     world = me.join()
     pairs = [world.group([survivor, 4]) for survivor in range(4)]
@@ -91,7 +91,7 @@ def test_every_survivor_names_the_killed_rank(body: Callable[[Me], None]) -> Non
         again = ranks.wait_for("again", range(4))
         for entry in raised + again:
             assert entry["error"] == "PeerLostError"
-            # rank 4's victim is rank 1 of the pair
+            # the failing rank 4 of the world is rank 1 of the pair
             assert entry["text"] == f"rank 1 (pid {pid}) is gone"
         assert ranks.exit_codes() == [0, 0, 0, 0, -signal.SIGKILL]
 
@@ -190,7 +190,9 @@ def test_a_late_message_names_its_senders_last_call() -> None:
 
 
 def broadcasts(comm: Communicator) -> None:
-    """The root runs ahead, and compares with the others only now and then."""
+    """Runs many broadcasts. The root runs ahead and compares its calls with the other ranks only
+    rarely.
+    """
     for number in range(500):
         comm.broadcast(np.ones(4 if comm.rank == 2 and number == 150 else 3))
 

@@ -1,4 +1,4 @@
-"""Reductions with a Python function: the order of its calls, its errors, its results."""
+"""Reductions with a Python function: the order of calls, their errors and results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RANKS = [*range(1, 10)]
 
 
 def affine(a: Any, b: Any) -> Any:
-    """The composition of x -> a[0] x + a[1]: associative, but not commutative."""
+    """Composes the functions x -> a[0] x + a[1]; this is associative, but not commutative."""
     first, then = a.reshape(2, -1), b.reshape(2, -1)
     result = a.clone() if hasattr(a, "clone") else a.copy()
     result.reshape(2, -1)[0] = first[0] * then[0]

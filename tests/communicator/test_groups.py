@@ -1,4 +1,4 @@
-"""Communicators of some of the ranks, also many at once."""
+"""Communicators of a part of the ranks, and many such communicators at the same time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ World = Callable[[int], Threads]
 
 
 def members(comm: Communicator, parent: Communicator) -> list[int]:
-    """Returns the parent's ranks, in the order of the child's."""
+    """Returns the ranks that the members have in the parent, in the child's order."""
     return [int(rank) for rank in comm.all_gather(np.array([parent.rank]))]
 
 
@@ -56,7 +56,7 @@ def test_groups_may_have_any_order(threads: World) -> None:
     def check(comm: Communicator) -> None:
         me = comm.rank
         for ranks in ([4, 0, 2], [2, 0, 4], [3], [1, 3], [4, 3, 2, 1, 0], [4, 0, 2]):
-            child = comm.group(ranks)  # only members take part
+            child = comm.group(ranks)  # ranks that are not in the list get None
             if me not in ranks:
                 assert child is None
                 continue
@@ -96,7 +96,7 @@ def test_many_communicators_work_at_once(threads: World) -> None:
         for step, child in enumerate(children):
             assert child is not None
             works.append(child.all_reduce(np.full(50 + step, step), async_op=True))
-        for child in reversed(children):  # in another order than that of their begin
+        for child in reversed(children):  # in the reverse order of the asynchronous calls
             assert child is not None
             assert child.all_reduce(np.ones(2)).tolist() == [3, 3]
         for step, work in enumerate(works):
@@ -298,10 +298,11 @@ def test_forming_a_group_fails_if_a_rank_cannot_come(hosts: int, end: str, text:
 
 
 def test_a_rank_may_leave_the_parent_of_a_formed_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank on another host that still forms the group does not take the departure for a failure.
+    """Lets rank 0 leave the parent after a group is formed. A rank on another host that still forms
+    the group must not report a failure.
 
-    Rank 1 is held while it checks for ranks that have left. Meanwhile rank 0 arrives, and leaves
-    the parent as early as possible.
+    Rank 1 is delayed while it checks for ranks that have left. Meanwhile rank 0 forms the group and
+    leaves the parent as early as possible.
     """
     look = groups._require_all
     looks, left = threading.Event(), threading.Event()

@@ -1,6 +1,6 @@
 """A communicator that is configured for ranks on several hosts: its choices and results.
 
-All ranks are really on one host, but they exchange the same data in the same order.
+All ranks run on one host, but exchange the same data in the same order as on several hosts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAYOUTS: tuple[Hosts, ...] = (((0,), (1,), (2,), (3,)), ((0, 2), (1, 3)), ((0, 1
 
 
 class NoNetwork:
-    """A network that connects no ranks, since all ranks are really on one host."""
+    """A network without connections, since all ranks run on one host."""
 
     def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
         raise NotImplementedError
@@ -162,7 +162,9 @@ def test_the_cost_model_chooses_for_several_hosts(
 
 
 def test_narrow_floats_are_not_widened_between_hosts_if_that_is_slower() -> None:
-    """Two nested reductions of 16-bit floats use float32, which doubles the bytes between hosts."""
+    """Nests two reductions of 16-bit floats. Float32 between them would double the bytes between
+    hosts.
+    """
     hosts: Hosts = ((0, 1), (2, 3))
     wide, narrow = (
         SelectionTable(cores=2).choose(

@@ -1,7 +1,7 @@
 """Signal handlers that raise between any two steps of Python, or make calls themselves.
 
-The arrays of a call that has begun must outlive the error, since other threads still read and write
-them.
+The arrays of a call that has begun must stay valid after the error, since other threads still read
+and write these arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unisono.communicator import engine, work
 from unisono.communicator.work import Work
 from unisono.errors import UnisonoError
 
-COUNT = 1 << 17  # a message so large that it waits for its receiver
+COUNT = 1 << 17  # a message so large that its sender waits for the receiver
 SLOW = np.int64(0)  # a tag whose type makes the call run Python code
 _WATCHED = (engine.__file__, work.__file__)
 
@@ -51,14 +51,14 @@ class CallCounter:
 
 
 def raise_interrupt() -> None:
-    """Does the same as Python's default signal handler."""
+    """Raises KeyboardInterrupt, as Python's default signal handler does."""
     raise KeyboardInterrupt
 
 
 def interrupt_at(
     step: int, call: Callable[[], Any], handler: Callable[[], None] = raise_interrupt
 ) -> bool:
-    """Runs a signal handler before this step. Returns True if the step exists."""
+    """Runs a signal handler before a step of the call. Returns True if the step exists."""
     traced = Step(step, handler, _WATCHED)
     before = sys.gettrace()
     sys.settrace(traced)
@@ -99,7 +99,7 @@ def test_arrays_of_a_begun_call_outlive_an_interrupt(name: str) -> None:
         return reached
 
     def was_reached(step: int) -> bool:
-        # A new group for each step, since an interrupted call keeps its number among the calls.
+        # Each step uses a new group, because an interrupted call changes the number of calls.
         with Threads(2) as world:
             return bool(world.run(attempt, step)[0])
 
@@ -113,7 +113,7 @@ def test_a_handler_may_wait_for_the_call_whose_wait_it_interrupts() -> None:
         assert isinstance(work, Work)
 
         def handler() -> None:
-            with suppress(UnisonoError):  # too close to the end to wait
+            with suppress(UnisonoError):  # the interrupt came too late for another wait
                 assert work.wait() is work.wait()
 
         reached = interrupt_at(step, work.wait, handler)

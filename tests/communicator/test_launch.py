@@ -1,4 +1,5 @@
-"""`unisono.run`: results by rank, the first failure, and no remaining processes or files.
+"""`unisono.run` returns results by rank, reports the first failure, and leaves no processes or
+files.
 
 The programs are scripts like a user's: `run` starts interpreters that import the program.
 """

@@ -91,7 +91,7 @@ print("".join(output.text for output in notebook.cells[0].outputs))
 
 
 def said(arguments: list[str], program: str = "", **environment: str) -> Any:
-    """Returns the JSON output of a new interpreter."""
+    """Returns the JSON output of a program in a new interpreter."""
     done = subprocess.run(
         [sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=60,
         env={**os.environ, **environment}, check=False,
@@ -107,7 +107,7 @@ def test_a_program_on_standard_input_can_run_ranks() -> None:
 @pytest.mark.torch
 def test_ranks_start_after_torch_has_used_its_threads() -> None:
     pytest.importorskip("torch")
-    # Variables of a torchrun that started the program: its store is not the store of these ranks.
+    # Variables of a torchrun that started the program. Its store must not be used for these ranks.
     outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "outer"}
     found = said(["-c", TORCH_PROGRAM], **outer)
     ranks = [[str(r), str(r), "2", "2", "127.0.0.1"] for r in range(2)]

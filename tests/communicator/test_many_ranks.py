@@ -15,7 +15,7 @@ THREADS = 16
 
 
 def many(me: Me) -> None:
-    """A host of many ranks. Each rank exchanges messages with its neighbours."""
+    """Runs many ranks of one host. Each rank exchanges messages with its neighbours."""
     size = me.size * THREADS
 
     def rank(number: int) -> int:

@@ -1,4 +1,6 @@
-"""Matching of messages and receives: random histories of ranks on one host and on two."""
+"""Matching of messages and receives: random sequences of operations, with ranks on one host and on
+two.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ from histories import History, Message, Receive
 from pretended_hosts import World
 from unisono import Communicator
 
-# Sizes at the limits of the transports. On one host: in a slot, in the byte ring, the last size in
-# the ring, the first that the receiver reads itself, and several chunks of these. Between hosts:
-# sent at once, and the first that is sent in part. A few of the largest exceed the memory for
+# Sizes at the limits of the transports. On one host, the sizes select a slot, the byte ring with
+# its largest size, and a direct read by the receiver, in one or several chunks. Between hosts, a
+# message is sent at once or in parts. A few of the largest messages exceed the memory for
 # unexpected messages.
 SMALL = (0, 8, 24, 25, 3000, 8192, 8193, 16_384, 16_385)
 LARGE = (65_535, 65_536, 65_537, 300_000)
@@ -46,14 +48,14 @@ class Persistent:
 
 
 def last(things: list[Any], back: int) -> Any:
-    """Takes an item from the end. It is not drawn from the list, since the length depends on
-    timing.
+    """Returns an item counted from the end of a list. hypothesis does not draw the item, since the
+    list's length depends on timing.
     """
     return things[-1 - back % len(things)]
 
 
 class Matching(RuleBasedStateMachine):
-    """Ranks that send, receive, cancel and poll, in any order."""
+    """Ranks that send, receive, cancel and poll, in random order."""
 
     layouts: list[tuple[int, ...]]
     worlds: dict[tuple[int, ...], World]
@@ -63,14 +65,14 @@ class Matching(RuleBasedStateMachine):
         hosts = data.draw(st.sampled_from(self.layouts))
         if hosts not in self.worlds:
             self.worlds[hosts] = World(hosts, timeout_s=END_S)
-        self.world = self.worlds.pop(hosts)  # returned at the end of the history
+        self.world = self.worlds.pop(hosts)  # the test returns the world at the end of the history
         self.hosts = hosts
         self.routes = data.draw(self.routes_over(hosts))
         self.history = History()
         self.persistent: list[Persistent] = []
         self.began = 0
-        # A receive of any tag must know the length: all messages have one length, or a probe
-        # returns it.
+        # A receive of any tag must know the message's length. So all messages have one length, or a
+        # probe returns the length.
         size = st.sampled_from(LARGE if data.draw(st.booleans()) else SMALL)
         self.sizes = data.draw(st.lists(size, min_size=3, max_size=3)) if mixed else [0] * 3
         if not mixed:
@@ -80,8 +82,9 @@ class Matching(RuleBasedStateMachine):
 
     @staticmethod
     def routes_over(hosts: tuple[int, ...]) -> st.SearchStrategy[list[tuple[int, int]]]:
-        """Draws a few pairs (source, destination). With fewer pairs, more messages find a receive.
-        With two hosts, all pairs cross hosts, since ranks on one host behave as on a single host.
+        """Draws a few pairs (source, destination). With few pairs, more messages match a receive.
+        With two hosts, the ranks of each pair are on different hosts, since pairs on one host are
+        tested elsewhere.
         """
         ranks = st.integers(0, len(hosts) - 1)
         routes = st.tuples(ranks, ranks)
@@ -90,13 +93,13 @@ class Matching(RuleBasedStateMachine):
         return st.lists(routes, min_size=1, max_size=4)
 
     def sending(self, data: st.DataObject) -> tuple[int, int, int]:
-        """Draws a source, a destination and a tag."""
+        """Draws a message's source, destination and tag."""
         return *data.draw(st.sampled_from(self.routes)), data.draw(self.tags)
 
     def receiving(
         self, data: st.DataObject, tags: st.SearchStrategy[int | None]
     ) -> tuple[int, int | None, int | None]:
-        """Draws a rank, a source and a tag."""
+        """Draws a receive's rank, source and tag."""
         src, rank = data.draw(st.sampled_from(self.routes))
         return rank, src if data.draw(st.booleans()) else None, data.draw(tags)
 
@@ -104,7 +107,7 @@ class Matching(RuleBasedStateMachine):
         return self.world.comms[rank]
 
     def content(self, tag: int) -> np.ndarray:
-        """Returns content that differs from all other messages, if the length is not zero."""
+        """Returns content that no other message has, if the length is not zero."""
         self.began += 1
         memory = np.full(self.sizes[tag], self.began % 251, np.uint8)
         memory[:8] = np.frombuffer(self.began.to_bytes(8, "little"), np.uint8)[: memory.size]
@@ -146,7 +149,7 @@ class Matching(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(0, 12))
     def probe(self, data: st.DataObject, count: int) -> None:
-        """Probes, then receives the found message with any tag and length."""
+        """Probes, then receives the message that the probe found, with its tag and length."""
         rank, src, tag = self.receiving(data, st.none() | self.tags)
         if tag is not None:
             self.history.asked.add((rank, src, tag))
@@ -207,7 +210,7 @@ class Matching(RuleBasedStateMachine):
     @rule(back=st.integers(0, 60))
     def cancel_receive(self, back: int) -> None:
         receive = last(self.history.receives, back)
-        # its request may now belong to another receive
+        # the request of a receive that has ended may now belong to another receive
         over = receive.cancelled or receive.outcome is not None
         if not over and receive.work.cancel():
             assert receive.found is None
@@ -240,13 +243,13 @@ class Matching(RuleBasedStateMachine):
     def finish(self) -> None:
         """Waits until no receive matches any message.
 
-        On a loaded machine, the threads that move the messages may not run for longer than the
-        pause. Therefore a quiet pause is not the end while a message matches a waiting receive.
+        On a loaded machine, the threads that move messages may not run during the pause. So a pause
+        without progress is the end only if no message matches a waiting receive.
         """
         end = time.monotonic() + END_S
         while self.receives_end_in_a_pause() or self.history.pending() is not None:
             if time.monotonic() > end:
-                return  # `check` names the pair
+                return  # `check` reports the receive and the message
 
     def receives_end_in_a_pause(self) -> bool:
         paused_at = time.monotonic() + 0.02
@@ -256,7 +259,7 @@ class Matching(RuleBasedStateMachine):
         return False
 
     def clear(self) -> None:
-        """Receives all remaining messages, so that the next history starts empty."""
+        """Receives all remaining messages, so that the next history starts without messages."""
         for receive in self.history.receives:
             if receive.outcome is None and not receive.cancelled:
                 assert receive.work.cancel()
@@ -270,7 +273,8 @@ class Matching(RuleBasedStateMachine):
                 assert out.tobytes() == message.content
             if not message.over:
                 message.work.wait(END_S)
-        # One more message between each pair of ranks, after all messages that are not yet received.
+        # Sends one more message between each pair of ranks, after all messages that are not yet
+        # received.
         nothing = np.zeros(0)
         for comm in self.world.comms:
             for dst, other in enumerate(self.world.comms):

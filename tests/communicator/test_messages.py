@@ -1,4 +1,4 @@
-"""Messages between two ranks: tags, sources, sizes, order, and mismatches."""
+"""Messages between two ranks: tags, sources, sizes, order and mismatches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_tags_are_matched_in_any_order(threads: World) -> None:
         tags = [3, 0, 2**40, 1]
         if comm.rank == 0:
             for tag in tags:
-                for part in range(2):  # equal tags arrive in the order of their sends
+                for part in range(2):  # messages with equal tags arrive in the order of their sends
                     comm.send(np.array([tag, part]), 1, tag)
         else:
             out = np.zeros(2, np.int64)
@@ -68,7 +68,7 @@ def test_a_long_unexpected_message_does_not_block_other_tags(threads: World) -> 
             comm.send(long[:1], 1, 3)
             work.wait()
         else:
-            comm.recv(small, 0, 3)  # while the long message still has no receive
+            comm.recv(small, 0, 3)  # the long message still has no receive
             comm.recv(out, 0, 1)
             np.testing.assert_array_equal(out, long)
 
@@ -120,7 +120,7 @@ def test_all_pairs_exchange_messages_beside_collectives(threads: World) -> None:
         works = [comm.recv(outs[p], p, async_op=True) for p in peers]
         x = np.full(9000 + comm.rank, comm.rank, np.int32)
         works += [comm.send(x, p, async_op=True) for p in peers]
-        # collectives work at the same time
+        # collectives run at the same time
         assert comm.all_reduce(np.ones(1)).tolist() == [comm.size]
         for work in works:
             work.wait()
@@ -219,7 +219,7 @@ def test_wrong_arguments_are_refused(threads: World) -> None:
 
 def test_a_call_may_be_repeated_after_a_lack_of_memory(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        # a contiguous copy would exceed any machine's memory
+        # a contiguous copy would exceed the memory of any machine
         most = np.broadcast_to(np.float64(1), 1 << 57)
         x, y = np.full(5, comm.rank), np.empty(5, int)
         peer = 1 - comm.rank
@@ -244,7 +244,7 @@ def test_a_receive_from_a_rank_that_left_fails(source: int | None) -> None:
             return
         x = np.zeros(1)
         for sender in (1, 2):
-            comm.recv(x, sender)  # a message sent before is delivered
+            comm.recv(x, sender)  # a message that was sent before the failure is delivered
         with pytest.raises(PeerLostError, match="left the group while rank 0 was receiving"):
             comm.recv(x, source)
         with pytest.raises(CommunicationError):

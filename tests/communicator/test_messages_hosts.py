@@ -1,4 +1,4 @@
-"""Messages between ranks of one host and of several hosts: the same calls, the same errors."""
+"""Messages between ranks of one host and of several hosts: the same calls and the same errors."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_every_call_works_with_any_length(hosts: tuple[int, ...]) -> None:
 
 
 def out_of_order(comm: Communicator) -> str:
-    """Sends far more than the memory for unexpected messages; the first receive is for the last
-    message.
+    """Sends many more bytes than the memory for unexpected messages holds; the first receive takes
+    the last message.
     """
     if comm.rank == 0:
         works = [
@@ -110,7 +110,7 @@ def test_a_message_of_wrong_length_fails(hosts: tuple[int, ...], counts: tuple[i
 def test_wait_any_returns_the_first_ended_call() -> None:
     def body(comm: Communicator) -> Any:
         if comm.rank == 0:
-            comm.recv(np.zeros(1), 1)  # afterwards only rank 1 waits
+            comm.recv(np.zeros(1), 1)  # after this message, only rank 1 waits
             comm.send(np.ones(1), 1, tag=5)
             comm.barrier()
             return None
@@ -147,7 +147,8 @@ def test_wait_any_of_messages_and_a_collective() -> None:
         x, sums = np.ones(3), np.ones(3)
         if comm.rank == 0:
             total = comm.all_reduce(sums, async_op=True)
-            never = comm.recv(x[::2], 1, 9, async_op=True)  # receives into a copy
+            # a receive into a strided array, which uses a copy
+            never = comm.recv(x[::2], 1, 9, async_op=True)
             found = [Work.wait_any([never, total])]
             found.append(Work.wait_any([never]))
             assert isinstance(never.exception(), CollectiveTimeoutError)
@@ -235,9 +236,9 @@ def test_polling_detects_a_rank_that_left_after_rank_0_left() -> None:
             three.close()
         together.wait()
         if comm.rank == 2:
-            look(three, 0)  # connects to rank 0
+            look(three, 0)  # opens a connection to rank 0
         together.wait()
-        if comm.rank in (2, 3):  # the other ranks of the group work on
+        if comm.rank in (2, 3):  # the other ranks of the group can still communicate
             three.sendrecv(np.ones(1), 4 - comm.rank, np.zeros(1), 4 - comm.rank)
         together.wait()
         return texts

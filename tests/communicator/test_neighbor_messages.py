@@ -1,4 +1,4 @@
-"""Messages to oneself, in both directions at once, and between neighbors of any graph."""
+"""Messages of a rank to itself, in both directions at once, and between neighbors of any graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono import Communicator, MismatchError
 World = Callable[[int], Threads]
 
 
-# ---- to oneself, both ways at once, to any neighbours
+# ---- messages to oneself, in both directions at once, to any neighbors
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -22,7 +22,7 @@ def test_messages_to_oneself_are_copies(ranks: int, threads: World) -> None:
         me = comm.rank
         for count in (0, 3, 300_001):
             x, out = np.full(count, me + 1), np.zeros(count, np.int64)
-            early = comm.send(x, me, tag=4, async_op=True)  # before its receive
+            early = comm.send(x, me, tag=4, async_op=True)  # the send begins before its receive
             assert comm.recv(out, me, tag=4) == me
             early.wait()
             assert (out == me + 1).all()
@@ -74,7 +74,9 @@ def test_sendrecv_works_on_a_ring(ranks: int, threads: World) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
 def test_neighbor_exchange_swaps_halos_on_a_ring(ranks: int, threads: World) -> None:
-    """Exchanges halos on rings, also of one and two ranks, where left and right are one rank."""
+    """Exchanges halos on rings of all sizes. On rings of one and two ranks, both neighbors are the
+    same rank.
+    """
 
     def check(comm: Communicator) -> None:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -83,7 +85,8 @@ def test_neighbor_exchange_swaps_halos_on_a_ring(ranks: int, threads: World) -> 
             halo = [np.zeros(width, np.int64), np.zeros(width, np.int64)]
             both = comm.neighbor_exchange(edges, [left, right], halo, [right, left])
             assert both is halo
-            assert (halo[0] == 10 * right).all()  # what the right neighbour sent to its left
+            # the right neighbor's message to its left neighbor
+            assert (halo[0] == 10 * right).all()
             assert (halo[1] == 10 * left + 1).all()
 
     threads(ranks).run(check)
@@ -91,7 +94,9 @@ def test_neighbor_exchange_swaps_halos_on_a_ring(ranks: int, threads: World) -> 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16])
 def test_neighbor_exchange_works_on_any_graph(ranks: int, threads: World) -> None:
-    """Tests asymmetric graphs with loops and double edges, with a different order on each rank."""
+    """Tests asymmetric graphs with loops and parallel edges, with a different order on each
+    rank.
+    """
     rng = np.random.default_rng(ranks)
     edges = [(int(s), int(d)) for s, d in rng.integers(0, ranks, (3 * ranks, 2))]
     lengths = rng.choice([0, 1, 9, 20_000], len(edges))
@@ -99,7 +104,8 @@ def test_neighbor_exchange_works_on_any_graph(ranks: int, threads: World) -> Non
     def check(comm: Communicator) -> None:
         me = comm.rank
         leaving = [e for e, (s, _) in enumerate(edges) if s == me]
-        # Messages of one rank keep their order; the order of different ranks is free.
+        # Messages of one rank keep their order. Messages of different ranks may arrive in any
+        # order.
         coming = sorted((e for e, (_, d) in enumerate(edges) if d == me), key=lambda e: edges[e][0])
         x = [np.full(lengths[e], e) for e in leaving]
         out = [np.full(lengths[e], -1) for e in coming]
@@ -127,7 +133,8 @@ def test_neighbor_exchange_splits_one_array_and_allocates_results(threads: World
         found = comm.neighbor_exchange(x, others)
         assert found.shape == x.shape
         for place, src in enumerate(others):
-            share = 2 * (me if me < src else me - 1)  # the position of this rank in the list of src
+            # twice this rank's index among the ranks to which src sends
+            share = 2 * (me if me < src else me - 1)
             sent = np.arange(2 * len(others) * 3).reshape(-1, 3)[share : share + 2] + 100 * src
             np.testing.assert_array_equal(found[2 * place : 2 * place + 2], sent)
         listed = comm.neighbor_exchange([np.full(me + r, me) for r in others], others)

@@ -19,7 +19,7 @@ MANY = 5
 
 
 def survives(me: Me) -> None:
-    """Works, and shrinks when others die, until no rank has died for some time."""
+    """Runs collectives, and shrinks when other ranks die, until no rank has died for some time."""
     comm = joined(me)
     x, done = np.ones(3000), 0
     while done < 300:
@@ -36,7 +36,7 @@ def survives(me: Me) -> None:
 
 
 def survives_or_is_too_few(me: Me) -> None:
-    """Survives like `survives`, but too few ranks may be left."""
+    """Runs `survives`; too few ranks may be left to shrink."""
     try:
         survives(me)
     except AbortedError as error:
@@ -56,7 +56,7 @@ def kill_at_random(seed: int) -> None:
         left = sorted(set(range(MANY)) - set(victims))
         said = ranks.wait_for("end", left)
         former, numbers = [entry["former"] for entry in said], [entry["rank"] for entry in said]
-        # either outcome is possible, depending on the order of the deaths
+        # the order of the deaths decides between these outcomes
         if 2 * len(left) <= MANY and None in former:
             assert former == [None] * len(left), seed
         else:

@@ -1,4 +1,4 @@
-"""Reductions other than plain sums: 8-bit floats, factors, truth values, minloc and maxloc."""
+"""Reductions other than plain sums: 8-bit floats, factors, logical operations, minloc, maxloc."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ALGORITHMS = [None, *algorithms.names("all_reduce")]
 
 
 def as_float8(values: Array, dtype: DType, offset: int = 0) -> Any:
-    """A tensor of the nearest 8-bit floats, at any address."""
+    """Returns a tensor of the nearest 8-bit floats, at any address."""
     room = torch.zeros(values.size + offset, dtype=torch.uint8)
     bits = room[offset:]
     bits.copy_(torch.from_numpy(narrowed(values.astype(np.float32).ravel(), dtype)))
@@ -45,13 +45,13 @@ def as_float8(values: Array, dtype: DType, offset: int = 0) -> Any:
 
 
 def bytes_of(tensor: Any) -> Array:
-    """The bytes of the elements."""
+    """Returns the bytes of the elements."""
     found: Array = tensor.contiguous().view(torch.uint8).numpy()
     return found
 
 
 def folded(rows: list[Array], dtype: DType, op: str) -> Array:
-    """The reduction by its definition."""
+    """Returns the reduction, computed by its definition."""
     return fold(rows, dtype, ReduceOp[op.upper()], len(rows))
 
 
@@ -95,7 +95,7 @@ def test_sums_of_8_bit_floats_are_rounded_once(
     values = np.full(100, 0.5)
 
     def check(comm: Communicator) -> None:
-        # One addition at a time: 16 + 0.5 = 16 again. Rounded once: 16 + 8 * 0.5 = 20.
+        # Rounded after each addition: 16 + 0.5 = 16. Rounded once at the end: 16 + 8 * 0.5 = 20.
         x = as_float8(values if comm.rank else values * 32, dtype)
         work = comm.all_reduce(x, algorithm=algorithm, async_op=True)
         assert set(work.wait().float().tolist()) == {20}
@@ -117,7 +117,7 @@ def test_arrays_of_ml_dtypes_work(threads: World) -> None:
                 assert comm.all_reduce(x, algorithm=algorithm) is x
                 assert set(widened(bits_of(x.copy(), dtype), dtype).ravel().tolist()) == {20}
             x = np.full(3, 448).astype(kind)
-            if dtype is DType.FLOAT8_E4M3FN:  # saturates, but ml_dtypes gives a NaN
+            if dtype is DType.FLOAT8_E4M3FN:  # our conversion saturates, but ml_dtypes gives a NaN
                 assert comm.all_reduce(x, algorithm="ring").astype(np.float32).tolist() == [448] * 3
 
         threads(9).run(check)
@@ -172,7 +172,7 @@ def test_scaled_narrow_floats_are_rounded_once(algorithm: str | None, threads: W
             total = total + row.float() * third
         expected = total.to(kind)
         rounded = (rows.float() * third).to(kind).float().sum(0).to(kind)
-        # the two roundings differ for this input
+        # two roundings of this input differ from one rounding
         assert not torch.equal(rounded.float(), expected.float())
 
         def check(comm: Communicator, rows: Any = rows, expected: Any = expected) -> None:
@@ -240,7 +240,7 @@ def test_premul_sum_on_one_rank_only_is_a_mismatch() -> None:
             assert "all_reduce(premul_sum, float64[3])" in str(outcome)
 
 
-# ---- truth values
+# ---- logical operations
 
 
 @pytest.mark.parametrize("op", ["land", "lor", "lxor"])
@@ -277,7 +277,7 @@ def test_logical_reductions_return_truth_values(op: str, ranks: int, threads: Wo
 @pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64"])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_minloc_and_maxloc_return_the_rank(kind: str, ranks: int, threads: World) -> None:
-    # every algorithm runs with three numbers of ranks
+    # each algorithm runs with three of the numbers of ranks
     tried = (None, *ALGORITHMS[1 + ranks % 3 :: 3])
     rng = np.random.default_rng(ranks)
     tables = [rng.integers(-3, 3, (ranks, count)).astype(kind) for count in LENGTHS]

@@ -1,4 +1,5 @@
-"""Wrong arguments: on one rank, the other ranks get an error; on all ranks, the group stays usable.
+"""Wrong arguments. If one rank's arguments are wrong, the other ranks get an error. If all ranks'
+arguments are wrong, the group stays usable.
 
 The library promises errors within one second. The tests measure this but allow three seconds, for
 busy machines.
@@ -25,14 +26,14 @@ def _one_is_wrong(me: Me, right: Callable[[Communicator], Any], wrong: Any) -> N
     world.barrier()
     me.say("ready")
     if me.rank == 2:
-        time.sleep(0.3)  # meanwhile the others wait
+        time.sleep(0.3)  # meanwhile the other ranks wait in the call
     if me.rank == 1:
         time.sleep(0.2)
         me.attempt("raised", wrong, world)
     else:
         me.attempt("raised", right, world)
     me.attempt("again", world.barrier)
-    time.sleep(0.3)  # keeps this rank from leaving, which would cause another error
+    time.sleep(0.3)  # this rank must not leave before, since that would cause another error
 
 
 def wrong_root(me: Me) -> None:
@@ -82,7 +83,9 @@ def wrong_in_a_batch(me: Me) -> None:
 
 
 def wrong_async_op(me: Me) -> None:
-    """Neither true nor false, in a call with otherwise known arguments."""
+    """Passes an async_op that is neither true nor false, in a call whose other arguments are
+    prepared.
+    """
 
     def call(world: Communicator, async_op: Any) -> None:
         data = np.ones(3)
@@ -93,7 +96,7 @@ def wrong_async_op(me: Me) -> None:
 
 
 def wrong_behind_others(me: Me) -> None:
-    """The refused call is the third, after two asynchronous ones."""
+    """Makes the refused call the third call, after two asynchronous calls."""
 
     def call(world: Communicator, algorithm: str | None) -> None:
         works = [world.all_reduce(np.ones(1 << 18), async_op=True) for _ in range(2)]
@@ -141,7 +144,7 @@ def test_the_others_get_the_rank_and_its_reason(
 def test_ranks_that_all_refuse_stay_in_step() -> None:
     def check(comm: Communicator) -> None:
         x, total = np.ones(4), np.full(4, 2.0)
-        for i in range(300):  # more calls than the history holds
+        for i in range(300):  # more calls than the history of calls stores
             with pytest.raises(ValueError, match="root"):
                 comm.broadcast(x, root=2 + i)
             with pytest.raises(TypeError):

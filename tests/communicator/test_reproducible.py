@@ -1,7 +1,6 @@
-"""With reproducible=True, an element's bits depend only on its contributions.
+"""With reproducible=True, an element's bits depend only on the ranks' contributions to it.
 
-The expected bits come from a fold in NumPy, written here, over contributions with extreme
-exponents.
+The expected bits come from a fold in NumPy in this file, over contributions with extreme exponents.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def worlds() -> Iterator[World]:
 
 
 def wild(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Array:
-    """Random bits: subnormal, huge and infinite values, both zeros, NaNs of any sign and payload;
-    bfloat16 as uint16.
+    """Returns random bits: subnormal, huge and infinite values, both zeros, and NaNs of any sign
+    and payload. bfloat16 values are uint16.
     """
     if kind.startswith("complex"):
         part = "float32" if kind == "complex64" else "float64"
@@ -78,7 +77,8 @@ def wild(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Array:
     special = np.array([0, sign, 1, sign | 1, infinity, sign | infinity, nan | 3, sign | nan | 5,
                         one, infinity - 1], BITS[size])  # fmt: skip
     bits = np.where(rng.random(shape) < 0.15, rng.choice(special, shape), bits)
-    # Values around one, where sums round in every way and no term absorbs the others.
+    # Values around one, whose sums round in all ways. No term is so large that it absorbs the
+    # others.
     near = np.asarray(one, BITS[size]) ^ (bits >> BITS[size](4 if size == 2 else 9))
     bits = np.where(rng.random(shape) < 0.4, near.astype(BITS[size]), bits)
     return bits if kind == "bfloat16" else bits.view(kind)
@@ -89,14 +89,14 @@ def widened(x: Array) -> Array:
 
 
 def rounded(x: Array) -> Array:
-    """Rounds to bfloat16: nearest, ties to even."""
+    """Rounds to bfloat16: to the nearest value, ties to even."""
     w = x.view(np.uint32)
     up = (w + np.uint32(0x7FFF) + ((w >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), 0x7FC0, up).astype(np.uint16)
 
 
 def folded(rows: Array, kind: str, op: str) -> Array:
-    """Folds from left to right, element by element, in rank order."""
+    """Folds the rows in rank order, element by element."""
     with np.errstate(all="ignore"):
         if op in ("min", "max"):
             if kind != "bfloat16":
@@ -138,7 +138,7 @@ def as_elements(x: Array, kind: str) -> Any:
 
 
 def placed(row: Array, kind: str, offset: int, stride: int) -> tuple[Any, Callable[[], bytes]]:
-    """Returns the elements at a given place in memory, and a function that reads their bits."""
+    """Returns the elements at an offset and stride, and a function that reads their bits."""
     room = np.zeros(offset + stride * row.size, row.dtype)
     view = room[offset::stride][: row.size]
     view[:] = row
@@ -152,8 +152,8 @@ def cuts(rng: np.random.Generator, count: int, buckets: int) -> list[slice]:
 
 @functools.cache
 def allowed(op: str, ranks: int, narrow: bool, root: int = 0) -> tuple[str, ...]:
-    """Returns the algorithms whose schedules have the property, by inspection of `build`'s
-    result.
+    """Returns the algorithms whose schedules keep the order of additions, by inspection of
+    `build`'s result.
     """
     found = []
     for name in algorithms.names(op):
@@ -166,7 +166,7 @@ def allowed(op: str, ranks: int, narrow: bool, root: int = 0) -> tuple[str, ...]
     return tuple(found)
 
 
-# ---- the property
+# ---- bits depend only on the contributions
 
 
 @given(data=st.data())
@@ -241,7 +241,7 @@ def test_factors_and_functions_are_reproducible(
                 comm.all_reduce(at_once, op)
                 for at in pieces:
                     comm.all_reduce(in_pieces[at], op)
-            if op is not np.add:  # the program's function may change NaNs
+            if op is not np.add:  # a user's function may change NaNs
                 assert at_once.tobytes() == in_pieces.tobytes()
             np.testing.assert_array_equal(at_once, in_pieces)
 
@@ -269,7 +269,7 @@ def test_a_thread_that_flushes_subnormals_gives_the_same_bits(worlds: World) -> 
     worlds(3).run(check)
 
 
-# ---- what is allowed
+# ---- algorithms that are allowed
 
 
 def test_algorithms_that_fold_in_rank_order_are_allowed() -> None:
@@ -277,10 +277,11 @@ def test_algorithms_that_fold_in_rank_order_are_allowed() -> None:
     assert {"direct", "one_shot"} <= found
     assert not found & {"ring", "recursive_doubling", "halving_doubling", "double_binary_tree"}
     assert {"direct", "reduce_scatter_gather"} <= set(allowed("reduce", 4, True))
-    # The chain forwards the fold so far; recursive doubling adds sums to sums.
+    # The chain forwards the fold of the earlier ranks. Recursive doubling adds sums to sums.
     assert "chain" in allowed("scan", 4, False) and "chain" not in allowed("scan", 4, True)
     assert "recursive_doubling" not in allowed("scan", 4, False)
-    assert set(allowed("all_gather", 6, True)) >= {"ring", "bruck", "direct"}  # no reduction at all
+    # an operation without additions
+    assert set(allowed("all_gather", 6, True)) >= {"ring", "bruck", "direct"}
     # With two ranks there is only one order.
     assert "ring" in allowed("all_reduce", 2, True)
 

@@ -1,4 +1,4 @@
-"""Schedules that the caller gives: proved, run, and compared between ranks."""
+"""Schedules that the caller passes: they are proved, run, and compared between ranks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_equal_schedules_match() -> None:
     def body(comm: Communicator) -> Any:
         return all_reduce(comm, algorithms.build("all_reduce", "ring", ranks=comm.size))
 
-    with Threads(2) as world:  # each rank has a separate object, a new one for each call
+    # each rank passes a separate schedule object, and a new one in each call
+    with Threads(2) as world:
         for _ in range(2):
             assert (world.run(body)[0] == 2 * np.arange(1000) + 1).all()
 

@@ -28,7 +28,7 @@ MOST_S = 3.0
 
 
 def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
-    """Sends the members of the group to the test, as the ranks find them by an exchange."""
+    """Exchanges data in the group and sends its members to the test."""
     former = comm.all_gather(np.array([me.rank])).tolist()
     total = comm.all_reduce(np.full(3, 10.0**me.rank)).tolist()
     assert total == [sum(10.0**rank for rank in former)] * 3
@@ -42,7 +42,7 @@ def until_lost(comm: Communicator) -> None:
             comm.all_reduce(np.ones(1000))
 
 
-# ---- threads: no failure, or no death
+# ---- ranks as threads, without a death
 
 
 def test_a_healthy_group_shrinks_to_all_its_ranks() -> None:
@@ -54,7 +54,7 @@ def test_a_healthy_group_shrinks_to_all_its_ranks() -> None:
             with pytest.raises(AbortedError, match="was shrunk to its ranks 0, 1, 2"):
                 comm.barrier()
         with pytest.raises(AbortedError, match="formed a new group without this rank"):
-            comm.shrink()  # a second time
+            comm.shrink()  # a second shrink
 
     with Threads(3) as world:
         assert world.outcomes(check) == [None] * 3
@@ -175,8 +175,8 @@ def test_a_shrunk_group_can_shrink_again() -> None:
 
 
 def some_saw_it(me: Me) -> None:
-    """Rank 0 shrinks at once, rank 1 when it detects a death, rank 2 late; rank 3 dies; rank 4
-    shrinks after the abort.
+    """Shrinks at different times: rank 0 at once, rank 1 when it detects a death, rank 2 late, rank
+    4 when its receive fails. Rank 3 dies.
     """
     comm = me.join()
     comm.barrier()
@@ -208,7 +208,7 @@ def dies_while_shrinking(me: Me) -> None:
     if me.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     until_lost(comm)
-    if me.rank == 2:  # the others are already in shrink
+    if me.rank == 2:  # the other ranks are already in shrink
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     says(me, comm.shrink())
@@ -228,7 +228,7 @@ def late(me: Me) -> None:
     comm.barrier()
     me.say("ready")
     if me.rank == 0:
-        time.sleep(0.5)  # the test stops this rank meanwhile
+        time.sleep(0.5)  # meanwhile the test stops this rank
         me.attempt("late", comm.shrink)
         return
     comm.timeout_s = 1.0
@@ -286,7 +286,7 @@ RANKS = 5
 
 
 def survives(me: Me) -> None:
-    """Works, and shrinks when others die, until no rank has died for some time."""
+    """Runs collectives, and shrinks when other ranks die, until no rank has died for some time."""
     comm = me.join()
     comm.barrier()
     me.say("ready")
@@ -307,7 +307,8 @@ def kill_at_random(seed: int) -> None:
     with Processes(survives, RANKS) as ranks:
         ranks.wait_for("ready", range(RANKS))
         for victim in victims:
-            # At once with the previous one, during the shrink that removes it, or afterwards.
+            # The next rank dies at once, during the shrink that excludes the previous rank, or
+            # afterwards.
             time.sleep(chance.choice([0, 0, 0.0005, 0.002, 0.005, 0.02, 0.1]) * chance.random())
             ranks.signal(victim, signal.SIGKILL)
         left = sorted(set(range(RANKS)) - set(victims))

@@ -122,7 +122,7 @@ def test_shrink_survives_the_death_of_a_host() -> None:
 
 
 def shrinks_with_exclude(me: Me) -> None:
-    """Shrinks with `exclude`, where the ranks are too few otherwise."""
+    """Shrinks with `exclude`, because too few ranks are left for a shrink without it."""
     comm = joined(me)
     until_lost(comm)
     me.attempt("cannot", comm.shrink)
@@ -132,7 +132,7 @@ def shrinks_with_exclude(me: Me) -> None:
 
 
 def test_too_few_ranks_go_on_with_exclude() -> None:
-    """Half of the ranks, on two hosts: they fail one after the other, then form a group."""
+    """Kills half of the ranks. The rest cannot shrink without `exclude` and can with it."""
     with over_hosts(shrinks_with_exclude, (0, 0, 1, 2)) as ranks:
         ranks.wait_for("ready", range(RANKS))
         for rank in (0, 1):
@@ -147,12 +147,12 @@ def test_too_few_ranks_go_on_with_exclude() -> None:
             assert (said["ranks"], said["former"]) == ([2, 3], [2, 3])
 
 
-# ---- a refused connection proves nothing about the rank that had the address
+# ---- a refused connection does not prove that a rank is lost
 
 
 def refused_by_each_other(me: Me) -> None:
-    """Simulates a partition: each rank finds the other's address with a process that does not
-    listen.
+    """Simulates a partition: the address that each rank knows of the other rank belongs to a
+    process that does not listen.
     """
     comm = joined(me)
     comm.barrier()
@@ -162,7 +162,7 @@ def refused_by_each_other(me: Me) -> None:
             sockets.append(socket.socket(fileno=os.dup(fd)))
     inet = [sock for sock in sockets if sock.family == socket.AF_INET]
     inet.sort(key=lambda sock: -sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    for sock in inet:  # listeners first: later connections are refused
+    for sock in inet:  # closes the listeners first, so that later connections are refused
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
     for sock in sockets:
@@ -187,7 +187,8 @@ def test_two_ranks_that_refuse_each_other_do_not_both_go_on() -> None:
 def dies_while_shrinking(me: Me) -> None:
     comm = joined(me)
     until_lost(comm)
-    if me.rank == 0:  # it would lead; the others are already in shrink
+    # rank 0, which would be the leader, dies after the other ranks have called shrink
+    if me.rank == 0:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     says(me, comm.shrink())
@@ -201,7 +202,7 @@ def test_shrink_survives_the_death_of_the_leader() -> None:
             assert said["former"] == [1, 2, 3]
 
 
-# ---- living ranks are left out
+# ---- live ranks are excluded
 
 
 def excluded(me: Me) -> None:
@@ -231,7 +232,7 @@ def test_excluded_ranks_get_an_error(layout: Sequence[int]) -> None:
 def late(me: Me) -> None:
     comm = joined(me)
     if me.rank == 0:
-        time.sleep(0.5)  # the test stops this rank meanwhile
+        time.sleep(0.5)  # meanwhile the test stops this rank
         me.attempt("late", comm.shrink)
         return
     shrunk = comm.shrink(timeout_s=1.5)
@@ -262,7 +263,7 @@ def half(me: Me) -> None:
 
 
 def test_half_without_the_lowest_does_not_go_on() -> None:
-    """Rank 0 is stopped, so the others cannot know if it goes on."""
+    """Stops rank 0, so that the other rank cannot know if rank 0 continues."""
     with over_hosts(half, (0, 1)) as ranks:
         ranks.wait_for("ready", range(2))
         ranks.signal(0, signal.SIGSTOP)
@@ -294,7 +295,9 @@ def interrupted(me: Me) -> None:
 
 @pytest.mark.parametrize("layout", [(0, 1), slow((0, 1, 2))])
 def test_an_interrupted_rank_has_left(layout: Sequence[int]) -> None:
-    """While its process lives, its host votes; without this vote the others may be too few."""
+    """Interrupts a rank. While its process lives, its host votes; without this vote too few votes
+    may be left.
+    """
     with over_hosts(interrupted, layout) as ranks:
         assert ranks.wait_for("stopped", [0])[0]["error"] == "KeyboardInterrupt"
         left = list(range(1, len(layout)))

@@ -94,7 +94,7 @@ def forks(me: Me) -> None:
     world.barrier()
     if me.rank == 1:
         world.send(np.ones(1), 0)
-        world.recv(np.ones(1), 0)  # by now all children of rank 0 have ended
+        world.recv(np.ones(1), 0)  # after this message, all children of rank 0 have ended
         world.all_reduce(np.ones(3))
         world.send(np.full(2, 7.0), 0, tag=3)
         return world.barrier()
@@ -163,7 +163,7 @@ def blocked_signals() -> list[int]:
     """Returns the blocked signals of each thread of this process."""
     masks = []
     for status in Path("/proc/self/task").glob("*/status"):
-        with contextlib.suppress(OSError):  # the thread may have just ended
+        with contextlib.suppress(OSError):  # the thread may have ended since the listing
             masks.append(int(status.read_text().partition("SigBlk:")[2].split()[0], 16))
     return masks
 
@@ -171,7 +171,7 @@ def blocked_signals() -> list[int]:
 def test_no_thread_blocks_the_signals_of_faulthandler() -> None:
     def begin(comm: Communicator) -> None:
         for _ in range(2):
-            work = comm.barrier(async_op=True)  # rank 0's progress thread runs it
+            work = comm.barrier(async_op=True)  # runs in rank 0's progress thread
             if comm.rank == 0:
                 time.sleep(0.05)
             work.wait()

@@ -1,4 +1,4 @@
-"""Single copy between ranks that are processes and read each other's memory in place."""
+"""Single copy between ranks that are processes and read each other's memory directly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _check(comm: Communicator, count: int) -> None:
     same = mine.copy()
     comm.all_to_all(same, same)
     assert np.array_equal(same, out)
-    # The readers have finished when a call returns, so the input may change at once.
+    # A call returns after all readers have finished, so the input may change immediately.
     mine[:] = -1
     mine[:] = whole[rank]
 
@@ -127,8 +127,8 @@ def calls_from_apart(me: Me) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of process numbers takes root")
 def test_ranks_in_different_pid_namespaces_use_staging() -> None:
-    """In another PID namespace a process has other process numbers, so it cannot read others'
-    memory.
+    """Puts ranks in different PID namespaces. Process ids then differ, so that a rank cannot read
+    other ranks' memory.
     """
     with Processes(calls_from_apart, 3) as job:
         assert not any(said["yes"] for said in job.wait_for("used", range(3)))

@@ -1,4 +1,4 @@
-"""CPU tensors of torch, of any type and layout."""
+"""CPU tensors of torch, with any type and layout."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def test_lazily_conjugated_and_negated_tensors_work(threads: World) -> None:
         negative = z.clone().conj().imag
         assert negative.is_neg()
         assert comm.all_gather(negative).tolist() == [-2, 4] * 2
-        for lazy in (negative[:1], x):  # contiguous, so that only the mark differs
+        # contiguous tensors, which differ only in the conjugate or negative bit
+        for lazy in (negative[:1], x):
             out = torch.zeros_like(lazy.resolve_conj().resolve_neg())
             assert torch.equal(comm.sendrecv(lazy, 1 - comm.rank, out, 1 - comm.rank), lazy)
 
@@ -144,7 +145,8 @@ def test_sums_of_narrow_floats_are_rounded_once(
         found = comm.all_reduce(rows[comm.rank].clone(), algorithm=algorithm)
         if algorithm in (None, "one_shot", "direct"):
             assert torch.equal(found, wide.to(dtype))
-        else:  # the order of additions differs, so float32 may differ by less than a rounding
+        # the order of additions differs, so a float32 sum may differ by less than one rounding
+        else:
             eps = torch.finfo(dtype).eps
             assert (found.float() - wide).abs().le(wide.abs() * eps * 0.51 + 1e-6).all()
         big = torch.full((3,), 256.0 if comm.rank == 0 else 0.5)
@@ -180,7 +182,7 @@ class AcceleratorTensor(torch.Tensor):  # type: ignore[misc]
 
 def test_unsupported_tensors_are_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        comm.all_reduce(torch.ones(2))  # enables the fast path for such calls
+        comm.all_reduce(torch.ones(2))  # prepares the fast path for such calls
         cases = [
             (torch.ones(2).as_subclass(AcceleratorTensor), "cuda:3"),
             (torch.zeros(2, device="meta"), "meta"),
@@ -222,7 +224,7 @@ def test_subclasses_of_tensors_work(threads: World) -> None:
 
 
 class TensorLike:
-    """An object with a tensor's attributes that is not a tensor."""
+    """An object that has a tensor's attributes but is not a tensor."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -294,7 +296,7 @@ def test_an_expanded_tensor_can_be_read(threads: World) -> None:
         assert comm.all_to_all(x, torch.zeros(2, 2)).tolist() == [[1 + comm.rank] * 2] * 2
         out = torch.zeros(2, 2)
         assert comm.sendrecv(x, 1 - comm.rank, out, 1 - comm.rank).tolist() == x.tolist()
-        if comm.rank == 0:  # the root only reads it
+        if comm.rank == 0:  # the root only reads the tensor
             comm.broadcast(x, 0)
         else:
             assert comm.broadcast(torch.zeros(2, 2), 0).tolist() == x.tolist()

@@ -1,6 +1,7 @@
-"""Ranks of several hosts with TLS: results, an eavesdropper's view, and refused connections.
+"""Ranks of several hosts with TLS: results, the bytes that an eavesdropper sees, and refused
+connections.
 
-The hosts are pretended hosts of this machine; the connections between them are real.
+The hosts are simulated on this machine; the connections between them are real.
 """
 
 from __future__ import annotations
@@ -85,13 +86,13 @@ def test_every_call_works_with_the_secret(streams: str, address: str) -> None:
 @needs_openssl
 @both_families
 def test_every_call_works_with_certificates(authority: Authority, address: str) -> None:
-    """Without a job secret, certificates alone prove that a rank belongs to the job."""
+    """Tests certificates without a job secret: they alone prove that a rank belongs to the job."""
     environs = [authority.member(f"rank{rank}") for rank in range(2)]
     assert spanning(everything, environs, address=address) == ["right"] * 2
 
 
 def tapped(monkeypatch: pytest.MonkeyPatch, tap: Tap) -> None:
-    """Routes all connections between ranks through the tap."""
+    """Routes all connections between ranks through the proxy `Tap`."""
     direct, meet = dialer.dial, tcp_store.dial
 
     def dial(to: tuple[str, int], source: str | None) -> socket.socket:
@@ -106,7 +107,9 @@ def tapped(monkeypatch: pytest.MonkeyPatch, tap: Tap) -> None:
 
 
 def exchange_mark(comm: Communicator) -> bytes:
-    """Sends the text by a broadcast and by messages both ways. Returns the received text."""
+    """Sends a known text by a broadcast and by messages in both directions. Returns the received
+    text.
+    """
     text = np.frombuffer(MARK * 100, np.uint8).copy()
     other = 1 - comm.rank
     comm.broadcast(text, root=0)
@@ -125,7 +128,7 @@ def test_an_eavesdropper_reads_nothing_under_tls(tls: str, monkeypatch: pytest.M
     assert spanning(exchange_mark, [SECRET | {"UNISONO_TLS": tls}] * 2) == [MARK] * 2
     received = bytes(tap.received)
     assert len(received) > 3 * 100 * len(MARK)
-    # The second text appears in the ranks' bootstrap messages.
+    # The text "addresses" is part of the ranks' bootstrap messages.
     assert [MARK in received, b'"addresses"' in received] == [tls == "off"] * 2
 
 
@@ -162,7 +165,7 @@ def test_changed_bytes_are_detected(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens the time for which refused ranks retry."""
+    """Shortens the time during which refused ranks retry."""
     monkeypatch.setattr(tcp_store, "PATIENCE_S", 0.3)
 
 
@@ -172,7 +175,7 @@ def test_different_tls_settings_are_refused(wrong: int) -> None:
     environs = [PSK, PSK]
     environs[wrong] = SECRET
     found = spanning(everything, environs, timeout_s=2.0)
-    assert isinstance(found[0], RendezvousError)  # no rank arrived
+    assert isinstance(found[0], RendezvousError)  # rank 1 did not join
     assert isinstance(found[1], AuthenticationError)
     here, there = ("off", "psk") if wrong == 1 else ("psk", "off")
     assert f"UNISONO_TLS is {here} here, {there} at the other end" in str(found[1])
@@ -192,7 +195,7 @@ def test_a_certificate_of_another_authority_is_refused(
     authority: Authority, tmp_path: Path, address: str
 ) -> None:
     stranger = Authority(tmp_path / "other").member("stranger")
-    # it trusts the others, but they do not trust it
+    # this rank trusts the other ranks' certificates, but they do not trust its certificate
     stranger["UNISONO_TLS_CA"] = str(authority.file)
     environs = [authority.member("rank0"), stranger]
     found = spanning(everything, environs, timeout_s=2.0, address=address)
@@ -204,7 +207,7 @@ def test_a_certificate_of_another_authority_is_refused(
 
 
 def under_tls(me: Me) -> None:
-    """Joins, forks a child that closes everything, and works until a peer is killed."""
+    """Joins, forks a child that closes all descriptors, and works until a peer is killed."""
     os.environ |= PSK | {"UNISONO_HOST_ID": str(me.rank), "UNISONO_INTERFACE": "=lo"}
     comm = me.join()
     data = np.ones(200_000)

@@ -200,7 +200,7 @@ def test_all_ranks_get_an_error_for_a_disagreement(name: str, later: bool) -> No
     call, text = DISAGREEMENTS[name]
 
     def check(comm: Communicator) -> float:
-        if later:  # asynchronously, so that the progress thread detects it
+        if later:  # an asynchronous call first, so that the progress thread detects the error
             comm.all_reduce(np.ones(1), async_op=True)
         started = time.monotonic()
         with pytest.raises(MismatchError) as caught:
@@ -215,7 +215,7 @@ def test_all_ranks_get_an_error_for_a_disagreement(name: str, later: bool) -> No
         took = world.outcomes(check)
     assert all(isinstance(seconds, float) for seconds in took), took
     print(f"{name}: {max(took):.3f} s")
-    assert max(took) < 3  # the promise is 1 s; the machine may be busy
+    assert max(took) < 3  # the library promises 1 s; the machine may be busy
 
 
 def test_the_wait_of_an_asynchronous_call_raises_the_disagreement() -> None:

@@ -1,4 +1,4 @@
-"""V-collectives give NumPy's results for any counts."""
+"""V-collectives give NumPy's results for all counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEVERAL_BLOCKS = 300_001
 
 
 def filled(rank: int, count: int, width: int | None, dtype: str = "int32") -> Any:
-    """Rows that contain their rank and position."""
+    """Returns rows that contain their rank and position."""
     shape = (count,) if width is None else (count, width)
     return (np.arange(np.prod(shape)).reshape(shape) + 1000 * rank).astype(dtype)
 
@@ -170,7 +170,7 @@ def test_v_collectives_of_any_layout_and_type(threads: World) -> None:
         half = np.full(5, 2048 if me == 0 else 1, np.float16)
         for algorithm in algorithms.names("reduce_scatter"):
             found = comm.reduce_scatter_v(half, counts, algorithm=algorithm)
-            assert found.tolist() == [2050] * counts[me]  # rounded only once
+            assert found.tolist() == [2050] * counts[me]  # 2048 + 1 + 1, rounded once
 
     threads(3).run(check)
 
@@ -238,7 +238,9 @@ def test_the_input_may_lie_in_the_output(threads: World) -> None:
 
 
 def test_an_asynchronous_uneven_call_returns_at_once_and_keeps_the_order(threads: World) -> None:
-    """The call returns before its peers arrive: the exchange of counts does not delay it."""
+    """Tests that the call returns before its peers arrive: the exchange of counts does not delay
+    it.
+    """
     came = threading.Event()
 
     def check(comm: Communicator) -> None:

@@ -1,4 +1,4 @@
-"""The environment is read as each launcher means it; invalid values are named."""
+"""The library reads each launcher's environment variables correctly; errors name invalid values."""
 
 from __future__ import annotations
 
@@ -69,13 +69,14 @@ def test_variables_of_torchrun_are_read() -> None:
     }  # fmt: skip
     found = config.launched_rank(environ)
     assert (found.rank, found.size) == (1, 4)
-    # Concurrent jobs, and restarts of one job, must not share a rendezvous.
+    # Concurrent jobs must have different rendezvous, and so must restarts of one job.
     for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
         assert config.launched_rank({**environ, name: "1"}).rendezvous != found.rendezvous
     assert config.launched_rank({**environ, "RANK": "2"}).rendezvous == found.rendezvous
     several = config.launched_rank({**environ, "WORLD_SIZE": "8"})
     assert several.rendezvous == "torch-store:127.0.0.1:29500:none"
-    # Agents whose own ranks did not fail do not count a restart.
+    # With several hosts the restart count is ignored, since agents whose ranks did not fail do not
+    # increase it.
     restarted = {**environ, "WORLD_SIZE": "8", "TORCHELASTIC_RESTART_COUNT": "1"}
     assert config.launched_rank(restarted).rendezvous == several.rendezvous
     with pytest.raises(RendezvousError, match="no rank given"):
@@ -89,7 +90,8 @@ def test_variables_of_open_mpi_are_read() -> None:
     }  # fmt: skip
     found = config.launched_rank(environ)
     assert found == config.LaunchedRank(rank=2, size=3, rendezvous="openmpi:prterun-host-123@1")
-    # With several hosts, the job's name holds mpiexec's host, where rank 0 usually is.
+    # With several hosts, the rendezvous uses mpiexec's host, on which rank 0 usually runs. The
+    # job's name contains this host.
     several = environ | {"OMPI_COMM_WORLD_SIZE": "6"}
     at = "tcp://host:61563/prterun-host-123@1"
     assert config.launched_rank(several).rendezvous == at
@@ -111,9 +113,9 @@ def test_variables_of_mpich_are_read() -> None:
         config.launched_rank(several)
     in_slurm = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "9"}
     assert config.launched_rank(several | in_slurm).rendezvous.startswith("tcp://n1:6")
-    # In a Slurm job, whose variables describe the job and not the rank.
+    # In a Slurm job, Slurm's variables may describe the job and not the rank.
     assert config.launched_rank({**environ, "PMI_RANK": "1", "SLURM_PROCID": "0"}).rank == 1
-    # A closed descriptor, or one of another kind, must not cause a failure.
+    # A closed descriptor, or a descriptor that is not a socket, must not cause a failure.
     for number in ("1000000", "-1", "x", str(os.open(os.devnull, os.O_RDONLY))):
         assert config.launched_rank({**environ, "PMI_FD": number}) == found
 
@@ -126,7 +128,7 @@ def test_variables_of_slurm_are_read() -> None:
     assert config.launched_rank(environ) == config.LaunchedRank(
         rank=5, size=6, rendezvous="slurm:77.2"
     )
-    # srun sets the variables of PMI, too.
+    # srun also sets the variables of PMI.
     assert (
         config.launched_rank({**environ, "PMI_RANK": "5", "PMI_SIZE": "6"}).rendezvous
         == "slurm:77.2"
@@ -150,7 +152,8 @@ def test_slurm_on_several_hosts_derives_an_address() -> None:
         for job in range(100, 120)
         for step in (0, 1, 2, 4294967291)
     }
-    assert len({text.split("/")[2] for text in ports}) == len(ports)  # concurrent jobs
+    # different ports for concurrent jobs
+    assert len({text.split("/")[2] for text in ports}) == len(ports)
     assert all(61440 <= int(text.split("/")[2].rpartition(":")[2]) <= 65535 for text in ports)
     job_alone = environ | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "a1,b2"}
     assert config.launched_rank(job_alone).rendezvous.startswith("tcp://a1:")

@@ -1,4 +1,4 @@
-"""Slurm's host lists, compared with the output of `scontrol show hostnames`."""
+"""Slurm's lists of hosts, compared with the output of `scontrol show hostnames`."""
 
 from __future__ import annotations
 

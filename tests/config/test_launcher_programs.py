@@ -1,4 +1,4 @@
-"""`unisono.init` under the launchers that are installed here, with real ranks."""
+"""`unisono.init` under the launchers that are installed on this machine, with real ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(launcher: str, ranks: int, program: list[str]) -> subprocess.Popen[str
 
 
 def lines_of(job: subprocess.Popen[str]) -> list[str]:
-    """Returns the sorted output lines of the ranks, once all have ended well."""
+    """Returns the sorted output lines of the ranks, after all ranks have ended without an error."""
     try:
         output, errors = job.communicate(timeout=60)
     finally:
@@ -63,7 +63,7 @@ def test_concurrent_jobs_stay_apart(launcher: str, program: Path) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_start_through_a_shell_script(launcher: str, program: Path) -> None:
-    script = program.with_suffix(".sh")  # every rank's parent is a shell of its own
+    script = program.with_suffix(".sh")  # the parent process of each rank is a separate shell
     script.write_text(f"'{sys.executable}' '{program}'\nexit $?\n")
     assert lines_of(start(launcher, 3, ["sh", str(script)])) == all_ranks(3)
 

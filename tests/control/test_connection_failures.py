@@ -1,4 +1,4 @@
-"""Tests of connection managers when ranks are wrong, missing or lost."""
+"""Tests of connection managers when ranks are invalid, missing or lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_wrong_secret_is_named_at_once() -> None:
         joining = [pool.submit(join, rank) for rank in range(2)]
         with pytest.raises(AuthenticationError, match="same job secret"):
             joining[1].result()
-        assert not joining[0].done()  # it waits for the right rank 1 until the timeout
+        assert not joining[0].done()  # rank 0 waits for the right rank 1 until the timeout
         with pytest.raises(
             RendezvousError, match=r"s \(timeout\) ranks \[1\] of 2 had not connected"
         ):
@@ -101,7 +101,7 @@ def test_a_peer_that_cannot_be_reached_is_named() -> None:
 
 def test_a_lost_rank_fails_groups_entered_later() -> None:
     with world(3) as ranks:
-        # Looks to its peers like the end of the process.
+        # Closes the connection, as the end of the process does.
         ranks[2].manager._loop.run(ranks[2].manager._world_connections._world_group.close, 1)
         time.sleep(0.05)
         ends = [ranks[rank].enter(GROUP, range(3)) for rank in range(2)]

@@ -128,7 +128,8 @@ def test_a_failure_is_sent_to_the_members_only() -> None:
 def test_a_rank_that_leaves_at_once_reports_its_failure() -> None:
     with world(2) as ranks:
         ends = [member.enter(GROUP, range(2)) for member in ranks]
-        ends[1].fail(Fault.SYSTEM, "no memory")  # its event comes when no peer handles it any more
+        # the event of this failure arrives after the rank has left the group
+        ends[1].fail(Fault.SYSTEM, "no memory")
         ranks[1].manager.leave(GROUP)
         wait_until(ends[0].failure)
         assert ends[0].failure() == (Fault.SYSTEM, "no memory")
@@ -140,7 +141,7 @@ def test_a_departure_is_sent_to_all() -> None:
         ranks[2].manager.leave(GROUP)
         wait_until(lambda: ends[0].left == {0} and ends[1].left == {0})
         assert not ends[2].left
-        ranks[0].manager.close()  # rank 0 leaves, too, and does not count as lost
+        ranks[0].manager.close()  # rank 0 also leaves, and does not count as lost
         wait_until(lambda: ends[1].left == {0, 2})
         time.sleep(0.05)
         assert [end.failure() for end in ends] == [None] * 3
@@ -170,7 +171,9 @@ def test_sixty_four_ranks_join_at_once() -> None:
 
 
 def test_a_rank_that_ends_during_its_proof_is_missing_in_a_control_group() -> None:
-    """The server knew the secret when it joined: the caller may form a group without it."""
+    """Ends the server during its proof. It counts as missing, since it knew the secret when it
+    joined, so the caller may form a group without this server.
+    """
     with world(2) as ranks:
         address = ranks[0].manager.bound[0]
         ranks[0].manager.close()
@@ -226,7 +229,7 @@ def test_an_address_of_another_host_is_refused() -> None:
             make_manager(address)
 
 
-# ---- life time and resources
+# ---- lifetime and resources
 
 
 def test_the_thread_lives_from_join_to_close() -> None:
@@ -260,7 +263,7 @@ def test_close_closes_all_descriptors() -> None:
     wait_until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
 
 
-# the warning says multi-threaded, which this test needs
+# the warning says that the process is multi-threaded, as this test requires
 @pytest.mark.filterwarnings("ignore:This process")
 def test_a_forked_child_does_not_disturb_its_parent() -> None:
     before = _open_files()
@@ -287,7 +290,7 @@ def test_a_forked_child_does_not_disturb_its_parent() -> None:
         exchange(ends[0], ends[1], 0, 1)
 
 
-# the warning says multi-threaded, which this test needs
+# the warning says that the process is multi-threaded, as this test requires
 @pytest.mark.filterwarnings("ignore:This process")
 def test_a_forked_child_closes_the_connections_of_groups() -> None:
     before = _open_files()
@@ -306,7 +309,7 @@ def test_a_forked_child_closes_the_connections_of_groups() -> None:
 
 
 def _open_files() -> set[str]:
-    """Returns the targets of this process's descriptors."""
+    """Returns the targets of this process's file descriptors."""
     found = set()
     for fd in range(3, 512):
         with suppress(OSError):

@@ -1,4 +1,6 @@
-"""Tests of queries between connection managers: departures and last calls, without the server."""
+"""Tests of queries between connection managers for departures and last calls, without the control
+server.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def test_many_queries_without_the_server_are_answered() -> None:
         asking, asked = (ranks[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
         ranks[0].manager.close()
         send = ranks[1].manager._world_connections.peer_messages.send_message
-        for _ in range(30):  # as in some minutes of waiting
+        for _ in range(30):  # as many queries as in some minutes of waiting
             answers = asked.queries
             ranks[1].manager._loop.run(lambda: [send(query) for _ in range(10)], 5)
             wait_until(lambda answers=answers: asked.queries > answers)
@@ -70,7 +72,7 @@ def test_many_queries_to_a_late_rank_are_answered() -> None:
             ranks[1].manager._world_connections.peer_messages.send_message,
             [p.manager._loop for p in ranks[1:]],
         )
-        for _ in range(150):  # as in a minute of waiting
+        for _ in range(150):  # as many queries as in a minute of waiting
             loops[0].run(lambda: send(query), 5)
             for loop in loops:
                 loop.run(lambda: None, 5)
@@ -81,7 +83,9 @@ def test_many_queries_to_a_late_rank_are_answered() -> None:
 
 
 def test_a_query_without_the_server_of_its_control_group_finds_departures() -> None:
-    """The server of the world still runs, but the group has its own server."""
+    """Ends the server of a control group. The world's server continues, but does not serve this
+    group.
+    """
     with world(4) as ranks:
         with ThreadPoolExecutor(3) as pool:
             for member in ranks[1:]:
@@ -111,7 +115,7 @@ def test_a_rank_without_descriptors_queries_later() -> None:
         with no_descriptors():
             asking.raise_events(OVERDUE_EVENT)
             wait_until(lambda: asking.queries)
-            for _ in range(2):  # the dial, and its failure
+            for _ in range(2):  # one turn for the dial and one for its failure
                 ranks[1].manager._loop.run(lambda: None, 5)
         wait_until(lambda: asking.calls == {1: b"a call"})
         assert not asking.left and asking.failure() is None
@@ -123,7 +127,8 @@ def test_a_query_returns_the_last_calls_of_all() -> None:
         for rank, end in enumerate(ends):
             end.last_call = f"call {rank}".encode()
         for asker in (0, 2):
-            # Like the native core, repeats the query while it waits: a peer may enter only then.
+            # Repeats the query while it waits, as the native core does: a peer may enter the group
+            # meanwhile.
             def asked(asker: int = asker) -> bool:
                 ends[asker].raise_events(OVERDUE_EVENT)
                 return len(ends[asker].calls) == 3

@@ -1,4 +1,4 @@
-"""A control channel whose peer reads only when the test does."""
+"""A control channel whose peer reads only when the test requests it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control messages survive packing and any split of the bytes; malformed bytes are refused."""
+"""Control messages survive packing and any division of the bytes; malformed bytes are refused."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_failures_survive_packing(fault: int, text: str) -> None:
     found, found_text = unpack_failure(pack_failure(fault, text))
     assert found == fault_of(fault)
     assert found in list(Fault)
-    # A text that is too long loses its end, perhaps in the middle of a character.
+    # A text that is too long is cut, possibly within a character.
     assert found_text == text or text.startswith(found_text.rstrip("\ufffd"))
 
 

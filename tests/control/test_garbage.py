@@ -1,5 +1,6 @@
-"""Random messages of an authenticated rank are handled, or refused by the one error that closes the
-connection."""
+"""Random messages of an authenticated rank are handled or refused with ValueError, which closes the
+connection.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ fuzzed = settings(max_examples=300, suppress_health_check=[HealthCheck.function_
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    loop = EventLoop()  # not started: it only records what to watch
+    loop = EventLoop()  # a loop that is not started, and only records the sockets to watch
     peer_infos = [
         PeerInfo(rank=rank, host=rank // 2, addresses=(("127.0.0.1", 1),)) for rank in range(RANKS)
     ]
@@ -87,7 +88,7 @@ def world() -> Iterator[World]:
 
 @contextmanager
 def core_group() -> Iterator[Group]:
-    """Yields rank 0's native group; rank 1 is on its host."""
+    """Yields rank 0's native group; rank 1 is on the same host."""
     nonce = secrets.token_bytes(16)
     fd = create_segment(2, 4, 1 << 14, nonce)
     group = Group.of_hosts(fd, 0, RANKS, [0, 1], nonce, usable_cores())
@@ -121,13 +122,13 @@ def test_a_control_server_survives_random_messages(
         world.loop, 0, dict.fromkeys(range(RANKS), "host"), 1.0, b"", lambda _: None
     )
     for message in sent:
-        if message.kind is not MessageKind.BYE:  # BYE needs a channel
+        if message.kind is not MessageKind.BYE:  # a BYE message needs a channel
             with suppress(ValueError):
                 server._received(1, message)
 
 
 class AnyChannel:
-    """A channel that accepts every answer."""
+    """A channel that accepts all answers."""
 
     def send(self, message: ControlMessage) -> None:
         message.pack()
@@ -152,7 +153,9 @@ def test_recovery_survives_random_messages(world: World, sent: list[ControlMessa
 
 @pytest.mark.parametrize("rank", [0, 1, RANKS])
 def test_a_rank_that_must_not_dial_for_a_group_is_refused(world: World, rank: int) -> None:
-    """Rank 1 is on this host, so the core takes no connection from it."""
+    """Tests ranks that must not connect: rank 0 itself, rank 1 on the same host, and a rank out of
+    range.
+    """
     refused: list[str] = []
     groups = EnteredGroups(lambda sock, why: refused.append(why))
     control_group = ControlGroup(world, TAG, range(RANKS), b"", groups.handle, groups.server_lost)

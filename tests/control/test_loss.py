@@ -1,4 +1,4 @@
-"""Ranks as processes that die, stop or fall silent are named on all other ranks, in time."""
+"""Ranks as processes that die, stop or fall silent; all other ranks report their names in time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_stopped_process_is_not_lost_but_late() -> None:
         ranks[1].process.send_signal(signal.SIGSTOP)
         for rank in (ranks[0], ranks[2]):
             rank.send("overdue")
-        time.sleep(3.5)  # longer than a host may be silent, but its kernel answers
+        time.sleep(3.5)  # longer than a host may be silent; the stopped rank's kernel still answers
         ranks[1].process.send_signal(signal.SIGCONT)
         ranks[1].send("overdue")
         for rank in ranks:
@@ -117,7 +117,7 @@ def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bo
         lab.cut(victim, carrier=carrier)
         for number, rank in enumerate(ranks):
             failed = rank.expect("failed", 5)
-            # A rank that is cut off knows only that rank 0 is silent.
+            # A rank that is cut off from the network detects only that rank 0 is silent.
             named = 0 if number == victim else victim
             if victim != 0 or number != 0:
                 assert f"rank {named} (host 10.77.0.{named + 1}" in failed["text"]
@@ -128,7 +128,7 @@ def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bo
 @pytest.mark.slow
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, connected: bool) -> None:
-    """Also if the two ranks have not yet connected for last-call queries."""
+    """Tests ranks that have, or have not yet, connected for last-call queries."""
     with ranks_on(lab) as ranks:
         ranks[0].send("quit")
         assert ranks[0].process.wait(5) == 0
@@ -165,7 +165,7 @@ def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None
             lab.mend(1)
         time.sleep(1.5)
         assert not any(rank.count("failed") for rank in ranks)
-        for rank in ranks:  # they still exchange messages
+        for rank in ranks:  # the ranks still exchange messages
             rank.send("overdue")
         for rank in ranks:
             rank.expect("recorded")

@@ -1,7 +1,7 @@
-"""Calls of a connection manager that interrupt another call, or run in its own thread.
+"""Calls of a connection manager that interrupt another call or run in the manager's own thread.
 
-A signal handler or the garbage collector may call it between any two steps of a call. The collector
-may also run in its thread. No call may wait for itself.
+A signal handler or the garbage collector may call the manager between any two steps of a call. The
+collector may also run in the manager's thread. No call may wait for itself.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ _WATCHED = (
     event_loop.__file__,
     connection_manager.__file__,
 )
-_PATIENCE_S = 4.0  # less than any wait of a connection manager that ends by itself
+_PATIENCE_S = 4.0  # shorter than any wait of a connection manager that ends by a timeout
 
 
 def alone() -> ConnectionManager:
-    """Returns a connection manager that is alone in its world."""
+    """Returns the connection manager of a world with one rank."""
     found = make_manager()
     found.join(world=WORLD, secret=SECRET, rank=0, peer_infos=peer_infos_of([found]), timeout_s=5)
     return found
 
 
 def interrupt_at(step: int, call: Callable[[], Any], handler: Callable[[], Any]) -> bool:
-    """Interrupts `call` before a step; returns whether the step exists. Fails if either call
-    hangs."""
+    """Interrupts `call` before a step. Returns True if the step exists. Fails if a call hangs."""
 
     def handle() -> None:
         with suppress(AbortedError):
@@ -93,7 +92,9 @@ def test_a_call_may_interrupt_close(interrupting: str) -> None:
 
 
 def test_the_thread_itself_may_leave_and_close(caplog: pytest.LogCaptureFixture) -> None:
-    """This happens when the garbage collector finds the communicator in that thread."""
+    """Closes the manager in its own thread, as when the garbage collector finds the communicator
+    there.
+    """
     before = len(os.listdir("/proc/self/fd"))
     one = alone()
 

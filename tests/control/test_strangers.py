@@ -1,4 +1,4 @@
-"""Strangers of all kinds connect while ranks work; they are refused, and the job continues."""
+"""Processes that are not ranks connect while ranks work. They are refused; the job continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUP = b"a group"
 
 @pytest.fixture
 def job(caplog: pytest.LogCaptureFixture) -> Iterator[list[Rank]]:
-    """Yields two ranks, and checks afterwards that they are unharmed and can still connect."""
+    """Yields two ranks. Afterwards checks that they have not failed and can still connect."""
     caplog.set_level(logging.WARNING, "unisono")
     with world(2) as ranks:
         ends = [member.enter(GROUP, range(2)) for member in ranks]
@@ -77,7 +77,7 @@ def test_a_port_scan_is_logged_once(job: list[Rank], caplog: pytest.LogCaptureFi
         _connect(job[0]).close()
     wait_until(lambda: caplog.records)
     time.sleep(0.1)
-    assert len(caplog.records) == 1  # one line, not 300
+    assert len(caplog.records) == 1  # one line instead of 300
     assert "refused a connection from 127.0.0.1" in caplog.text
 
 
@@ -108,7 +108,7 @@ def test_a_wrong_secret_is_refused(job: list[Rank], caplog: pytest.LogCaptureFix
 
 
 class _RecordedHandshake:
-    """A recorded handshake: the messages of its dialer."""
+    """A recorded handshake, made of its dialer's messages."""
 
     def __init__(self, member: Rank) -> None:
         self.recorded: list[bytes] = []
@@ -212,13 +212,13 @@ def test_parked_connections_are_bounded(job: list[Rank]) -> None:
     ],
 )
 def test_a_rank_that_sends_garbage_is_lost(garbage: bytes) -> None:
-    """The bytes come from an authenticated rank 2, not from a stranger."""
+    """Sends random bytes from rank 2, which is authenticated."""
     with world(3) as ranks:
         ends = [member.enter(GROUP, range(3)) for member in ranks]
         channel = ranks[2].manager._world_connections._world_group._endpoint._channel
         ranks[2].manager._loop.run(lambda: channel._sock.sendall(garbage), 1)
         wait_until(lambda: all(end.failure() for end in ends))
-        # also rank 2's own: else the ranks of its host would report that rank 0 is lost
+        # rank 2 must fail too; otherwise ranks of its host would report that rank 0 is lost
         for end in ends:
             fault, text = end.failure() or (0, "")
             assert fault == Fault.PEER_LOST
@@ -240,7 +240,9 @@ def test_an_unknown_fault_is_a_failure() -> None:
 def test_a_message_that_cannot_be_handled_ends_its_channel(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An error of unisono: a channel that is not read must not appear to be alive."""
+    """Raises an error in the library's message handler. The channel must then be closed, since an
+    unread channel would appear to be alive.
+    """
 
     class Broken(Recorder):
         def called(self) -> bytes:
@@ -250,7 +252,7 @@ def test_a_message_that_cannot_be_handled_ends_its_channel(
         ends = [
             member.enter(GROUP, range(3), None if member.rank else Broken()) for member in ranks
         ]
-        ranks[0].manager._loop.run(lambda: None, 1)  # it has entered
+        ranks[0].manager._loop.run(lambda: None, 1)  # waits until rank 0 has entered the group
         ends[1].raise_events(OVERDUE_EVENT)  # so rank 0 is asked for its last call
         wait_until(lambda: all(end.failure() for end in ends))
         for end in ends:
@@ -287,7 +289,7 @@ def test_exhausted_descriptors_end_in_a_named_error(caplog: pytest.LogCaptureFix
             outside.connect(ranks[0].manager.bound[0])
             wait_until(end.failure)
             assert time.monotonic() - begun < limit_s(3.5)
-        assert cpu_since(used) < 0.5  # it did not poll meanwhile
+        assert cpu_since(used) < 0.5  # the threads did not poll meanwhile
         fault, text = end.failure() or (0, "")
         assert fault == Fault.SYSTEM
         assert "rank 0 cannot accept ranks [1]: no descriptors are left (ulimit -n is" in text

@@ -1,4 +1,4 @@
-"""A pretended transfer for each rank of a world, with one ledger of the jobs that all begin."""
+"""Simulated transfers of a world's ranks, with one ledger of all jobs that began."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.controller.transfers.transfer import Job
 
 @dataclass(frozen=True)
 class Submission:
-    """One submission of one rank: the `nth` of this name."""
+    """A submission of a rank: the `nth` submission with this name."""
 
     name: str
     nth: int
@@ -21,7 +21,9 @@ class Submission:
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's part of a job. `held`: its own submissions; none from a rank that joined."""
+    """One rank's part of a job. `held` has the rank's own submissions, and is empty if the rank has
+    joined.
+    """
 
     names: tuple[str, ...]
     operation: str
@@ -32,7 +34,7 @@ class Part:
     held: tuple[Submission, ...] = ()
 
     def kind(self) -> tuple[object, ...]:
-        """Returns what must be equal on all ranks."""
+        """Returns the properties that must be equal on all ranks."""
         if self.operation == "all_gather" and len(set(self.lengths)) > 1:
             shapes = tuple(shape[1:] for shape in self.shapes)
         else:
@@ -42,7 +44,7 @@ class Part:
 
 @dataclass
 class Entry:
-    """One job of all ranks. None: the rank's job is void."""
+    """A job of all ranks, with each rank's part. A part is None if the rank is not ready."""
 
     size: int
     parts: dict[int, Part | None] = field(default_factory=dict)
@@ -54,26 +56,28 @@ class Entry:
 
     @property
     def ran(self) -> bool:
-        """True if all ranks gave a job."""
+        """True if each rank that has begun the job has given a part."""
         return all(part is not None for part in self.parts.values())
 
 
 @dataclass
 class Ledger:
-    """The jobs of all ranks, those that were decided and those that were voted on."""
+    """Records of the jobs of all ranks: jobs that were decided, and jobs that were voted on."""
 
     size: int
     paired: bool = True
-    """The `nth` submission of a name runs with the `nth` of the other ranks: if no rank joins."""
+    """True if the `nth` submission of a name must run with the other ranks' `nth` submission. False
+    if ranks join.
+    """
     decided: list[Entry] = field(default_factory=list)
     voted: list[Entry] = field(default_factory=list)
     runs: Counter[tuple[int, Submission]] = field(default_factory=Counter)
-    """Number of times that each submission of each rank has run."""
+    """Number of runs of each submission, by rank and submission."""
     finished: list[Part] = field(default_factory=list)
-    """Rank 0's parts of the jobs that ran, in the order of their ends."""
+    """Rank 0's parts of the jobs that ran, in the order in which the jobs ended."""
 
     def begin(self, jobs: list[Entry], rank: int, part: Part | None) -> Entry:
-        """Notes that `rank` begins its next job in the list `jobs`."""
+        """Records that `rank` begins its next job in the list `jobs`."""
         position = next((i for i, entry in enumerate(jobs) if rank not in entry.parts), len(jobs))
         if position == len(jobs):
             jobs.append(Entry(self.size))
@@ -97,14 +101,16 @@ class Ledger:
 
 
 class SimulatedPending:
-    """A job that one rank has begun. `end_ns`: when a pretended link has carried it."""
+    """A job that one rank has begun. `end_ns` is the time at which the simulated link has carried
+    it.
+    """
 
     def __init__(self, entry: Entry, end_ns: int = 0) -> None:
         self.entry = entry
         self.end_ns = end_ns
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Ends at once: nothing in a simulated world waits."""
+        """Returns at once, since a simulated job needs no time."""
         assert self.entry.completed, "waits for a job that other ranks have not begun"
 
     def is_completed(self) -> bool:
@@ -113,16 +119,16 @@ class SimulatedPending:
 
     @property
     def ran(self) -> bool:
-        """True if all ranks gave a job."""
+        """True if each rank that has begun the job has given a part."""
         return self.entry.ran
 
     def times_ns(self) -> tuple[int, int]:
-        """Returns the times of the pretended link."""
+        """Returns the simulated link's times of the job."""
         return self.end_ns, self.end_ns
 
 
 class SimulatedTransfer:
-    """The transfer of one rank. It knows arrays by their identity."""
+    """A simulated transfer of one rank, which identifies arrays by their ids."""
 
     def __init__(self, rank: int, ledger: Ledger, now_ns: Callable[[], int] = lambda: 0) -> None:
         self.now_ns = now_ns
@@ -133,7 +139,7 @@ class SimulatedTransfer:
         self.submissions: dict[int, tuple[Submission, Any]] = {}
 
     def know(self, array: Any, submission: Submission) -> None:
-        """Notes which submission an array is of, and keeps it alive."""
+        """Records the submission that an array belongs to, and keeps the array alive."""
         self.submissions[id(array)] = submission, array
 
     def begin(self, job: Job) -> SimulatedPending:
@@ -141,7 +147,7 @@ class SimulatedTransfer:
         return SimulatedPending(self.ledger.begin(self.ledger.decided, self.rank, self.part(job)))
 
     def begin_absent(self, names: Sequence[str], job: Job) -> SimulatedPending:
-        """Begins a decided job to which this rank has nothing to give."""
+        """Begins a decided job to which this rank contributes nothing."""
         part = self._part(job, tuple(names), ())
         return SimulatedPending(self.ledger.begin(self.ledger.decided, self.rank, part))
 
@@ -154,7 +160,7 @@ class SimulatedTransfer:
         return self.begin_voted(None)
 
     def begin_voted(self, part: Part | None) -> SimulatedPending:
-        """Begins a voted job; None: this rank is not ready."""
+        """Begins a voted job; `part` is None if this rank is not ready."""
         entry = self.ledger.begin(self.ledger.voted, self.rank, part)
         if part is not None:
             elements = sum(math.prod(shape) for shape in part.shapes)
@@ -162,10 +168,10 @@ class SimulatedTransfer:
         return SimulatedPending(entry, self.free_ns)
 
     def close(self) -> None:
-        """Has nothing to end."""
+        """Does nothing, since a simulated transfer has no resources."""
 
     def part(self, job: Job) -> Part:
-        """Returns the job with names in the place of arrays."""
+        """Returns this rank's part of a job, with submissions instead of arrays."""
         held = tuple(self.submissions[id(array)][0] for array in job.arrays)
         return self._part(job, tuple(each.name for each in held), held)
 
@@ -176,12 +182,12 @@ class SimulatedTransfer:
 
 
 class SimulatedVotedJob:
-    """A voted job that a plan repeats."""
+    """A voted job that a frozen plan repeats."""
 
     def __init__(self, transfer: SimulatedTransfer, job: Job) -> None:
         self.transfer = transfer
         self.job = replace(job, arrays=())
 
     def begin(self, arrays: tuple[Any, ...]) -> SimulatedPending:
-        """Begins a run."""
+        """Begins one run of the job."""
         return self.transfer.begin_voted(self.transfer.part(replace(self.job, arrays=arrays)))

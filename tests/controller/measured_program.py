@@ -1,4 +1,4 @@
-"""A pretended program of several ranks whose passes take the times of a known link."""
+"""A simulated program of several ranks whose buckets take the times of a known link."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Noise = Callable[[random.Random, int], float]
 
 
 def gradient(name: str, count: int = 1, **options: object) -> Request:
-    """Returns the request of a tensor of `count` float32."""
+    """Returns the request of a tensor with `count` float32 elements."""
     given = {"operation": "all_reduce", "dtype": DType.FLOAT32, "shape": (count,)}
     return Request(name=name, **(given | options))
 
 
 def cut(requests: Sequence[Request], ends: Sequence[int]) -> tuple[Bucket, ...]:
-    """Returns buckets of consecutive tensors."""
+    """Returns buckets of consecutive tensors; each bucket ends before an index in `ends`."""
     begins = [0, *ends[:-1]]
     return tuple(Bucket(tuple(requests[i:j])) for i, j in zip(begins, ends, strict=True))
 
 
 def all_cuts(requests: Sequence[Request]) -> Iterator[tuple[Bucket, ...]]:
-    """Yields every way to put consecutive tensors into buckets."""
+    """Yields all divisions of the tensors into buckets of consecutive tensors."""
     count = len(requests)
     for chosen in range(count):
         for inner in combinations(range(1, count), chosen):
@@ -42,7 +42,9 @@ def all_cuts(requests: Sequence[Request]) -> Iterator[tuple[Bucket, ...]]:
 
 @dataclass(frozen=True)
 class MeasuredProgram:
-    """Tensors that are ready at `ready_s`, over a link of `cost`; a step ends `tail_s` later."""
+    """Tensors that are ready at `ready_s`, sent over a link of `cost`. A step ends `tail_s` seconds
+    after its last bucket.
+    """
 
     requests: tuple[Request, ...]
     ready_s: tuple[float, ...]
@@ -50,24 +52,24 @@ class MeasuredProgram:
     tail_s: float = 0.0
     ranks: int = 2
     jitter: float = 0.0
-    """Largest relative error of a single time of a bucket or a tensor."""
+    """Largest relative error of one measured time of a bucket or a tensor."""
 
     def step_s(self, buckets: Sequence[Bucket]) -> float:
-        """Returns the true time of a step."""
+        """Returns the exact time of a step in seconds."""
         names = [request.name for request in self.requests]
         ready_s = dict(zip(names, self.ready_s, strict=True))
         return predicted_s(buckets, ready_s, self.cost) + self.tail_s
 
     def best_s(self) -> float:
-        """Returns the time of a step with the best of all buckets of consecutive tensors."""
+        """Returns the time of a step with the best division into buckets of consecutive tensors."""
         return min(map(self.step_s, all_cuts(self.requests)))
 
     def measure(
         self, own: Sequence[Bucket], trial: Trial, chance: random.Random, noise: Noise
     ) -> list[PassTimes]:
-        """Returns what each rank measures in the passes of a trial.
+        """Returns the times that each rank measures in the passes of a trial.
 
-        In each pass another rank is the last one, so that the others also wait for it.
+        In each pass a different rank is the last, and the other ranks also wait for it.
         """
         both = (tuple(own), trial.other)
         steps_s = [
@@ -113,7 +115,7 @@ def tune(
     noise: Noise = lambda chance, number: 1.0,
     tuner: FusionTuner | None = None,
 ) -> FusionReport:
-    """Runs a tuner to its decision; returns its report."""
+    """Runs a tuner until it decides, and returns its report."""
     chance = random.Random(seed)
     tuner, plan = (tuner or FusionTuner(seed=seed)).freeze(buckets)
     while plan.report is None:

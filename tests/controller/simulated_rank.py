@@ -1,7 +1,8 @@
-"""One rank of a simulated world: a program, and a loop that does what `loop.py` does with a thread.
+"""One rank of a simulated world: a program, and a loop that does the work of `loop.py` without a
+thread.
 
-Each move of the program or of the loop is atomic; the world chooses which comes next. So the
-program may submit tensors between a decision of the agreement and what the loop does about it.
+Each move of the program or of the loop is atomic, and the world chooses the next move. So the
+program may submit tensors after the agreement's decision and before the loop's action.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ class Submit:
 
 @dataclass(frozen=True)
 class Wait:
-    """Waits for the last tensor of this name."""
+    """Waits for the latest tensor of this name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class JoinAll:
-    """Takes part with nothing until all ranks have joined."""
+    """Contributes nothing until all ranks have joined."""
 
     average_over_all: bool = False
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Asks which tensors wait."""
+    """Asks which tensors wait for other ranks."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ Command = Submit | Wait | JoinAll | Ask | Close
 
 
 class SimulatedRank:
-    """One rank. The world sets `now_s`, and takes what it sends out of `outbox`."""
+    """A simulated rank. The world sets `now_s`, and takes the messages to send from `outbox`."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class SimulatedRank:
         return self.position == len(self.program)
 
     def program_moves(self) -> bool:
-        """Returns True if the program can go on now."""
+        """Returns True if the program can continue now."""
         if self.finished:
             return False
         if not self.begun or self.error is not None:
@@ -136,7 +137,7 @@ class SimulatedRank:
         raise AssertionError("only these commands wait")
 
     def move_program(self) -> None:
-        """Begins the command, or goes on with it; takes the next one once it has ended."""
+        """Begins or continues the current command. Advances to the next command after its end."""
         command = self.program[self.position]
         if self.error is not None:
             self.position = len(self.program)
@@ -196,7 +197,7 @@ class SimulatedRank:
         self.handles[submission.name] = self.outcomes[submission] = handle
 
     def _wait(self, handle: Handle) -> bool:
-        """Goes on with a wait; returns whether it has ended."""
+        """Continues a wait. Returns True if the wait has ended."""
         if not self.begun and not handle._done:
             self.waits += 1
         while not handle._done:
@@ -213,12 +214,12 @@ class SimulatedRank:
         return True
 
     def _departs(self, handle: Handle) -> bool:
-        """Returns True if the program must report that it waits for a bucket that is not full."""
+        """Returns True if the program must report that it waits for a bucket that lacks tensors."""
         plan = self.plan
         if handle.flight is not None or plan is None or plan.stopped or plan.epoch == self._broke:
             return False
         if any(isinstance(each, mb.Submitted | mb.EnterPlan) for each in self._under_way()):
-            return False  # the tensor that the bucket lacks may be on its way into the plan
+            return False  # the loop may be about to add the bucket's missing tensor to the plan
         tensor = plan.tensors.get(handle.name)
         return tensor is not None and tensor.handle is handle
 
@@ -239,17 +240,17 @@ class SimulatedRank:
 
     @property
     def between_turns(self) -> bool:
-        """True if the loop could take a message now."""
+        """True if the loop can take a message now."""
         return not (self.awaited or self.draining or self.actions or self.follow)
 
     def loop_moves(self) -> bool:
-        """Returns True if the loop can go on without a message."""
+        """Returns True if the loop can continue without a message."""
         if self.awaited:
             return all(flight.has_ended() for flight in self.awaited)
         return bool(self.draining or self.actions or self.follow or self.events)
 
     def move_loop(self) -> None:
-        """Does the next action, or takes the events that wait."""
+        """Performs the next action, or handles the waiting events."""
         if self.awaited or self.draining:
             self._go_on()
         elif self.actions:
@@ -263,7 +264,7 @@ class SimulatedRank:
             self.take(events)
 
     def take(self, events: Sequence[mb.Event]) -> None:
-        """Feeds the agreement with events."""
+        """Passes events to the agreement."""
         self.state, actions = step(self.state, events, self.now_s)
         for action in actions:
             if isinstance(action, mb.Send):
@@ -343,7 +344,7 @@ class SimulatedRank:
             self.awaited += self.plan.flights
 
     def _go_on(self) -> None:
-        """Ends the flights that the loop has waited for; of a plan, also the plan."""
+        """Ends the flights for which the loop has waited, and the plan if the loop drains it."""
         flights, self.awaited = self.awaited, []
         for flight in flights:
             flight.settle(None)

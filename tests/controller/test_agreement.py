@@ -1,4 +1,4 @@
-"""The agreement of ranks that talk and then follow a frozen plan, case by case."""
+"""The agreement of ranks that exchange messages and then follow a frozen plan, case by case."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ORDERS = ("abc", "cab", "bca")
 
 
 def worlds(*programs: list[Command], **options: object) -> list[World]:
-    """Returns worlds that ran the programs, each with other delays."""
+    """Returns worlds in which the programs ran, with different delays in each world."""
     return [World(programs, **options).run_at_random(seed) for seed in SEEDS]
 
 
@@ -38,7 +38,7 @@ def tensor(name: str, count: int = 2, **options: object) -> Request:
     return Request(name=name, **(given | options))
 
 
-# ---- talking
+# ---- agreement by messages
 
 
 def test_ranks_run_tensors_submitted_in_different_orders() -> None:
@@ -133,7 +133,7 @@ def test_uneven_gather_has_the_rows_of_each_rank() -> None:
     programs = [step_of("g", shape=(rows, 3), operation="all_gather") * 4 for rows in (2, 0, 5)]
     for world in worlds(*programs):
         assert [job.lengths for job in world.jobs()] == [(2, 0, 5)] * 4
-        assert not world.frozen  # no plan can know the lengths
+        assert not world.frozen  # a plan cannot know the lengths
 
 
 def test_gather_that_becomes_uneven_leaves_the_plan() -> None:
@@ -149,7 +149,7 @@ def test_gather_that_becomes_uneven_leaves_the_plan() -> None:
 def test_plan_is_frozen_after_two_equal_steps() -> None:
     for count, freezes in ((2, 0), (3, 1), (6, 1)):
         for world in worlds(*(step_of(order) * count for order in ORDERS)):
-            assert len(world.messages(m.Freeze)) == freezes * 2  # one for each other rank
+            assert len(world.messages(m.Freeze)) == freezes * 2  # one message to each other rank
             assert world.frozen == bool(freezes)
 
 
@@ -157,7 +157,8 @@ def test_frozen_ranks_send_no_message() -> None:
     for world in worlds(*(step_of(order) * 12 for order in ORDERS)):
         assert world.sent_after(3 * 6) == []
         assert sum(map(len, world.ran())) == 12 * 3
-        assert len(world.ledger.voted) == len(world.ran()[-1:]) * 10  # one fused bucket a step
+        # one fused bucket in each step
+        assert len(world.ledger.voted) == len(world.ran()[-1:]) * 10
 
 
 def test_dependent_program_is_frozen_in_its_order() -> None:
@@ -252,7 +253,7 @@ def test_step_does_not_end_while_a_tensor_of_it_waits() -> None:
         state, _ = step(state, [Submitted(found)])
         if requests == "a":
             state, _ = step(state, [Received(1, (m.Announce(0, found),))])
-    assert state.mode is Mode.TALKING  # "a" has run twice; "c" waits for rank 1
+    assert state.mode is Mode.TALKING  # "a" has run twice; "c" still waits for rank 1
     c = (tensor("c"),)
     announced = Received(1, (m.Announce(0, c),))
     state, actions = step(state, [announced, Submitted(c), announced])
@@ -283,7 +284,7 @@ def test_older_messages_change_nothing() -> None:
     assert actions == () and after == state
 
 
-# ---- leaving, and scale
+# ---- leaving the plan, and large numbers of tensors
 
 
 def test_lost_rank_does_not_make_step_raise() -> None:
@@ -312,7 +313,7 @@ def test_stopping_ends_without_a_rank_that_left() -> None:
 
 @pytest.mark.parametrize("batch", [10_000, 500])
 def test_ten_thousand_names_are_agreed_on(batch: int) -> None:
-    """Takes some seconds; with work for each pair of names it would reach the timeout."""
+    """Takes some seconds. An algorithm that compares all pairs of names would time out."""
     requests = [tensor(f"layer{i}.weight") for i in range(10_000)]
     groups = [tuple(requests[i : i + batch]) for i in range(0, len(requests), batch)]
     state = State.first(rank=0, size=2)

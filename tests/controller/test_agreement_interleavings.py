@@ -1,6 +1,6 @@
-"""Every order of events in small worlds, and random orders in larger ones.
+"""All orders of events in small worlds, and random orders in larger worlds.
 
-A plan is frozen after one step here, so that short programs follow and leave plans.
+Here a plan is frozen after one step, so that short programs can follow and leave plans.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks that join, ask for stalls or leave, in a simulated world."""
+"""Ranks that join, ask which tensors wait, or leave, in a simulated world."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = range(8)
 
 
 def worlds(*programs: list[Command], **options: object) -> list[World]:
-    """Returns worlds that ran the programs, each with other delays."""
+    """Returns worlds in which the programs ran, with different delays in each world."""
     return [World(programs, **options).run_at_random(seed) for seed in SEEDS]
 
 
@@ -89,7 +89,9 @@ def test_refused_member_of_a_group_refuses_the_others_while_joined() -> None:
 
 
 def test_rank_joins_before_its_tensors_have_run() -> None:
-    """Tensors that the joined rank has, and others, are ready together: they share no message."""
+    """Tests that tensors with different active ranks share no message, though they are ready
+    together.
+    """
     short = [Submit("a"), JoinAll(), Wait("a")]
     long = [Submit("a"), Submit("b"), Wait("a"), Wait("b"), JoinAll()]
     for world in worlds(long, short, long):
@@ -123,7 +125,7 @@ def test_broadcast_of_a_root_that_joined_later_runs() -> None:
         assert world.ran() == [("w",)]
 
 
-# ---- stalls
+# ---- tensors that wait
 
 
 def test_stalls_name_the_ranks() -> None:

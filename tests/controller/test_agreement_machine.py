@@ -30,7 +30,7 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 def commands_of(step: Step, habits: random.Random, shapes: dict[str, int]) -> list[Command]:
-    """Returns a step of one rank: its own order within each phase, and waits of its own."""
+    """Returns a step of one rank. Each rank has its own order within a phase, and its own waits."""
     commands: list[Command] = []
     waiting: list[str] = []
     for phase in step:
@@ -72,7 +72,7 @@ def test_random_programs_run_each_tensor_once(
 def test_repeated_programs_fall_silent(
     size: int, before: list[Step], step: Step, seed: int
 ) -> None:
-    """Each rank has habits: the same order and the same waits in each step."""
+    """Repeats a step in which each rank keeps its own order and its own waits."""
     programs = []
     for rank in range(size):
         first = [

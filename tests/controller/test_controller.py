@@ -1,4 +1,6 @@
-"""The controller on real ranks: any order, fusion, frozen plans, errors that leave it usable."""
+"""The controller on real ranks: tensors in any order, fusion, frozen plans, and errors after which
+it stays usable.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def _value(name: str, rank: int, step: int) -> float:
 
 
 def _step(controller: Controller, step: int, names: list[str] = NAMES) -> None:
-    """One step of a program: tensors of several lengths, in an order of the rank's own."""
+    """Runs one step of a program, with tensors of several lengths in an order that differs between
+    ranks.
+    """
     arrays = {
         name: np.full(1 + NAMES.index(name) * 3, _value(name, controller.rank, step))
         for name in names
@@ -69,7 +73,7 @@ def test_a_changed_set_of_tensors_is_talked_about_and_frozen_again(threads: Worl
             return controller.stats()
 
     for stats in threads(3).run(check):
-        assert stats.plan_changes >= 5  # frozen, left, frozen, left, frozen
+        assert stats.plan_changes >= 5  # the plan is frozen three times and left twice
 
 
 def test_a_tensor_beside_the_plan_is_talked_about(threads: World) -> None:
@@ -169,7 +173,7 @@ def test_a_name_submitted_again_too_early_is_refused(threads: World) -> None:
 
     world = threads(2)
 
-    # Rank 1 submits only after rank 0 was refused.
+    # Rank 1 submits only after rank 0's second submission was refused.
     def check_late(comm: Communicator) -> None:
         with Controller(comm) as controller:
             if comm.rank == 0:
@@ -200,11 +204,13 @@ def test_a_program_may_wait_in_the_middle_of_its_step(threads: World) -> None:
             return controller.stats()
 
     for stats in threads(2).run(check):
-        assert stats.cache_hits > 20  # the plan knows that b comes after a
+        assert stats.cache_hits > 20  # the plan contains the order: b follows a
 
 
 def test_ranks_that_depend_in_different_ways_do_not_hang(threads: World) -> None:
-    """Rank 1 begins to wait for one tensor before it submits the next, after the plan is made."""
+    """Lets rank 1 wait for one tensor before it submits the next. Rank 1 begins with this after the
+    plan is frozen.
+    """
 
     def check(comm: Communicator) -> None:
         with Controller(comm) as controller:
@@ -245,7 +251,7 @@ def test_a_rank_joins_early(threads: World) -> None:
                 total = controller.all_reduce("v", np.ones(1)).wait()
                 found.append((float(mean[0]), float(total[0])))
             assert controller.join() in range(comm.size)
-            _step(controller, 3)  # all are active again
+            _step(controller, 3)  # all ranks are active again
         return found
 
     results = threads(3).run(check)

@@ -31,7 +31,7 @@ def test_fit_finds_the_cost_in_spite_of_outliers(
     latency_s: float, s_per_byte: float, seed: int
 ) -> None:
     chance = np.random.default_rng(seed)
-    at = latency_s / s_per_byte  # the size at which both parts are equal
+    at = latency_s / s_per_byte  # the size at which latency and transfer take the same time
     sizes = at * np.array([0.05, 0.1, 0.2, 0.5, 1, 1, 2, 4, 8, 8, 16])
     times = (latency_s + s_per_byte * sizes) * chance.uniform(0.99, 1.01, len(sizes))
     times[chance.integers(len(sizes))] *= 20
@@ -61,7 +61,7 @@ def test_fit_refuses_what_tells_nothing(sizes: list[float], times: list[float]) 
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Bucket, ...]:
-    """Draws tensors of several kinds, phases, priorities and groups, in the buckets of fusion."""
+    """Draws tensors of several types, phases, priorities and groups. Returns fused buckets."""
     count = draw(st.integers(1, 12))
     groups = [("g0", "g1"), ("g2", "g3", "g4")]
     requests = []
@@ -210,7 +210,7 @@ def test_trial_measures_what_happened() -> None:
     times = plan.times()
     assert times.step_ns == (100_000,) * 3
     assert times.ready_ns == (0, 10_000, 20_000)
-    # The pretended link takes 20 ns, and 10 ns for each element.
+    # The simulated link takes 20 ns, plus 10 ns for each element.
     assert times.bucket_ns == ((320,), (120, 220), (320,))
 
 
@@ -227,7 +227,7 @@ def test_tensor_that_is_a_pass_ahead_enters_the_buckets_of_that_pass() -> None:
     for name, number in [("b", 2), ("a", 2), ("c", 2), ("a", 3), ("b", 3), ("c", 3)]:
         ticks.now_ns += 1000
         _add(plan, transfer, name, number)
-    # Pass 1 began with its first tensor, "a", while pass 0 was under way.
+    # Pass 1 began with its first tensor, "a", before pass 0 had ended.
     assert plan.finished and plan.times().step_ns == (1000, 5000, 3000)
 
 

@@ -1,4 +1,6 @@
-"""The closed forms of fusion: known figures, and the best buckets against all others."""
+"""The closed forms of fusion, compared with known figures, and the best buckets compared with all
+others.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ BY_LAYER = range(PER_LAYER, COUNT + 1, PER_LAYER)
 
 
 def cost(latency: float) -> LinkCost:
-    """A gradient of one byte takes 500 ms: a latency, and the rest."""
+    """Returns a link on which a gradient of one byte takes 500 ms, including the latency."""
     return LinkCost(latency_s=latency, s_per_byte=500.0 - latency)
 
 

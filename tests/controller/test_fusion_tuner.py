@@ -1,4 +1,4 @@
-"""The tuner of fusion against all possible buckets, and against noise that could mislead it."""
+"""The tuner of fusion, compared with all possible buckets, and tested with misleading noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINK = LinkCost(latency_s=100e-6, s_per_byte=1e-9)
 
 
 def even_program(count: int = 8, gap_s: float = 200e-6, **options: object) -> MeasuredProgram:
-    """Returns tensors of 100 kB that are ready one after another."""
+    """Returns tensors of 100 kB that become ready at equal intervals."""
     requests = tuple(gradient(f"g{i}", 25_000) for i in range(count))
     given = {"cost": LINK, "tail_s": 1e-3, "jitter": 0.05}
     ready_s = tuple(gap_s * i for i in range(count))
@@ -65,7 +65,8 @@ def test_tuned_buckets_are_close_to_the_best_of_all(
 ) -> None:
     first = data.draw(st.sampled_from(list(all_cuts(program.requests))))
     sizes = [bucket.nbytes for bucket in (*first, *probe_buckets(first))]
-    assume(max(sizes) >= 2.2 * min(sizes))  # or else the fit is refused, as another test shows
+    # otherwise the fit is refused; another test covers that case
+    assume(max(sizes) >= 2.2 * min(sizes))
     report = tune(program, first, noise=lambda chance, number: chance.uniform(0.998, 1.002))
     by_name = {request.name: request for request in program.requests}
     found = tuple(Bucket(tuple(by_name[name] for name in names)) for names in report.buckets)
@@ -111,7 +112,7 @@ def test_gain_that_does_not_matter_is_not_tried() -> None:
 
 
 def test_poor_fits_choose_nothing() -> None:
-    """The times of buckets have nothing to do with their sizes."""
+    """Tests bucket times that do not depend on the sizes."""
     program, poor = even_program(), 0
     for seed in range(20):
         tuner, plan = FusionTuner().freeze((Bucket(program.requests),))
@@ -125,11 +126,11 @@ def test_poor_fits_choose_nothing() -> None:
         ]
         _, plan = tuner.finish([replace(times, bucket_ns=tuple(rows))])
         poor += plan.report is not None and "the fit is poor" in plan.report.reason
-    assert poor >= 15  # of the others, times grow with sizes by chance
+    assert poor >= 15  # in the other runs, the times grow with the sizes by chance
 
 
 def test_equal_sizes_choose_nothing() -> None:
-    groups = [("a", "aa"), ("b", "bb")]  # which cannot be split or merged
+    groups = [("a", "aa"), ("b", "bb")]  # groups that cannot be split or merged
     alone = tuple(
         Bucket(tuple(gradient(name, 1000, group=group) for name in group)) for group in groups
     )
@@ -152,7 +153,7 @@ def test_times_that_the_transfer_does_not_know_choose_nothing() -> None:
     assert plan.report is not None and not plan.report.replaced
 
 
-# ---- the proof
+# ---- the comparison with the buckets before
 
 NOISES: dict[str, Noise] = {
     "heavy tails": lambda chance, number: 1 + chance.paretovariate(1.2),
@@ -167,7 +168,9 @@ NOISES: dict[str, Noise] = {
 def test_noise_rarely_replaces_buckets_by_others_that_are_no_better(
     noise: str, loss: float
 ) -> None:
-    """Of 300 comparisons with an error rate of 1.1 %, more than 10 would err once in 1000 times."""
+    """Compares 300 times, with an error rate of 1.1 % per comparison. More than 10 errors have a
+    probability of 0.1 %.
+    """
     errors = sum(compare(seed, NOISES[noise], 1 + loss).replaced for seed in range(300))
     assert errors <= 10
 
@@ -179,7 +182,9 @@ def test_gain_is_found_in_spite_of_noise(noise: str) -> None:
 
 
 def compare(seed: int, noise: Noise, factor: float) -> FusionReport:
-    """Returns the report on buckets whose steps take `factor` times as long as before."""
+    """Returns the report on buckets whose steps take `factor` times as long as with the buckets
+    before.
+    """
     tuner, plan = FusionTuner(seed=seed, before=TOGETHER)._compare(APART)
     chance, number = random.Random(seed), 0
     while plan.trial is not None:

@@ -1,6 +1,6 @@
-"""Trials of plans in simulated worlds: every order of events, delays, and ranks that depart.
+"""Trials of plans in simulated worlds: all orders of events, delays, and ranks that leave the plan.
 
-The trials are short, and the clock of a world decides at random how they end.
+The trials are short. The random clock of a world decides the result of the trials.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TALKED = 3
 
 
 def random_clock(seed: int) -> Callable[[], int]:
-    """Returns a clock that advances by other amounts each time."""
+    """Returns a clock that advances by a random amount at each reading."""
     chance = random.Random(seed)
     now_ns = 0
 
@@ -50,7 +50,7 @@ def random_clock(seed: int) -> Callable[[], int]:
 
 
 def tuned(*programs: list[Command], seed: int = 0, **options: object) -> World:
-    """Returns a world that ran these programs with short trials."""
+    """Returns a world of these programs with short trials."""
     tuner = FusionTuner(settings=SHORT, seed=seed)
     return World(programs, tuner=tuner, now_ns=random_clock(seed), **options)
 
@@ -133,7 +133,9 @@ def test_odd_step_around_the_end_of_a_trial(what: str, on_all: bool) -> None:
 
 
 def test_side_tensor_that_ranks_submit_before_and_after_the_end_of_a_trial() -> None:
-    """One rank has finished the trial when it submits "x"; the other waits for "x" before that."""
+    """Lets one rank submit "x" after it has finished the trial, while the other rank waits for "x"
+    before the end of the trial.
+    """
     usual = varied("ab")
     early = [*step_of("x"), *usual]
     late = [*usual[:2], *step_of("x"), *usual[2:]]
@@ -172,7 +174,9 @@ PAIRS: dict[str, tuple[list[Command], list[Command]]] = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_every_order_of_two_ranks_ends_well_with_a_trial(name: str) -> None:
-    """The clock stands still, so that equal worlds are equal; the plan stays after one trial."""
+    """Stops the clock, so that equal worlds have equal states. The plan stays unchanged after one
+    trial.
+    """
     tuner = FusionTuner(settings=TuningSettings(warm_up=0, measured=2))
     world = World(PAIRS[name], freeze_after=1, wire=False, whole_turns=True, tuner=tuner)
     assert explore(world) > 100

@@ -1,4 +1,4 @@
-"""A controller without work sleeps, and still finds a rank that died meanwhile."""
+"""A controller without work sleeps, and still detects a rank that died meanwhile."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ranks import Me, Processes
 from unisono import PeerLostError
 from unisono.controller import Controller
 
-SILENCE_S = 1.0  # for which the thread still looks after the other ranks
+SILENCE_S = 1.0  # seconds after which the thread no longer polls for other ranks
 WATCHED_S = 1.0
 
 
 def _wake_ups() -> int:
-    """Returns how often the controller's thread of this process has slept and woken up."""
+    """Returns the number of times that the controller's thread has slept and woken up."""
     (thread,) = [each for each in threading.enumerate() if each.name == "unisono-controller"]
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.rsplit("\nvoluntary_ctxt_switches:", 1)[1].split()[0])
@@ -40,7 +40,7 @@ def _idles(me: Me) -> None:
 
 def test_thread_of_an_idle_controller_sleeps() -> None:
     with Processes(_idles, 2) as ranks:
-        # Its looks every 50 ms would be 20.
+        # A poll every 50 ms would wake the thread 20 times.
         assert all(fact["wake_ups"] <= 2 for fact in ranks.wait_for("slept", [0, 1]))
         ranks.wait_for("went on", [0, 1])
 
@@ -53,7 +53,7 @@ def _dies_while_all_idle(me: Me) -> None:
     if me.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(SILENCE_S)
-    name = "w" if me.rank == 0 else "v"  # by the plan, and by talking
+    name = "w" if me.rank == 0 else "v"  # a tensor of the plan, or a tensor that needs an agreement
     me.attempt("lost", lambda: controller.all_reduce(name, np.ones(4)).wait())
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are late are named, whether a planned bucket has begun or not."""
+"""Late ranks are named, whether a planned bucket has begun or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "gradient"
 
 
 def _steps(controller: Controller, names: Sequence[str]) -> None:
-    """Enough steps with these tensors for a frozen plan."""
+    """Runs enough steps with these tensors to freeze a plan."""
     for _ in range(6):
         handles = [controller.all_reduce(name, np.full(2, controller.rank)) for name in names]
         for handle in handles:
@@ -33,7 +33,9 @@ def _steps(controller: Controller, names: Sequence[str]) -> None:
 def test_a_late_rank_is_named(
     threads: World, caplog: pytest.LogCaptureFixture, planned: list[str]
 ) -> None:
-    """The bucket waits for tensors of this rank, or has begun without the late rank."""
+    """Tests a bucket that waits for tensors of this rank, and a bucket that began without the late
+    rank.
+    """
 
     def check(comm: Communicator) -> None:
         with Controller(comm, stall_warning_s=0.3) as controller:
@@ -62,7 +64,7 @@ def test_a_late_rank_is_named(
 def test_a_rank_that_only_waits_hears_of_a_late_rank(
     threads: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All ranks but one wait for a bucket that has begun; nobody asks for stalls."""
+    """Tests a bucket that has begun on all ranks but one, while no rank asks for stalls."""
 
     def check(comm: Communicator) -> None:
         with Controller(comm, stall_warning_s=0.3) as controller:

@@ -1,4 +1,6 @@
-"""Submissions of tensors that the frozen plan has: the native path, and where it gives way."""
+"""Submissions of tensors of the frozen plan: the native path, and the cases that it leaves to
+Python.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def test_a_tensor_that_differs_leaves_the_plan(changed: Any, op: str, threads: W
             assert (array == (comm.size if op == "sum" else 1)).all()
             after = controller.stats()
             assert after.plan_changes == before.plan_changes + 1
-            assert after.cache_hits <= before.cache_hits + 1  # "b" may wait in the plan
+            assert after.cache_hits <= before.cache_hits + 1  # the plan may already hold "b"
 
     threads(2).run(check)
 
@@ -171,7 +173,7 @@ def test_a_failure_that_a_submission_finds_ends_it(threads: World) -> None:
         handle._done, handle.flight = False, Ended(controller)  # type: ignore[assignment]
         with pytest.raises(PeerLostError, match="rank 1 is lost"):
             controller.all_reduce("a", np.ones(3))
-        late = Handle(controller._loop, handle.request, np.ones(3))  # of a void flight
+        late = Handle(controller._loop, handle.request, np.ones(3))  # a handle of a void flight
         with pytest.raises(PeerLostError, match="rank 1 is lost"):
             late.wait(5)
         controller.close()
@@ -223,7 +225,7 @@ def test_nothing_stays_of_a_closed_controller(threads: World) -> None:
     assert not any(reference() for references in found for reference in references)
 
 
-# ---- the native object alone
+# ---- the native object without a controller
 
 
 def _planned(name: str, bucket: Any, length: int) -> Any:
@@ -242,7 +244,7 @@ def test_a_full_bucket_is_launched_once() -> None:
     planned = native.PlannedTensors(
         Handle, "owner", opened, lambda: launches.append(bucket.missing), None
     )
-    assert planned.submit("a", np.ones(3), "sum") is None  # follows no plan
+    assert planned.submit("a", np.ones(3), "sum") is None  # no plan is set
     planned.follow(tensors)
     assert planned.submit("c", np.ones(3), "sum") is None
     assert planned.submit(["a"], np.ones(3), "sum") is None
@@ -255,7 +257,8 @@ def test_a_full_bucket_is_launched_once() -> None:
     assert handle.array is array and handle.flight is None and handle.name == "a"
     assert opened == {"a": handle} and tensors[0].handle is handle
     assert not launches
-    assert planned.submit("a", np.ones(3), "sum") is None  # has not ended
+    # the previous submission of "a" has not ended
+    assert planned.submit("a", np.ones(3), "sum") is None
     planned.submit("b", np.ones(3), "sum")
     assert launches == [0]
     assert (planned.count, planned.bytes) == (2, 48)

@@ -1,4 +1,6 @@
-"""Every transfer does what `transfer_program.py` checks: communicators, Gloo, NCCL, MPI."""
+"""Checks that every transfer meets the requirements in `transfer_program.py`: communicators, Gloo,
+NCCL and MPI.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ RANKS = 3
 def run_program(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for rank in range(RANKS):  # a launcher may mix the lines of ranks
+    for rank in range(RANKS):  # a launcher may mix the output lines of ranks
         assert f"rank {rank} is done" in done.stdout
 
 
@@ -58,7 +60,7 @@ def test_mpi(launcher: str) -> None:
 
 
 class OneRank:
-    """Collectives of one rank; `fails` is the error of the next."""
+    """Simulated collectives of one rank; `fails` is the error of the next collective."""
 
     size = 1
 
@@ -72,7 +74,7 @@ class OneRank:
     broadcast = all_gather = reduce_scatter = all_to_all = all_reduce
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing, since no resources are held."""
 
 
 def test_an_error_of_the_library_is_reported() -> None:

@@ -1,4 +1,4 @@
-"""Fusion that tunes itself on real ranks: sums stay right, ranks agree, and losses are reported."""
+"""Fusion that tunes itself on real ranks: sums are correct, ranks agree, losses are reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ STEPS = TuningSettings().most_steps + 10
 
 
 def _steps(controller: Controller, count: int, sizes: dict[str, int] = SIZES) -> None:
-    """Submits the tensors in an order of the rank's own, and checks their sums, in each step."""
+    """Runs steps that submit the tensors in an order that differs between ranks, and checks the
+    sums.
+    """
     rank, size = controller.rank, controller.size
     for step in range(count):
         arrays = {name: np.full(length, rank + step, np.float32) for name, length in sizes.items()}
@@ -76,14 +78,14 @@ def test_costs_of_a_link_are_not_underestimated(threads: World) -> None:
         with Controller(comm, tune_fusion=True, transfer=transfer) as controller:
             _steps(controller, 30, {name: 4 * length // 50 for name, length in SIZES.items()})
             report = controller.fusion_report()
-            if report is None:  # the comparison goes on
+            if report is None:  # the comparison has not ended
                 state = controller._loop._state
                 if state.coordinator is not None and state.coordinator.tuner is not None:
                     report = state.coordinator.tuner.draft
             return report
 
     report = threads(2).run(check)[0]
-    # On a busy machine each message may take longer than the link, but none takes less.
+    # On a busy machine a message may take longer than on the link, but not less time.
     whole = sum(report.before_bucket_bytes)
     assert report.alpha_s + report.beta_s_per_byte * whole > 0.8 * cost.time_s(whole)
     assert report.alpha_s > 0.3 * cost.latency_s or report.beta_s_per_byte > cost.s_per_byte
@@ -138,7 +140,7 @@ def test_another_set_of_names_is_tuned_anew(threads: World) -> None:
 
     first, second, third = threads(2).run(check)[0]
     assert {name for names in second.buckets for name in names} == other.keys() != first
-    assert third is second or third == second  # the first set is known
+    assert third is second or third == second  # the tuner knows the first set of tensors
 
 
 def test_waits_within_a_step_are_tuned_too(threads: World) -> None:
@@ -156,7 +158,7 @@ def test_waits_within_a_step_are_tuned_too(threads: World) -> None:
             return controller.fusion_report()
 
     report = threads(2).run(check)[0]
-    assert report is not None and ("a",) in report.buckets  # in a phase of its own
+    assert report is not None and ("a",) in report.buckets  # a separate phase for "a"
 
 
 def test_tensor_that_is_a_step_ahead_at_the_end_of_a_trial_runs_in_the_next_plan(
@@ -187,7 +189,7 @@ def test_tensor_that_is_a_step_ahead_at_the_end_of_a_trial_runs_in_the_next_plan
 
 
 def dies_in_a_trial(me: Me) -> None:
-    """Rank 1 is killed in the middle of a step of the second trial."""
+    """Kills rank 1 in the middle of a step of the second trial."""
     comm = me.join()
     controller = Controller(comm, tune_fusion=True)
     _steps(controller, 40)
@@ -204,9 +206,10 @@ def test_rank_that_is_killed_in_a_trial_is_named() -> None:
 
 
 def test_rank_that_is_late_at_the_end_of_a_trial_is_named(threads: World) -> None:
-    """Two ranks have launched all buckets of the trial; the third one lacks a tensor."""
+    """Launches all buckets of the trial on two ranks, while the third rank lacks a tensor."""
     settings = TuningSettings()
-    first = 3 + 2 * settings.warm_up + settings.measured + 1  # steps to the end of the first trial
+    # number of steps until the first trial ends
+    first = 3 + 2 * settings.warm_up + settings.measured + 1
 
     def check(comm: Communicator) -> None:
         with Controller(comm, tune_fusion=True, stall_warning_s=0.2) as controller:

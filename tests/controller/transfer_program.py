@@ -1,4 +1,4 @@
-"""Checks the requirements of every transfer, as a program of all ranks.
+"""A program of all ranks that checks the requirements of every transfer.
 
 `torchrun ... transfer_program.py ProcessGroupTransfer`, `mpiexec ... MpiTransfer`.
 """
@@ -21,7 +21,7 @@ Kind = Callable[[Any], Any]
 
 
 def check_transfer(transfer: Transfer, rank: int, size: int, kind: Kind) -> None:
-    """Checks the jobs of a transfer; the arrays are of one kind."""
+    """Checks all operations of a transfer, with arrays of one kind."""
     _check_reductions(transfer, rank, size, kind)
     _check_moves(transfer, rank, size, kind)
     _check_votes(transfer, rank, size, kind)
@@ -51,7 +51,7 @@ def _check_moves(transfer: Transfer, rank: int, size: int, kind: Kind) -> None:
     assert (np.asarray(values) == size - 1).all()
     even = transfer.begin(Job(operation="all_gather", arrays=(kind(np.full((2, 3), rank)),)))
     assert np.asarray(even.wait(20)).tolist() == [[r] * 3 for r in range(size) for _ in "12"]
-    lengths = tuple(range(size))  # rank 0 has no row
+    lengths = tuple(range(size))  # rank 0 contributes no rows
     mine = kind(np.full((rank, 2), rank))
     rows = transfer.begin(Job(operation="all_gather", arrays=(mine,), lengths=lengths)).wait(20)
     assert np.asarray(rows).tolist() == [[r] * 2 for r in range(size) for _ in range(r)]
@@ -61,7 +61,9 @@ def _check_moves(transfer: Transfer, rank: int, size: int, kind: Kind) -> None:
 
 
 def _check_votes(transfer: Transfer, rank: int, size: int, kind: Kind) -> None:
-    """Jobs that begin before any ends, in one order; every other one lacks a rank."""
+    """Begins voted jobs in the same order on all ranks before any job ends. For every second job,
+    one rank is not ready.
+    """
     arrays = [kind(np.full(5, rank)) for _ in range(8)]
     pending = []
     for index, array in enumerate(arrays):
@@ -77,7 +79,9 @@ def _check_votes(transfer: Transfer, rank: int, size: int, kind: Kind) -> None:
 
 
 def check_controller(comm: Communicator, transfer: Transfer, kind: Kind) -> None:
-    """A program on a controller: any order, fusion, a frozen plan, an error that harms nothing."""
+    """Checks a controller: submissions in any order, fusion, a frozen plan, and an error after
+    which it stays usable.
+    """
     n, total = comm.size, sum(range(comm.size))
     with Controller(comm, transfer=transfer) as controller:
         for step in range(10):
@@ -110,7 +114,7 @@ def main(name: str) -> None:
             transfer.close()
             check_controller(comm, made(), kind)
         if name == "ProcessGroupTransfer":
-            dist.destroy_process_group()  # a thread of Gloo at the end would abort
+            dist.destroy_process_group()  # otherwise a thread of Gloo aborts at exit
         print(f"rank {comm.rank} is done")
 
 

@@ -1,4 +1,4 @@
-"""A simulated world of ranks that agree: queues, a scheduler, and what must hold at the end."""
+"""A simulated world of ranks that agree: queues of messages, a scheduler, and checks at the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Move = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Sent:
-    """A message, and how far the programs were when it was sent."""
+    """A message, with the positions of all programs when it was sent."""
 
     src: int
     dst: int
@@ -44,7 +44,9 @@ class Sent:
 
 
 class World:
-    """Ranks with a program each. `move` until there are no `moves`, then `require_finished`."""
+    """Simulated ranks, each with a program. Call `move` until `moves` is empty, then
+    `require_finished`.
+    """
 
     def __init__(
         self,
@@ -57,10 +59,11 @@ class World:
         tuner: FusionTuner | None = None,
         now_ns: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`wire`: messages go through `encode` and `decode`, and are kept in `sent`.
+        """Prepares the ranks. If `wire` is true, messages pass through `encode` and `decode` and
+        are kept in `sent`.
 
-        `whole_turns`: the program does not move between the actions of one turn of its loop.
-        `tuner`: what tunes plans; `now_ns`: the clock of its trials.
+        If `whole_turns` is true, the program does not move between the actions of one turn of its
+        loop. `tuner` tunes plans, and `now_ns` is the clock of its trials.
         """
         size = len(programs)
         self.now_s = 0.0
@@ -77,10 +80,10 @@ class World:
                 state.coordinator.freeze_after = freeze_after
             self.ranks.append(SimulatedRank(state, program, self.ledger, now_ns))
 
-    # ---- moving
+    # ---- moves
 
     def moves(self) -> list[Move]:
-        """Returns all that can happen now."""
+        """Returns all moves that are possible now."""
         found: list[Move] = []
         for rank in self.ranks:
             if rank.loop_moves():
@@ -95,7 +98,7 @@ class World:
         return found
 
     def move(self, move: Move) -> None:
-        """Lets one of `moves` happen."""
+        """Performs one of the possible moves."""
         kind, src, dst = move
         rank = self.ranks[dst]
         rank.now_s = self.now_s
@@ -121,7 +124,7 @@ class World:
         rank.outbox.clear()
 
     def run(self, choose: Callable[[list[Move]], Move]) -> World:
-        """Moves until nothing can happen, then requires that all is well."""
+        """Moves until no move is possible, then requires a correct end."""
         for _ in range(_MOST_MOVES):
             moves = self.moves()
             if not moves:
@@ -141,13 +144,15 @@ class World:
 
         return self.run(choose)
 
-    # ---- what must hold
+    # ---- checks at the end
 
     def require_finished(self) -> None:
-        """Raises if a program waits for ever, or a tensor ran twice, never, or on some ranks."""
+        """Raises if a program waits forever, or if a tensor ran twice, never, or only on some
+        ranks.
+        """
         assert all(rank.finished for rank in self.ranks), f"deadlock: {self.describe()}"
         if any(isinstance(rank.error, Exception) for rank in self.ranks):
-            return  # the tensors that waited have failed
+            return  # tensors that waited when the rank failed have failed too
         refusals: dict[tuple[int, str], dict[int, str]] = {}
         for rank in self.ranks:
             for submission, handle in rank.outcomes.items():
@@ -164,7 +169,7 @@ class World:
             assert entry.completed, f"a job that only some ranks began: {entry}"
 
     def describe(self) -> str:
-        """Returns what each rank waits for."""
+        """Describes what each rank waits for."""
         lines = []
         for rank in self.ranks:
             command = "nothing" if rank.finished else rank.program[rank.position]
@@ -174,7 +179,7 @@ class World:
         return "; ".join(lines)
 
     def digest(self) -> int:
-        """Returns a number that is the same for equal worlds."""
+        """Returns a number that is equal for worlds in equal states."""
         ranks = tuple(map(_rank_digest, self.ranks))
         queues = tuple((key, tuple(self.queues[key])) for key in sorted(self.queues))
         jobs = (self.ledger.decided, self.ledger.voted)
@@ -184,7 +189,7 @@ class World:
         )
         return hash((ranks, queues, begun))
 
-    # ---- what happened
+    # ---- results
 
     @property
     def frozen(self) -> bool:
@@ -192,15 +197,15 @@ class World:
         return all(rank.state.mode is Mode.FROZEN for rank in self.ranks)
 
     def messages(self, kind: type[Any]) -> list[Any]:
-        """Returns the messages of a kind that were sent; a decision once for each rank."""
+        """Returns the sent messages of this type; a decision counts once per receiving rank."""
         return [each.message for each in self.sent if isinstance(each.message, kind)]
 
     def sent_after(self, positions: int) -> list[Sent]:
-        """Returns the messages that were sent when all ranks had begun `positions` commands."""
+        """Returns the messages sent after all ranks had begun `positions` commands."""
         return [each for each in self.sent if min(each.positions) >= positions]
 
     def ran(self) -> list[tuple[str, ...]]:
-        """Returns the names in each job that ran, in the order of their ends."""
+        """Returns the tensor names of each job that ran, in the order in which the jobs ended."""
         return [part.names for part in self.jobs()]
 
     def jobs(self) -> list[Part]:
@@ -208,13 +213,13 @@ class World:
         return self.ledger.finished
 
     def texts(self, rank: int = 0) -> dict[str, str]:
-        """Returns the error of each refused tensor on a rank."""
+        """Returns the error texts of a rank's refused tensors, by name."""
         outcomes = self.ranks[rank].outcomes.items()
         return {key.name: str(handle.exception) for key, handle in outcomes if handle.exception}
 
 
 def explore(world: World, most_states: int = 60_000) -> int:
-    """Runs a world in every order of its moves; returns how many different states there are."""
+    """Runs a world in all orders of its moves; returns the number of different states."""
     seen = {world.digest()}
     stack = [world]
     while stack:
@@ -244,7 +249,7 @@ _ATTRIBUTES = {
 
 
 def clone(value: Any, memo: dict[int, Any]) -> Any:
-    """Returns a copy of a world that shares with it only what never changes."""
+    """Returns a copy of a world. The copy shares only immutable objects with the original."""
     kind = type(value)
     if kind in (list, tuple, deque):
         return kind([clone(each, memo) for each in value])
@@ -262,7 +267,9 @@ def clone(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def step_of(names: Sequence[str], **options: Any) -> list[Command]:
-    """Returns a step of a program: it submits the tensors in order, then waits for all."""
+    """Returns a step of a program, which submits the tensors in order and then waits for all of
+    them.
+    """
     return [*(Submit(name, **options) for name in names), *(Wait(name) for name in names)]
 
 
@@ -284,7 +291,7 @@ def _rank_digest(rank: SimulatedRank) -> tuple[object, ...]:
 
 
 def _plain(value: Any) -> object:
-    """Returns a value that can be hashed in the place of one that cannot."""
+    """Returns a hashable value that represents a value that is not hashable."""
     if isinstance(value, dict):
         return tuple((key, _plain(each)) for key, each in value.items())
     if isinstance(value, set):

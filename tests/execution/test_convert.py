@@ -1,4 +1,6 @@
-"""Native conversions and products equal those of `execution/narrow_floats.py`, bit for bit."""
+"""Conversions and products in the C++ core have the same bits as those of
+`execution/narrow_floats.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ NARROW = [dtype for dtype in DType if dtype.is_narrow_float]
 
 
 def every(dtype: DType) -> NDArray[Any]:
-    """Returns all elements, as bits."""
+    """Returns the bits of all elements."""
     count = 1 << 8 * dtype.size_bytes
     return np.arange(count, dtype=np.uint8 if dtype.is_float8 else np.uint16)
 

@@ -218,7 +218,7 @@ def test_logical_reductions_equal_numpy(data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(deadline=None)
 def test_the_index_of_an_extreme_equals_numpy(data: st.DataObject) -> None:
-    """argmin takes the first of equal values and the first NaN; here the lowest index counts."""
+    """Compares with argmin and argmax, which return the first index of equal values or NaNs."""
     dtype, (value, index) = data.draw(st.sampled_from(list(PAIRS.items())))
     numbers: st.SearchStrategy[Any] = st.integers(-2, 2)
     if value in (np.float32, np.float64):
@@ -228,7 +228,7 @@ def test_the_index_of_an_extreme_equals_numpy(data: st.DataObject) -> None:
     values = np.array(columns, value).reshape(-1, ranks)
     order = data.draw(st.permutations(range(ranks)))
     sources = []
-    for rank in order:  # in any order of the operands
+    for rank in order:  # the operands may have any order
         pair = np.zeros(len(values), [("value", value), ("index", index)])
         pair["value"], pair["index"] = values[:, rank], rank
         sources.append(pair.view(np.uint8))
@@ -256,7 +256,7 @@ def test_8_bit_floats_round_once(dtype: DType) -> None:
     def value(op: ReduceOp, *values: float, divisor: int = 1) -> float:
         return float(widened(fold(of(*values), dtype, op, divisor), dtype)[0])
 
-    # Rounded at each step: 16 + 0.5 = 16 again.
+    # Rounded at each step: 16 + 0.5 = 16.
     assert value(ReduceOp.SUM, 16, *[0.5] * 8) == 20
     assert value(ReduceOp.AVG, 448, 448, 448, divisor=3) == 448
     assert value(ReduceOp.PROD, 256, 256, 1 / 256) == 256

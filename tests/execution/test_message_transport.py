@@ -1,6 +1,7 @@
 """A group over a message library gives the results of the reference executor.
 
-The library finishes messages in any order."""
+The library completes messages in random order.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ UINT8 = list(DType).index(DType.UINT8)
 
 
 class LibraryThreadGroup(ThreadGroup):
-    """Ranks on several simulated hosts, connected by a fabric."""
+    """Ranks on several simulated hosts, connected by a simulated fabric."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.layout = hosts
@@ -79,7 +80,7 @@ def test_anything(data: st.DataObject, groups: list[LibraryThreadGroup]) -> None
 
 
 class End:
-    """The messages of one rank."""
+    """One rank's end of the group, which sends and receives messages."""
 
     def __init__(self, group: native.Group) -> None:
         self.group = group
@@ -128,7 +129,7 @@ def test_a_failed_transfer_names_the_lost_peer() -> None:
     one = End(group.groups[0])
     sent = one.begin(x, 1, 0, sends=True)
     end = group.fabric.ends[0, 1]
-    with group.fabric.lock:  # the payload's transfer fails
+    with group.fabric.lock:  # makes the payload's transfer fail
         way = group.fabric.sends[0, 1, 1]
         end.ended.append((way.pop().ticket, "the cable was pulled"))
     with pytest.raises(PeerLostError, match="rank 1 is gone: the cable was pulled"):
@@ -138,7 +139,9 @@ def test_a_failed_transfer_names_the_lost_peer() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_signal_handler_may_close_the_group_that_it_interrupts(*, waits: bool) -> None:
-    """The handler runs inside a call to the Python message library, in the polling thread."""
+    """Closes the group in a signal handler that interrupts a call to the Python message library, in
+    the polling thread.
+    """
     group = LibraryThreadGroup(((0,), (1,)))
     one = End(group.groups[0])
     x = np.zeros(100_000, np.uint8)
@@ -161,7 +164,7 @@ def test_a_signal_handler_may_close_the_group_that_it_interrupts(*, waits: bool)
 
 
 def interrupt_with(group: LibraryThreadGroup, error: BaseException) -> None:
-    """Makes a signal handler raise `error` during the next poll."""
+    """Makes a signal handler raise `error` during the next poll of the library."""
 
     def handler() -> None:
         raise error
@@ -183,7 +186,7 @@ def test_an_exception_of_a_signal_handler_is_raised() -> None:
 
 
 def test_memory_is_kept_after_a_signal_handler_raised() -> None:
-    """The library may have begun a transfer that the Python object has not recorded."""
+    """Raises while the library may have begun a transfer that Python has not recorded."""
     group = LibraryThreadGroup(((0,), (1,)))
     one = End(group.groups[0])
     x = np.zeros(100_000, np.uint8)
@@ -200,8 +203,8 @@ def test_memory_is_kept_after_a_signal_handler_raised() -> None:
 
 @pytest.mark.parametrize("releases", [True, False])
 def test_memory_is_kept_until_the_library_releases_it(*, releases: bool) -> None:
-    """A library that cannot cancel a transfer uses its memory until the process ends."""
-    gc.collect()  # remains of earlier tests
+    """Tests a library that cannot cancel a transfer, so that its memory must stay valid."""
+    gc.collect()  # frees objects of earlier tests
     before = segments()
     group = LibraryThreadGroup(((0,), (1,)))
     fabric = group.fabric
@@ -220,7 +223,9 @@ def test_memory_is_kept_until_the_library_releases_it(*, releases: bool) -> None
 
 
 def send_without_end(group: LibraryThreadGroup) -> list[weakref.ref[np.ndarray]]:
-    """Aborts the group while a payload is in flight. Returns the memory of both ends."""
+    """Aborts the group while a payload is in flight. Returns weak references to the memory of both
+    ranks.
+    """
     one, other = map(End, group.groups)
     x, y = np.zeros(100_000, np.uint8), np.zeros(100_000, np.uint8)
     sent = one.begin(x, 1, 7, sends=True)
@@ -235,7 +240,7 @@ def send_without_end(group: LibraryThreadGroup) -> list[weakref.ref[np.ndarray]]
 
 
 def segments() -> int:
-    """Returns the number of mappings of group segments in this process."""
+    """Returns the number of group segments that are mapped in this process."""
     return Path("/proc/self/maps").read_text().count("memfd:unisono")
 
 

@@ -1,4 +1,4 @@
-"""Every rounding is to the nearest value, ties to even; for 8 bits it equals torch's."""
+"""Every rounding is to the nearest value, with ties to even. 8-bit results equal torch's."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ def test_every_bfloat16_survives_conversion() -> None:
 def test_bfloat16_rounds_to_nearest_even(value: float) -> None:
     x = np.array([value], np.float32)
     got = int(float32_to_bfloat16(x)[0])
-    low = int(x.view(np.uint32)[0]) >> 16  # toward zero; the next value is away from zero
+    # rounded toward zero; `low + 1` is rounded away from zero
+    low = int(x.view(np.uint32)[0]) >> 16
     low_value, high_value = (
         float(v) for v in bfloat16_to_float32(np.array([low, low + 1], np.uint16))
     )
     if abs(value) > 3.3895313892515355e38 or np.isinf(value):
-        return  # beyond the largest finite value; see the test of overflow
+        return  # beyond the largest finite value; another test covers overflow
     below, above = abs(value - low_value), abs(high_value - value)
     nearest = low if below < above or (below == above and low % 2 == 0) else low + 1
     assert got == nearest
@@ -54,8 +55,9 @@ def test_bfloat16_overflows_to_infinity() -> None:
 
 
 def many_floats() -> NDArray[np.float32]:
-    """Returns every upper half with several lower halves, including all ties and their
-    neighbours."""
+    """Returns floats with all upper halves and several lower halves, including all ties and their
+    neighbours.
+    """
     upper = np.arange(1 << 16, dtype=np.uint32) << 16
     lower = [0, 1, 0x7FFF, 0x8000, 0xFFFF]
     rng = np.random.default_rng(0)
@@ -75,7 +77,7 @@ def test_8_bit_floats_equal_torch(dtype: DType) -> None:
     found = narrowed(x, dtype)
     numbers = ~np.isnan(x)
     np.testing.assert_array_equal(found[numbers], cast[numbers])
-    assert set(found[~numbers].tolist()) == {0x7F}  # torch keeps the sign
+    assert set(found[~numbers].tolist()) == {0x7F}  # torch keeps the sign of zero
     assert set((cast[~numbers] & 0x7F).tolist()) == {0x7F}
 
 

@@ -1,4 +1,4 @@
-"""The native executor matches the reference executor bit for bit, for every plan."""
+"""The native executor has the same result bits as the reference executor, for every plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def groups() -> Iterator[ThreadGroups]:
 
 @contextmanager
 def refusing_little_staging(staging_bytes: int) -> Iterator[None]:
-    """The smallest staging is too small for algorithms with many slots, which raise an error."""
+    """Accepts the error that the smallest staging buffers are too small for algorithms with many
+    slots.
+    """
     try:
         yield
     except UnsupportedError as error:

@@ -1,4 +1,4 @@
-"""The reference executor matches NumPy, for all algorithms, sizes and blocks."""
+"""The reference executor matches NumPy, for all algorithms, sizes and block sizes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KINDS: dict[DType, type[np.generic]] = {
 
 
 def encode(values: Array, dtype: DType) -> NDArray[np.uint8]:
-    """Returns small integers as elements of the type, as bytes. Every type holds them exactly."""
+    """Returns the bytes of small integers in a type; every type holds these integers exactly."""
     if dtype.is_pair:
         kinds = zip(("value", "index"), PAIRS[dtype], strict=True)
         result = np.empty(values.shape, [(name, kind) for name, kind in kinds])
@@ -57,7 +57,7 @@ def encode(values: Array, dtype: DType) -> NDArray[np.uint8]:
 
 
 def expected_reduction(rows: Array, dtype: DType, op: ReduceOp) -> NDArray[np.uint8]:
-    """Returns the reduction of small integers, as bytes."""
+    """Returns the bytes of the expected reduction of small integers."""
     if dtype is DType.BOOL:
         any_of, all_of = np.any(rows, axis=0), np.all(rows, axis=0)
         odd = np.sum(rows, axis=0) % 2
@@ -91,7 +91,7 @@ def expected_reduction(rows: Array, dtype: DType, op: ReduceOp) -> NDArray[np.ui
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Inputs, empty outputs, and expected outputs; None where the result is undefined."""
+    """Inputs, empty outputs and expected outputs. An expected output is None if it is undefined."""
 
     inputs: list[list[NDArray[np.uint8]]]
     outputs: list[list[NDArray[np.uint8]]]
@@ -101,17 +101,19 @@ class Problem:
 def problem(
     collective: Collective, kind: Kind, counts: list[int], seed: int = 1, *, in_place: bool = False
 ) -> Problem:
-    """Returns a problem whose piece i (of source i, destination i, or the only one) has
-    counts[i]."""
+    """Returns a problem whose piece i has counts[i] elements. Pieces are numbered by source or
+    destination.
+    """
     dtype, reduce_op = kind
     n, op = collective.ranks, collective.op
     rng = np.random.default_rng(seed)
-    # Products are powers of two, so that every type holds them exactly.
+    # Products are powers of two, because every type holds these exactly.
     top = 2 if reduce_op is ReduceOp.PROD else 3
     if dtype is DType.BOOL or (dtype.is_float8 and reduce_op is not ReduceOp.PROD):
         top = 1
     elif reduce_op.is_logical and (n == 1 or op.scans):
-        top = 1  # the communicator itself normalises the truth values of a single rank
+        # with a single rank, the communicator normalises the logical values, not the executor
+        top = 1
 
     def numbers(count: int) -> Array:
         low = 1 if reduce_op is ReduceOp.PROD and dtype is not DType.BOOL else 0
@@ -156,8 +158,9 @@ def problem(
 
 
 def _sources(collective: Collective, rank: int, piece: int) -> list[tuple[int, int]]:
-    """Returns the (rank, piece) pairs of inputs that an output piece combines; none if
-    undefined."""
+    """Returns the (rank, piece) pairs of the inputs that an output piece combines. The list is
+    empty if the output is undefined.
+    """
     op, root = collective.op, collective.root
     if op is Op.REDUCE and rank != root:
         return []
@@ -210,7 +213,9 @@ def test_every_algorithm_matches_numpy_at_every_length(op: Op, name: str) -> Non
 
 @pytest.mark.parametrize("name", names(Op.ALL_REDUCE))
 def test_every_type_and_reduction_matches_numpy(name: str) -> None:
-    """All pairs for a flat and a nested sum; elsewhere only pairs that depend on the algorithm."""
+    """Tests all types and reductions with one flat and one nested sum. Tests the other algorithms
+    only with types and reductions that depend on the algorithm.
+    """
     schedule = build(Op.ALL_REDUCE, name, ranks=5)
     plans = lower(schedule)
     for dtype, reduce_op in product(DType, ReduceOp):
@@ -251,13 +256,14 @@ def test_random_problems_match_numpy(data: st.DataObject) -> None:
 
 
 def random_all_reduce(data: st.DataObject, ranks: int) -> Schedule:
-    """Adds sums in random order, with copies back and forth; finally one rank sends the result to
-    all."""
+    """Draws a schedule that adds contributions in random order, with copies between, until one rank
+    sends the result to all ranks.
+    """
     parts = data.draw(st.integers(1, 3))
     collective = Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=parts)
     b = Builder(collective, "random", scratch=parts)
     for rank in range(ranks):
-        b.copy(rank, 0, rank, parts, count=parts)  # the contributions, kept for later
+        b.copy(rank, 0, rank, parts, count=parts)  # copies of the contributions, for later use
     b.next_round()
     pairs = st.tuples(st.integers(0, ranks - 1), st.integers(0, ranks - 1))
     for part in range(parts):

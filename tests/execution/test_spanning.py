@@ -1,6 +1,6 @@
-"""A group on several hosts matches the reference executor, bit for bit.
+"""A group on several hosts has the same result bits as the reference executor.
 
-The hosts are segments of one process that share only TCP connections over loopback.
+The hosts are segments of one process, which are connected only by TCP over loopback.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def connected() -> tuple[int, int]:
 
 
 class SpanningThreadGroup(ThreadGroup):
-    """Ranks on several hosts, with `streams` connections between each two ranks of different
-    hosts."""
+    """Ranks on several hosts; `streams` is the number of connections between two ranks of different
+    hosts.
+    """
 
     def __init__(self, hosts: Hosts, streams: int = 1) -> None:
         self.streams = streams
@@ -87,7 +88,7 @@ def groups(request: pytest.FixtureRequest) -> Iterator[list[SpanningThreadGroup]
 
 
 def serves(group: SpanningThreadGroup, op: Op, name: str) -> bool:
-    """Returns whether an algorithm supports hosts like these."""
+    """Returns True if an algorithm supports these hosts."""
     try:
         algorithms.build(op, name, ranks=group.ranks, hosts=group.hosts)
     except UnsupportedError:

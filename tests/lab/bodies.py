@@ -1,4 +1,6 @@
-"""Programs of a job's ranks during a fault. Imports little, because each rank does."""
+"""Programs that ranks of a job run during a fault. They import few modules, since each rank imports
+this file.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ CALL_TIMEOUT_S = 4.0
 IDLE_S = 6.0
 WORK_S = 2.5
 _GARBAGE_BYTES = 4096
-_NEVER_SENT = 999  # a tag
+_NEVER_SENT = 999  # a tag without messages
 
 
 def busy(me: Me) -> None:
@@ -34,17 +36,19 @@ def busy(me: Me) -> None:
 
 
 def impatient(me: Me) -> None:
-    """Like `busy`, with a short timeout."""
+    """Runs `busy` with a short timeout."""
     _until_it_fails(me, timeout_s=CALL_TIMEOUT_S, blocking=False)
 
 
 def receiving(me: Me) -> None:
-    """Receives a message that no rank sends; nothing else runs, and no acknowledgement is due."""
+    """Receives a message that no rank sends. The connection is otherwise unused, with no pending
+    acknowledgement.
+    """
     _until_it_fails(me, timeout_s=30.0, work=receive_nothing)
 
 
 def garbling(me: Me) -> None:
-    """Like `busy`; after a signal, the rank sends garbage to its peers."""
+    """Runs `busy`. After a signal, the rank sends random bytes to its peers."""
     _when_asked(
         lambda: _garble(_connections(control=False), random.Random(7).randbytes(_GARBAGE_BYTES))
     )
@@ -52,13 +56,13 @@ def garbling(me: Me) -> None:
 
 
 def zeroing(me: Me) -> None:
-    """Like `garbling`, with zeros."""
+    """Runs `busy`. After a signal, the rank sends zeros to its peers."""
     _when_asked(lambda: _garble(_connections(control=False), bytes(_GARBAGE_BYTES)))
     busy(me)
 
 
 def garbling_control(me: Me) -> None:
-    """Like `garbling`, on the control channel to rank 0."""
+    """Runs `busy`. After a signal, the rank sends random bytes on the control channel to rank 0."""
     _when_asked(
         lambda: _garble(_connections(control=True), random.Random(7).randbytes(_GARBAGE_BYTES))
     )
@@ -86,11 +90,11 @@ def _one_communicator(
         me.say("joined")
         me.attempt("ended", work, comm, traffic)
         me.say("messages", outcomes=[asdict(outcome) for outcome in traffic.outcomes()])
-        me.attempt("again", comm.barrier)  # it refuses further work with the same cause
+        me.attempt("again", comm.barrier)  # a further call fails with the same cause
 
 
 def idle(me: Me) -> None:
-    """Joins, then sleeps outside of calls until the fault is long over."""
+    """Joins, then sleeps without calls until long after the fault."""
     before = open_resources()
     with me.join(30.0) as comm:
         add_up(comm, 10)
@@ -103,7 +107,7 @@ def idle(me: Me) -> None:
 
 
 def patient(me: Me) -> None:
-    """Works for some seconds, and checks each sum."""
+    """Runs calls for some seconds, and checks each sum."""
     comm = me.join(CALL_TIMEOUT_S * 3)
     me.say("joined")
     me.attempt("ended", _work_for, comm, WORK_S)
@@ -111,21 +115,21 @@ def patient(me: Me) -> None:
 
 
 def endless(comm: Communicator) -> None:
-    """Calls until one call fails."""
+    """Runs calls until a call fails."""
     while True:
         add_up(comm, 1)
         add_up(comm, 100_000)
 
 
 def messages_and_calls(comm: Communicator, traffic: Traffic) -> None:
-    """Sends messages and calls until one fails."""
+    """Sends messages and runs calls until one of them fails."""
     while True:
         traffic.step(lambda: add_up(comm, 1))
         traffic.step(lambda: add_up(comm, 100_000))
 
 
 def receive_nothing(comm: Communicator, traffic: Traffic) -> None:
-    """Waits for the right neighbour, which waits for its own."""
+    """Waits for a message of the right neighbour, which also waits for its right neighbour."""
     comm.recv(np.zeros(1), (comm.rank + 1) % comm.size, _NEVER_SENT)
 
 
@@ -136,12 +140,12 @@ def _work_for(comm: Communicator, seconds: float) -> None:
     while going[0]:
         traffic.step(lambda: add_up(comm, 50_000))
         going[0] = time.monotonic() < deadline_s
-        comm.all_reduce(going, "min")  # all stop at the same call
+        comm.all_reduce(going, "min")  # all ranks stop after the same call
     traffic.complete()
 
 
 def add_up(comm: Communicator, count: int) -> None:
-    """Runs one checked call."""
+    """Runs one all_reduce and checks its result."""
     x = np.arange(count, dtype=np.float64) + comm.rank
     comm.all_reduce(x)
     total = np.arange(count) * comm.size + comm.size * (comm.size - 1) / 2
@@ -152,10 +156,10 @@ def add_up(comm: Communicator, count: int) -> None:
 
 
 def _when_asked(action: Callable[[], None]) -> None:
-    """Runs `action` in a thread at SIGUSR1, in the middle of any call."""
+    """Runs `action` in a thread when SIGUSR1 arrives, also in the middle of a call."""
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
-    # written at once, although Python's handlers run only after a call
+    # The wakeup descriptor is written at once. Python's signal handlers run only after a call.
     signal.set_wakeup_fd(theirs)
     signal.signal(signal.SIGUSR1, lambda *_: None)
 
@@ -167,11 +171,13 @@ def _when_asked(action: Callable[[], None]) -> None:
 
 
 def _connections(*, control: bool) -> list[int]:
-    """Returns descriptors of TCP connections: control channels, which alone are probed, or all
-    others."""
+    """Returns the descriptors of the control channels, or those of all other TCP connections. Only
+    control channels have keepalive probes.
+    """
     found = []
     for name in os.listdir("/proc/self/fd"):
-        # Opens only sockets twice: closing a copy of a segment's descriptor would drop its lock.
+        # Duplicates only sockets, since closing a copy of a segment's descriptor would drop its
+        # lock.
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue

@@ -1,4 +1,6 @@
-"""Four hosts for all scenarios of a file; after each scenario they are repaired."""
+"""Fixture of four lab hosts for all scenarios of a file. The hosts are repaired after each
+scenario.
+"""
 
 from __future__ import annotations
 

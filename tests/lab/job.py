@@ -1,4 +1,6 @@
-"""A job on the hosts of a lab: faults, results of its ranks, and remains on the hosts."""
+"""A job on lab hosts: faults, results of the ranks, and files and processes that remain on the
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ DISKS = (TEMPORARY, "/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One rank's result, and its time after the fault."""
+    """A rank's result, and the seconds from the fault to this result."""
 
     rank: int
     error: str | None
@@ -33,12 +35,12 @@ class Outcome:
     after_s: float
 
     def names(self, ranks: Sequence[int]) -> bool:
-        """Returns whether the error's text names one of these ranks."""
+        """Returns True if the error's text names one of these ranks."""
         return names(self.text, ranks)
 
 
 def names(text: str, ranks: Sequence[int]) -> bool:
-    """Returns whether the text names one of these ranks."""
+    """Returns True if the text names one of these ranks."""
     return any(re.search(rf"\brank {rank}\b", text) for rank in ranks)
 
 
@@ -81,7 +83,7 @@ class Job(Processes):
         """Returns all other ranks."""
         return [rank for rank in range(self.ranks) if rank not in ranks]
 
-    # ---- faults: each returns its time
+    # ---- faults, each of which returns its time
 
     def kill(self, rank: int) -> float:
         """Kills a rank; the kernel closes its connections."""
@@ -98,14 +100,15 @@ class Job(Processes):
         return happened
 
     def power_off(self, host: int) -> float:
-        """Silences a host: no reset, no end of stream."""
+        """Makes a host silent: its connections are neither reset nor closed."""
         happened = time.monotonic()
         self.lab.power_off(host)
         return happened
 
     def cut(self, host: int, *, carrier: bool = True) -> float:
-        """Cuts all links of a host; its ranks stay alive. Without `carrier` its cables are
-        unplugged."""
+        """Cuts all links of a host, whose ranks stay alive. If `carrier` is false, the cables are
+        unplugged.
+        """
         happened = time.monotonic()
         for rail in range(self.lab.rails):
             self.lab.cut(host, rail, carrier=carrier)
@@ -124,7 +127,7 @@ class Job(Processes):
     def outcomes(
         self, event: str, ranks: Sequence[int], *, since: float, timeout_s: float = 40.0
     ) -> list[Outcome]:
-        """Returns the result of each rank's attempt `event` (`Me.attempt`)."""
+        """Returns each rank's result of the attempt with this event name (see `Me.attempt`)."""
         said = self.wait_for(event, ranks, timeout_s)
         return [
             Outcome(rank=rank, error=s["error"], text=s["text"] or "", after_s=s["at"] - since)
@@ -132,7 +135,7 @@ class Job(Processes):
         ]
 
 
-# ---- a host's state
+# ---- the state of a host
 
 
 def last_host(job: Job) -> int:
@@ -144,20 +147,22 @@ def last_ranks(job: Job) -> list[int]:
 
 
 def give_disks(lab: Lab, size: str = _ROOM) -> None:
-    """Gives every host empty disks of its own, of this size."""
+    """Mounts an empty file system of this size in place of each host's disks."""
     for host, path in itertools.product(range(lab.hosts), DISKS):
         lab.run(host, ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path])
 
 
 def fill_disks(lab: Lab, host: int) -> None:
-    """Fills the host's own disks."""
+    """Fills the host's own file systems."""
     for path in DISKS:
         lab.run(host, ["sh", "-c", f"cat /dev/zero > {path}/full 2>/dev/null || true"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """Remains on a host: pids, live or listening sockets, files on its own disks."""
+    """Objects that remain on a host: process ids, connected or listening sockets, and files on its
+    own disks.
+    """
 
     processes: tuple[int, ...]
     sockets: tuple[str, ...]
@@ -168,7 +173,7 @@ class Remains:
 
 
 def remains(lab: Lab, host: int) -> Remains:
-    """Returns the remains of a job on a host with disks of its own."""
+    """Returns the objects that a job left on a host with its own disks."""
     sockets = lab.run(host, ["ss", "-Hna", "-A", "tcp,udp,unix"]).splitlines()
     files = lab.run(host, ["find", *DISKS, "-mindepth", "1"]).splitlines()
     alive = ("ESTAB", "LISTEN", "UNCONN")
@@ -180,7 +185,9 @@ def remains(lab: Lab, host: int) -> Remains:
 
 
 def wait_for_no_remains(lab: Lab, hosts: Sequence[int], timeout_s: float = 5.0) -> list[Remains]:
-    """Returns the remains on these hosts, once there are none, or after the timeout."""
+    """Waits until nothing remains on these hosts. Returns the remains after that or after the
+    timeout.
+    """
     deadline = time.monotonic() + timeout_s
     while left := [found for host in hosts if (found := remains(lab, host))]:
         if time.monotonic() > deadline:
@@ -197,14 +204,15 @@ def listening(lab: Lab, host: int) -> list[tuple[str, int]]:
 
 
 def stranger(lab: Lab, host: int, manner: str, address: str, port: int) -> subprocess.Popen[bytes]:
-    """Starts a program on this host that is not a rank; `manner` is its behaviour (see
-    `stranger.py`)."""
+    """Starts a program that is not a rank on this host; `manner` selects its behaviour (see
+    `stranger.py`).
+    """
     program = str(Path(__file__).with_name("stranger.py"))
     return lab.start(host, [sys.executable, "-I", "-S", program, manner, address, str(port)])
 
 
 def mend_all(lab: Lab) -> None:
-    """Mends all links."""
+    """Repairs all links."""
     for host in range(lab.hosts):
         for rail in range(lab.rails):
             lab.mend(host, rail)

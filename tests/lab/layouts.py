@@ -1,4 +1,6 @@
-"""Numbers of ranks per host: every scenario runs in every layout, by default in one of them."""
+"""Numbers of ranks on each host. Every scenario has a test in each layout, of which one runs by
+default.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ def layout_name(layout: Sequence[int]) -> str:
 
 
 def in_layouts(cases: Iterable[Any], seldom: Collection[Any] = ()) -> list[Any]:
-    """Returns parameters `(case, layout)`. All but one layout of a case are slow, and so are all of
-    `seldom`."""
+    """Returns parameters `(case, layout)`. One layout of each case runs by default; the others are
+    marked slow, as are all layouts of the cases in `seldom`.
+    """
     found = []
     for number, case in enumerate(cases):
         for layout in LAYOUTS:

@@ -1,4 +1,4 @@
-"""Open resources of a process, which a call or a communicator must give back."""
+"""Open resources of a process, which a call or communicator must release."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def open_resources() -> dict[str, int]:
 
 
 def resources_after(before: dict[str, int], timeout_s: float = 2.0) -> dict[str, int]:
-    """Returns the counts, once they equal `before`, or after the timeout. The kernel may count a
-    joined thread a moment longer."""
+    """Waits until the counts equal `before`, or until the timeout, and returns them. The kernel may
+    count a joined thread for a moment.
+    """
     deadline = time.monotonic() + timeout_s
     while (now := open_resources()) != before and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,7 +1,7 @@
 """A program that is not a rank and connects to a port: `stranger.py MANNER ADDRESS PORT`.
 
-Exit codes: 0 if the other side closed the connection, 3 if it was still connected after 20 s, 4 if
-no process listened any more. Received bytes go to standard output.
+The exit code is 0 if the peer closed the connection, 3 if it was still connected after 20 s, and 4
+if no process listened. Received bytes go to standard output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def garbage(connection: socket.socket) -> None:
 
 
 def http(connection: socket.socket) -> None:
-    """Sends a scanner's request."""
+    """Sends an HTTP request, as port scanners do."""
     connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
@@ -36,27 +36,27 @@ def zeros(connection: socket.socket) -> None:
 
 
 def oversized(connection: socket.socket) -> None:
-    """Sends lengths beyond any memory, in all usual encodings."""
+    """Sends lengths that exceed any memory, in all common encodings."""
     for form in ("<I", ">I", "<Q", ">Q"):
         connection.sendall(struct.pack(form, (1 << 8 * struct.calcsize(form)) - 1))
     connection.sendall(b"\xff" * 4096)
 
 
 def truncated(connection: socket.socket) -> None:
-    """Sends a few bytes, then the end of the stream."""
+    """Sends a few bytes, then closes the stream."""
     connection.sendall(os.urandom(5))
     connection.shutdown(socket.SHUT_WR)
 
 
 def reset(connection: socket.socket) -> None:
-    """Sends a few bytes, then a reset."""
+    """Sends a few bytes, then resets the connection."""
     connection.sendall(os.urandom(5))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
 
 def slow(connection: socket.socket) -> None:
-    """Sends a byte now and then."""
+    """Sends a byte at long intervals."""
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         connection.sendall(b"\0")
@@ -64,7 +64,7 @@ def slow(connection: socket.socket) -> None:
 
 
 def echo(connection: socket.socket) -> None:
-    """Sends all received bytes back: a reflection attack."""
+    """Sends all received bytes back, as in a reflection attack."""
     while data := connection.recv(4096):
         connection.sendall(data)
 
@@ -88,7 +88,7 @@ def main(manner: str, address: str, port: str) -> int:
                 sys.stdout.buffer.write(data)
         except TimeoutError:
             return 3
-        except OSError:  # also a shutdown after a reset
+        except OSError:  # shutdown also fails after a reset
             return 0
     return 0
 

@@ -1,6 +1,6 @@
 """Faults of networks and hosts: every survivor names the lost ranks within 3 s.
 
-The fault happens during calls and messages of all phases (`traffic.py`).
+The fault occurs during calls and messages in all phases (`traffic.py`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ PAUSE_S = 0.3
 ROUNDS = 50
 
 
-# ---- losses
+# ---- faults that lose ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault of the last host, or of a rank on the last or the first host."""
+    """A fault of the last host, of a rank on the last host, or of a rank on the first host."""
 
     name: str
     do: Callable[[Job], float]
@@ -59,9 +59,9 @@ class Fault:
     errors: tuple[str, ...] = ("PeerLostError",)
     within_s: float = SOON_S
     blamed: Callable[[Job], list[int]] | None = None
-    """The ranks that lost but live ranks name."""
+    """Ranks that are named by a rank that counts as lost but is alive."""
     often: bool = False
-    """True if the scenario is part of the default run."""
+    """True if the scenario is part of the default test run."""
 
 
 def last_rank(job: Job) -> list[int]:
@@ -73,8 +73,9 @@ def all_ranks(job: Job) -> list[int]:
 
 
 def garbage(name: str, body: Callable[[Me], Any], *, often: bool = False) -> Fault:
-    """A fault: an authenticated peer sends garbage during calls. Its own error depends on timing:
-    it is lost, or the others are."""
+    """Returns the fault that an authenticated peer sends random bytes during calls. The peer's own
+    error depends on timing: the peer or the others are lost.
+    """
     return Fault(
         name=name,
         do=lambda job: job.ask(job.ranks - 1),
@@ -138,9 +139,10 @@ FAULTS = [
 
 
 def run_fault(lab: Lab, layout: Sequence[int], fault: Fault) -> None:
-    """One round of a fault during calls and messages. Every survivor names the lost ranks in time,
-    in every call and message in progress. It refuses further work with the same cause and gives
-    back its resources. No host keeps remains."""
+    """Runs a fault during calls and messages. Every survivor names the lost ranks in time, in all
+    pending calls and messages. Further calls fail with the same cause. Survivors release all
+    resources, and nothing remains on any host.
+    """
     with Job(lab, fault.body, layout) as job:
         job.wait_for("joined", range(job.ranks))
         time.sleep(PAUSE_S)
@@ -169,7 +171,7 @@ def check(outcomes: Sequence[Outcome], lost: Sequence[int], fault: Fault) -> Non
 def check_messages(
     job: Job, ranks: Sequence[int], lost: Sequence[int], fault: Fault, since: float
 ) -> None:
-    """Checks that each receive ended with the fault; a send may have ended before it."""
+    """Checks that the fault ended each receive. A send may have ended before the fault."""
     for said in job.wait_for("messages", ranks):
         assert said["at"] - since < limit_s(fault.within_s + SOON_S), said
         assert any(not message["sends"] for message in said["outcomes"]), said
@@ -185,11 +187,11 @@ def all_given_back(job: Job, ranks: Sequence[int]) -> None:
         assert said["after"] == said["before"], "descriptors or threads were not given back"
 
 
-# ---- no losses, or later ones
+# ---- faults that lose no ranks, or are detected later
 
 
 def half_open(lab: Lab, layout: Sequence[int]) -> None:
-    """A host vanishes while ranks are idle: they detect it before the next call."""
+    """Powers a host off while ranks are idle. They detect the loss before the next call."""
     with Job(lab, bodies.idle, layout) as job:
         job.wait_for("joined", range(job.ranks))
         lost = last_ranks(job)
@@ -205,7 +207,7 @@ def half_open(lab: Lab, layout: Sequence[int]) -> None:
 
 
 def short_cut(lab: Lab, layout: Sequence[int], *, carrier: bool) -> None:
-    """A short cut is survived without an error."""
+    """Cuts a link for a short time; no rank gets an error."""
     with Job(lab, bodies.patient, layout) as job:
         job.wait_for("joined", range(job.ranks))
         time.sleep(PAUSE_S)
@@ -219,7 +221,7 @@ def short_cut(lab: Lab, layout: Sequence[int], *, carrier: bool) -> None:
 
 
 def full_disk(lab: Lab, layout: Sequence[int]) -> None:
-    """A full disk has no effect: nothing is written."""
+    """Fills a host's disk; this has no effect, since the library writes no files."""
     fill_disks(lab, 1)
     try:
         with Job(lab, bodies.patient, layout) as job:
@@ -231,15 +233,17 @@ def full_disk(lab: Lab, layout: Sequence[int]) -> None:
 
 
 def few_descriptors(lab: Lab, layout: Sequence[int], descriptors: int) -> None:
-    """With too few descriptors, the rank reports it, and no rank waits in vain."""
+    """Limits a rank to too few descriptors. The rank reports this, and no rank waits until the
+    timeout.
+    """
     with Job(lab, bodies.patient, layout, descriptors={2: descriptors}) as job:
         codes = job.exit_codes()
         said = [event for rank in range(job.ranks) for event in job.everything(rank)]
         texts = [event["text"] for event in said if event.get("error")]
-        if texts or any(codes):  # too few
+        if texts or any(codes):  # too few to join
             assert len(texts) == job.ranks, (
                 said
-            )  # each rank has an error, and one of the errors is the cause
+            )  # each rank has an error, and at least one error names the cause
             assert any("open files" in text or "descriptors" in text for text in texts), texts
     assert wait_for_no_remains(lab, range(lab.hosts)) == []
 

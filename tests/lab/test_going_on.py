@@ -1,4 +1,4 @@
-"""Shrinking across hosts, after the loss of a rank, a host or a link."""
+"""Shrinking over several hosts, after the loss of a rank, a host or a link."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.lab, needs_hosts]
 
 
 def shrinking(me: Me) -> None:
-    """Shrinks to the survivors again and again, until it cannot."""
+    """Shrinks to the survivors repeatedly, until a shrink fails."""
     comm = me.join(30.0)
     add_up(comm, 10)
     me.say("joined")
@@ -45,7 +45,9 @@ def _add_up_in_halves(comm: Communicator) -> None:
 
 
 def shrunk(job: Job, generation: int, left: Sequence[int], former: Sequence[int]) -> None:
-    """Checks that `left` form the new group; `former` are their ranks in the group before."""
+    """Checks that the ranks `left` form the new group; `former` has their ranks in the previous
+    group.
+    """
     for new, said in enumerate(job.wait_for(f"shrunk {generation}", left)):
         assert (said["rank"], said["ranks"]) == (new, list(former))
 
@@ -56,8 +58,9 @@ def check_cannot(job: Job, ranks: Sequence[int]) -> None:
 
 
 def may_shrink(job: Job, left: Sequence[int]) -> bool:
-    """Returns whether the hosts of these ranks had more than half of all ranks, or half with rank
-    0."""
+    """Returns True if the hosts of these ranks had more than half of all ranks, or half of them
+    with rank 0.
+    """
     reached = job.ranks_on(*(job.host_of[rank] for rank in left))
     return (2 * len(reached), 0 in reached) > (job.ranks, False)
 
@@ -100,8 +103,9 @@ def test_the_survivors_shrink_again(
 
 @pytest.mark.parametrize(("host", "layout"), in_layouts(["last", "first"]))
 def test_one_side_of_a_cut_shrinks(lab: Lab, host: str, layout: Sequence[int]) -> None:
-    """The side with more ranks shrinks, or the side of rank 0 if both are equal; the other gets an
-    error."""
+    """Cuts the network. The side with more ranks shrinks, or the side with rank 0 if both are
+    equal. The other side gets an error.
+    """
     with Job(lab, shrinking, layout) as job:
         job.wait_for("joined", range(job.ranks))
         cut_off = 0 if host == "first" else last_host(job)
@@ -113,7 +117,9 @@ def test_one_side_of_a_cut_shrinks(lab: Lab, host: str, layout: Sequence[int]) -
 
 
 def test_a_reused_address_proves_no_loss(lab: Lab) -> None:
-    """Beyond a cut, each side finds the other's address on a host that refuses connections."""
+    """Cuts the network and reuses addresses: each rank finds the other's address on a host that
+    refuses connections.
+    """
     with Job(lab, shrinking, (1, 1)) as job:
         job.wait_for("joined", range(2))
         job.cut(1)
@@ -129,7 +135,7 @@ def test_a_reused_address_proves_no_loss(lab: Lab) -> None:
 
 @pytest.mark.parametrize("layout", [(1, 1, 1, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
 def test_a_host_without_power_counts_as_perhaps_alive(lab: Lab, layout: Sequence[int]) -> None:
-    """The host is silent, as beyond a cut: the rest shrinks only if it is enough."""
+    """Powers a host off, which looks like a cut. The other hosts shrink only if they are enough."""
     with Job(lab, shrinking, layout) as job:
         job.wait_for("joined", range(job.ranks))
         job.power_off(0)

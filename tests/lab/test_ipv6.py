@@ -1,5 +1,6 @@
-"""Hosts with IPv6 addresses, alone or beside IPv4, in clear text and under TLS: the same calls and
-failures."""
+"""Hosts with IPv6 addresses, with or without IPv4, and with or without TLS: the same calls and the
+same failures.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def lab() -> Iterator[Lab]:
 
 
 def run_over_ipv6(lab: Lab, env: Mapping[str, str]) -> None:
-    """Checks that all connections use IPv6, and that a cut is detected as with IPv4."""
+    """Checks that all connections of a job use IPv6, and that cuts are detected as with IPv4."""
     rendezvous = f"tcp://[{address(0)}]:{PORT}"
     with Job(lab, busy, LAYOUT, env=env, rendezvous=rendezvous) as job:
         job.wait_for("joined", range(job.ranks))

@@ -1,4 +1,4 @@
-"""The faults of the lab, on plain sockets: each has its documented effect."""
+"""Tests that each fault of the lab has its documented effect on plain sockets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-# ---- a job of plain sockets: every rank exchanges bytes with rank 0, and reports the end
+# ---- a job of plain sockets, in which each rank exchanges bytes with rank 0 and reports the end
 
 
 def address_of(me: Me) -> tuple[str, int]:
@@ -50,7 +50,7 @@ def address_of(me: Me) -> tuple[str, int]:
 
 
 def echo_job(me: Me) -> None:
-    """Rank 0 sends every rank a byte every 50 ms, and each sends it back."""
+    """Rank 0 sends a byte to each rank every 50 ms, and each rank sends the byte back."""
     connections = _accept_all(me) if me.rank == 0 else [_connect(me)]
     me.say("joined", host=socket.gethostname(), **open_resources())
     me.attempt("ended", _echo, connections, me.rank == 0)
@@ -133,14 +133,14 @@ def test_a_stopped_rank_is_late_but_connected(lab: Lab) -> None:
         assert outcome.error == "TimeoutError"
         assert (
             outcome.after_s > 0.9 * PATIENCE_S
-        )  # the socket's own timeout: the kernel acknowledged all
+        )  # the timeout of the socket, since the kernel acknowledged all data
 
 
 # ---- limits
 
 
 def opens_files(me: Me) -> None:
-    """Opens files until an error."""
+    """Opens files until that raises an error."""
     me.attempt("opened", _open_all)
 
 
@@ -174,7 +174,7 @@ def test_each_host_has_its_own_disks_which_can_be_full(lab: Lab) -> None:
         assert "No space left" in full.text
 
 
-# ---- remains
+# ---- objects that remain on hosts
 
 
 LEAVES = """
@@ -205,7 +205,7 @@ def test_remains_of_a_job_are_found(lab: Lab) -> None:
     assert found == left
 
 
-# ---- strangers
+# ---- processes that are not ranks
 
 
 @pytest.mark.parametrize("manner", [function.__name__ for function in MANNERS])

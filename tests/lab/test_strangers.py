@@ -1,4 +1,4 @@
-"""Processes that are not ranks are refused, and the job is unharmed."""
+"""Processes that are not ranks are refused, and the job continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = {"UNISONO_JOB_SECRET": "between us"}
 
 
 def working(me: Me) -> None:
-    """Runs sums for some seconds, while strangers connect."""
+    """Runs all_reduce for some seconds, while other processes connect."""
     with me.join(30.0) as comm:
         me.say("joined")
         going = np.ones(1, dtype=np.int32)
@@ -57,7 +57,7 @@ ALL = [function.__name__ for function in MANNERS]
     [pytest.param(ALL, id="all"), *(pytest.param(3 * [one], marks=SLOW, id=one) for one in ALL)],
 )
 def test_strangers_at_every_port_are_refused(lab: Lab, manners: list[str]) -> None:
-    """From a host without ranks, at each port on which the job listens."""
+    """Connects from a host without ranks to each port on which the job listens."""
     with Job(lab, working, (2, 2), env=SECRET) as job:
         job.wait_for("joined", range(4))
         endpoints = [(lab.address(h), port) for h in (0, 1) for _, port in listening(lab, h)]
@@ -112,7 +112,7 @@ def test_another_secret_does_not_join(lab: Lab) -> None:
     with Job(lab, joining, (1, 1), env_of=secret) as job:
         outcomes = job.outcomes("joined", [0, 1], since=began)
     assert outcomes[1].error == "AuthenticationError"
-    # at once; rank 0 waits for a rank with the right secret
+    # rank 1 fails at once, while rank 0 waits for a rank with the right secret
     assert outcomes[1].after_s < outcomes[0].after_s
     assert outcomes[0].error == "RendezvousError"
     assert "does not know the job's secret" in outcomes[0].text
@@ -120,7 +120,7 @@ def test_another_secret_does_not_join(lab: Lab) -> None:
 
 
 def test_ranks_listen_on_chosen_interfaces_only(lab: Lab) -> None:
-    """Ranks listen on the chosen interfaces only, never on all."""
+    """Tests that ranks listen on the chosen interfaces only, and never on all interfaces."""
     with Job(lab, working, (2, 2)) as job:
         job.wait_for("joined", range(4))
         for host in (0, 1):

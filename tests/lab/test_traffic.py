@@ -1,4 +1,4 @@
-"""The messages of the fault scenarios: correct without a fault, and failed after one."""
+"""The messages of the fault scenarios succeed without a fault, and fail after a fault."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def test_every_receive_fails_after_a_failure() -> None:
         ranks.run(start)
         for outcomes in ranks.outcomes(end):
             receives = [error for sends, error in outcomes if not sends]
-            # From both other ranks, small and large, and from any rank.
+            # messages from both other ranks, small and large, and a small message from any rank
             assert receives == ["AbortedError"] * (2 * len((SMALL, LARGE)) + 1)
             assert sum(sends for sends, _ in outcomes) == 4

@@ -1,7 +1,8 @@
-"""Messages in all phases, in progress among all ranks during a fault.
+"""Messages between all ranks, in all phases, that are pending during a fault.
 
-Unmatched messages, small and large, are sent but not received. Posted receives, from one rank and
-from any, have no matching send. In every step, small and large messages run during the collectives.
+Small and large unmatched messages are sent but not received. Posted receives, from one rank and
+from any rank, have no matching send. In every step, small and large messages run during
+collectives.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _END_S = 1.0
 
 
 class Pending(NamedTuple):
-    """A message in progress."""
+    """A message that has begun and not ended."""
 
     sends: bool
     work: Work
@@ -31,7 +32,7 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a message that was in progress."""
+    """The result of a message that was pending."""
 
     sends: bool
     error: str | None
@@ -42,8 +43,10 @@ class Traffic:
     """The messages of one rank; every rank has such an object."""
 
     def __init__(self, comm: Communicator, *, blocking: bool = True) -> None:
-        """`blocking`: whether a step has calls that wait only for neighbours. After a timeout, such
-        a call names the neighbour, not the rank that causes the delay."""
+        """Begins the pending messages. If `blocking` is true, steps have calls that wait only for
+        neighbours. After a timeout, such a call names the neighbour, and not the rank that causes
+        the delay.
+        """
         self._comm = comm
         self._blocking = blocking
         self._steps = 0
@@ -64,8 +67,9 @@ class Traffic:
                 self._begin(True, comm.send(x, other, tag, async_op=True))
 
     def step(self, meanwhile: Callable[[], None]) -> None:
-        """Exchanges small and large messages with both neighbours while `meanwhile`, collectives of
-        all ranks, runs."""
+        """Exchanges small and large messages with both neighbours. Meanwhile runs `meanwhile`,
+        which performs collectives of all ranks.
+        """
         comm, self._steps = self._comm, self._steps + 1
         buffers, works = [], []
         for count, source, tag in (
@@ -88,7 +92,7 @@ class Traffic:
             self._check(out, self._left)
 
     def complete(self) -> None:
-        """Completes all posted and unmatched messages, and checks all data."""
+        """Completes all posted receives and unmatched messages, and checks all data."""
         comm, works = self._comm, list[Work]()
         for other in self._others:
             for count in (SMALL, LARGE):

@@ -1,4 +1,4 @@
-"""A small regression for tests of compressed gradients: model, data, loss, training."""
+"""A small regression task for tests of compressed gradients: model, data, loss and training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ each_with_state = pytest.mark.parametrize("compression", WITH_STATE, ids=name_of
 
 
 class Branches(nn.Module):
-    """Two matrices, of which `forward` may leave one out, and a bias."""
+    """Two matrices and a bias; `forward` may leave one matrix out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Branches(nn.Module):
 
 torch.manual_seed(7)
 TEMPLATE = Branches()
-TEACHER = copy.deepcopy(TEMPLATE)  # the function to learn
+TEACHER = copy.deepcopy(TEMPLATE)  # the function to be learned
 for _parameter in TEACHER.parameters():
     _parameter.data += 0.3 * torch.randn_like(_parameter)
 

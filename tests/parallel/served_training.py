@@ -16,7 +16,7 @@ RANGE_BYTES = 256
 
 
 class Mixed(nn.Module):
-    """Parameters of three types and odd sizes, a shared one, a frozen one, and a buffer."""
+    """Parameters of three types and odd sizes, one shared and one frozen, and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Mixed(nn.Module):
 
 
 def set_gradients(model: nn.Module, rank: int, step: int) -> None:
-    """Sets gradients with exponents so different that the order of a sum shows in its bits."""
+    """Sets gradients of very different exponents, so that a sum's bits depend on its order."""
     rng = np.random.default_rng([rank, step])
     for parameter in model.parameters():
         if parameter.requires_grad:

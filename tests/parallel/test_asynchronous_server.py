@@ -73,7 +73,7 @@ def test_a_repeated_push_changes_nothing_and_is_answered(
 
 
 def _push_again(ps: ParameterServer, model: nn.Module, step: int) -> None:
-    """Sends the message of an earlier step once more, with another content."""
+    """Sends the message of an earlier step again, with different gradients."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 99.0)
@@ -104,7 +104,7 @@ def test_a_repeated_push_before_the_first_is_applied_does_not_replace_it(
 
 
 def _begin_twice(ps: ParameterServer, model: nn.Linear) -> None:
-    """Sends all messages of step 0, and again with another content, before anyone answers."""
+    """Sends all messages of step 0 twice, with different gradients, before a server replies."""
     exchange = ps._group.exchange
     assert model.weight.grad is not None
     right = model.weight.grad.clone()
@@ -117,7 +117,8 @@ def _begin_twice(ps: ParameterServer, model: nn.Linear) -> None:
         for work in works:
             work.wait(20)
     model.weight.grad = torch.full_like(right, 77.0)
-    # The step that follows repeats them once more, and takes the first answers; all are equal.
+    # The next step sends the messages again and receives the replies to the first ones. All replies
+    # are equal.
 
 
 @pytest.mark.parametrize("staleness", [1, 3, None])
@@ -161,7 +162,7 @@ def test_workers_that_finish_no_longer_count(threads: Callable[[int], Threads]) 
                 ps.step()
         return model.weight.detach().flatten().tolist()
 
-    # Steps 0, 1: the mean of 3, 6, 9; step 2: of 6 and 9; step 3: 9.
+    # Steps 0 and 1 use the mean of 3, 6 and 9; step 2 the mean of 6 and 9; step 3 uses 9.
     assert threads(3).run(check) == [[-12.0] * 4, [-19.5] * 4, [-28.5] * 4]
 
 

@@ -1,4 +1,4 @@
-"""The state of a compression: checkpoints, passes that fail, overflows, ranks that die."""
+"""The state of a compression: checkpoints, failed backward passes, overflows, ranks that die."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_state_survives_another_order_of_parameters(compression: Any, thread
     class Reordered(Branches):
         def __init__(self) -> None:
             super().__init__()
-            for name in ("left", "right"):  # moves both behind `last`
+            for name in ("left", "right"):  # moves both modules behind `last`
                 self._modules[name] = self._modules.pop(name)
 
     def check(comm: Communicator) -> None:
@@ -148,7 +148,7 @@ def test_a_failed_pass_leaves_the_state_as_it_was(compression: Any, threads: Wor
             with pytest.raises(UnisonoError, match="the backward pass of another rank raised"):
                 loss_of(model, comm, 3).backward()
         model.zero_grad()
-        loss = loss_of(model, comm, 4)  # rank 1 releases the others here
+        loss = loss_of(model, comm, 4)  # rank 1 ends the other ranks' wait here
         _assert_equal_states(before, model.state_dict().get("compression"))
         loss.backward()
         train(model, make_sgd(model), comm, range(5, 7))
@@ -162,7 +162,7 @@ def test_a_failed_pass_leaves_the_state_as_it_was(compression: Any, threads: Wor
 
 @each_with_state
 def test_an_overflow_does_not_stay_in_the_state(compression: Any, threads: World) -> None:
-    """A GradScaler skips such a step, and the next one is as if it had not been."""
+    """A GradScaler skips a step that overflows. The next step must be the same as without it."""
 
     def check(comm: Communicator) -> None:
         model = data_parallel(make_model(), comm, compression=compression)
@@ -172,7 +172,7 @@ def test_an_overflow_does_not_stay_in_the_state(compression: Any, threads: World
         scale = float("inf") if comm.rank == 1 else 1.0
         (loss_of(model, comm, 3) * scale).backward()
         for parameter in model.parameters():
-            assert not torch.isfinite(parameter.grad).all()  # visible on all ranks
+            assert not torch.isfinite(parameter.grad).all()  # all ranks see the overflow
         _assert_equal_states(before, model.state_dict()["compression"])
         model.close()
 
@@ -192,7 +192,8 @@ def own_killed_in_the_first_round(me: Me) -> None:
     comm = me.join()
     model = data_parallel(make_model(), comm, compression=PowerSGD(rank=1))
     train(model, make_sgd(model), comm, range(3))
-    if me.rank == 1:  # after it has sent P of the last layers, before that of the first
+    # rank 1 dies after it sent P of the last layers, and before it sends P of the first layer
+    if me.rank == 1:
         model.module.left.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
     me.say("trained")
     me.attempt("step", lambda: train(model, make_sgd(model), comm, range(3, 4)))

@@ -1,4 +1,6 @@
-"""Layout-free random numbers: every block equals the same part of the whole tensor."""
+"""Random numbers that do not depend on the layout: every block equals the same part of the whole
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def test_a_block_is_that_part_of_the_whole(
 
 
 def test_the_whole_is_one_stream_of_philox() -> None:
-    """The first elements depend neither on the shape nor on the length."""
+    """Tests that an element depends only on its index, and not on the tensor's shape or length."""
     flat = RANDOM.uniform("w", (1000,))
     assert torch.equal(RANDOM.uniform("w", (10, 100)).flatten(), flat)
     assert torch.equal(RANDOM.uniform("w", (37,)), flat[:37])
@@ -56,7 +58,7 @@ def test_sites_steps_and_seeds_differ() -> None:
 def test_values_are_normal() -> None:
     x = RANDOM.normal("a", (200_000,))
     moments = [float((x**k).mean()) for k in (1, 2, 3, 4)]
-    # Five standard errors of each moment: the variance of x^k is E x^2k - (E x^k)^2.
+    # The tolerance of a moment is five standard errors. The variance of x^k is E x^2k - (E x^k)^2.
     for moment, expected, variance in zip(moments, (0, 1, 0, 3), (1, 2, 15, 96), strict=True):
         assert abs(moment - expected) < 5 * math.sqrt(variance / len(x))
 

@@ -1,4 +1,6 @@
-"""Data parallelism: equal to one process with the whole batch, for every kind of program."""
+"""Data parallelism gives the same result as one process with the whole batch, for every kind of
+program.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ STEPS, ROWS = 5, 4
 
 
 class Net(nn.Module):
-    """Two branches, of which `forward` may leave one out, and a shared weight."""
+    """Two branches, of which `forward` may omit one, and a shared weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class Net(nn.Module):
 
 
 torch.manual_seed(3)
-_TEMPLATE = Net().double()  # made once: ranks that are threads share torch's random numbers
+_TEMPLATE = Net().double()  # made once, since ranks that are threads share torch's random generator
 
 
 def _net() -> Net:
@@ -164,7 +166,8 @@ def test_gradients_accumulate_inside_no_sync(threads: World) -> None:
                 net.zero_grad()
             for part in range(3):
                 batch = _batch(10 * step + part, comm.size)
-                # The last part does not use the right branch, which the others did.
+                # The last microbatch does not use the right branch, although the earlier
+                # microbatches did.
                 branch = "left" if part == 2 else "both"
                 reference(batch, branch).square().mean().backward()
                 if part < 2:
@@ -219,7 +222,7 @@ def test_checkpointed_blocks(reentrant: bool, threads: World) -> None:
     class Checkpointed(Net):
         def forward(self, x: Any, branch: str = "both") -> Any:
             x = torch.tanh(self.first(x))
-            for _ in range(2):  # the same parameters twice
+            for _ in range(2):  # uses the same parameters twice
                 x = checkpoint(self.left, x, use_reentrant=reentrant)
             return self.last(x)
 

@@ -1,4 +1,6 @@
-"""Data parallelism with compressed gradients: equal, convergent, and of as many bytes as said."""
+"""Data parallelism with compressed gradients: replicas stay equal, training converges, and the
+bytes are as documented.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def test_training_converges_as_without_compression(
         for each_one in (None, compression):
             model = data_parallel(make_model(), comm, compression=each_one)
             first = loss_of(model.module, comm, 10_000).item()
-            # Momentum amplifies values that error feedback delays.
+            # Plain SGD, since momentum amplifies values that error feedback delays.
             plain = torch.optim.SGD(model.parameters(), 0.2)
             train(model, plain, comm, range(100))
             losses.append(loss_of(model.module, comm, 10_000).item())
@@ -47,7 +49,7 @@ def test_training_converges_as_without_compression(
         return bits
 
     first, *others = threads(ranks).run(check)
-    assert all(other == first for other in others)  # the replicas have not parted
+    assert all(other == first for other in others)  # the replicas are still equal
 
 
 @each
@@ -82,7 +84,8 @@ def test_no_sync_averages_the_sum_of_all_passes(compression: Any, threads: World
             results.append([parameter.grad.clone() for parameter in model.parameters()])
             model.close()
         for together, apart in zip(*results, strict=True):
-            # The sums differ in their last bits, and a code may turn that into one of its steps.
+            # The sums differ in their last bits, which may change a compressed value by one step of
+            # its code.
             assert (together - apart).norm() <= 0.02 * together.norm()
 
     threads(2).run(check)
@@ -114,7 +117,9 @@ def test_parameters_that_some_ranks_or_none_use(compression: Any, threads: World
 
 
 def test_fp16_equals_its_definition(threads: World) -> None:
-    """The average of each gradient is the sum of the ranks' quotients as float16."""
+    """Tests the definition: each rank's gradient is divided by the number of ranks and rounded to
+    float16, then summed.
+    """
 
     def check(comm: Communicator) -> None:
         model = data_parallel(make_model(), comm, compression=Fp16())
@@ -123,7 +128,8 @@ def test_fp16_equals_its_definition(threads: World) -> None:
             with model.no_sync():
                 loss_of(model, comm, step).backward()
             local = [parameter.grad.clone() for parameter in model.parameters()]
-            loss_of(model, comm, step, "left").mul(0).backward()  # adds nothing, and averages
+            # a backward pass that adds nothing and exchanges gradients
+            loss_of(model, comm, step, "left").mul(0).backward()
             for mine, parameter in zip(local, model.parameters(), strict=True):
                 parts = comm.all_gather((mine / comm.size).numpy().astype(np.float16)[None])
                 total = parts.astype(np.float32).sum(0).astype(np.float16)
@@ -137,7 +143,7 @@ def test_fp16_equals_its_definition(threads: World) -> None:
 
 
 def _message_bytes(compression: Any, shape: tuple[int, ...], ranks: int) -> int:
-    """The closed form of the bytes that a rank submits for a float32 gradient."""
+    """Returns the closed form of the bytes that a rank submits for a float32 gradient."""
     count = int(np.prod(shape))
     dense = 4 * count
     match compression:
@@ -201,7 +207,7 @@ def test_first_passes_may_be_dense(threads: World) -> None:
 
 @each
 def test_messages_leave_while_backward_runs(compression: Any, threads: World) -> None:
-    """The gradient of the last layer is submitted before that of the first layer exists."""
+    """Tests that the last layer's gradient is submitted before the first layer has a gradient."""
 
     def check(comm: Communicator) -> None:
         model = data_parallel(make_model(), comm, compression=compression)
@@ -213,7 +219,7 @@ def test_messages_leave_while_backward_runs(compression: Any, threads: World) ->
         )
         loss_of(model, comm, 2).backward()
         hook.remove()
-        assert early[0] >= 2  # last.weight and last.bias
+        assert early[0] >= 2  # the messages of last.weight and last.bias
         model.close()
 
     threads(2).run(check)

@@ -1,4 +1,6 @@
-"""The codes of gradients, against NumPy and their bounds; exchanges that keep errors."""
+"""The codes of gradients, compared with NumPy and their error bounds; exchanges with error
+feedback.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_int8_is_within_half_a_scale(values: np.ndarray, run: int) -> None:
     decoded = _decoded(Int8Codec(run), torch.from_numpy(values)).numpy()
     for start in range(0, len(values), run):
         part = values[start : start + run].astype(np.float64)
-        # The scale is the next float32 at or above the quotient.
+        # The scale is the smallest float32 that is not below the quotient.
         exact = np.abs(part).max() / 127
         scale = max(float(np.nextafter(np.float32(exact), np.float32(np.inf))), exact)
         error = np.abs(decoded[start : start + run] - part).max()
@@ -99,7 +101,7 @@ def test_a_sum_of_the_largest_gradients_is_finite(ranks: int, dtype: str) -> Non
     largest = torch.finfo(kind).max
     grads = torch.tensor([largest, -largest, largest * 0.9999, 0.0], dtype=torch.float64)
     part = part_of_average(grads, ranks, kind)
-    total = (part.double() * ranks).to(kind)  # as the reduction: exact, then rounded once
+    total = (part.double() * ranks).to(kind)  # as in the reduction: an exact sum, rounded once
     assert torch.isfinite(total).all()
     assert torch.allclose(total.double(), grads, rtol=2 * torch.finfo(kind).eps)
 
@@ -118,7 +120,8 @@ def test_fp16_is_within_its_rounding(grads: np.ndarray) -> None:
     average = total.astype(np.float16).astype(np.float64)
     exact = grads.astype(np.float64).mean(0)
     size = np.abs(grads.astype(np.float64)).mean(0)
-    # Two roundings of 2^-11 each; one may be of twice that, at the limit; subnormals: 2^-25 each.
+    # The bound is two roundings of 2^-11, of which one may be twice as large at the limit, and
+    # roundings of 2^-25 for subnormals.
     assert (np.abs(average - exact) <= 3 * 2.0**-11 * size + (ranks + 1) * 2.0**-25).all()
 
 
@@ -140,7 +143,7 @@ def test_large_gradients_over_ranks_give_no_infinity(ranks: int, threads: World)
     threads(ranks).run(check)
 
 
-# ---- errors that return
+# ---- error feedback
 
 
 def _gradients(steps: int, ranks: int, *shape: int) -> np.ndarray:
@@ -157,7 +160,9 @@ def _gradients(steps: int, ranks: int, *shape: int) -> np.ndarray:
     ],
 )
 def test_what_is_left_out_returns(compression: Any, shape: Any, threads: World) -> None:
-    """Averages over all steps, plus the average of the last errors, are the dense averages."""
+    """Tests that the sum of all averages, plus the average of the last errors, is the sum of the
+    uncompressed averages.
+    """
     steps, ranks = 12, 3
     grads = _gradients(steps, ranks, *shape)
 
@@ -173,7 +178,7 @@ def test_what_is_left_out_returns(compression: Any, shape: Any, threads: World) 
 
     found = threads(ranks).run(check)
     errors = np.mean([error for _, error in found], axis=0)
-    assert np.abs(errors).max() > 1e-3  # it did leave something out
+    assert np.abs(errors).max() > 1e-3  # the compression did omit values
     for total, _ in found:
         assert np.allclose(total + errors, grads.mean(1).sum(0), rtol=0, atol=1e-10)
 
@@ -201,7 +206,9 @@ def test_power_sgd_is_exact_for_gradients_of_low_rank(data: st.DataObject, threa
 
 
 def _power_sgd_in_numpy(grads: np.ndarray, rank: int, q: np.ndarray) -> list[np.ndarray]:
-    """Algorithms 1 and 2 of the paper, with the mean of all ranks, in one process."""
+    """Computes algorithms 1 and 2 of the PowerSGD paper in one process, with the mean over all
+    ranks.
+    """
     errors, averages = np.zeros(grads.shape[1:]), []
     for step in grads:
         matrices = step + errors
@@ -214,7 +221,7 @@ def _power_sgd_in_numpy(grads: np.ndarray, rank: int, q: np.ndarray) -> list[np.
 
 
 def test_power_sgd_equals_the_paper_and_a_fresh_start_gives_the_same_bits(threads: World) -> None:
-    grads = _gradients(6, 3, 10, 4, 3)  # a convolution's shape: 10 x 12
+    grads = _gradients(6, 3, 10, 4, 3)  # the shape of a convolution, as a matrix of 10 x 12
 
     def check(comm: Communicator) -> Any:
         runs = []

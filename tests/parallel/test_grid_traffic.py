@@ -1,4 +1,4 @@
-"""Closed forms of 2D, 2.5D and 3D tensor parallelism, against the blocks of each rank."""
+"""Closed forms of 2D, 2.5D and 3D tensor parallelism, compared with the blocks of each rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_blocks_of_the_ranks_add_up_to_the_closed_form(kind: str, tp: int) -> No
 
 @pytest.mark.parametrize(("kind", "tp", "ratio"), [("2d", 4, 12.0), ("2d", 16, 1.9), ("3d", 8, 1)])
 def test_enough_tokens_make_a_grid_cheaper_than_a_line(kind: str, tp: int, ratio: float) -> None:
-    """The ratios of tokens to width are those of the lecture's comparison, worked out by hand."""
+    """Compares costs just above and below given ratios of tokens to width. The ratios follow from a
+    comparison by hand.
+    """
     for factor, is_cheaper in ((1.05, True), (0.95, False)):
         sizes = {"tokens": round(ratio * factor * 10_000), "hidden": 10_000}
         line, grid = (layer_elements(each, tp, **sizes) for each in ("1d", kind))

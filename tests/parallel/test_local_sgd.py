@@ -1,4 +1,6 @@
-"""Local SGD and DiLoCo: equal to data parallelism and to averages where they must be."""
+"""Local SGD and DiLoCo equal data parallelism, or averages of parameters, in the cases where the
+theory requires it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ ROWS = 6
 
 
 class Small(nn.Module):
-    """A layer with running means, and a parameter that does not train."""
+    """A layer with running means, and a parameter without a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +100,9 @@ def test_an_average_after_each_step_equals_data_parallelism(
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_ranks_meet_after_exactly_every_steps(every: int, threads: World) -> None:
-    """Parameters and running means equal the averages of ranks that train alone, in one process."""
+    """Tests that parameters and running means equal the averages of ranks that train alone,
+    computed in one process.
+    """
     steps, ranks = 7, 3
 
     def make(net: Any) -> Any:
@@ -130,7 +134,7 @@ def test_ranks_meet_after_exactly_every_steps(every: int, threads: World) -> Non
             _gradients(net, comm.rank, step)
             local.step()
             exchanged = local.controller.stats().tensors_submitted - before
-            # Once a step, not once for each parameter group.
+            # The exchange happens once in a step, and not once for each parameter group.
             trained = sum(1 for each in net.parameters() if each.requires_grad)
             tensors = trained + len(list(net.buffers()))
             assert exchanged == (tensors if (step + 1) % every == 0 else 0)
@@ -244,7 +248,7 @@ def test_a_checkpoint_within_a_period_gives_the_same_bits(
         return expected
 
     first, second = threads(2).run(check)
-    assert first == second  # step 12 ends a period
+    assert first == second  # step 12 is the end of a period
 
 
 def test_local_sgd_resumes_within_a_period(threads: World) -> None:
@@ -285,7 +289,8 @@ def test_wrong_arguments_and_states_are_refused(threads: World) -> None:
         state["start"].pop("first.weight")
         with pytest.raises(ValueError, match=r"first\.weight are in one of the two only"):
             diloco.load_state_dict(state)
-        assert diloco.param_groups is sgd.param_groups  # the rest is the inner optimizer's
+        # other attributes are those of the inner optimizer
+        assert diloco.param_groups is sgd.param_groups
         diloco.close()
 
     threads(1).run(check)

@@ -1,4 +1,4 @@
-"""The cuts of a pipeline, as pure numbers."""
+"""The division of a model into pipeline stages, tested with numbers only."""
 
 from __future__ import annotations
 

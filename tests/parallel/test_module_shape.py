@@ -1,4 +1,4 @@
-"""The shape of a torch module: found again from modules that were made from a shape."""
+"""The shape of a torch module, derived from modules that were made from a known shape."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def test_our_own_model(shape: Transformer) -> None:
 
 
 def test_no_memory_is_used() -> None:
-    """A model of 7 billion parameters on the meta device."""
+    """Derives the shape of a model of 7 billion parameters on the meta device, which uses no
+    memory.
+    """
     shape = Transformer(
         layers=32, hidden=4096, heads=32, ffn=11008, gated=True, vocab=32000, tied=False
     )
@@ -113,7 +115,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="no module names its heads"):
         model_shape(module)
     with pytest.raises(ValueError, match="FLOPs of forward, but the shape"):
-        model_shape(module, heads=8)  # its attention computes nothing
+        model_shape(module, heads=8)  # the attention of this module computes nothing
     with pytest.raises(ValueError, match="expected a transformer"):
         model_shape(nn.Linear(4, 4))
     with pytest.raises(ValueError, match="does not run on 500 tokens on the meta device"):

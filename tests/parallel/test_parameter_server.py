@@ -1,4 +1,4 @@
-"""The parameter server between threads: the bits and bytes of synchronous training."""
+"""The parameter server with ranks as threads: the bits and bytes of synchronous training."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_synchronous_training_has_the_bits_of_reproducible_sums(
         if part is None:
             return None
         model = Mixed()
-        if comm.rank:  # all begin with rank 0's values
+        if comm.rank:  # must be overwritten with rank 0's values
             for tensor in (*model.parameters(), *model.buffers()):
                 tensor.data.fill_(7)
         options = {"servers": servers, "dedicated": dedicated, "range_bytes": RANGE_BYTES}
@@ -65,7 +65,7 @@ def test_synchronous_training_has_the_bits_of_reproducible_sums(
             train_steps(ps, model, comm.rank, steps)
         stats, plan = ps.stats(), ps.plan
         traffic = plan.traffic(part.rank)
-        # The gradients and parameters of each step, and nothing else, and exactly the plan's.
+        # The bytes are exactly those of the plan: the gradients and parameters of each step.
         assert stats.sent_bytes == steps * traffic.sent_bytes
         assert stats.received_bytes == steps * traffic.received_bytes
         assert (stats.repeats, stats.mean_delay, stats.most_missed, stats.most_early) == (0,) * 4
@@ -91,7 +91,7 @@ def test_synchronous_training_has_the_bits_of_reproducible_sums(
 
 
 def _with_all_reduce(world: Threads, workers: tuple[int, ...], steps: int) -> Any:
-    """Returns the model after the same training by reproducible all_reduces of the workers."""
+    """Returns the model after the same training with reproducible all_reduces of the workers."""
 
     def train(comm: Communicator) -> Any:
         part = comm.group(list(workers))

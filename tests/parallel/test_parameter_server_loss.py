@@ -1,4 +1,4 @@
-"""The loss of workers and servers: real processes that are killed while they train."""
+"""The loss of workers and servers: real processes are killed during training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _sgd(params: Any) -> Any:
 
 
 class DyingSgd(torch.optim.SGD):  # type: ignore[misc]
-    """Kills its process instead of the step `LOST_IN`."""
+    """An optimizer that kills its process in step `LOST_IN`."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, 0.1, momentum=0.5)
@@ -85,8 +85,8 @@ def _train(
 def _oracle(
     workers: Callable[[int], Sequence[int]], lost: range = range(0), part: slice = slice(None)
 ) -> Any:
-    """Returns the values after the training in NumPy; the updates of `lost` steps are missing in
-    `part`.
+    """Returns the values after training, computed by NumPy. In `part`, the updates of the `lost`
+    steps are missing.
     """
     values, momentum = np.zeros(ELEMENTS), np.zeros(ELEMENTS)
     for step in range(STEPS):
@@ -192,7 +192,7 @@ def test_a_lost_shard_comes_from_its_snapshot(tmp_path: Path) -> None:
         found = ranks.wait_for("trained", [0, 1, 2])
         (server,) = ranks.wait_for("trained", [3])
         assert ranks.exit_codes() == [0, 0, 0, 0, -signal.SIGKILL]
-    # Steps 0 to 3 are in the snapshot; step 4 is lost; step 5 is pushed again.
+    # The snapshot has steps 0 to 3. Step 4 is lost. Step 5 is pushed again.
     second_half = slice(ELEMENTS // 2, None)
     _require(found, _oracle(lambda step: (0, 1, 2), range(4, LOST_IN), second_half))
     for said in (*found, server):
@@ -213,7 +213,7 @@ def test_a_rank_that_works_and_serves_is_lost(tmp_path: Path) -> None:
     with Ranks(loses_a_worker_that_serves, 3, environment=lambda rank: environment) as ranks:
         found = ranks.wait_for("trained", [0, 2])
         assert ranks.exit_codes()[1] == -signal.SIGKILL
-    # Other shards may have applied step 5 with the lost worker; its own shard has lost step 4.
+    # The lost worker's own shard has lost step 4. Other shards may have applied its push of step 5.
     for said in found:
         assert (said["workers"], said["lost"]) == ([0, 2], [1])
         assert said["owners"][0] == 0 and said["owners"][2] == 2
@@ -270,7 +270,7 @@ def test_two_losses_one_after_the_other(tmp_path: Path) -> None:
         assert ranks.exit_codes() == [-signal.SIGKILL, 0, 0, -signal.SIGKILL]
     for said in found:
         assert (said["lost"], said["workers"]) == ([0, 3], [1, 2])
-        assert len(said["updates"]) == 3  # shard 0 once, then both shards of rank 3
+        assert len(said["updates"]) == 3  # first shard 0, then both shards of rank 3
         assert set(said["owners"]) <= {1, 2}
     _require(found, found[0]["values"])
 

@@ -1,4 +1,4 @@
-"""The parameter server over other ranks than before, its snapshots, and its errors."""
+"""The parameter server in a new group of ranks, its snapshots, and its errors."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ def test_snapshots_appear_and_old_ones_go(
     assert names == [f"shard-{shard}-step-{step}.pt" for shard in (0, 1) for step in (4, 6)]
 
 
-# ---- another group goes on
+# ---- training continues in a new group
 
 
 def test_a_new_rank_replaces_one_and_gets_parameters_optimizers_and_step(
     threads: Callable[[int], Threads],
 ) -> None:
-    """Workers 0 and 1 train; then 1 and a new one, in a new group, with the server moved."""
+    """Trains workers 0 and 1, then worker 1 and a new worker in a new group, with the server on
+    another rank.
+    """
     ended: dict[int, ParameterServer] = {}
 
     def first(comm: Communicator) -> None:
@@ -137,7 +139,7 @@ def test_wrong_arguments_are_refused(threads: Callable[[int], Threads]) -> None:
         with pytest.raises(ValueError, match=f"serve: rank {comm.rank} is a worker"):
             ps.serve()
         ps.close()
-        ps.close()  # a second time
+        ps.close()  # a second close
         with pytest.raises(ValueError, match="is closed: make a new one"):
             ps.step()
 

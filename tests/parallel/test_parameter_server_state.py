@@ -1,4 +1,6 @@
-"""The pure parts of the parameter server: ranges, plans, and the state machine of pushes."""
+"""The parts of the parameter server without communication: ranges, plans, and the state machine of
+pushes.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def test_ranges_cover_every_element_once(
     try:
         shards = layout.divide(layout.whole, servers)
     except ValueError:
-        assert layout.nbytes < servers * 8 + 8  # elements of at most 8 bytes
+        assert layout.nbytes < servers * 8 + 8  # an element has at most 8 bytes
         return
     seen = [set[int]() for _ in specs]
     end = 0
@@ -111,7 +113,7 @@ def test_traffic_is_the_closed_form(n: int, s: int, unit: int) -> None:
             traffic = colocated.traffic(rank)
             expected = (n + s - 2) * total // s if rank in colocated.owners else total
             assert traffic.sent_bytes == traffic.received_bytes == expected
-        if s == n:  # as the ring
+        if s == n:  # the same bytes as a ring all_reduce
             assert colocated.traffic(0).sent_bytes == 2 * (n - 1) * total // n
 
 
@@ -126,11 +128,11 @@ def test_servers_are_chosen_and_refused() -> None:
 
 
 def test_a_lost_shard_goes_to_the_server_that_reads_the_newest_snapshot() -> None:
-    plan = _plan(6, 3, True, 90)  # workers 0 to 2, servers 3 to 5
+    plan = _plan(6, 3, True, 90)  # workers are ranks 0 to 2, servers are ranks 3 to 5
     left = [0, 1, 2, 3, 4]
     assert plan.without([5], left, {2: {0: 9, 3: 4, 4: 8}}).owners == (3, 4, 4)
     assert plan.without([5], left, {2: {3: 8, 4: 8}}).owners == (3, 4, 3)
-    assert plan.without([5], left, {2: {1: 8}}).owners == (3, 4, 1)  # no server reads one
+    assert plan.without([5], left, {2: {1: 8}}).owners == (3, 4, 1)  # no server can read a snapshot
     both = plan.without([4, 5], [0, 1, 2, 3], {1: {3: 2}, 2: {3: 2}})
     assert both.owners == (3, 3, 3)
     none_left = plan.without([3, 4, 5], [0, 1, 2], {i: {0: 1, 1: 1, 2: 1} for i in range(3)})
@@ -141,20 +143,20 @@ def test_a_lost_shard_goes_to_the_server_that_reads_the_newest_snapshot() -> Non
     assert (fewer.workers, fewer.owners) == ((0, 2), plan.owners)
 
 
-# ---- the state machine
+# ---- the state machine of pushes
 
 
 class PushMachine(RuleBasedStateMachine):
-    """Workers that push, repeat, are lost and go on after failures, in any order."""
+    """Workers that push, repeat pushes, are lost, and continue after failures, in any order."""
 
     @initialize(n=st.integers(1, 5), staleness=st.sampled_from([0, 1, 2, 3, None]))
     def begin(self, n: int, staleness: int | None) -> None:
         self.n = n
         self.staleness = staleness
         self.state: RangeState[str] = RangeState(dict.fromkeys(range(n), 0), staleness=staleness)
-        self.done = dict.fromkeys(range(n), 0)  # steps that a worker has pushed
-        self.waits: dict[int, int] = {}  # the push that a worker waits for
-        self.open = Counter[tuple[int, int]]()  # pushes without a reply yet
+        self.done = dict.fromkeys(range(n), 0)  # number of steps that each worker has pushed
+        self.waits: dict[int, int] = {}  # the push for which each worker waits
+        self.open = Counter[tuple[int, int]]()  # number of pushes without a reply
         self.applied: list[tuple[int, int]] = []
 
     def take(self, actions: list[object]) -> None:
@@ -306,7 +308,8 @@ def test_the_mean_delay_of_asynchronous_training_is_one_less_than_the_workers(
         actions = state.push(worker, order.count(worker), None)
         order.append(worker)
         delays += sum(action.delay for action in actions if isinstance(action, Apply))
-    # Every push of another worker delays exactly one push of a worker, unless none comes any more.
+    # Each push of another worker delays exactly one push of a worker, unless this worker pushes no
+    # more.
     last = [max((i for i, who in enumerate(order) if who == w), default=-1) for w in range(n)]
     never_seen = sum(pushes - 1 - place for place in last)
     assert delays + never_seen == (n - 1) * pushes
@@ -319,7 +322,7 @@ def test_the_bounds_of_bounded_staleness_are_reached(staleness: int) -> None:
     replies = [a for step in range(s) for a in state.push(0, step, None) if isinstance(a, Reply)]
     assert max(reply.missed for reply in replies) == s * (n - 1)
     actions = state.push(0, s, None)
-    # Worker 0 may not start step s + 1.
+    # Without a reply, worker 0 may not start step s + 1.
     assert not any(isinstance(action, Reply) for action in actions)
     assert state.missing() == (1, 2, 3)
 
@@ -327,9 +330,9 @@ def test_the_bounds_of_bounded_staleness_are_reached(staleness: int) -> None:
     for worker in (1, 2, 3):
         for step in range(s):
             state.push(worker, step, None)
-        state.push(worker, s, None)  # begun before worker 0 had pushed anything
+        state.push(worker, s, None)  # step s begins before worker 0 pushes its first gradient
     first = [a for a in state.push(0, 0, None) if isinstance(a, Reply) and a.worker == 0]
-    assert first[0].early == s * (n - 1)  # of step 1 and later; they start steps up to s + 1 now
+    assert first[0].early == s * (n - 1)  # counts the pushes of steps 1 to s
 
 
 def test_a_restored_range_goes_on_with_workers_of_different_steps() -> None:
@@ -339,6 +342,6 @@ def test_a_restored_range_goes_on_with_workers_of_different_steps() -> None:
     assert actions[0] == Apply(step=6, gradients=((1, "b6"),), delay=0)
     assert [a.worker for a in actions if isinstance(a, Reply)] == [1]
     actions = state.push(1, 7, "b7")
-    # Worker 0 has read before the repeated update of step 6.
+    # Worker 0 read its parameters before the repeated update of step 6.
     assert actions[0] == Apply(step=7, gradients=((0, "a7"), (1, "b7")), delay=1)
     assert state.least_applied == 8

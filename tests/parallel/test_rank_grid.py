@@ -1,4 +1,4 @@
-"""The ranks of each axis of a layout, against coordinates that are computed one rank at a time."""
+"""The ranks of each axis of a layout, compared with coordinates that are computed rank by rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 def place(rank: int, axes: tuple[str, ...], grid: RankGrid) -> dict[str, int]:
-    """Computes a rank's coordinates by division, the fastest axis last."""
+    """Computes a rank's coordinates by division; the last axis varies fastest."""
     found = {}
     for axis in reversed(axes):
         rank, found[axis] = divmod(rank, grid.sizes[axis])

@@ -1,4 +1,4 @@
-"""Reproducible averages of gradients: sums in rank order, whatever the buckets."""
+"""Reproducible averages of gradients are sums in rank order, for all buckets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS, ROWS, WIDTH = 4, 4, 6
 
 
 class _Net(nn.Module):
-    """Two branches, of which `forward` may leave one out."""
+    """A model with two branches, of which `forward` may omit one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _Net(nn.Module):
 
 
 torch.manual_seed(3)
-_TEMPLATE = _Net()  # made once: ranks that are threads share torch's random numbers
+_TEMPLATE = _Net()  # made once, since ranks that are threads share torch's random generator
 
 
 def _batch(step: int, rank: int) -> Any:
@@ -46,7 +46,7 @@ def _batch(step: int, rank: int) -> Any:
 
 
 def _rank_order_average(parts: np.ndarray) -> bytes:
-    """The sum of all ranks' arrays from rank 0 on, divided once."""
+    """Returns the sum of all ranks' arrays in rank order, divided once at the end."""
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
@@ -55,7 +55,9 @@ def _rank_order_average(parts: np.ndarray) -> bytes:
 
 @pytest.fixture(scope="module")
 def ring_world() -> Iterator[Threads]:
-    """Ranks whose sums are rings unless they are reproducible: their order depends on the place."""
+    """Yields ranks that use ring all_reduces unless calls are reproducible. In a ring, the order of
+    additions depends on an element's position.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNISONO_ALGORITHM", "all_reduce=ring")
         with Threads(4) as world:
@@ -77,7 +79,8 @@ def _averages(comm: Communicator, wrap: str, fusion_bytes: int, reproducible: bo
             (model(_batch(step, comm.rank)).sum() * scale).backward()
         used = [each for each in net.parameters() if each.grad is not None]
         parts = [comm.all_gather(each.grad.numpy()[None].copy()) for each in used]
-        (model(torch.zeros(ROWS, WIDTH), "left").sum() * 0).backward()  # adds nothing, and averages
+        # a backward pass that adds nothing and exchanges gradients
+        (model(torch.zeros(ROWS, WIDTH), "left").sum() * 0).backward()
         found = [each.grad.numpy().tobytes() for each in used]
         exact.append(found == [_rank_order_average(part) for part in parts])
     closes.close()
@@ -95,7 +98,8 @@ def test_reproducible_averages_are_sums_in_rank_order(wrap: str, ring_world: Thr
     assert all(found == results[0] for found in results)
     assert results[0][-1] == all_exact
     usual = ring_world.run(_averages, wrap, 1000, False)[0]
-    assert usual[-1] != all_exact  # or else this test could not fail
+    # without reproducible calls the results differ; otherwise this test proves nothing
+    assert usual[-1] != all_exact
 
 
 def test_a_reproducible_communicator_makes_reproducible_averages() -> None:

@@ -1,4 +1,6 @@
-"""The placement of embedding tables: complete, within memory, balanced, and the same every time."""
+"""The placement of embedding tables is complete, fits the memory, is balanced, and is always the
+same.
+"""
 
 from __future__ import annotations
 
@@ -119,9 +121,11 @@ def test_a_table_larger_than_an_even_share_is_divided(
 @pytest.mark.parametrize(
     ("rows", "ids", "samples", "kind"),
     [
-        (1000, 1, 64, "column"),  # many rows, few samples: the sums are smaller than the table
-        (1000, 100, 64, "row"),  # long bags: each id travels to one rank, not to all
-        (10, 1, 64, "replicated"),  # few rows, many samples: its gradient is smaller than the sums
+        # many rows and few samples: the sums of bags have fewer bytes than the table
+        (1000, 1, 64, "column"),
+        (1000, 100, 64, "row"),  # long bags: a row division sends each id to one rank only
+        # few rows and many samples: the gradient has fewer bytes than the sums
+        (10, 1, 64, "replicated"),
     ],
 )
 def test_the_kind_with_fewest_bytes_is_chosen(rows: int, ids: int, samples: int, kind: str) -> None:
@@ -139,7 +143,7 @@ def test_the_kind_with_fewest_bytes_is_chosen(rows: int, ids: int, samples: int,
 
 @pytest.mark.parametrize(("ranks", "bags"), list(product((2, 3, 4), (1, 5))))
 def test_bytes_of_equal_tables_follow_the_known_forms(ranks: int, bags: int) -> None:
-    """n = F tables on n ranks, B samples on each, L ids, D columns, s bytes an element."""
+    """Compares bytes with the known closed forms, for one table per rank."""
     width, batch, item = 16, 12, 4
     tables = [TableShape(rows=1000, ids=bags)] * ranks
     rest = (ranks - 1) / ranks
@@ -150,7 +154,7 @@ def test_bytes_of_equal_tables_follow_the_known_forms(ranks: int, bags: int) -> 
         "row": (ranks - 1) * batch * ranks + rest * ids + 2 * (ranks - 1) * sums + tells,
         "replicated": 2 * rest * 1000 * ranks * width * item,
     }
-    if width % ranks == 0:  # each rank has a piece of each table
+    if width % ranks == 0:  # each rank has a part of each table
         expected["column"] = (ranks - 1) * (batch * ranks + ids) + rest * 2 * sums + tells
     for kind, form in expected.items():
         placed = place_tables(tables, width=width, ranks=ranks, samples=batch * ranks, kind=kind)

@@ -1,4 +1,4 @@
-"""Rectangles of a range of a tensor that is stored row by row."""
+"""Division of a range of a row-major tensor into rectangles."""
 
 from __future__ import annotations
 

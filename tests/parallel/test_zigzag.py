@@ -1,4 +1,6 @@
-"""The zigzag division and its blocks, as pure functions: against masks that NumPy computes."""
+"""The zigzag division and its blocks, as functions without communication, compared with masks of
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ranks_and_chunks = (st.integers(1, 6), st.integers(1, 5))
 
 
 def attended(blocks: list[tuple[AttentionBlock, torch.Tensor, torch.Tensor]], length: int):
-    """Returns how often each query attends to each key, by position, shape (length, length)."""
+    """Returns the number of times that each query attends to each key, as an array (length,
+    length).
+    """
     counts = np.zeros((length, length), int)
     for block, queries, keys in blocks:
         rows, columns = queries[block.queries].numpy(), keys[block.keys].numpy()
@@ -105,7 +109,7 @@ def test_gathered_keys_are_each_attended_to_once(ranks: int, chunk: int, is_caus
 @given(st.integers(2, 6), st.integers(1, 5))
 def test_all_ranks_have_the_same_work(ranks: int, chunk: int) -> None:
     parts = [zigzag_part(2 * ranks * chunk, rank, ranks) for rank in range(ranks)]
-    for step in range(ranks):  # also within each step, so no rank waits for another
+    for step in range(ranks):  # the work is equal in each step, so that ranks do not wait
         work = set()
         for rank in range(ranks):
             source = (rank - step) % ranks

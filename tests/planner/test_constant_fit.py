@@ -1,4 +1,4 @@
-"""The fit finds constants that it is not told, and the interval holds what it says."""
+"""The fit recovers hidden constants, and its interval contains the stated share of errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FREE = ("eager_launch_s", "efficiency/ampere 16")
 
 
 def document() -> dict[str, dict[str, dict[str, object]]]:
-    """Returns the file of constants with priors as shipped, of which few are free."""
+    """Returns the shipped file of constants and priors, with only a few constants free."""
     found = {}
     for name, entry in planner.constants_document()["constants"].items():
         found[name] = {"prior": entry["value"], "width": 1.0 if name in FREE else None}
@@ -35,7 +35,7 @@ def test_hidden_constants_are_found() -> None:
     found = fit_constants(runs, document())
     assert found["eager_launch_s"] == pytest.approx(hidden.eager_launch_s, rel=0.05)
     assert found["efficiency/ampere 16"] == pytest.approx(hidden.efficiency["ampere 16"], rel=0.05)
-    assert found["traffic"] == default.traffic  # it was not free
+    assert found["traffic"] == default.traffic  # this constant was not free
 
 
 def test_which_runs_inform_a_constant() -> None:
@@ -46,7 +46,7 @@ def test_which_runs_inform_a_constant() -> None:
 
 
 def test_interval_of_known_errors() -> None:
-    """Errors of a known width give an interval of that width."""
+    """Tests that errors of a known width give an interval of the same width."""
     default = planner.default_constants()
     normal = np.random.default_rng(0).normal(size=300)
     base = [run for run in planner.measured_runs() if run.family == "llm-foundry MPT"][0:1]
@@ -54,4 +54,4 @@ def test_interval_of_known_errors() -> None:
     runs = [replace(base[0], measured_s=predicted * float(np.exp(0.2 * x))) for x in normal]
     widths = interval_widths(runs, default, {})
     assert widths["base"] == pytest.approx(0.2, rel=0.15)
-    assert widths["experts"] == default.sigma["experts"]  # no run has experts
+    assert widths["experts"] == default.sigma["experts"]  # the runs contain no experts

@@ -1,4 +1,4 @@
-"""The search: exact against trying everything, honest counts, any executor."""
+"""The search: compared with trying all layouts, with exact counts, and with any executor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOB = planner.Workload(seq=2048, global_batch=64)
 
 
 def everything(job: planner.Workload) -> list[planner.Prediction]:
-    """Returns the predictions of every layout that fits, by trying each one."""
+    """Returns the predictions of all layouts that fit, by trying each layout."""
     found = []
     axes = product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2), (False, True), range(4))
     for tp, pp, cp, split, zero in axes:
@@ -115,7 +115,7 @@ def test_experts_are_divided() -> None:
 
 
 class PicklingExecutor(ThreadPoolExecutor):
-    """Passes arguments and results through pickle, as processes and clusters do."""
+    """Passes arguments and results through pickle, as executors with processes or clusters do."""
 
     def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
         call = pickle.dumps((fn, args, kwargs))
@@ -163,7 +163,9 @@ def test_dualpipe_overlaps_exchanges_of_experts() -> None:
 
 
 def test_processes_search_a_mixture_of_experts() -> None:
-    """Equal times keep their order, so real processes give the same candidates."""
+    """Compares with real processes. Candidates of equal times keep their order, so both searches
+    return the same candidates.
+    """
     model = planner.load_model("qwen3-30b-a3b")
     cluster = planner.Cluster.parse("h100:16")
     job = planner.Workload(seq=4096, global_batch=64, micro_batch=1)

@@ -1,4 +1,6 @@
-"""Rates of links from measured collectives: known rates are found in files of every kind."""
+"""Rates of links, derived from measured collectives: known rates are recovered from files of all
+kinds.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ HIDDEN = planner.default_constants().changed(
 
 
 def ring_s(nbytes: float, ranks: int, hosts: int) -> float:
-    """Returns the time of an all_reduce on a machine with the hidden constants."""
+    """Returns the seconds of an all_reduce on a simulated machine with the hidden constants."""
     group = GroupPlace(ranks, ranks // hosts, 1)
     return ExchangeTimes(CLUSTER, HIDDEN).all_reduce_s(nbytes, group)
 
 
 def nccl_tests(ranks: int, hosts: int, outlier: float = 1.0) -> str:
-    """Returns output of nccl-tests from a machine with the hidden constants."""
+    """Returns an output of nccl-tests for a simulated machine with the hidden constants."""
     lines = [f"# all_reduce_perf -b 4K -e 1G -f 2 -g {ranks}"]
     for rank in range(ranks):
         host = f"node{rank * hosts // ranks}"
@@ -71,7 +73,7 @@ def test_outliers_do_not_matter(tmp_path: Path, outlier: float) -> None:
 
 
 def test_own_benchmark(tmp_path: Path) -> None:
-    """Files of `unisono bench --json`, with more ranks than a domain has."""
+    """Reads files of `unisono bench --json`, with more ranks than a domain has."""
     small = replace(CLUSTER, per_host=4)
     rows = [
         {
@@ -93,7 +95,9 @@ def test_own_benchmark(tmp_path: Path) -> None:
     [({}, "domain"), ({"cluster": {"hosts": 2}}, "network"), (None, "network")],
 )
 def test_hosts_of_a_benchmark(tmp_path: Path, settings: object, place: str) -> None:
-    """Our benchmark says how many hosts it made; else a domain's devices decide."""
+    """Tests that our benchmark's number of hosts is used if given, and otherwise the number of
+    devices in a domain.
+    """
     small = replace(CLUSTER, per_host=4)
     rows = [
         {
@@ -110,7 +114,9 @@ def test_hosts_of_a_benchmark(tmp_path: Path, settings: object, place: str) -> N
 
 
 def test_a_device_whose_rates_are_measured_again(tmp_path: Path) -> None:
-    """The rate counts, not the share of what another process measured for "CPU"."""
+    """Tests that a measured rate is used, and not the share that another process measured for
+    "CPU".
+    """
     (tmp_path / "one.txt").write_text(nccl_tests(8, 1))
     made = planner.calibrate([tmp_path / "one.txt"], cluster=CLUSTER)
     again = replace(CLUSTER, device=replace(CLUSTER.kind, link_Bps=2 * CLUSTER.kind.link_Bps))

@@ -1,4 +1,4 @@
-"""Pipeline schedules: closed forms of bubbles and memory against running the schedules."""
+"""Pipeline schedules: closed forms of bubbles and memory, compared with simulated schedules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ times = st.floats(0.1, 10)
 def test_bubble_of_equal_stages(
     stages: int, rounds: int, forward_s: float, backward_s: float, schedule: str
 ) -> None:
-    """`pipeline_bubbles.csv`: (p - 1)(F + B)."""
+    """Compares with the closed form (p - 1)(F + B) of `pipeline_bubbles.csv`."""
     microbatches = stages * rounds
     run = planner.run_schedule(
         schedule,
@@ -36,7 +36,7 @@ def test_bubble_of_equal_stages(
 def test_bubble_of_interleaved_stages(
     stages: int, rounds: int, chunks: int, forward_s: float, ratio: float
 ) -> None:
-    """(p - 1)(F + B) / v, and p v + p - 1 chunks on the first stage."""
+    """Compares with (p - 1)(F + B) / v, and with p v + p - 1 chunks on the first stage."""
     microbatches, backward_s = stages * rounds, forward_s * ratio
     run = planner.run_schedule(
         "interleaved",
@@ -54,7 +54,7 @@ def test_bubble_of_interleaved_stages(
 
 @given(stages=st.integers(2, 6), rounds=st.integers(2, 4))
 def test_bubble_of_zero_bubble_stages(stages: int, rounds: int) -> None:
-    """ZB-H1 with F = I = W: a third of the bubble of 1F1B, and its memory."""
+    """Compares ZB-H1, with F = I = W, with 1F1B: a third of the bubble and the same memory."""
     microbatches = stages * rounds
     run = planner.run_schedule(
         "zb1p",
@@ -74,8 +74,10 @@ def test_bubble_of_zero_bubble_stages(stages: int, rounds: int) -> None:
     rounds=st.integers(2, 5),
 )
 def test_unequal_ends(stages: int, ends: tuple[float, float], ratio: float, rounds: int) -> None:
-    """The step's closed form: m x slowest stage + all other stages once. It is exact if the last
-    stage is slowest (the output), and else off by the difference of two stages at most."""
+    """Compares a step with its closed form: m times the slowest stage plus all other stages once.
+    The form is exact if the last stage is the slowest. Otherwise it differs by at most the
+    difference of two stages.
+    """
     forward_s = [ends[0], *[1.0] * (stages - 2), ends[1]]
     backward_s = [ratio * each for each in forward_s]
     microbatches = rounds * stages

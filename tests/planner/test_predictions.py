@@ -1,4 +1,4 @@
-"""Predictions: their parts add up, and they change the right way."""
+"""Predictions: their parts add up to the total, and they change in the right direction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = planner.Workload(seq=2048, global_batch=64, micro_batch=1, recompute="sele
 
 
 def step_s(**changes: object) -> float:
-    """Returns the step time with changed fields of layout, job or cluster."""
+    """Returns the step time after changes to fields of layout, job or cluster."""
     layout, job, cluster = LAYOUT, JOB, CLUSTER
     for name, value in changes.items():
         if hasattr(layout, name):
@@ -82,7 +82,9 @@ def test_what_makes_a_step_slower(slower: dict[str, object], than: dict[str, obj
 def test_every_layout_obeys_the_limits(
     tp: int, pp: int, micro: int, recompute: str, zero: int, precision: str
 ) -> None:
-    """No step is faster than its FLOPs at the peak, and recomputation never takes more memory."""
+    """Tests that no step is faster than its FLOPs at the peak rate, and that recomputation never
+    needs more memory.
+    """
     layout = planner.Layout(dp=64 // (tp * pp), tp=tp, pp=pp, zero=zero)
     job = planner.Workload(
         seq=2048, global_batch=128, micro_batch=micro, recompute=recompute, precision=precision
@@ -130,7 +132,7 @@ def test_smallest_change_that_makes_it_fit() -> None:
 
 
 def test_experts() -> None:
-    """Experts add exchanges; more routed experts take more time."""
+    """Tests that experts add exchanges, and that more routed experts take more time."""
     cluster = planner.Cluster.parse("h100:16")
     layout = planner.Layout(dp=16, ep=16, zero=1)
     job = planner.Workload(seq=4096, global_batch=64, micro_batch=1, precision="fp8")
@@ -179,8 +181,10 @@ def test_every_device_predicts(device: str) -> None:
     ],
 )
 def test_bubble(schedule: str, vpp: int, recompute: str, share: float) -> None:
-    """The bubble is (p - 1) times a share of a microbatch on a stage (`pipeline_bubbles.csv`)."""
-    model = replace(MODEL, vocab=1)  # all stages are equal
+    """Tests that the bubble is (p - 1) times one stage's time of a microbatch
+    (`pipeline_bubbles.csv`).
+    """
+    model = replace(MODEL, vocab=1)  # makes all stages equal
     layout = planner.Layout(dp=4, tp=4, pp=4, vpp=vpp, schedule=schedule)
     found = planner.predict(model, CLUSTER, layout, replace(JOB, recompute=recompute))
     others = ("bubble", "gradients", "optimizer", "step", "straggler")
@@ -189,7 +193,9 @@ def test_bubble(schedule: str, vpp: int, recompute: str, share: float) -> None:
 
 
 def test_messages_of_interleaved_schedules() -> None:
-    """Only the messages that fill and empty the pipeline are exposed, however many microbatches."""
+    """Tests that only the messages that fill and drain the pipeline are exposed, for any number of
+    microbatches.
+    """
     job = replace(JOB, precision="bf16")
     layout = replace(LAYOUT, vpp=3)
     found = [
@@ -205,7 +211,9 @@ def test_messages_of_interleaved_schedules() -> None:
 
 
 def test_hidden_gradients_slow_compute_down() -> None:
-    """Later software exposes the last layer's part, and the slowdown beside the hidden part."""
+    """Tests that newer software exposes the last layer's part of the exchange, and a slowdown of
+    compute during the hidden part.
+    """
     constants = planner.default_constants()
     fast = constants.changed(overlap_slowdown=0.0, straggler=0.0)
     slow = constants.changed(overlap_slowdown=1.0, straggler=0.0)

@@ -1,4 +1,6 @@
-"""Calibration: the effect of own runs, its file, and the search with it."""
+"""Calibration with the user's own runs: its effect, its file, and a search with calibrated
+constants.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SAME_WORK = sum(SHARES.values())
 
 
 def own_run(factor: float, **changes: object) -> planner.MeasuredRun:
-    """Returns a run that takes `factor` times its prediction."""
+    """Returns a run whose measured time is `factor` times its prediction."""
     values = {"model": MODEL, "cluster": CLUSTER, "layout": LAYOUT, "job": JOB, **changes}
     step_s = planner.predict(**values).step_s  # type: ignore[arg-type]
     base = planner.measured_runs()[0]
@@ -52,13 +54,14 @@ def width(prediction: planner.Prediction) -> float:
         ),
         ({"layout": planner.Layout(dp=2, tp=8, zero=1)}, SHARES["machine"] + SHARES["model"]),
         ({"model": planner.load_model("gpt3-3.6b")}, SHARES["machine"]),
-        ({"layout": planner.Layout(dp=16, zero=3)}, 0.0),  # other software
+        ({"layout": planner.Layout(dp=16, zero=3)}, 0.0),  # a layout that uses other software
         ({"cluster": planner.Cluster.parse("h100:16")}, 0.0),
     ],
 )
 def test_one_run(changes: dict[str, object], share: float) -> None:
-    """One run moves a prediction by its error to the power of the share, and shrinks the interval
-    by sqrt(1 - share^2) (the conditional normal distribution)."""
+    """Tests that one run multiplies a prediction by the run's error to the power of the share. The
+    interval shrinks by sqrt(1 - share^2), as in a conditional normal distribution.
+    """
     known = step(planner.calibrate(runs=[own_run(1.3)]), **changes)
     blind = step(None, **changes)
     assert known.step_s == pytest.approx(blind.step_s * 1.3**share)
@@ -71,7 +74,9 @@ def test_one_run(changes: dict[str, object], share: float) -> None:
 
 
 def test_several_runs_are_the_conditional_distribution() -> None:
-    """Oracle: the mean and variance of a joint normal distribution, given some of its values."""
+    """Compares with the mean and variance of a joint normal distribution of which some values are
+    known.
+    """
     works = [LAYOUT, planner.Layout(dp=2, tp=8, zero=1), replace(LAYOUT, dp=4)]
     jobs = [JOB, JOB, replace(JOB, global_batch=128)]
     factors = [1.1, 0.9, 1.2]
@@ -82,7 +87,8 @@ def test_several_runs_are_the_conditional_distribution() -> None:
     known = step(planner.calibrate(runs=runs))
     near = SHARES["machine"] + SHARES["model"]
     same = SAME_WORK
-    covariance = np.array(  # rows: the three runs, then the predicted one, which is like the first
+    # rows: the three runs, then the predicted run, whose settings equal the first run's
+    covariance = np.array(
         [[1, near, same, same], [near, 1, near, near], [same, near, 1, same], [same, near, same, 1]]
     )
     precision = np.linalg.inv(covariance)
@@ -120,7 +126,9 @@ def test_file(tmp_path: Path) -> None:
 
 
 def test_search_with_own_runs_is_exact() -> None:
-    """An own run slows one layout down, so the order changes; nothing better is skipped."""
+    """Slows one layout down by an own run, which changes the order. The search must not skip a
+    better layout.
+    """
     job = planner.Workload(seq=2048, global_batch=64)
     blind = planner.search(MODEL, CLUSTER, job, keep=1)[0]
     slow = own_run(1.5, layout=blind.layout, job=blind.job)
@@ -158,7 +166,7 @@ def test_validation_with_one_run_is_predict_with_a_calibration() -> None:
 
 
 def test_shares_of_made_up_errors_are_found() -> None:
-    """Errors with known parts give the shares of these parts."""
+    """Tests that errors with known parts give the shares of these parts."""
     random = np.random.default_rng(1)
     wanted = {"machine": 0.5, "model": 0.2, "work": 0.2}
     kinds = [(name, tp) for name in ("gpt3-1.7b", "gpt3-3.6b") for tp in (1, 2)]

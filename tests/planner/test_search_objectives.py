@@ -1,4 +1,6 @@
-"""Objectives, limits and the Pareto front, against trying everything; any executor."""
+"""Objectives, limits and the Pareto front of the search, compared with trying all layouts; any
+executor.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def cluster(request: pytest.FixtureRequest) -> planner.Cluster:
 
 @pytest.fixture(scope="module")
 def every(cluster: planner.Cluster) -> list[planner.Prediction]:
-    """Returns the predictions of all layouts that fit, on 8, 4, 2 and 1 devices."""
+    """Returns the predictions of all layouts that fit on 8, 4, 2 and 1 devices."""
     found: list[planner.Prediction] = []
     for part in planner.smaller_clusters(cluster):
         candidates = planner.search(MODEL, part, JOB, keep=10**6)
@@ -95,7 +97,9 @@ def test_front_is_what_nothing_beats(
 
 
 def test_front_with_a_tolerance(cluster: planner.Cluster) -> None:
-    """Each layout of the whole front has one nearby that is not much worse."""
+    """Tests that for each layout of the whole front, the short front has a layout that is not much
+    worse.
+    """
     whole = planner.pareto_front(MODEL, cluster, JOB)
     few = planner.pareto_front(MODEL, cluster, JOB, tolerance=0.1)
     assert len(few) < len(whole)
@@ -132,7 +136,8 @@ def test_weak_scaling_grows_the_batch() -> None:
     job = planner.Workload(seq=2048, global_batch=12)
     curve = planner.scaling_curve(MODEL, CLUSTER, job, weak=True)
     batches = {point.devices: point.prediction.job.global_batch for point in curve}
-    assert batches == {2: 3, 4: 6, 8: 12}  # 1.5 sequences for one device do not exist
+    # one device is left out, since it would need 1.5 sequences
+    assert batches == {2: 3, 4: 6, 8: 12}
     assert curve[-1].scale_factor == pytest.approx(curve[-1].speedup / 4)
 
 

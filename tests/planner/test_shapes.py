@@ -1,4 +1,4 @@
-"""Models, devices, clusters, layouts and workloads: sizes, names, files, refusals."""
+"""Models, devices, clusters, layouts and workloads: sizes, names, files and refused values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from unisono import planner
 
-# Table 1 of arXiv 2104.04473: printed sizes in billions, layers, hidden, heads.
+# Rows of table 1 of arXiv 2104.04473: printed size in billions, layers, hidden size, heads.
 NARAYANAN = [
     (1.7, 24, 2304, 24),
     (3.6, 30, 3072, 32),
@@ -35,12 +35,12 @@ def test_parameters_of_gpt(billions: float, layers: int, hidden: int, heads: int
     )
     formula = 12 * layers * hidden**2
     formula *= 1 + 13 / (12 * hidden) + (vocab + seq) / (12 * layers * hidden)
-    last_norm = 2 * hidden  # the formula drops it
+    last_norm = 2 * hidden  # the formula omits the last norm
     assert model.parameters == pytest.approx(formula + last_norm, rel=1e-12)
     assert round(model.parameters / 1e9, 1) == billions
 
 
-# Published counts: GPT-2, and the model cards of the others.
+# Published numbers of parameters, from GPT-2 and the model cards of the other models.
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

@@ -1,4 +1,4 @@
-"""Exchanges on given networks, against closed forms of these networks."""
+"""Exchanges on given networks, compared with closed forms for these networks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def simulated(network: topology.Topology) -> SimulatedExchanges:
 
 
 def byte_s(exchanges: ExchangeTimes, ranks: int, stride: int) -> float:
-    """Returns the seconds of an all_reduce for each byte."""
+    """Returns the seconds per byte of an all_reduce."""
     group = exchanges.place(ranks, stride)
     return exchanges.all_reduce_s(1.0, group) - exchanges.all_reduce_s(0.0, group)
 
 
 def test_rings_along_a_torus_use_its_links() -> None:
-    """In a 4 x 4 torus a ring of a row or of a column has links of its own."""
+    """Tests a 4 x 4 torus, in which rings along rows or columns do not share links."""
     rate = 50e9
     exchanges = simulated(topology.torus([4, 4]))
     for stride in (1, 4):
@@ -35,7 +35,7 @@ def test_rings_along_a_torus_use_its_links() -> None:
 
 
 def test_groups_share_an_oversubscribed_network() -> None:
-    """Eight rings that cross a spine with a quarter of their rate take four times as long."""
+    """Tests that eight rings across a spine of a quarter of their rate take four times as long."""
     full, thin = (
         topology.leaf_spine(leaves=2, spines=1, hosts=8, oversubscription=ratio)
         for ratio in (1.0, 4.0)
@@ -54,7 +54,9 @@ def test_every_device_is_in_one_group() -> None:
 
 
 def test_predictions_on_a_network(tmp_path: Path) -> None:
-    """A slower network makes the same layout slower; the flat one needs no simulation."""
+    """Tests that a slower network makes a layout slower, and that a flat network needs no
+    simulation.
+    """
     model = planner.load_model("gpt3-1.7b")
     layout = planner.Layout(dp=8, tp=2, zero=1)
     job = planner.Workload(seq=2048, global_batch=64, micro_batch=2, recompute="full")
@@ -84,7 +86,9 @@ def test_experts_on_a_network() -> None:
 @pytest.mark.parametrize("pp", [2, 4, 8])
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_first_and_last_stage_sum_a_tied_embedding(pp: int, precision: str) -> None:
-    """Devices i of the first and of the last stage are a pair, whatever lies between them."""
+    """Tests that device i of the first stage is paired with device i of the last stage, for any
+    number of stages.
+    """
     exchanges = simulated(topology.torus([4, 4]))
     stride = 16 // pp * (pp - 1)
     pairs = list(exchanges._groups(exchanges.place(2, stride)))

@@ -1,4 +1,4 @@
-"""Cost, energy, checkpoints and sensitivity, against closed forms and simulated failures."""
+"""Cost, energy, checkpoints and sensitivity, compared with closed forms and simulated failures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_price_and_power_of_an_own_device(step: planner.Prediction) -> None:
 
 
 def test_formula_of_training_time() -> None:
-    """Agrees with 6 T P / (n X), and with the days of a predicted run at its own efficiency."""
+    """Compares with 6 T P / (n X), and with the days of a predicted run at the run's own
+    efficiency.
+    """
     days = planner.training_days(
         tokens=3e11, parameters=175e9, devices=1024, rate=140e12, recompute="none"
     )
@@ -80,7 +82,7 @@ def test_runs_that_cannot_exist(step: planner.Prediction, values: dict[str, floa
 @settings(max_examples=40, deadline=None)
 @given(checkpoint_s=st.floats(1, 600), failure_s=st.floats(3600, 1e6))
 def test_daly_interval_is_the_best(checkpoint_s: float, failure_s: float) -> None:
-    """Oracle: the goodput of many other intervals."""
+    """Compares with the goodput of many other intervals."""
     interval = planner.daly_interval_s(checkpoint_s, failure_s)
     intervals = interval * np.geomspace(0.2, 5, 401)
     rates = {"checkpoint_s": checkpoint_s, "failure_s": failure_s, "restart_s": 100.0}
@@ -91,7 +93,7 @@ def test_daly_interval_is_the_best(checkpoint_s: float, failure_s: float) -> Non
 
 
 def test_goodput_of_simulated_failures() -> None:
-    """Oracle: a run with failures at random times, simulated second by second of its progress."""
+    """Compares with a simulated run in which failures happen at random times."""
     random = np.random.default_rng(0)
     interval, checkpoint, failure, restart, segments = 900.0, 60.0, 5000.0, 300.0, 20000
     clock = 0.0
@@ -133,7 +135,7 @@ def test_checkpoint_plan(step: planner.Prediction) -> None:
 def test_elasticities_add_up_to_one(
     model: str, cluster: str, layout: planner.Layout, precision: str
 ) -> None:
-    """A machine on which everything is 1 % faster takes 1 % less (Euler's theorem)."""
+    """Tests that 1 % less time follows if everything is 1 % faster (Euler's theorem)."""
     job = replace(JOB, precision=precision)
     rows = planner.sensitivity(
         planner.load_model(model), planner.Cluster.parse(cluster), layout, job

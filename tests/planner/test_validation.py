@@ -1,4 +1,4 @@
-"""The planner against published runs: the bars, and the arithmetic of the table."""
+"""The planner compared with published runs: limits of the errors, and the table's computation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from unisono import planner
 from unisono.planner.calibration.constant_fit import thinned
 
-# Largest mean absolute errors with the shipped constants.
+# Largest permitted mean absolute errors with the shipped constants.
 FITTED = {
     "arXiv 2205.05198 table 5": 0.05,
     "arXiv 2104.04473 table 1": 0.05,
@@ -39,14 +39,18 @@ def test_errors_of_the_shipped_constants(rows: dict[str, planner.ErrorRow]) -> N
 
 
 def test_documented_errors(rows: dict[str, planner.ErrorRow]) -> None:
-    """Prints what `docs/planner.md` should hold if it is out of date."""
+    """Compares the table with `docs/planner.md`, and prints the new table if the document is out of
+    date.
+    """
     page = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
     table = planner.errors_markdown(list(rows.values()))
     assert table in page, table
 
 
 def test_one_run_of_a_source_helps(rows: dict[str, planner.ErrorRow]) -> None:
-    """Runs that differ in data parallelism and batch only are predicted within 3 %."""
+    """Tests that, given one run, runs that differ only in data parallelism and batch are predicted
+    within 3 %.
+    """
     found = rows["MLPerf"]
     assert found.one_run is not None and found.one_run < 0.03 < found.held_out
     assert found.one_run_covered is not None and found.one_run_covered > 0.9
@@ -96,12 +100,12 @@ def test_constants_say_where_they_come_from() -> None:
         assert {"value", "prior", "unit"} <= set(entry), name
         assert set(entry.get("fitted_to", [])) <= families, name
         if entry.get("width"):
-            # A constant that left its prior by four widths no longer means what it says.
+            # A constant that is four widths away from its prior has lost its meaning.
             assert abs(np.log(entry["value"] / entry["prior"])) < 4 * entry["width"], name
 
 
 def test_doubling_a_constant_is_seen(rows: dict[str, planner.ErrorRow]) -> None:
-    """A wrong constant shows in the errors of the runs that it was fitted to."""
+    """Tests that a wrong constant increases the errors of the runs to which it was fitted."""
     right = planner.default_constants()
     runs = [run for run in planner.measured_runs() if run.family == "vTrain single"][::20]
 

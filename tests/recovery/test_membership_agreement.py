@@ -1,4 +1,4 @@
-"""The recovery agreement, with every order of events that hypothesis finds."""
+"""The recovery agreement, with all orders of events that hypothesis finds."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def test_a_missing_rank_is_out_after_the_timeout() -> None:
     world = World(3, exclude=frozenset())
     world.start(1)
     world.start(2)
-    world.stopped.add(0)  # has not started either
+    world.stopped.add(0)  # rank 0 has not started either
     while not world.outcomes:
         world.round()
         world.now += 0.25
     assert TIMEOUT_S < world.now < TIMEOUT_S + membership_agreement.ANSWER_S
     world.settle()
     assert world.check() == [1, 2]
-    assert world.outcomes[0] is None  # it started after the decision
+    assert world.outcomes[0] is None  # rank 0 started after the decision
 
 
 def test_a_leader_that_waits_keeps_early_ranks() -> None:
@@ -134,7 +134,7 @@ def test_a_rank_that_takes_over_too_late_keeps_the_decided_group() -> None:
     state, todo = membership_agreement.step(state, MessageReceived(source=1, message=order), 0)
     assert todo == (Form(ballot=4, members=(1, 2)),)
     state, _ = membership_agreement.step(state, Formed(ballot=4, good=True), 0)
-    for now in (1, 50):  # in the end it takes rank 1 for lost
+    for now in (1, 50):  # rank 2 finally treats rank 1 as lost
         state, todo = membership_agreement.step(
             state, Observation(gone=lost, entry=undecided(4)), now
         )

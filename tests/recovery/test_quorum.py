@@ -1,4 +1,4 @@
-"""A ledger of votes never allows two groups, with any order of cuts, deaths and stops."""
+"""A ledger of votes never permits two groups, for all orders of cuts, deaths and stops."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ LAYOUTS = st.lists(st.integers(0, 4), min_size=1, max_size=6)
 
 
 def play(layout: Sequence[int], data: st.DataObject) -> WorldOfHosts:
-    """Plays random events: cuts, pairs that refuse each other, some deaths and stops. A rank that
-    gave up tries again. Finally lets all live ranks end."""
+    """Runs random events: cuts, pairs of hosts that refuse connections, deaths and stops. A rank
+    that gave up tries again. At the end, all live ranks finish.
+    """
     world, ranks = WorldOfHosts(layout), len(layout)
     some = st.integers(0, ranks - 1)
     deaths = data.draw(st.integers(0, ranks - 1))
@@ -55,7 +56,7 @@ def play(layout: Sequence[int], data: st.DataObject) -> WorldOfHosts:
 
 def never_two_groups(layout: Sequence[int], data: st.DataObject) -> None:
     world = play(layout, data)
-    world.check()  # counts all ranks that ever finished, dead ones too
+    world.check()  # checks all ranks that ever finished, including dead ranks
     assert set(world.outcomes) | world.dead == set(range(len(layout)))
 
 
@@ -78,7 +79,7 @@ def test_an_old_observation_does_not_repeat_an_order() -> None:
     for rank in range(3):
         world.start(rank)
     for rank in range(1, 3):
-        world.observe(rank)  # it reports
+        world.observe(rank)  # the rank sends its report
         world.act(rank)
     world.observe_late(0)
     for source in (1, 2):
@@ -86,7 +87,7 @@ def test_an_old_observation_does_not_repeat_an_order() -> None:
     while not world.states[0].ready:
         world.round()
     for rank in range(1, 3):
-        world.act(rank)  # it reports the group that it has formed
+        world.act(rank)  # the rank reports the group that it has formed
     world.step(0, world.seen.pop(0))
     world.settle()
     assert world.check() == [0, 1, 2]
@@ -96,8 +97,9 @@ def test_an_old_observation_does_not_repeat_an_order() -> None:
 @settings(max_examples=100, deadline=None)
 @given(layout=LAYOUTS, data=st.data())
 def test_the_larger_side_of_a_cut_decides(layout: Sequence[int], data: st.DataObject) -> None:
-    """A host with a live rank counts with all its ranks. After deaths before a cut, perhaps neither
-    side has enough."""
+    """Counts a host with a live rank with all its ranks. After deaths before a cut, both sides may
+    be too few.
+    """
     some = st.frozensets(st.integers(0, len(layout) - 1))
     world = WorldOfHosts(layout)
     world.dead |= data.draw(some)
@@ -137,12 +139,12 @@ def test_two_sufficient_sets_share_a_rank(ranks: int, data: st.DataObject) -> No
 
 
 def begin_poll(ballot: int) -> Poll:
-    """Begins a poll of three hosts that would move the ledger to this ballot."""
+    """Begins a poll of three hosts that would set the ledger to this ballot."""
     return Poll([{0}, {1}, {2}], undecided(0), undecided(ballot))
 
 
 def run_poll(poll: Poll, votes: dict[int, Vote]) -> list[VoteRequest]:
-    """Runs a poll to its end with the reachable votes; returns all its requests."""
+    """Runs a poll to its end with the reachable votes, and returns its requests."""
     requests: list[VoteRequest] = []
     while poll.seen is None:
         assert poll.request not in requests, "it waits for more votes"
@@ -154,7 +156,9 @@ def run_poll(poll: Poll, votes: dict[int, Vote]) -> list[VoteRequest]:
 
 
 def choose(ballot: int, votes: dict[int, Vote], ranks: list[int]) -> None:
-    """Makes some votes choose the group formed under a ballot, as rank 1 does before it dies."""
+    """Makes some votes choose the group that was formed under a ballot, as rank 1 does before it
+    dies.
+    """
     for rank in ranks:
         request = VoteRequest(phase=VotePhase.CHOOSE, ballot=ballot, choice=ballot)
         votes[rank], reply = cast(votes[rank], request)
@@ -163,8 +167,9 @@ def choose(ballot: int, votes: dict[int, Vote], ranks: list[int]) -> None:
 
 @pytest.mark.parametrize("chosen_by", [[1, 2], [2]])
 def test_a_ballot_adopts_the_choice_that_it_finds(chosen_by: list[int]) -> None:
-    """Two of three votes have decided, but one of them is gone: the other two do not reveal
-    that."""
+    """Lets two of three votes choose a group, then removes one of them. The remaining votes cannot
+    show whether the choice was decided.
+    """
     votes = {rank: Vote() for rank in range(3)}
     choose(5, votes, chosen_by)
     del votes[1]
@@ -184,7 +189,7 @@ def test_a_ballot_adopts_the_choice_that_it_finds(chosen_by: list[int]) -> None:
 def test_a_ballot_adopts_the_latest_of_several_choices() -> None:
     votes = {rank: Vote() for rank in range(3)}
     choose(5, votes, [0])
-    choose(6, votes, [2])  # this later choice may be decided, together with the lost vote
+    choose(6, votes, [2])  # the later choice may be decided, together with the lost vote
     del votes[1]
     poll = begin_poll(7)
     run_poll(poll, votes)
@@ -216,7 +221,7 @@ def test_a_vote_changed_meanwhile_is_cast_again() -> None:
         seen = word
         if seen == expected:
             word = desired
-        if expected == desired:  # between the read and the exchange
+        if expected == desired:  # changes the word between the read and the exchange
             word = cast(Vote(), VoteRequest(phase=VotePhase.PROMISE, ballot=8))[0].word
         return seen
 

@@ -1,4 +1,4 @@
-"""The builder accepts numbers and arrays, and keeps the order of additions."""
+"""The builder accepts numbers and arrays, and keeps the order of added transfers."""
 
 from __future__ import annotations
 

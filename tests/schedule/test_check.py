@@ -1,4 +1,4 @@
-"""The checker rejects schedules that break a single rule."""
+"""The checker rejects schedules that break one rule."""
 
 from __future__ import annotations
 
@@ -272,7 +272,8 @@ def test_no_transfer_can_be_omitted(data: st.DataObject) -> None:
 def test_no_transfer_can_change_its_source(data: st.DataObject) -> None:
     ranks = data.draw(st.integers(3, 6))
     schedule = build("all_reduce", "ring", ranks=ranks)
-    index = data.draw(st.integers(0, ranks * (ranks - 1) - 1))  # the reducing half
+    # the first half of the rounds, which reduce
+    index = data.draw(st.integers(0, ranks * (ranks - 1) - 1))
     old = schedule.transfers[index].src
     src = data.draw(st.integers(0, ranks - 1).filter(lambda r: r != old))
     with pytest.raises(ScheduleError, match=r"rank \d+, chunk \d+, round \d+"):

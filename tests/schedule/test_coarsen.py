@@ -1,4 +1,6 @@
-"""Schedules are split into moves and assembled again without loss, and equal parts join."""
+"""Schedules are split into moves and assembled again without loss. Parts with equal moves are
+joined.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_a_schedule_equals_its_moves(op: Op, name: str) -> None:
 
 
 def finer(schedule: Schedule, factor: int) -> Schedule:
-    """Returns the schedule with each part cut into `factor` parts, in any order of the moves."""
+    """Returns the schedule with each part divided into `factor` parts, and with the moves in random
+    order.
+    """
     c = schedule.collective
     collective = Collective(op=c.op, ranks=c.ranks, parts=c.parts * factor, root=c.root)
     moves = [

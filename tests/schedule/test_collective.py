@@ -47,7 +47,7 @@ def test_refs_cover_every_part_of_every_piece_once(op: Op, parts: int) -> None:
 
 def test_refs_are_none_without_a_chunk() -> None:
     c = collective(Op.ALL_TO_ALL, 3)
-    assert c.input_ref(0, 3) is None  # rank 1 sends chunk 3 to rank 0
+    assert c.input_ref(0, 3) is None  # chunk 3 is sent by rank 1 to rank 0
     assert c.input_ref(1, 3) == (0, 0)
     assert c.output_ref(0, 3) == (1, 0)
     assert c.output_ref(1, 3) is None

@@ -1,4 +1,4 @@
-"""Folds in rank order, compared with a symbolic computation."""
+"""Reductions in rank order, compared with a symbolic computation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ REDUCING = [op for op in Op if op.reduces]
 
 
 def brackets(*values: Any) -> Any:
-    """Returns ((a, b), c) for a left-to-right fold of a, b and c."""
+    """Returns ((a, b), c), the brackets of a left-to-right reduction of a, b and c."""
     return functools.reduce(lambda a, b: (a, b), values)
 
 
 def results(schedule: Schedule) -> dict[tuple[int, int], Any]:
-    """Returns the term that each result computes, where a rank's number is its contribution."""
+    """Returns the symbolic term of each result. A rank's number represents its contribution."""
     collective = schedule.collective
     state: dict[tuple[int, int], Any] = {
         (rank, chunk): rank

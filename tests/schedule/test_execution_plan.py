@@ -1,4 +1,4 @@
-"""The plan has the layout that `csrc/execution/plan.h` reads."""
+"""The plan has the memory layout that `csrc/execution/plan.h` reads."""
 
 from __future__ import annotations
 

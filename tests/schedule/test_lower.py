@@ -110,7 +110,7 @@ def test_waits_are_not_repeated() -> None:
 
 def test_dead_writes_are_dropped() -> None:
     b = Builder(Collective(op=Op.BROADCAST, ranks=3, root=0), "test", scratch=1)
-    b.copy(0, 0, 1, 1)  # to scratch that no rank reads
+    b.copy(0, 0, 1, 1)  # writes scratch that no rank reads
     b.copy(0, 0, 2, 0)
     b.next_round()
     b.copy(2, 0, 1, 0)
@@ -131,7 +131,7 @@ def test_scratch_and_local_moves_are_lowered() -> None:
     plan = lower(schedule)[1]
     assert codes(plan) == "COPY POST WAIT COPY REDUCE ARG ARG POST"
     assert plan.num_tmp == 1
-    # The fold follows the order of the sending ranks. Both operands come from rank 1.
+    # The reduction follows the order of the sending ranks. Both operands come from rank 1.
     assert [r.src.space for r in plan.records if r.code is Code.ARG] == [Space.IN, Space.TMP]
 
 
@@ -183,9 +183,10 @@ def test_reduce_depth_counts_nested_reductions() -> None:
 
 
 def detoured(data: st.DataObject, schedule: Schedule) -> Schedule:
-    """Returns the schedule with some transfers through scratch on any rank, and some unused copies.
+    """Returns the schedule with some transfers through scratch of random ranks, and some unused
+    copies.
 
-    Each round becomes two rounds. The first round writes only scratch.
+    Each round becomes two rounds, of which the first writes only scratch.
     """
     ranks, scratch = schedule.collective.ranks, schedule.num_locations
     transfers: list[Transfer] = []
@@ -267,7 +268,9 @@ def test_a_wrong_schedule_is_not_lowered() -> None:
 
 
 def readings(plan: ExecutionPlan) -> dict[int, dict[int, int]]:
-    """Returns, for each other rank, its slots that the plan reads, with the post waited for."""
+    """Returns, by rank and slot, the slots of other ranks that the plan reads, with the post that
+    it waits for.
+    """
     seen: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}
     for record in plan.records:
@@ -303,7 +306,7 @@ def test_readers_match_the_reads_of_the_plans(data: st.DataObject) -> None:
 
 
 def first_post_of(plan: ExecutionPlan, slot: int) -> int:
-    """Returns the post after the write of the slot."""
+    """Returns the number of the first post after the write of the slot."""
     own = Ref(space=Space.SLOT, rank=plan.rank, index=slot)
     written = next(i for i, r in enumerate(plan.records) if own in (r.dst, r.dst2))
     return next(r.value for r in plan.records[written:] if r.code is Code.POST)

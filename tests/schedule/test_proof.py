@@ -33,7 +33,7 @@ from unisono.schedule.check import REPLAYED_CHUNKS
 from unisono.types import DType, Op, ReduceOp
 
 EVERY = [(op, name) for op in Op for name in names(op)]
-PART = 8  # elements of 8 bytes: a part is rounded up to this number
+PART = 8  # elements of 8 bytes, to which the size of a part is rounded up
 NUMBERS = ("round", "src", "src_chunk", "dst", "dst_chunk", "count")
 PLACE = r"rank -?\d+, chunk -?\d+, round -?\d+"
 
@@ -64,7 +64,7 @@ def mutated(data: st.DataObject, schedule: Schedule) -> Schedule:
 
 
 def passes(schedule: Schedule) -> bool:
-    """Returns true if the proof accepts the schedule. A rejection names the place."""
+    """Returns true if the proof accepts the schedule. Checks that a rejection names the place."""
     try:
         proof.prove(schedule)
     except ScheduleError as error:
@@ -74,7 +74,7 @@ def passes(schedule: Schedule) -> bool:
 
 
 def run_and_compare(schedule: Schedule) -> None:
-    """Runs the plans on random numbers and compares the outputs with the definition."""
+    """Runs the plans on random numbers, and compares the outputs with the definition."""
     collective, parts = schedule.collective, schedule.collective.parts
     rng = np.random.default_rng(1)
 
@@ -204,7 +204,7 @@ def test_channels_do_not_affect_the_proof() -> None:
 
 @pytest.mark.parametrize(("name", "ranks"), [("ring", 48), ("direct", 52)])
 def test_plans_too_large_for_check_are_correct(name: str, ranks: int) -> None:
-    """Replays plans that `check` does not replay because of their size."""
+    """Replays plans that are too large for `check` to replay."""
     schedule = build("all_reduce", name, ranks=ranks)
     assert schedule.columns.count.sum() > REPLAYED_CHUNKS
     check_plans(schedule.collective, lower(schedule), depth=1, blocks=2)

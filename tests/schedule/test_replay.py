@@ -1,4 +1,4 @@
-"""The replay rejects plans that deadlock, race or compute a wrong result."""
+"""The replay rejects plans that deadlock, race or compute wrong results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def edited(
 
 
 def drop(code: Code) -> Callable[[list[Record]], list[Record]]:
-    """Returns an edit that removes the first record of this code."""
+    """Returns a function that removes the first record with this code."""
 
     def edit(records: list[Record]) -> list[Record]:
         at = next(i for i, r in enumerate(records) if r.code is code)
@@ -45,7 +45,7 @@ def drop(code: Code) -> Callable[[list[Record]], list[Record]]:
 
 
 def change(code: Code, **fields: object) -> Callable[[list[Record]], list[Record]]:
-    """Returns an edit that changes fields of the first record of this code."""
+    """Returns a function that changes fields of the first record with this code."""
 
     def edit(records: list[Record]) -> list[Record]:
         at = next(i for i, r in enumerate(records) if r.code is code)

@@ -1,4 +1,4 @@
-"""Plans in which ranks read each other's memory in place (single copy)."""
+"""Checks of plans in which ranks read each other's memory directly (single copy)."""
 
 from __future__ import annotations
 

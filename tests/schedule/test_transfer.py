@@ -1,4 +1,4 @@
-"""Columns hold the same values as transfer objects, are read-only, and never truncate a number."""
+"""Columns hold the same values as transfer objects, are read-only, and do not truncate numbers."""
 
 from __future__ import annotations
 

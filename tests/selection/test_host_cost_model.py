@@ -1,4 +1,4 @@
-"""The cost model of one host: straight lines, their lower envelope, and the choices."""
+"""The cost model of one host: straight lines, their lower envelope, and the chosen algorithms."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ def test_the_fastest_is_the_least_of_all_predictions(
     times = {
         other: predict(op, other, ranks, nbytes, cores=cores, constants=chosen)
         for other in served(op, ranks)
-        if not algorithms.find(op, other).for_hosts  # never chosen for one host
+        # algorithms for several hosts are never chosen for one host
+        if not algorithms.find(op, other).for_hosts
     }
     assert name in times
-    # One byte of rounding at the boundaries.
+    # Boundaries between algorithms are rounded to bytes.
     assert times[name] <= min(times.values()) + chosen.byte_s * 100 * ranks
 
 
@@ -64,7 +65,9 @@ def test_the_fastest_is_the_least_of_all_predictions(
 def test_the_model_of_one_host_selects_direct_or_one_shot(
     op: Op, ranks: int, cores: int, nbytes: int, chosen: Constants
 ) -> None:
-    """Both measured best, and no constants make another algorithm better in this model."""
+    """Tests that this model always chooses `direct` or `one_shot` for large sizes, which were also
+    measured best.
+    """
     envelope = fastest(op, ranks=ranks, cores=cores, constants=chosen)
     assert [part.algorithm for part in envelope if part.least <= nbytes][-1] in SIMPLE
 

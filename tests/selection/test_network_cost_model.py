@@ -86,8 +86,8 @@ def test_both_models_agree_on_one_host() -> None:
 def test_a_schedule_for_256_hosts_is_built_in_few_steps(
     op: Op, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first call computes the cost of all candidates. One step per pair of hosts took ten
-    seconds.
+    """Counts builder steps. The first call computes the costs of all candidates; one step per pair
+    of hosts would take ten seconds.
     """
     steps = 0
     add = Builder._add

@@ -1,4 +1,4 @@
-"""Rules as data: matching, file format, precedence, and agreement between ranks."""
+"""Selection rules as data: matching, file format, precedence, and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -253,11 +253,11 @@ def test_all_ranks_use_the_selection_of_rank_0() -> None:
                 found = [algorithm_of(inner)]
                 assert inner.all_reduce(np.ones(100)).tolist() == [3] * 100
                 child = inner.group([2, 0])
-                if child is not None:  # the child inherits the agreed table
+                if child is not None:  # the child inherits the selection that the ranks agreed on
                     found.append(algorithm_of(child))
                     child.close()
                 child = inner.split(0, -inner.rank, selection=own)
-                assert child is not None  # its rank 0 is rank 2 of the parent
+                assert child is not None  # rank 0 of the child is rank 2 of the parent
                 found.append(algorithm_of(child))
                 assert child.all_reduce(np.ones(3)).tolist() == [3] * 3
                 child.close()
@@ -272,7 +272,7 @@ def test_all_ranks_use_the_selection_of_rank_0() -> None:
 
 
 def test_groups_on_several_hosts_use_their_selection() -> None:
-    """Covers groups on one host and on both hosts, and an inherited rule that does not fit."""
+    """Tests groups on one host and on two, and an inherited rule that does not fit the group."""
 
     def check(world: Communicator) -> list[str]:
         found = []

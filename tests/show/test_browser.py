@@ -1,5 +1,6 @@
-"""Tests of the page in headless Chromium. The test steps through every round and compares the page
-with closed forms of the algorithms, not with our replay."""
+"""Tests of the schedule page in headless Chromium. The tests step through every round and compare
+the page with closed forms of the algorithms, not with our replay.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ WIDTHS = {"ring": 360, "direct": 1024, "doubling": 390, "tree": 1024, "pairwise"
 
 
 def page(case: tuple[str, str, int], script: str) -> str:
-    """Returns a page with an additional script at its end."""
+    """Returns a page with an added script at its end."""
     op, name, ranks = case
     text = html(view(build(op, name, ranks=ranks), nbytes=ranks << 20))
     text = text.replace("<script>", f"<script>{SEEN}</script><script>", 1)
@@ -100,7 +101,7 @@ def page(case: tuple[str, str, int], script: str) -> str:
 
 
 def visit(folder: Path) -> Json:
-    """Opens harness.html of a folder in the browser and returns the page's report."""
+    """Opens the folder's harness.html in the browser, and returns the page's report."""
     reports: Queue[bytes] = Queue()
 
     class Handler(SimpleHTTPRequestHandler):
@@ -134,7 +135,9 @@ def visit(folder: Path) -> Json:
 
 @pytest.fixture(scope="module")
 def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
-    """Reports of all cases, run side by side in one browser, each in a frame of its width."""
+    """Returns the reports of all cases, which run in one browser, each in a frame with its own
+    width.
+    """
     folder = tmp_path_factory.mktemp("pages")
     (folder / "play.html").write_text(page(("all_reduce", "ring", 3), named(PLAY, "play")))
     frames = '<iframe src="play.html#round=0" width="1024" height="600"></iframe>'

@@ -1,4 +1,6 @@
-"""Tests that compact text describes a schedule exactly: the text is parsed and compared."""
+"""Tests that compact text describes a schedule exactly: the text is parsed and compared with the
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ def numbers(text: str, others: set[int]) -> set[int]:
 
 
 def location_of(name: str, schedule: Schedule) -> int:
-    """Returns the location that a label names: `2`, `s1`, `owner.part`,
-    `source:destination.part`."""
+    """Returns the location with a label such as `2`, `s1`, `owner.part` or
+    `source:destination.part`.
+    """
     collective = schedule.collective
     if name.startswith("s"):
         return collective.num_chunks + int(name[1:])
@@ -48,7 +51,7 @@ def locations_of(text: str, schedule: Schedule) -> range:
 
 
 def read(text: str, schedule: Schedule) -> Sent:
-    """Returns the transfers that one entry names."""
+    """Returns the transfers that an entry of the text describes."""
     hops, _, carried = text.partition(": ")
     sent: Sent = set()
     everyone = set(range(schedule.collective.ranks))
@@ -87,7 +90,7 @@ def test_entries_describe_all_transfers_exactly(data: st.DataObject) -> None:
 
 
 def value_at(text: str, rank: int, ranks: int) -> int:
-    """Returns the value of `r`, `r+3`, `r xor 2` or `5` at one rank."""
+    """Returns the value of an expression such as `r`, `r+3`, `r xor 2` or `5` for one rank."""
     if "xor" in text:
         return rank ^ int(text.rsplit(maxsplit=1)[-1])
     return (rank + int(text[1:] or 0)) % ranks if text.startswith("r") else int(text)
@@ -152,6 +155,6 @@ def test_patterns_of_builtin_algorithms(op: str, name: str, text: str) -> None:
 
 def test_long_rounds_are_cut_with_a_count() -> None:
     schedule = build("all_to_all", "direct", ranks=9)
-    first = schedule.transfers[:40]  # a part of a round has no pattern
+    first = schedule.transfers[:40]  # an incomplete round, which has no pattern
     assert lines(schedule, first, limit=10)[-1] == "and 30 more"
     assert len(lines(schedule, first, limit=None)) == 40

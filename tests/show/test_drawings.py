@@ -1,4 +1,4 @@
-"""Tests of the SVG and the page as text; test_browser.py tests the page in a browser."""
+"""Tests of the SVG and HTML drawings as text; test_browser.py tests the page in a browser."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_names_from_a_file_cannot_become_markup() -> None:
 
 
 def test_the_page_data_describe_what_the_ranks_hold() -> None:
-    """The test replays the page's data as the page does: later writes replace earlier ones."""
+    """Replays the page's data as the page does, so that later writes replace earlier writes."""
     found = data_of(html(view(build("all_reduce", "recursive_doubling", ranks=8))))
     state = {(rank, location): mask for rank, location, _, mask, _ in found["start"]}  # type: ignore[attr-defined]
     for k, round_ in enumerate(found["rounds"], start=1):  # type: ignore[arg-type,var-annotated]

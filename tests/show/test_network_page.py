@@ -1,4 +1,4 @@
-"""Tests the page of a network in headless Chromium: clicks highlight the route of messages."""
+"""Tests of a network's page in headless Chromium: clicks highlight the routes of messages."""
 
 from __future__ import annotations
 

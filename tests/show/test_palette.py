@@ -6,11 +6,11 @@ import pytest
 
 from unisono.show.palette import luminance_of, palette
 
-DARK = "#1a1e26"  # --raised of page.css, the lightest of the dark backgrounds
+DARK = "#1a1e26"  # the color --raised of page.css, the lightest dark background
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG 2.2: (lighter + 0.05) / (darker + 0.05)."""
+    """Returns the contrast by WCAG 2.2: (lighter + 0.05) / (darker + 0.05)."""
     low, high = sorted((luminance_of(one), luminance_of(other)))
     return (high + 0.05) / (low + 0.05)
 

@@ -1,4 +1,6 @@
-"""Tests of link models: fits recover the parameters of the data and predict other sizes."""
+"""Tests of link models: fits recover the parameters of the data, and predict sizes that were not
+fitted.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ NCCL_TESTS = """
 
 
 def held_out(half: Literal[0, 1]) -> list[float]:
-    """Returns the mean error of the sizes that were not fitted, for each number of ranks."""
+    """Returns, for each number of ranks, the mean error at the sizes that were not fitted."""
     samples, errors = nccl(), []
     for ranks in range(2, 9):
         held = holdout([sample for sample in samples if sample.ranks == ranks], half=half)
@@ -61,7 +63,7 @@ def test_half_of_the_nccl_sizes_predicts_the_other_half() -> None:
 
 
 def test_the_other_half_of_the_nccl_sizes_predicts_as_documented() -> None:
-    """The error exceeds 3 % for the reason that docs/simulator.md gives."""
+    """Tests the half whose error exceeds 3 %. docs/simulator.md gives the reason."""
     assert np.mean(held_out(1)) <= 0.05
 
 
@@ -95,7 +97,7 @@ def test_a_straight_line_is_one_regime_whatever_the_noise() -> None:
 def test_an_outlier_does_not_change_the_fit() -> None:
     x = 2.0 ** np.arange(10, 27)
     y = line(x, 5e-6, 1e-10)
-    y[8] *= 1.5  # this noise allows one sample to be far off
+    y[8] *= 1.5  # the permitted noise allows one outlier
     (regime,) = fit(x, y, 0.1)
     assert regime.byte_s == pytest.approx(1e-10, rel=0.03)
 

@@ -1,4 +1,6 @@
-"""Tests times against closed forms of the literature: startups, bytes and reductions of a rank."""
+"""Tests of simulated times against closed forms of the literature: startups, bytes and reductions
+of a rank.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ N = 1 << 20
 
 
 def full_mesh(ranks: int, latency_s: float = ALPHA_S) -> Topology:
-    """A network in which only the ranks' ports and the latency cost time."""
+    """Returns a network in which only the ranks' ports and the latency take time."""
     cable = Cable(bandwidth_Bps=1e18, latency_s=latency_s, kind=LinkKind.OTHER)
     return topology.mesh(ranks, cable=cable)
 
@@ -46,8 +48,8 @@ def a_b(rounds: float, share: float, reduced: float = 0.0) -> float:
     return rounds * ALPHA_S + share * N * BETA + reduced * N * GAMMA
 
 
-# Maps (collective, algorithm) of the table to our operation and algorithm, the table's formula, and
-# the rank counts for which it holds.
+# By collective and algorithm of the table: our operation, our algorithm, the table's formula, and
+# the numbers of ranks for which the formula holds.
 POWERS, ANY = (2, 4, 8, 16), (2, 3, 5, 8, 13)
 Form = tuple[str, str, Callable[[int], float], tuple[int, ...]]
 FORMS: dict[tuple[str, str], Form] = {
@@ -109,7 +111,7 @@ def test_alpha_beta_gamma(form: Form) -> None:
     ("Allreduce", "2D-torus (Sony) X x Y"),
 )
 def test_hierarchical_forms() -> None:
-    """The times of the stages add up, each with its share of the bytes."""
+    """Tests that the time is the sum of the stages, each with its share of the bytes."""
     g, k = 4, 3
     form = 2 * a_b(g - 1, (g - 1) / g, (g - 1) / g / 2)
     form += 2 * a_b(k - 1, (k - 1) / k / g, (k - 1) / k / g / 2)
@@ -156,7 +158,9 @@ def test_pipelined_chain() -> None:
 @TABLE.has(("Allreduce", "NVLS / in-switch (SHARP)"))
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_in_switch_all_reduce(ranks: int) -> None:
-    """NVLS / SHARP take 2a + n b: every rank sends n bytes once and receives n bytes once."""
+    """Compares with 2a + n b (NVLS, SHARP): every rank sends n bytes once and receives n bytes
+    once.
+    """
     cable = Cable(bandwidth_Bps=RATE_BPS, latency_s=ALPHA_S, kind=LinkKind.NVLINK)
     node = topology.star(ranks, cable=cable, reduces=True)
     one_shot = algorithms.build("all_reduce", "one_shot", ranks=ranks)
@@ -169,7 +173,9 @@ def test_in_switch_all_reduce(ranks: int) -> None:
 @TABLE.has(("Scatter / Gather", "linear"))
 @pytest.mark.parametrize("p", ANY)
 def test_direct_scatter_sends_one_message_after_another(p: int) -> None:
-    """The startup keeps the sender busy; as a latency, all startups would overlap."""
+    """Models the startup as time in which the sender is busy. If it were a latency, all startups
+    would overlap.
+    """
     ports = Endpoint(send_Bps=RATE_BPS, busy_s=ALPHA_S)
     schedule = algorithms.build("scatter", "direct", ranks=p)
     conditions = Conditions(endpoint=ports, order=Order.PROGRAM)
@@ -180,9 +186,11 @@ def test_direct_scatter_sends_one_message_after_another(p: int) -> None:
 @TABLE.has(("Broadcast", "two-tree / double binary tree pipelined"))
 @pytest.mark.parametrize("p", [8, 13, 16])
 def test_two_trees(p: int) -> None:
-    """The broadcast takes 2 (D + K - 1) rounds of N / 2K. D is the depth, K the number of parts
-    sent down each tree. The best K gives the table's formula, whose lg p is D - 1. A rank can start
-    the next round before it ends one, so only the startups along one path from the root remain."""
+    """Compares with 2 (D + K - 1) rounds of N / 2K. D is the depth of the trees, and K the number
+    of parts sent down each tree. With the best K, this is the table's formula, whose lg p is D - 1.
+    A rank can start a round before it ends the previous one, so only the startups along one path
+    from the root remain.
+    """
     depth = lg(p)
 
     def form(parts: float, startup_s: float) -> float:
@@ -207,7 +215,9 @@ def test_two_trees(p: int) -> None:
 @TABLE.has(("Allreduce", "double binary tree, S segments (NCCL tree)"))
 @pytest.mark.parametrize("p", [5, 8, 16])
 def test_two_trees_all_reduce(p: int) -> None:
-    """Without byte costs the time is 2 lg p startups; without startups its limit is 2 n b."""
+    """Compares limits: without byte costs the time is 2 lg p startups, and without startups it
+    approaches 2 n b.
+    """
     short = algorithms.build("all_reduce", "double_binary_tree:parts=1", ranks=p)
     startups = on_mesh("all_reduce", short, p, order=Order.NONE, nbytes=1e-6)
     assert startups == pytest.approx(2 * lg(p) * ALPHA_S, rel=1e-3)
@@ -221,9 +231,9 @@ def test_two_trees_all_reduce(p: int) -> None:
 @TABLE.has(("Reduce-scatter", "recursive doubling"))
 @pytest.mark.parametrize("p", POWERS)
 def test_reduce_scatter_for_reductions_that_do_not_commute(p: int) -> None:
-    """The registry lacks this algorithm, because recursive halving is never slower.
+    """Builds an algorithm that the registry lacks, because recursive halving is never slower.
 
-    In step k a rank sends its partner at distance 2^k its partial sums. It sends all pieces except
+    In step k a rank sends partial sums to its partner at distance 2^k. It sends all pieces except
     those of the 2^k ranks whose data it has.
     """
     b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=p), "recursive_doubling")
@@ -249,7 +259,7 @@ def test_one_message() -> None:
 
 @TABLE.has(("Barrier", "dissemination"))
 def test_a_barrier_moves_nothing() -> None:
-    """The executors count arrivals themselves, so the simulation has nothing to send."""
+    """Simulates a barrier, which takes no time: executors count arrivals without messages."""
     for p in ANY:
         assert on_mesh("barrier", "direct", p) == 0.0
 
@@ -262,8 +272,9 @@ def test_a_barrier_moves_nothing() -> None:
 )
 @pytest.mark.parametrize("p", ANY)
 def test_bounds(p: int) -> None:
-    """The bounds count the bytes of ranks at one switch and the reductions. The table's startups
-    are for ranks with one port."""
+    """Compares bounds, which count the bytes of ranks at one switch and the reductions. The table's
+    startups are for ranks with one port.
+    """
     star = topology.star(p, cable=Cable(bandwidth_Bps=RATE_BPS, latency_s=0.0, kind=LinkKind.OTHER))
     others = (p - 1) / p
     bounds = {"broadcast": 1.0, "all_gather": others, "scatter": others, "gather": others}

@@ -1,4 +1,4 @@
-"""Tests the stated cost of every algorithm against a simulation without congestion."""
+"""Tests of the stated cost of every algorithm against a simulation without congestion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def time_s(schedule: Schedule, order: Order, reduce_Bps: float) -> float:
 
 
 def most_by_round(schedule: Schedule, reductions: bool) -> float:
-    """Sums over all rounds the most that any rank sends, or reduces, in units of N."""
+    """Returns the sum over all rounds of the largest amount that a rank sends, or reduces, in units
+    of N.
+    """
     c = schedule.columns
     rows = (c.src != c.dst) & (c.reduce if reductions else True)
     ranks = schedule.collective.ranks
@@ -40,8 +42,10 @@ def most_by_round(schedule: Schedule, reductions: bool) -> float:
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
 def test_the_stated_cost_equals_the_simulated_cost(op: Op, name: str) -> None:
-    """The simulation runs in rounds. It equals the closed form if one rank is the busiest in every
-    round. Otherwise it lies between the busiest rank's own part and the sum over the rounds."""
+    """Simulates round by round. The time equals the closed form if the same rank is the busiest in
+    every round. Otherwise it lies between the busiest rank's own total and the sum of the rounds'
+    maxima.
+    """
     for ranks in RANKS:
         try:
             schedule = algorithms.build(op, name, ranks=ranks)
@@ -68,7 +72,7 @@ def test_the_stated_cost_equals_the_simulated_cost(op: Op, name: str) -> None:
 
 
 def is_even(schedule: Schedule) -> bool:
-    """Returns whether every rank sends the same amount in every round."""
+    """Returns True if every rank sends the same amount in every round."""
     c = schedule.columns
     total = np.zeros((schedule.num_rounds, schedule.collective.ranks))
     np.add.at(total, (c.round, c.src), c.count * (c.src != c.dst))
@@ -76,7 +80,7 @@ def is_even(schedule: Schedule) -> bool:
 
 
 def test_most_algorithms_load_all_ranks_evenly() -> None:
-    """Most algorithms satisfy the condition of the test above."""
+    """Tests that in most algorithms, every rank sends the same amount in every round."""
     even = set()
     for op, name in EVERY:
         schedule = algorithms.build(op, name, ranks=8)

@@ -1,4 +1,4 @@
-"""Tests of jobs in blocks against times that are derived by hand."""
+"""Tests of simulated jobs in blocks against times that are derived by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def two(op: str, name: str = "direct") -> Schedule:
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_a_staging_buffer_is_reused_after_its_readers_acknowledge(depth: int) -> None:
-    """All staging buffers are sent at once; the next send waits for an acknowledgement."""
+    """Sends a block into each staging buffer. The next send waits for an acknowledgement."""
     blocks = Blocks(block_bytes=UNIT, lead=0, depth=depth)
     one = run(two("broadcast"), UNIT, blocks).time_s
     assert one == pytest.approx(UNIT_S + LATENCY_S)
@@ -45,8 +45,9 @@ def test_a_staging_buffer_is_reused_after_its_readers_acknowledge(depth: int) ->
 
 
 def test_a_waiting_rank_sends_nothing() -> None:
-    """Both rounds take the same time. Without a lead, the network is idle for two latencies in
-    every block. With a lead of 1 it carries the next block meanwhile."""
+    """Compares leads of two rounds with equal times. Without a lead, the network is idle for two
+    latencies in every block. With a lead of 1, the network carries the next block meanwhile.
+    """
     count = 8
     times = [
         run(two("all_reduce", "ring"), 2 * count * UNIT, Blocks(block_bytes=UNIT, lead=lead)).time_s
@@ -57,13 +58,16 @@ def test_a_waiting_rank_sends_nothing() -> None:
 
 
 def test_trees_need_a_lead_of_their_height() -> None:
-    """Without a lead, rank 2 forwards rank 3's data in the step in which it receives them."""
+    """Compares leads of a tree. Without a lead, rank 2 forwards rank 3's data in the same step in
+    which the data arrive.
+    """
     tree = algorithms.build("all_reduce", "reduce_broadcast", ranks=4)
     times = [
         run(tree, 16 * UNIT, Blocks(block_bytes=UNIT, lead=lead, depth=8), 0.0).time_s / UNIT_S
         for lead in (0, 3)
     ]
-    # Up 1 and 1; then the root's two readers share its link; then down 1. Nothing overlaps.
+    # Two rounds up take 1 unit each. The first round down takes 2, since two readers share the
+    # root's link, and the second takes 1. The rounds do not overlap.
     assert times[0] == pytest.approx(16 * 5, rel=1e-3)
     assert 16 * 2 <= times[1] < 16 * 3
 
@@ -74,8 +78,9 @@ def test_trees_need_a_lead_of_their_height() -> None:
 def test_exchanges_are_slower_if_ranks_start_at_different_times(
     name: str, least: float, most: float
 ) -> None:
-    """A ring is as late as its last rank. Halving-doubling overlaps its rounds only if all ranks
-    start together, and does not recover from different starts."""
+    """Compares start times. A ring is as late as its last rank. Halving-doubling overlaps its
+    rounds only if all ranks start together, and does not recover from different start times.
+    """
     job = Job(
         schedule=algorithms.build("all_reduce", name, ranks=8),
         nbytes=4 << 20,
@@ -121,7 +126,7 @@ def test_every_plan_ends_and_sends_the_bytes_of_its_schedule(
     np.add.at(carried, (steps.src[rows], steps.dst[rows]), steps.bytes[rows])
     np.add.at(heads, (steps.src[rows], steps.dst[rows]), HEADER_BYTES)
     assert np.isfinite(steps.arrived_s).all()
-    # A slot that two rounds read is sent once.
+    # A slot that two rounds read is sent only once.
     assert (carried - heads <= chunks * per_chunk * (1 + 1e-9)).all()
     assert ((carried - heads > 0) == (chunks > 0)).all()
 

@@ -1,4 +1,4 @@
-"""Tests of the limits of a comparison of all algorithms, and of the results that it keeps."""
+"""Tests of the limits of a comparison of algorithms, and of the steps that the comparison keeps."""
 
 from __future__ import annotations
 

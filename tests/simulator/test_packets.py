@@ -1,4 +1,4 @@
-"""Tests the difference between flows and packets; docs/simulator.md has the numbers."""
+"""Tests of the difference between flows and packets; docs/simulator.md lists the numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASES = {
     ),
     "in-cast at a star": ("gather", "direct", topology.star(16, cable=CABLE)),
 }
-# The largest error of each case, for messages of 64 KiB, 1 MiB and 8 MiB per rank.
+# Largest errors of each case, with messages of 64 KiB, 1 MiB and 8 MiB per rank.
 WITHIN = {
     "ring on a ring": (0.001, 0.001, 0.001),
     "swing on a torus": (0.001, 0.001, 0.001),

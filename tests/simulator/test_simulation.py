@@ -1,4 +1,4 @@
-"""Tests of the engine: sharing, order, several jobs, faults, and errors."""
+"""Tests of the simulation engine: shared links, event order, several jobs, faults, errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build(name: str, ranks: int, op: str = "all_reduce") -> Schedule:
 
 
 def fair_rates(capacity: list[float], paths: list[list[int]]) -> list[float]:
-    """Computes max-min fair rates by progressive filling, as textbooks describe it."""
+    """Returns max-min fair rates by progressive filling, the textbook algorithm."""
     room, rates = dict(enumerate(capacity)), [0.0] * len(paths)
     left = set(range(len(paths)))
     while left:
@@ -48,7 +48,9 @@ def fair_rates(capacity: list[float], paths: list[list[int]]) -> list[float]:
 def reference_times(
     capacity: list[float], paths: list[list[int]], sizes: list[float]
 ) -> list[float]:
-    """Returns the end of each flow if all start at 0; rates are computed anew after each end."""
+    """Returns the end of each flow if all flows start at 0. The rates are computed again after each
+    end.
+    """
     now, rest, ends = 0.0, dict(enumerate(sizes)), [0.0] * len(paths)
     while rest:
         fair = fair_rates(capacity, [paths[p] for p in rest])
@@ -100,7 +102,7 @@ def test_a_message_speeds_up_when_another_on_its_link_ends() -> None:
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=3, parts=4), "by hand")
     b.copy(0, 0, 2, count=4)
     b.copy(1, 4, 2, count=2)
-    result = simulate(b.build(), net, 12e6)  # a chunk is 1 MB
+    result = simulate(b.build(), net, 12e6)  # each chunk has 1 MB
     times = {(s.src, s.dst): s.arrived_s for s in map(result.steps.__getitem__, range(2))}
     assert times == pytest.approx({(1, 2): 4e-3, (0, 2): 6e-3})
     assert result.link_name(result.busiest_link) == "rank 1 -> rank 2"
@@ -108,8 +110,9 @@ def test_a_message_speeds_up_when_another_on_its_link_ends() -> None:
 
 
 def test_messages_wait_for_values_not_for_rounds() -> None:
-    """Rank 2's message of round 1 carries its own value, so the message does not wait for round
-    0."""
+    """Tests that rank 2's message of round 1 does not wait for round 0, since it carries rank 2's
+    own value.
+    """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=3), "by hand")
     b.copy(0, 0, 1)
     b.next_round()
@@ -144,7 +147,7 @@ def test_simulations_are_deterministic() -> None:
 
 
 def test_link_bytes_equal_the_bytes_of_all_routes() -> None:
-    """Links carry the bytes that the routes of all messages imply, in any order of events."""
+    """Tests that links carry the bytes of the routes of all messages, for any order of events."""
     net = topology.dragonfly(a=4, p=2, h=2)
     schedule = build("halving_doubling", net.num_ranks)
     result = simulate(schedule, net, 1e6, bins=50)
@@ -183,7 +186,8 @@ def test_a_straggler_delays_only_ranks_that_need_its_data() -> None:
     late = Conditions(endpoints={2: Endpoint(enters_s=1.0, slowdown=3.0)})
     result = simulate(build("ring", 4), net, 4e6, conditions=late)
     assert result.time_s > 1.0
-    # Only messages with rank 2's data wait for rank 2; the first messages of others do not.
+    # Only messages with rank 2's data wait for rank 2. The first messages of other ranks do not
+    # wait.
     assert result.steps.begun_s[result.steps.messages()].min() == 0.0
     slow = simulate([Compute(seconds=1.0, ranks=(0, 2), name="step")], net, conditions=late)
     assert slow.time_s == pytest.approx(4.0)
@@ -200,7 +204,7 @@ def test_degraded_and_failed_links_slow_a_ring() -> None:
     assert failed.link_bytes[link] == 0
     assert failed.link_bytes.sum() == pytest.approx(
         (3 + 3) * 6e6
-    )  # messages of rank 0 take the longer path
+    )  # rank 0's messages take the longer path
     line = topology.line(3, cable=CABLE)
     cut = Conditions(failed=(line.route(0, 1)[0],))
     with pytest.raises(UnsupportedError, match="no path from node 0 to node 1"):

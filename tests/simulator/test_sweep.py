@@ -1,4 +1,4 @@
-"""Tests of sweeps and searches against times that follow from formulas."""
+"""Tests of sweeps and searches against times from formulas."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_search_is_at_least_as_good_as_a_comparison() -> None:
     names = {found.base for found in done.found}
     fitting = {entry.algorithm for entry in comparison if entry.result is not None}
     assert names <= fitting
-    # The excluded algorithms take longer than the best, according to the comparison.
+    # The comparison shows that the excluded algorithms take longer than the best algorithm.
     slow = [e.result.time_s for e in comparison if e.result and e.algorithm not in names]
     assert all(time_s > done.found[0].time_s for time_s in slow)
 

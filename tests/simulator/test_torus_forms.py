@@ -1,4 +1,4 @@
-"""Tests times on rings and tori against the table of the literature: the cost of congestion."""
+"""Tests of times on rings and tori against the literature's table of the cost of congestion."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ def all_reduce(name: str, dims: tuple[int, ...]) -> Schedule:
 
 
 def bandwidth_s(name: str, dims: tuple[int, ...]) -> float:
-    """Returns the time as a multiple of n/B."""
+    """Returns the simulated time as a multiple of n/B."""
     return simulate(all_reduce(name, dims), torus(dims), N).time_s * RATE_BPS / N
 
 
 def in_rounds_s(
     schedule: Schedule, dims: tuple[int, ...], place: NDArray[np.int64] | None = None
 ) -> float:
-    """Returns the time in rounds, as a multiple of n/B; `place` has the position of each rank."""
+    """Returns the time if rounds do not overlap, as a multiple of n/B; `place` has the position of
+    each rank.
+    """
     ranks = None if place is None else tuple(place.tolist())
     job = Job(schedule=schedule, nbytes=N, ranks=ranks)
     conditions = Conditions(order=Order.ROUNDS)
@@ -44,7 +46,9 @@ def in_rounds_s(
 
 
 def steps(name: str, dims: tuple[int, ...]) -> int:
-    """Returns the number of successive latencies between neighbours if bytes cost nothing."""
+    """Returns the number of successive latencies between neighbours, from a simulation in which
+    bytes cost nothing.
+    """
     net = torus(dims, rate_Bps=1e30, latency_s=1.0)
     return round(simulate(all_reduce(name, dims), net, N).time_s)
 
@@ -54,15 +58,15 @@ def test_a_ring_uses_one_direction() -> None:
     for p in (4, 7, 16):
         assert bandwidth_s("ring", (p,)) == pytest.approx(2 * (p - 1) / p, rel=1e-3)
         assert steps("ring", (p,)) == 2 * (p - 1)
-        # Half of the pieces go in each direction; with an odd number of others, one direction has
-        # one more.
+        # Half of the pieces go in each direction. With an odd number of other ranks, one direction
+        # has one more piece.
         half = p // 2
         assert bandwidth_s("bidirectional_ring", (p,)) == pytest.approx(2 * half / p, rel=1e-3)
 
 
 @TABLE.has("bidirectional ring on ring(p)")
 def test_two_rings_in_both_directions_reach_the_bound() -> None:
-    """Each half of the vector goes all the way round in one direction."""
+    """Tests two rings: each half of the vector goes around the whole ring in one direction."""
     for p in (4, 7, 16):
         assert bandwidth_s("torus_rings", (p,)) == pytest.approx((p - 1) / p, rel=1e-3)
         assert steps("torus_rings", (p,)) == 2 * (p - 1)
@@ -79,7 +83,9 @@ def test_hamiltonian_rings_fill_all_links() -> None:
 @TABLE.has("Bucket / multi-dim ring, 2D concurrent shards, k per side", "LOWER BOUND")
 @pytest.mark.parametrize("dims", [(4, 4), (8, 8), (4, 4, 4)])
 def test_buckets_in_both_directions(dims: tuple[int, ...]) -> None:
-    """2D concurrent shards reach the bound; D shards in one direction reach half of it."""
+    """Tests that 2D concurrent shards reach the bound, and D shards in one direction reach half of
+    it.
+    """
     bound = 2 * (prod(dims) - 1) / prod(dims) / (2 * len(dims))
     assert bandwidth_s("bucket", dims) == pytest.approx(bound, rel=1e-3)
     assert bandwidth_s("bucket:ways=1", dims) == pytest.approx(2 * bound, rel=1e-3)
@@ -90,7 +96,9 @@ def test_buckets_in_both_directions(dims: tuple[int, ...]) -> None:
 @TABLE.has("Sequential multi-dim ring (2D-torus, Sony), one dim at a time, bidir")
 @pytest.mark.parametrize("dims", [(4, 4), (8, 8), (4, 4, 4)])
 def test_sequential_rings_use_one_axis_at_a_time(dims: tuple[int, ...]) -> None:
-    """Both directions of one axis are used, while the links of the other axes are idle."""
+    """Tests rings that use both directions of one axis at a time, while the links of the other axes
+    are idle.
+    """
     levels = [f"level{i}:torus_rings:dims={k}@{k}" for i, k in enumerate(dims)]
     schedule = algorithms.build("all_reduce", ";".join(levels), ranks=prod(dims))
     bound = 2 * (prod(dims) - 1) / prod(dims) / 2
@@ -102,9 +110,9 @@ def test_sequential_rings_use_one_axis_at_a_time(dims: tuple[int, ...]) -> None:
 
 
 def places(dims: tuple[int, ...], *, last_bit_first: bool) -> NDArray[np.int64]:
-    """Returns positions such that the partners of step s are 2^(s // D) apart along axis s % D.
+    """Returns positions at which the partners of step s are 2^(s // D) apart along axis s % D.
 
-    Step s exchanges along the rank's bit s, counted from the last bit or from the first.
+    Step s is an exchange along bit s of the rank, counted from the last bit or from the first bit.
     """
     count = int(log2(prod(dims)))
     place = np.zeros(prod(dims), np.int64)
@@ -115,8 +123,9 @@ def places(dims: tuple[int, ...], *, last_bit_first: bool) -> NDArray[np.int64]:
 
 
 def loads(dims: tuple[int, ...]) -> list[float]:
-    """Returns the messages on the busiest link in each step. A step to the opposite position uses
-    both directions, so each link carries half."""
+    """Returns the number of messages on the busiest link in each step. A step to the opposite
+    position uses both directions, so each link carries half of its messages.
+    """
     count, axes = int(log2(prod(dims))), len(dims)
     half_way = log2(dims[0]) - 1
     return [2 ** (s // axes) / (2 if s // axes == half_way else 1) for s in range(count)]
@@ -130,8 +139,10 @@ SQUARES_AND_CUBES = pytest.mark.parametrize(
 @TABLE.has("Rabenseifner on torus (min routing), single port")
 @SQUARES_AND_CUBES
 def test_halving_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
-    """The largest messages go to neighbours, along one axis after another. Step s loads a link with
-    2^(s // D) messages of n / 2^(s+1). The limit is 1.5 in two dimensions and 1.167 in three."""
+    """Places ranks so that the largest messages go to neighbours, along one axis after another.
+    Step s loads a link with 2^(s // D) messages of n / 2^(s+1). The limit is 1.5 in two dimensions
+    and 1.167 in three.
+    """
     schedule = algorithms.build("all_reduce", "halving_doubling", ranks=prod(dims))
     form = 2 * sum(load / 2 ** (s + 1) for s, load in enumerate(loads(dims)))
     place = places(dims, last_bit_first=False)
@@ -142,7 +153,7 @@ def test_halving_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
 @TABLE.has("Recursive doubling latency-optimal, single port")
 @SQUARES_AND_CUBES
 def test_recursive_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
-    """Every step sends the whole vector: sum_s 2^floor(s/D) n / B."""
+    """Compares with sum_s 2^floor(s/D) n / B, since every step sends the whole vector."""
     schedule = algorithms.build("all_reduce", "recursive_doubling", ranks=prod(dims))
     place = places(dims, last_bit_first=True)
     assert in_rounds_s(schedule, dims, place) == pytest.approx(sum(loads(dims)), rel=1e-3)
@@ -153,8 +164,9 @@ def test_recursive_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
 
 
 def distances(dims: tuple[int, ...]) -> list[int]:
-    """Returns the distance of the partners of each step: 1, 1, 3, 5, 11, ... along alternating
-    axes."""
+    """Returns the distance between the partners of each step: 1, 1, 3, 5, 11, ... along alternating
+    axes.
+    """
     count = int(log2(prod(dims)))
     return [abs(1 - (-2) ** (s // len(dims) + 1)) // 3 for s in range(count)]
 
@@ -166,7 +178,7 @@ def congestion(dims: tuple[int, ...]) -> float:
 
 @TABLE.has("Swing bandwidth-optimal, multiport")
 def test_swing_congestion_follows_from_its_distances() -> None:
-    """Each step s along an axis loads every link with |delta_s| messages of n / 2^(s+1)."""
+    """Tests that step s along an axis loads each link with |delta_s| messages of n / 2^(s+1)."""
     for dims in ((8, 8), (16, 16), (4, 4, 4), (8, 8, 8)):
         form = sum(load / 2 ** (s + 1) for s, load in enumerate(distances(dims)))
         n = prod(dims)
@@ -204,7 +216,7 @@ def whole_vectors_by_swing(dims: tuple[int, ...]) -> Schedule:
 @TABLE.has("Swing latency-optimal")
 @pytest.mark.parametrize("dims", [(4, 4), (8, 8), (4, 4, 4)])
 def test_swing_of_whole_vectors(dims: tuple[int, ...]) -> None:
-    """lg N steps; in each, a link carries |delta_s| messages of n / 2D."""
+    """Compares with lg N steps, in each of which a link carries |delta_s| messages of n / 2D."""
     schedule = whole_vectors_by_swing(dims)
     check(schedule)
     assert schedule.num_rounds == log2(prod(dims))

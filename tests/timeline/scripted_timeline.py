@@ -1,4 +1,4 @@
-"""Timelines whose events happen at the times that a test says."""
+"""Timelines with events at given times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Event = tuple[Any, ...]
 
 
 class ScriptedClock:
-    """A clock that shows what it was set to."""
+    """A clock that shows the time to which it was set."""
 
     def __init__(self, now_ns: int = 0) -> None:
         self.value_ns = now_ns
@@ -43,7 +43,7 @@ def scripted_dump(folder: Path, script: Iterable[Event], **arguments: Any) -> Ra
 
 
 def phase(name: str, step: int, begun_ms: float, ended_ms: float) -> list[Event]:
-    """Returns the events of a phase."""
+    """Returns the begin and end events of a phase."""
     return [
         (begun_ms, EventKind.BEGUN, name, step),
         (ended_ms, EventKind.ENDED, name, step),
@@ -53,7 +53,9 @@ def phase(name: str, step: int, begun_ms: float, ended_ms: float) -> list[Event]
 def collective(
     number: int, name: str, launched_ms: float, moved: tuple[float, float]
 ) -> list[Event]:
-    """Returns the events of a collective of one tensor, submitted when it was launched."""
+    """Returns the events of a collective of one tensor, which is submitted and launched at the same
+    time.
+    """
     return [
         (launched_ms, EventKind.SUBMITTED, name, 0, 4000),
         (launched_ms, EventKind.LAUNCHED, name, number),
@@ -63,10 +65,10 @@ def collective(
 
 
 def wait(name: str, begun_ms: float, ended_ms: float) -> Event:
-    """Returns the event of a wait."""
+    """Returns the event of one wait."""
     return (ended_ms, EventKind.WAITED, name, 0, 0, begun_ms, ended_ms)
 
 
 def in_order(*parts: Iterable[Event]) -> list[Event]:
-    """Returns the events of all parts by time."""
+    """Returns the events of all arguments in order of time."""
     return sorted((event for part in parts for event in part), key=lambda event: event[0])

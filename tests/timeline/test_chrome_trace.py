@@ -1,4 +1,4 @@
-"""Traces in the Trace Event Format: lanes, nesting, and numbers that readers keep exactly."""
+"""Traces in the Trace Event Format: rows, nesting, and numbers that readers store exactly."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_times_keep_their_nanoseconds() -> None:
 
 
 def test_the_base_survives_readers_that_keep_doubles() -> None:
-    base_ns = 1_795_000_000_000_000_000  # beyond 2^53
+    base_ns = 1_795_000_000_000_000_000  # a number that a double does not hold exactly
     text = trace_text([], base_ns=base_ns)
     found = json.loads(text, parse_int=float)["baseTimeNanoseconds"]
     assert int(found) == base_ns

@@ -1,4 +1,4 @@
-"""Clocks that differ: what is measured, what is stated, and what holds."""
+"""Alignment of different clocks: measured offsets, stated errors, and bounds that must hold."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEN_S = 10_000_000_000
 
 
 class TwoHosts:
-    """A communicator whose ranks count as ranks of hosts of their own."""
+    """A communicator that reports each rank as on a separate host."""
 
     def __init__(self, comm: Communicator) -> None:
         self.rank = comm.rank
@@ -91,7 +91,9 @@ def test_ranks_of_one_host_take_part_only_by_their_first() -> None:
 def test_half_of_the_round_trip_bounds_the_error(
     offset_ns: int, outward_ns: int, back_ns: int
 ) -> None:
-    """A rank whose messages take any time each way, by a simulated clock."""
+    """Compares clocks with a rank whose messages take any time in each direction, on a simulated
+    clock.
+    """
     clock = SimpleNamespace(now_ns=1000)
 
     def send(x: Any, dst: int, tag: int = 0) -> None:
@@ -99,7 +101,7 @@ def test_half_of_the_round_trip_bounds_the_error(
 
     def recv(x: Any, src: int, tag: int = 0) -> None:
         if x.dtype != "uint8":
-            x[0] = clock.now_ns + offset_ns  # when the question arrived
+            x[0] = clock.now_ns + offset_ns  # the time at which the question arrives
             clock.now_ns += back_ns
 
     comm: Any = SimpleNamespace(rank=1, hosts=((0,), (1,)), send=send, recv=recv)
@@ -147,13 +149,15 @@ def test_comparisons_add_up_along_a_chain_in_both_directions(tmp_path: Path) -> 
     aligned = align_ranks([timeline.dump() for timeline in timelines])
     assert [rank.alignment.to_common_ns(0) for rank in aligned] == [0, 100, 1100, 7]
     assert [rank.alignment.error_ns(0) for rank in aligned[:3]] == [0, 1, 3]
-    # Without rank 0's dump, its clock is still the common one.
+    # Rank 0's clock is the common clock, even if rank 0's dump is missing.
     rest = align_ranks([timeline.dump() for timeline in timelines[1:]])
     assert [rank.alignment.to_common_ns(0) for rank in rest] == [100, 1100, 7]
 
 
 def test_a_comparison_also_leads_backwards(tmp_path: Path) -> None:
-    """Clock b compared itself with none, but the common clock a was compared with it."""
+    """Aligns clock b, which was not compared with the common clock a. Instead a was compared with
+    b.
+    """
     timelines = [
         TimelineWriter(rank=r, size=4, events=64, folder=tmp_path, clock="abcd"[r])
         for r in range(4)
@@ -175,7 +179,7 @@ def test_clocks_that_were_never_compared_use_the_calendar_and_say_so(tmp_path: P
     ]
     first, second = align_ranks(dumps)
     assert first.error_ns == 0 and second.error_ns is None
-    by_calendar = dumps[1].wall_ns - dumps[0].wall_ns  # both clocks show 0 at these moments
+    by_calendar = dumps[1].wall_ns - dumps[0].wall_ns  # the times at which both clocks show 0
     assert second.unix_ns(0) - first.unix_ns(0) == by_calendar
 
 

@@ -1,4 +1,4 @@
-"""The trace of all ranks: it nests whatever happened, and it says what it lacks."""
+"""The trace of all ranks: it nests for all events, and it names missing data."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def named(trace: dict[str, Any], name: str, ph: str = "X") -> list[dict[str, Any
 
 
 def close(microseconds: Any) -> Any:
-    """Returns what equals differences of times, which are doubles with three decimals."""
+    """Returns a value that equals differences of times. Times are doubles with three decimals."""
     return pytest.approx(microseconds, abs=1e-3)
 
 
 @given(events=EVENTS, entries=st.sampled_from([64, 4096]))
 def test_any_events_give_a_trace_that_nests(events: list[tuple], entries: int) -> None:
-    """Also events that no program makes: a ring may have lost any of the older ones."""
+    """Draws events that no program makes, since the ring may have lost any older events."""
     script = [
         (at, kind, name, number, value, min(begun, at), at)
         for at, kind, name, number, value, begun in sorted(events, key=lambda each: each[0])
@@ -145,7 +145,7 @@ def test_a_bucket_of_a_plan_has_its_tensors_even_if_they_are_recorded_later(tmp_
     dump = scripted_dump(tmp_path, events)
     first, unknown = spans_of(dump).collectives
     assert (first.tensors, first.nbytes) == (["a", "b"], 24)
-    assert (unknown.tensors, unknown.nbytes) == (["x"], 0)  # only the first one's name is known
+    assert (unknown.tensors, unknown.nbytes) == (["x"], 0)  # only the first tensor's name is known
     assert [(t.name, t.submitted_ns) for t in spans_of(dump).tensors] == [
         ("a", 0), ("b", MS), ("x", 6 * MS),
     ]  # fmt: skip
@@ -161,7 +161,7 @@ def test_a_wrapped_ring_cuts_what_it_has_lost(tmp_path: Path) -> None:
             *phase("backward", step, 10 * step + 3, 10 * step + 8),
         )
     ]
-    dump = scripted_dump(tmp_path, steps[:-1], events=64)  # the last backward pass is open
+    dump = scripted_dump(tmp_path, steps[:-1], events=64)  # the last backward pass has not ended
     assert dump.lost == 199 - 64
     trace = merged(dump)
     phases = spans_of(dump).phases
@@ -180,7 +180,8 @@ def test_a_missing_rank_is_named_in_all_jobs(tmp_path: Path) -> None:
     trace = merged(*dumps)
     assert trace["otherData"]["missing_ranks"] == [1]
     titles = {e["pid"]: e["args"]["name"] for e in named(trace, "process_name", "M")}
-    assert sorted(titles) == [0, 1, 2, 3, 4]  # two ranks 0: no process number is taken twice
+    # two ranks have number 0, but all process numbers differ
+    assert sorted(titles) == [0, 1, 2, 3, 4]
 
 
 def test_numbers_are_exact_in_readers_that_keep_doubles(tmp_path: Path) -> None:
@@ -197,7 +198,9 @@ def test_numbers_are_exact_in_readers_that_keep_doubles(tmp_path: Path) -> None:
 
 
 def test_ten_seconds_between_clocks_disappear_in_the_trace(tmp_path: Path) -> None:
-    """Both ranks begin at the same moment; rank 1's clock is 10 s behind, known within 1 us."""
+    """Begins both ranks at the same time. Rank 1's clock is 10 s behind rank 0's. This offset is
+    known within 1 us.
+    """
     late_ms = 10_000
     timelines = []
     for rank, shift in ((0, late_ms), (1, 0)):
@@ -241,7 +244,7 @@ def test_no_dump_is_an_error() -> None:
 
 
 def torch_trace(folder: Path, dump: RankDump, **facts: Any) -> TorchTrace:
-    """Returns a trace in which an operator ran 3 ms after the rank's clock showed 0."""
+    """Returns a trace in which an operator starts 3 ms after the rank's clock shows 0."""
     base_ns = 1_700_000_000_000_000_000
     ts = (dump.wall_ns - dump.now_ns - base_ns) / 1e3
     events = [
@@ -266,7 +269,8 @@ def test_ranges_of_torch_are_merged_and_nest(tmp_path: Path) -> None:
         named(trace, name) for name in ("aten::mm", "aten::inner", "crossing")
     )
     assert mm["pid"] == forward["pid"] == 1
-    assert mm["ts"] - forward["ts"] == pytest.approx(3000, abs=1)  # a double has 0.25 us here
+    # doubles of this size have steps of 0.25 us
+    assert mm["ts"] - forward["ts"] == pytest.approx(3000, abs=1)
     assert mm["tid"] == inner["tid"] != crossing["tid"]
 
 

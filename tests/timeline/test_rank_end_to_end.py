@@ -1,4 +1,4 @@
-"""Two ranks train; another process reads their timelines, then one rank is killed."""
+"""Two ranks train while another process reads their timelines. Then one rank is killed."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def train_until_killed(me: Me) -> None:
             if step == STEPS:
                 me.say("trained", pid=os.getpid())
             if step > STEPS:
-                time.sleep(0.01)  # leave the machine to the test
+                time.sleep(0.01)  # gives the test time to run
     except CommunicationError as error:
         me.say("failed", error=type(error).__name__)
-        time.sleep(60)  # still running when the test reads its timeline
+        time.sleep(60)  # keeps the process alive while the test reads its timeline
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_dumps_of_two_hosts_merge(job: Processes, tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_and_its_survivor_are_read(job: Processes, tmp_path: Path) -> None:
-    """The last test: it ends the job."""
+    """Kills a rank. This must be the last test, since it ends the job."""
     first, second = pids(job)
     job.signal(1, signal.SIGKILL)
     [failed] = job.wait_for("failed", [0])

@@ -1,4 +1,4 @@
-"""Compares the summary of steps with cases computed by hand."""
+"""Compares the summary of steps with values computed by hand."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_sets_of_times_are_sets(a: list[Interval], b: list[Interval]) -> None:
 
 
 def step(number: int, begun: float, backward: float = 20) -> list[Event]:
-    """A step of 10 ms forward, backward, 5 ms of waits, 3 ms of optimizer; the next begins 2 ms
-    later. Two collectives: the first one of 8 ms lies in the backward pass, the second one of 9 ms
-    begins 4 ms before its end.
+    """Returns a step of 10 ms forward, backward, 5 ms of waits and 3 ms of optimizer. The next step
+    begins 2 ms later. Of two collectives, the first takes 8 ms within the backward pass. The second
+    takes 9 ms and begins 4 ms before the end of the backward pass.
     """
     end = begun + 10 + backward
     return in_order(
@@ -63,7 +63,7 @@ def test_a_step_by_hand(tmp_path: Path) -> None:
     assert first.overlap == pytest.approx(12 / 17)
     assert first.scale_factor == pytest.approx(35 / 40)
     assert sum(first.phases_s.values()) == pytest.approx(first.own_s) == pytest.approx(35e-3)
-    assert second.step_s == pytest.approx(38e-3)  # the last step ends with its optimizer
+    assert second.step_s == pytest.approx(38e-3)  # the last step ends at the end of its optimizer
     assert job.missing_ranks == () and job.steps[0].slowest is None
 
 
@@ -126,7 +126,7 @@ def test_the_slowest_rank_and_why(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_longer_is_not_the_slowest(tmp_path: Path) -> None:
-    """Rank 0 waits 20 ms for rank 1, whose backward pass is 15 ms longer than its own."""
+    """Makes rank 0 wait 20 ms for rank 1, whose backward pass takes 15 ms longer than rank 0's."""
     waits = in_order(phase("forward", 1, 0, 10), phase("backward", 1, 10, 20), [wait("b", 20, 40)])
     works = in_order(phase("forward", 1, 0, 10), phase("backward", 1, 10, 35))
     dumps = [
@@ -159,7 +159,7 @@ def test_steps_that_the_ring_has_lost_in_part_are_left_out(tmp_path: Path) -> No
     events = [event for number in range(20) for event in step(number, 40 * number)]
     dump = scripted_dump(tmp_path, events, events=64)
     [job] = summarize_steps([dump])
-    assert [each.step for each in job.steps] == [16, 17, 18, 19]  # 15 events each
+    assert [each.step for each in job.steps] == [16, 17, 18, 19]  # each step has 15 events
     assert job.lost_events == dump.lost > 0
     assert all(each.ranks[0].compute_s == pytest.approx(33e-3) for each in job.steps)
 
@@ -192,7 +192,7 @@ def test_medians_are_over_steps_and_jobs_are_apart(tmp_path: Path) -> None:
 
 
 def test_a_step_in_progress_is_not_counted(tmp_path: Path) -> None:
-    """The second step of a running job has only its forward pass so far."""
+    """Dumps a job whose second step has run only its forward pass."""
     events = in_order(
         phase("forward", 1, 0, 10),
         phase("backward", 1, 10, 30),

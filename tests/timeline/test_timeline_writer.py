@@ -1,4 +1,6 @@
-"""The record of one rank: fixed memory, any reader, any end of its process."""
+"""A rank's record of events: its memory is fixed, any process may read it, and the rank may end at
+any time.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,14 @@ def test_a_full_ring_keeps_the_last_events_in_the_same_memory(tmp_path: Path) ->
 
 def test_names_beyond_the_table_have_no_name_but_an_event(tmp_path: Path) -> None:
     timeline = writer(tmp_path, events=128)
-    count = NAMES_BYTES // 102 + 50  # a name takes 2 + 100 bytes
+    count = NAMES_BYTES // 102 + 50  # each name takes 2 + 100 bytes
     for index in range(count):
         timeline.record(EventKind.SUBMITTED, f"{index:0100d}", index)
-    timeline.record(EventKind.SUBMITTED, f"{0:0100d}")  # known: in the table
+    timeline.record(EventKind.SUBMITTED, f"{0:0100d}")  # this name is already in the table
     dump = timeline.dump()
     assert len(dump.names) < count
     assert names(dump)[-2:] == ["(name table full)", f"{0:0100d}"]
-    assert dump.events["number"].tolist()[-2] == count - 1  # the ring is not overwritten
+    assert dump.events["number"].tolist()[-2] == count - 1  # the ring still has the previous events
 
 
 @pytest.mark.parametrize("name", ["", "é" * 300, "layer" * 100 + ".weight", "\ud800"])
@@ -127,7 +129,7 @@ def test_an_entry_that_a_killed_process_left_unfinished_is_counted(tmp_path: Pat
         timeline.record(EventKind.SUBMITTED, "x", index)
     assert timeline.path is not None
     content = bytearray(timeline.path.read_bytes())
-    at = ENTRIES_AT + 2 * ENTRY.size  # of the second event
+    at = ENTRIES_AT + 2 * ENTRY.size  # position of the second event
     content[at + ENTRY.size - 8 : at + ENTRY.size] = bytes(8)
     dump = RankDump.parse(bytes(content))
     assert dump.torn == 1 and dump.events["number"].tolist() == [0, 2]
@@ -139,7 +141,8 @@ def test_facts_survive_a_kill_while_they_are_replaced(tmp_path: Path) -> None:
     assert timeline.path is not None
     content = timeline.path.read_bytes()
     assert RankDump.parse(content).failure == "RuntimeError: first"
-    for at in (96 + 20, 96 + 2000 + 20):  # damages one copy of the facts, then the other
+    # damages the first copy of the facts, then the second copy
+    for at in (96 + 20, 96 + 2000 + 20):
         damaged = bytearray(content)
         damaged[at] ^= 1
         assert RankDump.parse(bytes(damaged)).rank == 1
@@ -271,7 +274,8 @@ def test_a_forked_child_does_not_write_into_its_parents_ring(tmp_path: Path) -> 
     timeline = writer(tmp_path)
     timeline.record(EventKind.SUBMITTED, "parent")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads
+        # Python warns, since this process has threads
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,4 @@
-"""A real trace of torch.profiler, merged: its operators lie in the phase in which they ran."""
+"""A real trace of torch.profiler, merged: its operators are inside the phase in which they ran."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_operators_lie_in_the_phase_in_which_they_ran(tmp_path: Path) -> None:
     inside = [event for event in slices if event["name"] == "aten::addmm"]
     outside = [event for event in slices if event["name"] == "aten::mm"]
     assert len(inside) == 3 and len(outside) == 2
-    slack_us = 1e6 * GAP_S / 2  # between the calendar and the monotonic clock
+    slack_us = 1e6 * GAP_S / 2  # tolerance between the calendar clock and the monotonic clock
     begun, ended = forward["ts"] - slack_us, forward["ts"] + forward["dur"] + slack_us
     assert all(begun <= each["ts"] <= each["ts"] + each["dur"] <= ended for each in inside)
     assert outside[0]["ts"] + outside[0]["dur"] <= begun

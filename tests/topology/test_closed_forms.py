@@ -1,5 +1,5 @@
-"""Links, diameters, distances and bisections match the tables in `tables/`, whose first lines name
-the sources.
+"""Links, diameters, distances and bisections match the tables in `tables/`. The tables' first lines
+name the sources.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def test_networks_match_the_verified_table(row: dict[str, str]) -> None:
     assert network.num_links == int(row["links_formula"]) == int(row["links_bfs"])
     assert network.diameter() == int(row["diam_formula"]) == int(row["diam_host_hops_bfs"])
     assert network.mean_distance() == pytest.approx(float(row["avg_hops_bfs"]), rel=1e-5)
-    # The formulas describe the actual paths, which may be longer than the shortest paths.
+    # The formulas describe actual paths, which may be longer than shortest paths.
     n = network.num_ranks
     links, _ = network.routes(*np.divmod(np.arange(n * n), n))
     assert len(links) / (n * (n - 1)) == pytest.approx(float(row["avg_hops_formula"]), rel=1e-5)
 
 
 def bisections() -> list[tuple[Topology, float]]:
-    """Returns networks with the number of links between their halves, as in the column
-    bisection_links.
+    """Returns networks, each with the number of links between its halves (the table's column
+    bisection_links).
     """
     return [
         *((topology.ring(n), 2) for n in (4, 8, 9)),
@@ -68,7 +68,8 @@ def bisections() -> list[tuple[Topology, float]]:
         *((topology.fat_tree(k), k**3 / 8) for k in (4, 8)),
         (topology.dragonfly(3, 2, 1), 4**2 / 4),
         (topology.dragonfly_plus(6), 10**2 / 4),
-        (topology.dragonfly(4, 2, 2), 4 * 5),  # with an odd number of groups, no group is cut
+        # with an odd number of groups, the cut divides no group
+        (topology.dragonfly(4, 2, 2), 4 * 5),
         (topology.dragonfly_plus(4), 2 * 3),
         (topology.torus([2, 3]), 3),
         (topology.star(8), 4),

@@ -1,4 +1,4 @@
-"""Machines recorded as trees of files in the layout of sysfs."""
+"""Recorded machines, as trees of files in the layout of sysfs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.topology.discovery.gpus import address
 
 
 class Tree:
-    """Writes a sysfs tree into a folder."""
+    """A writer of a sysfs tree in a folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -49,7 +49,9 @@ class Tree:
 
 @pytest.fixture
 def gpu_server(tmp_path: Path) -> Path:
-    """Writes two NUMA nodes, each with a PCIe switch, two GPUs and a card, plus another card."""
+    """Writes two NUMA nodes, each with a PCIe switch, two GPUs and a network card, plus another
+    network card.
+    """
     tree = Tree(tmp_path)
     tree.cores({0: "0-1,4-5", 1: "2-3,6-7"}, {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)})
     for node in (0, 1):
@@ -71,7 +73,7 @@ def gpu_server(tmp_path: Path) -> Path:
     tree.link("class/net/eth0", f"{own}/net/eth0")
     tree.write("devices/virtual/net/lo/mtu", "65536")
     tree.link("class/net/lo", "devices/virtual/net/lo")
-    # A console's graphics chip is not a GPU for computation.
+    # The graphics chip of a server's console is not a GPU for computation.
     tree.device("0000:00:07.0", "0x030000", vendor="0x1a03")
     return tmp_path
 
@@ -88,7 +90,7 @@ def test_a_gpu_server_is_discovered(gpu_server: Path) -> None:
     node = machine.topology()
     kinds = [int((node.nodes.kind == kind).sum()) for kind in NodeKind]
     assert kinds == [4, 0, 0, 2, 2, 3]
-    # Up to the switch and down, or up, across both sockets, and down.
+    # A path goes up to the switch and down, or up, across both sockets, and down.
     assert [len(node.route(0, dst)) for dst in range(4)] == [0, 2, 5, 5]
     lanes = 16e9 / 8 * 128 / 130
     assert node.links.bandwidth_Bps[node.route(0, 1)] == pytest.approx([16 * lanes] * 2)

@@ -1,5 +1,5 @@
-"""Routes are correct paths with the expected lengths. Distances agree with networkx, and cuts with
-a search over all cuts.
+"""Routes are correct paths with the expected lengths. Distances agree with networkx, and cuts agree
+with a search over all cuts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def pairs(network: Topology) -> tuple[Ints, Ints]:
 
 
 def check_paths(network: Topology, seed: int = 0) -> Ints:
-    """Checks that all routes are paths between their ranks. Returns their lengths, [source,
-    destination].
+    """Checks that all routes are paths between their ranks. Returns the lengths as an array
+    [source, destination].
     """
     src, dst = pairs(network)
     links, starts = network.routes(src, dst, seed=seed)
@@ -55,7 +55,9 @@ def check_paths(network: Topology, seed: int = 0) -> Ints:
 
 
 def true_distances(network: Topology) -> Ints:
-    """Returns the distances by networkx. Messages pass through ranks only if the ranks relay."""
+    """Returns the distances by networkx. A message passes through a rank only if ranks relay
+    messages.
+    """
     n = network.num_ranks
     graph = topology.to_networkx(network)
     found = np.zeros((n, n), dtype=np.int64)
@@ -98,9 +100,7 @@ def test_valiant_paths_pass_through_another_group(spec: str) -> None:
 
 
 def test_valiant_spreads_traffic_that_minimal_sends_over_one_link() -> None:
-    """Every group sends to the next group, which is the worst pattern for minimal routing (ISCA
-    2008).
-    """
+    """Sends from every group to the next, the worst pattern for minimal routing (ISCA 2008)."""
     busiest = {}
     for routing in ("minimal", "valiant"):
         network = topology.dragonfly(4, 2, 2, routing=routing)

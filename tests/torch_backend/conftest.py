@@ -1,7 +1,7 @@
-"""Runs a test module's checks in worlds of ranks, and reports each check as a test.
+"""Runs the checks of a test module in worlds of ranks, and reports each check as a test.
 
-A module sets `RANKS`, and defines functions `check_*(world)` (run on unisono and gloo) and
-`own_*(world)` (run on unisono only), and one test that takes the fixture `outcome`. `BACKENDS`
+A module sets `RANKS`. It defines functions `check_*(world)`, which run on unisono and gloo, and
+`own_*(world)`, which run on unisono only. Its only test takes the fixture `outcome`. `BACKENDS`
 lists further backends. All checks of a module share one world per backend, since starting ranks
 takes seconds.
 """
@@ -26,7 +26,7 @@ _WORLD_TIMEOUT_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of one check: the errors by rank."""
+    """The result of one check, with the errors of each rank."""
 
     check: str
     errors: dict[int, str]
@@ -40,13 +40,13 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class Worlds:
-    """The worlds that have run, each once: outcomes by module, backend and check."""
+    """Worlds that have run, each once, with their outcomes by module, backend and check."""
 
     folder: Callable[[], Path]
     done: dict[tuple[str, str], dict[str, Outcome]] = field(default_factory=dict)
 
     def outcome(self, module: ModuleType, backend: str, check: str) -> Outcome:
-        """Returns the outcome of a check; runs its module's world on first use."""
+        """Returns the outcome of a check. Runs the world of the check's module on first use."""
         key = (str(module.__file__), backend)
         if key not in self.done:
             self.done[key] = _run_world(module, backend, self.folder())
@@ -54,7 +54,7 @@ class Worlds:
 
 
 def check_names(module: ModuleType, backend: str) -> list[str]:
-    """Returns the checks of a module for a backend, in source order."""
+    """Returns the names of a module's checks for a backend, in the order of the source."""
     prefixes = ("check_", "own_") if "unisono" in backend else ("check_",)
     return [name for name in vars(module) if name.startswith(prefixes)]
 

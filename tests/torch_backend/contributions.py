@@ -1,4 +1,4 @@
-"""Contributions of the ranks to a collective, and the comparison of its result."""
+"""Contributions of ranks to a collective, and a comparison of the collective's result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def contribution(rank, length, dtype=torch.float32, seed=0):
-    """Returns the contribution of `rank`: small integers, so that sums are exact in every type."""
+    """Returns a rank's contribution: small integers, whose sums are exact in every type."""
     generator = np.random.default_rng([rank, length, seed])
     return torch.from_numpy(generator.integers(0, 5, length)).to(dtype)
 

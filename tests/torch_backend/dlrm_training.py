@@ -1,4 +1,4 @@
-"""A small recommendation model, its batches, and its training compared with one process."""
+"""A small recommendation model, its batches, and a comparison of its training with one process."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ SAMPLES = 10
 
 
 def small_tables() -> tuple[TableShape, ...]:
-    """Returns tables whose rows neither 2, 3 nor 4 ranks divide, with short and long bags."""
+    """Returns tables with long and short bags. Their numbers of rows are not divisible by 2, 3 or
+    4.
+    """
     sizes = [(7, 3), (11, 1), (5, 2), (13, 5)]
     return tuple(TableShape(rows=rows, ids=ids) for rows, ids in sizes)
 
 
 def small_shape(**changes: Any) -> DLRMShape:
-    """Returns a model of odd sizes: a width of 5 divides by nothing."""
+    """Returns a model whose sizes, such as a width of 5, no number of ranks divides evenly."""
     sizes: dict[str, Any] = {"counters": 3, "width": 5, "tables": small_tables()}
     return DLRMShape(**(sizes | {"bottom": (6,), "top": (7,)} | changes))
 
 
 def click_batches(shape: DLRMShape, samples: int = SAMPLES) -> list[tuple[torch.Tensor, ...]]:
-    """Returns the batches of all steps: repeated ids, empty bags, bags with gaps.
+    """Returns the batches of all steps, with repeated ids, empty bags, and bags with gaps.
 
-    The first half of the samples of the second step has no ids at all.
+    In the second step, the first half of the samples has no ids.
     """
     generator = torch.Generator().manual_seed(8)
     found = []
@@ -38,7 +40,8 @@ def click_batches(shape: DLRMShape, samples: int = SAMPLES) -> list[tuple[torch.
         columns = [counts]
         for table in shape.tables:
             drawn = torch.rand(samples, table.ids, generator=generator) ** 3
-            ids = (drawn * table.rows).long()  # small ids are frequent, also within a bag
+            # small ids are frequent, so that bags repeat some of them
+            ids = (drawn * table.rows).long()
             is_empty = torch.rand(samples, table.ids, generator=generator) < 0.3
             is_empty[0] = True
             if step == 1:
@@ -57,9 +60,10 @@ def compare_dlrm(
     samples: int = SAMPLES,
     **changes: Any,
 ) -> ParallelRun:
-    """Trains a model with a layout, and fails if anything differs from one process.
+    """Trains a model with a layout. Fails if the result differs from training in one process.
 
-    Compares losses, norms, weights, and the bytes of the last step with their closed forms.
+    Compares losses, norms and weights with that process, and the bytes of the last step with their
+    closed forms.
     """
     shape = small_shape(**changes)
     return compare_model(

@@ -1,7 +1,8 @@
-"""Ranks that use torch, forked from a process that has imported it: each import takes seconds.
+"""Ranks that use torch, forked from a process that has imported torch, since each import takes
+seconds.
 
-The process has only imported modules, so a rank begins like a new interpreter. A rank is a function
-of a file, since a new process cannot import test files by name.
+The process has only imported modules, so a forked rank begins like a new interpreter. A rank is
+given as a function and its file, since a new process cannot import test files by name.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ _context.set_forkserver_preload(list(_IMPORTED))
 def start(
     file: str, function: str, *words: object, log: Path, environment: dict[str, str] | None = None
 ) -> BaseProcess:
-    """Starts `function(*words)` of a file as a process; its output goes to `log`."""
-    with pytest.MonkeyPatch.context() as patch:  # OpenMP reads it during the import of torch
+    """Starts `function(*words)` of a file as a process whose output goes to the file `log`."""
+    # OpenMP reads this variable during the import of torch
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in _ENVIRONMENT.items():
             patch.setenv(name, value)
         here = {**os.environ, **(environment or {})}
@@ -46,7 +48,9 @@ def start(
 def start_ranks(
     file: str, function: str, ranks: int, *words: object, folder: Path
 ) -> list[BaseProcess]:
-    """Starts `function(rank, *words, folder)` of a file on each rank; its log is in the folder."""
+    """Starts `function(rank, *words, folder)` of a file on each rank. The folder contains the
+    ranks' logs.
+    """
     return [
         start(file, function, rank, *words, folder, log=folder / f"{rank}.log")
         for rank in range(ranks)
@@ -54,7 +58,7 @@ def start_ranks(
 
 
 def join_all(processes: Sequence[BaseProcess]) -> None:
-    """Joins the processes, and kills those that do not end."""
+    """Waits for the processes, and kills the processes that do not end."""
     for process in processes:
         process.join(30)
         process.kill()
@@ -62,7 +66,9 @@ def join_all(processes: Sequence[BaseProcess]) -> None:
 
 
 def kill_last(processes: Sequence[BaseProcess], *, alive_s: float = 0.0) -> float:
-    """Kills the last process, `alive_s` from now, and joins all. Returns the time of the kill."""
+    """Kills the last process after `alive_s` seconds, and waits for all processes. Returns the time
+    of the kill.
+    """
     time.sleep(alive_s)
     processes[-1].kill()
     killed = time.time()
@@ -71,7 +77,7 @@ def kill_last(processes: Sequence[BaseProcess], *, alive_s: float = 0.0) -> floa
 
 
 def load(file: str) -> ModuleType:
-    """Imports a test file as a module, in a rank."""
+    """Imports a test file as a module in a rank's process."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,7 +1,7 @@
-"""Runs a program in a process that is forked from one that has imported torch, as its ranks are.
+"""Runs a program and its ranks in processes forked from a process that has imported torch.
 
-The program runs as it does for a user, except that `unisono.run` forks its ranks too, instead of
-starting new interpreters. `tests/communicator/test_launch.py` tests those.
+The program runs as it does for a user, but `unisono.run` also forks its ranks instead of starting
+new interpreters. `tests/communicator/test_launch.py` tests ranks in new interpreters.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch_backend.forked import start
 
 
 def run_program(path: Path, *, folder: Path, log: Path, timeout_s: float) -> None:
-    """Runs a program in a folder to its end. Raises `AssertionError` with its output if it
-    fails.
+    """Runs a program in a folder until it ends. Raises `AssertionError` with the program's output
+    if it fails.
     """
     process = start(__file__, "program", path, folder, log=log)
     process.join(timeout_s)
@@ -31,7 +31,7 @@ def run_program(path: Path, *, folder: Path, log: Path, timeout_s: float) -> Non
 
 
 def program(path: Path, folder: Path) -> None:
-    """Runs the program as `python` does, in this process."""
+    """Runs the program in this process, as the command `python` does."""
     multiprocessing.get_context = functools.partial(  # type: ignore[assignment]
         _context, multiprocessing.get_context
     )

@@ -1,6 +1,7 @@
 """Training with a layout, compared with training in one process.
 
-Float64 and plain gradient descent: the weights after each step show each gradient.
+The training uses float64 and plain gradient descent, so that the weights after each step reveal
+each gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ CLIP = 0.4
 
 
 def small_shape(**changes: Any) -> Transformer:
-    """Returns a decoder of odd sizes: a vocabulary of 11 divides by nothing."""
+    """Returns a decoder whose sizes, such as a vocabulary of 11, no number of ranks divides
+    evenly.
+    """
     sizes: dict[str, Any] = {
         "layers": 4,
         "hidden": 24,
@@ -39,13 +42,15 @@ def small_shape(**changes: Any) -> Transformer:
 
 
 def expert_shape(**changes: Any) -> dict[str, Any]:
-    """Returns changes of `small_shape` for a mixture of experts, the first layer dense."""
+    """Returns the changes to `small_shape` for a mixture of experts whose first layer is dense."""
     sizes = {"experts": 4, "top_k": 2, "expert_ffn": 10, "dense_layers": 1, "tied": False}
     return {"layers": 3, "gated": True, "shared_experts": 1} | sizes | changes
 
 
 def token_batches(shape: Transformer, *, samples: int = 8) -> list[tuple[torch.Tensor, ...]]:
-    """Returns the batches of all steps. Some targets do not count, unevenly over the samples."""
+    """Returns the batches of all steps. Some targets are ignored, a different number in each
+    sample.
+    """
     generator = torch.Generator().manual_seed(5)
     found = []
     for _ in range(STEPS):
@@ -66,7 +71,7 @@ def train_alone(
     batches: Sequence[tuple[torch.Tensor, ...]],
     clip: float | None,
 ) -> tuple[list[float], list[float]]:
-    """Trains a model in this process; returns losses and norms of the gradients."""
+    """Trains a model in this process. Returns the losses and the norms of the gradients."""
     optimizer, losses, norms = sgd(list(model.parameters())), [], []
     for step, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad()
@@ -77,7 +82,7 @@ def train_alone(
         for each in balanced:
             each.reset_auxiliary()
         found = loss(model(inputs), targets)
-        found.backward()  # the balance losses of experts add their own gradients
+        found.backward()  # also adds the gradients of the experts' balance losses
         found = found.detach() + sum(each.auxiliary_loss for each in balanced)
         limit = torch.inf if clip is None else clip
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
@@ -95,9 +100,10 @@ def compare_transformer(
     capacity_factor: float | None = None,
     **changes: Any,
 ) -> ParallelRun:
-    """Trains a decoder with a layout, and fails if anything differs from one process.
+    """Trains a decoder with a layout. Fails if the result differs from training in one process.
 
-    Compares losses, norms, weights, and the bytes of the last step with their closed forms.
+    Compares losses, norms and weights with that process, and the bytes of the last step with their
+    closed forms.
     """
     shape = small_shape(**changes)
     batches = token_batches(shape, samples=samples)
@@ -145,11 +151,11 @@ def compare_model(
 
 
 def compare_weights(run: ParallelRun, whole: nn.Module) -> None:
-    """Fails if this rank's blocks differ from those of the whole model."""
+    """Fails if this rank's blocks of the weights differ from the whole model's weights."""
     for held in (held for each in run.sets for held in each.held):
         expected = whole.get_parameter(held.name)
         values, start = held.values, list(held.block.start)
-        if isinstance(values, DTensor):  # fully_shard divides rows
+        if isinstance(values, DTensor):  # fully_shard also divides the rows
             ranks = run.mesh.ranks("shard")
             start[0] += part_of(values.shape[0], ranks.index(run.mesh.rank), len(ranks))[0]
             values = values.to_local()

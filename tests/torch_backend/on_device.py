@@ -1,7 +1,7 @@
-"""Tensors that claim to be on an accelerator, on a machine without one: their memory is on the CPU.
+"""Simulated accelerator tensors on a machine without an accelerator; their memory is on the CPU.
 
-The backend of that device gets these tensors from torch, and sends the CPU memory behind them. So
-the backend must be Gloo, which supports CPUs. The device is not CUDA, since torch queries the
+The backend of the simulated device gets these tensors from torch, and sends their CPU memory. So
+this backend must be Gloo, which supports CPUs. The device is not CUDA, since torch queries the
 properties of CUDA devices.
 """
 
@@ -15,7 +15,7 @@ DEVICE = torch.device("xpu", 0)
 
 
 class OnDevice(torch.Tensor):
-    """A tensor on `DEVICE` with the CPU tensor `memory`."""
+    """A simulated tensor on `DEVICE`, whose data is in the CPU tensor `memory`."""
 
     @staticmethod
     def __new__(cls, memory):
@@ -43,17 +43,17 @@ class OnDevice(torch.Tensor):
 
 
 def on_device(*values):
-    """Makes a tensor on `DEVICE`."""
+    """Returns a simulated tensor on `DEVICE` with these values."""
     return OnDevice(torch.tensor(values))
 
 
 def zeros(length):
-    """Makes zeros on `DEVICE`."""
+    """Returns a simulated tensor of zeros on `DEVICE`."""
     return OnDevice(torch.zeros(length))
 
 
 def _for_memory(group):
-    """Returns the group, with the backend of `DEVICE` for CPU tensors."""
+    """Returns a copy of the group that uses the backend of `DEVICE` for CPU tensors."""
     twin = dist.ProcessGroup(dist.HashStore(), group.rank(), group.size())
     kind = dist.ProcessGroup.BackendType.GLOO
     twin._register_backend(torch.device("cpu"), kind, group._get_backend(DEVICE))

@@ -1,4 +1,4 @@
-"""A small model, its batches, and its training in one process, which other trainings must equal."""
+"""A small model, its batches, and the result of its training in one process, for comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model_of(seed=0, width=32):
 
 
 def batches(world_size):
-    """Returns the global batches: (inputs, targets) of every step."""
+    """Returns the global batch (inputs, targets) of every step."""
     generator = torch.Generator().manual_seed(7)
     rows = LOCAL_BATCH * world_size
     return [
@@ -43,9 +43,7 @@ def sgd(model):
 
 
 def reference(world):
-    """Returns the parameters after the same training on the global batches in this process
-    alone.
-    """
+    """Returns the parameters after training on the global batches in this process alone."""
     model = model_of()
     return dict(train(model, sgd(model), batches(world.size)).named_parameters())
 

@@ -1,4 +1,4 @@
-"""Every collective through torch.distributed, against NumPy."""
+"""Every collective through torch.distributed, compared with NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.compile of programs with our collectives: functional, in place, DDP and fully_shard."""
+"""torch.compile of programs that use our collectives: functional, in place, DDP and fully_shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.compile with its C++ code generator, of programs with our collectives."""
+"""torch.compile with the C++ code generator, for programs that use our collectives."""
 
 from __future__ import annotations
 

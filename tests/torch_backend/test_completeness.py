@@ -1,4 +1,6 @@
-"""Completeness: a test calls each function of torch.distributed, or a list says why not."""
+"""Tests call each function of torch.distributed, or a list gives the reason why a function is not
+called.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from torch.distributed import _functional_collectives as functional
 
 pytestmark = pytest.mark.torch
 
-# Public functions of torch.distributed that no CPU group can serve, or that concern no group.
+# Public functions of torch.distributed that a CPU group cannot support, or that do not use a group.
 NOT_OURS = {
     "record_comm": "a context manager: test_visible",
     "shrink_group": "for C++ backends: test_shrink has its equivalent",

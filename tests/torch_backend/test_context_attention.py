@@ -1,6 +1,6 @@
-"""Attention over a divided sequence on two to four ranks, against softmax in one process.
+"""Attention over a divided sequence on two to four ranks, compared with softmax in one process.
 
-Each call also checks its bytes against the closed forms.
+Each call also compares its bytes with the closed forms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RANKS = 4
 BACKENDS = ("unisono",)
 DETECTION_S = 1.0
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-# ranks: (batch, heads, kv_heads, length, head_dim)
+# by number of ranks: (batch, heads, kv_heads, length, head_dim)
 CASES = {
     2: [(2, 4, 2, 24, 5), (1, 4, 4, 8, 16), (1, 2, 1, 400, 4)],
     3: [(2, 6, 3, 24, 5), (1, 6, 2, 18, 8)],
@@ -44,7 +44,7 @@ def test_context_attention(outcome):
 
 
 def arrays(case, dtype):
-    """Returns query, key, value and the gradient of the output, whole."""
+    """Returns query, key, value and the output's gradient, for the whole sequence."""
     batch, heads, kv_heads, length, head_dim = case
     random = CounterRandom(3)
     counts = {"query": heads, "key": kv_heads, "value": kv_heads, "gradient": heads}
@@ -55,7 +55,7 @@ def arrays(case, dtype):
 
 
 def softmax_attention(query, key, value, is_causal):
-    """The definition, without a fused kernel."""
+    """Computes attention by its definition, without a fused kernel."""
     key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value))
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     if is_causal:
@@ -66,7 +66,9 @@ def softmax_attention(query, key, value, is_causal):
 
 @functools.cache
 def one_process(case, dtype, is_causal):
-    """Returns the output and the gradients of query, key and value of one process, in float64."""
+    """Returns the output and the gradients of query, key and value, computed in one process in
+    float64.
+    """
     *inputs, gradient = (x.double() for x in arrays(case, dtype))
     for x in inputs:
         x.requires_grad_()
@@ -81,11 +83,14 @@ def parts_of(case, dtype, group):
 
 
 def volumes(kind, ranks, query, key):
-    """Returns the closed forms: elements that a rank sends forward and backward, by operation."""
+    """Returns the closed forms of the elements that a rank sends in forward and in backward, by
+    operation.
+    """
     if ranks == 1:
         return {}, {}
     others = ranks - 1
-    position = query.shape[0] * query.shape[2] * query.shape[3]  # one head of this rank's positions
+    # number of elements of one head at this rank's positions
+    position = query.shape[0] * query.shape[2] * query.shape[3]
     heads, kv_heads = query.shape[1], key.shape[1]
     if kind == "ring":
         hop = 2 * position * kv_heads
@@ -99,7 +104,7 @@ def volumes(kind, ranks, query, key):
 
 @contextmanager
 def sends(group, elements, itemsize):
-    """Asserts that the block sends these elements, by operation, and nothing else."""
+    """Asserts that the code in the block sends exactly these elements, by operation."""
     before = None if group is None else group.communicator.stats()
     yield
     if group is not None:
@@ -133,7 +138,7 @@ def require_equal(kind, group, case, dtype, is_causal, laid_out=lambda x: x):
 
 
 def on_each_group(world):
-    """Yields each rank count and its group, on the ranks of the group."""
+    """Yields each number of ranks with its group, on the ranks of this group."""
     for ranks in CASES:
         group = dist.new_group(list(range(ranks)))
         if world.rank < ranks:
@@ -186,7 +191,8 @@ def own_expanded_gradients_and_empty_batches(world):
     group = dist.new_group()
     for kind in CONTEXT_KINDS:
         _, (*inputs, gradient) = parts_of(CASES[4][0], torch.float64, group)
-        ones = torch.ones((), dtype=torch.float64).expand_as(gradient)  # as of out.sum()
+        # an expanded tensor, like the gradient of out.sum()
+        ones = torch.ones((), dtype=torch.float64).expand_as(gradient)
         found = run_attention(kind, group, inputs, ones, True)
         again = run_attention(kind, group, inputs, ones.contiguous(), True)
         assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
@@ -196,7 +202,9 @@ def own_expanded_gradients_and_empty_batches(world):
 
 
 def own_large_scores(world):
-    """Some softmax weights underflow, and the maximum is often in another rank's block."""
+    """Tests scores for which some softmax weights underflow. The maximum is often in another rank's
+    block.
+    """
     group = dist.new_group()
     case = CASES[4][0]
     *inputs, _ = arrays(case, torch.float64)
@@ -209,7 +217,9 @@ def own_large_scores(world):
 
 
 def own_exchange_waits_for_sends_and_receives(world):
-    """Rank 1 is late. So the receive of rank 0 ends before its send, which must not be reused."""
+    """Delays rank 1, so that rank 0's receive ends before its send. The exchange must wait for the
+    send before its buffer is reused.
+    """
     ring = RingExchange(dist.new_group())
     sent = torch.full((1 << 20,), float(world.rank)), torch.full((2,), -float(world.rank))
     if world.rank == 1:
@@ -227,7 +237,7 @@ def own_no_graph_without_gradients(world):
         _, (*inputs, _) = parts_of(CASES[4][0], torch.float64, group)
         with torch.no_grad():
             assert ContextAttention(kind, group)(*inputs).grad_fn is None
-        inputs[0].requires_grad_()  # keys and values without gradients
+        inputs[0].requires_grad_()  # only the query gets a gradient
         ContextAttention(kind, group)(*inputs).sum().backward()
         assert inputs[0].grad is not None and inputs[1].grad is None
 
@@ -246,7 +256,9 @@ class Block(nn.Module):
 
 
 def own_split_backward_exchanges_once(world):
-    """Zero-bubble schedules compute the gradients of inputs first, and of weights later."""
+    """Splits backward as zero-bubble schedules do: first the gradients of inputs, later those of
+    weights.
+    """
     for kind in CONTEXT_KINDS:
         torch.manual_seed(0)
         group = dist.new_group()
@@ -300,12 +312,12 @@ def own_unequal_lengths_are_refused(world):
         x = torch.ones(1, 4, 8 + 2 * (world.rank == 2), 2)
         with pytest.raises(MismatchError):
             ContextAttention(kind, group)(x, x, x)
-            dist.barrier(group)  # a ring tells only the neighbours of rank 2 at once
+            dist.barrier(group)  # in a ring, only the neighbours of rank 2 detect the error at once
         dist.barrier()
 
 
 def attend_until_killed(rank, ranks, kind, folder):
-    """Attends forward and backward again and again; the parent kills the last rank meanwhile."""
+    """Runs forward and backward repeatedly until the parent process kills the last rank."""
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group(
         "unisono", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)

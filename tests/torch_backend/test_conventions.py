@@ -1,4 +1,4 @@
-"""Cases that gloo cannot do or does differently: uneven lists, types, layouts, calling
+"""Cases that gloo does not support or handles differently: uneven lists, types, layouts, calling
 conventions.
 """
 

@@ -1,4 +1,4 @@
-"""Embedding tables divided over two ranks, by one kind and by several at once."""
+"""Embedding tables divided over two ranks, by one kind of division or by several kinds together."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ def test_dlrm_2(outcome):
 def own_each_kind(world):
     for kind in ("table", "row", "column", "replicated", "auto"):
         compare_dlrm("dp=2", kind)
-        compare_dlrm("dp=2,zero=1", kind, microbatches=3)  # 10 samples: 4, 3 and 3
+        # 10 samples in microbatches of 4, 3 and 3
+        compare_dlrm("dp=2,zero=1", kind, microbatches=3)
 
 
 def own_kinds_in_any_order(world):
-    """Columns on ranks in reverse order, and a rank whose tables are all divided by rows."""
+    """Divides columns over ranks in reverse order, and gives one rank only tables that are divided
+    by rows.
+    """
     shapes = small_shape().tables
     kinds = [("row", (0, 1)), ("column", (1, 0)), ("replicated", (0, 1)), ("table", (1,))]
     tables = tuple(
@@ -79,7 +82,9 @@ def own_what_cannot_be_is_refused_in_one_line(world):
 
 
 def own_an_id_that_is_no_row_is_named(world):
-    """Each rank refuses before it exchanges, so none waits for another."""
+    """Tests that each rank refuses the id before it communicates, so that no other rank waits for
+    it.
+    """
     torch.set_default_dtype(torch.float64)
     model = DLRM(small_shape(), placement="row")
     run = parallelize(

@@ -1,4 +1,6 @@
-"""Embedding tables divided over three ranks: each kind trains as one process does."""
+"""Embedding tables divided over three ranks. For each kind of division, training equals training in
+one process.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def own_rows(world):
 
 
 def own_columns(world):
-    compare_dlrm("dp=3", "column")  # 5 columns: 2, 2 and 1
-    compare_dlrm("dp=3,zero=1", "column", width=2)  # on two ranks
+    compare_dlrm("dp=3", "column")  # 5 columns in parts of 2, 2 and 1
+    compare_dlrm("dp=3,zero=1", "column", width=2)  # 2 columns on two of the ranks
 
 
 def own_replicas(world):
@@ -44,4 +46,5 @@ def own_replicas(world):
 def own_ranks_without_samples(world):
     for kind in ("table", "row", "column"):
         compare_dlrm("dp=3", kind, samples=2)
-        compare_dlrm("dp=3", kind, samples=7, microbatches=4)  # 2, 2, 2 and 1
+        # 7 samples in microbatches of 2, 2, 2 and 1
+        compare_dlrm("dp=3", kind, samples=7, microbatches=4)

@@ -1,4 +1,6 @@
-"""Recommendation models on four ranks: mixed placements, and checkpoints of any number of ranks."""
+"""Recommendation models on four ranks: mixed placements, and checkpoints that other numbers of
+ranks load.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def test_failures(outcome):
 
 
 def require_mismatch(call):
-    """Asserts that `call(group)` raises MismatchError soon, on a new group; later calls do too."""
+    """Asserts that `call(group)` raises MismatchError within a second on a new group, and that
+    later calls also raise it.
+    """
     group = dist.new_group()
     dist.barrier(group)
     started = time.monotonic()
@@ -196,8 +198,8 @@ def join(rank, size, folder):
 
 
 def kill_last_rank(function: str, ranks: int, folder: Path) -> tuple[float, dict[int, list]]:
-    """Runs `function` on all ranks and kills the last when it is ready. Returns the time and the
-    reports.
+    """Runs `function` on all ranks, and kills the last rank when it is ready. Returns the time of
+    the kill and the reports.
     """
     processes = start_ranks(__file__, function, ranks, ranks, folder=folder)
     deadline = time.monotonic() + 60

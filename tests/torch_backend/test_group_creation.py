@@ -1,4 +1,4 @@
-"""Agreement of a group's ranks on a rendezvous, and whole programs under torchrun."""
+"""Agreement of a group's ranks on a rendezvous, and complete programs under torchrun."""
 
 from __future__ import annotations
 
@@ -102,15 +102,15 @@ def over_hosts():
     torch.manual_seed(rank)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 200))
     model(torch.ones(4, 300) * rank).sum().backward()
-    assert (model.module.weight.grad == 6.0).all()  # the mean of 4 * rank
+    assert (model.module.weight.grad == 6.0).all()  # the mean of 4 * rank over the ranks
     dist.barrier()
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("tls", ["off", pytest.param("psk", marks=pytest.mark.slow)])
 def test_program_over_hosts(tmp_path, tls):
-    """Runs four ranks on two pretended hosts, with torchrun's environment variables: subgroups
-    within hosts, across hosts, and of all ranks.
+    """Runs four ranks on two simulated hosts, with torchrun's environment variables. Forms
+    subgroups within hosts, across hosts, and of all ranks.
     """
     told = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4",

@@ -1,4 +1,6 @@
-"""Checkpoints that one layout writes and another reads: training goes on as in one process."""
+"""Checkpoints that one layout writes and another layout reads. Training continues as in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from unisono.parallel.run import ParallelRun, parallelize
 pytestmark = pytest.mark.torch
 RANKS = 4
 BACKENDS = ("unisono",)
-# Each is read by the next two.
+# The next two layouts read each layout's checkpoint.
 LAYOUTS = (
     "dp=4,zero=1",
     "dp=4,zero=3",
@@ -51,7 +53,7 @@ def a_run(text: str) -> ParallelRun:
 
 
 def shared_folder(world) -> Path:
-    """Returns one new folder for all ranks."""
+    """Returns the path of one new folder, which all ranks use."""
     names = [tempfile.mkdtemp()]
     dist.broadcast_object_list(names, src=0)
     return Path(names[0])
@@ -96,7 +98,7 @@ def own_layouts_read_each_other(world):
 def own_rectangles_of_any_cut(world):
     whole = torch.arange(7 * 6.0).view(7, 6)
     folder, rank = shared_folder(world), world.rank
-    rows = [0, 3, 3, 5, 7]  # rank 1 has nothing
+    rows = [0, 3, 3, 5, 7]  # rank 1 has no rows
     saved = TensorBlock(
         name="w", shape=(7, 6), start=(rows[rank], 0), values=whole[rows[rank] : rows[rank + 1]]
     )
@@ -106,7 +108,7 @@ def own_rectangles_of_any_cut(world):
     again = TensorBlock(name="step", shape=(), start=(), values=torch.tensor(0))
     assert load_blocks(folder, [columns, again]) == {"steps": 3}
     assert torch.equal(columns.values, whole[:, rank : rank + 2]) and int(again.values) == 5
-    if rank == 0:  # plain torch reads it too
+    if rank == 0:  # torch can also read the checkpoint without unisono
         path = next(folder.glob("checkpoint-*"))
         dcp_to_torch_save(path, folder / "whole.pt")
         assert torch.equal(torch.load(folder / "whole.pt")["w"], whole)

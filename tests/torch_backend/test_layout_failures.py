@@ -1,4 +1,6 @@
-"""A rank that dies while a mixed layout trains, and a process that dies while it saves."""
+"""A rank that dies while a mixed layout trains, and a process that dies while it saves a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def die(folder):
 
 
 def train_until_killed(rank, text, phase, folder):
-    """Trains; the last rank kills itself in a phase of its third step."""
+    """Trains until the last rank kills itself in a phase of its third step."""
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group(
         "unisono", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
@@ -59,7 +61,7 @@ def train_until_killed(rank, text, phase, folder):
 
 
 def arm(run, phase, folder):
-    """Makes this process kill itself in the phase."""
+    """Arranges that this process kills itself in the phase."""
 
     def strike(*_):
         if run.steps == LAST_STEP:
@@ -84,7 +86,7 @@ def arm(run, phase, folder):
 @pytest.mark.parametrize(
     ("text", "phase"),
     [
-        ("tp=2,pp=2", "before"),  # torch puts the error inside one of its own
+        ("tp=2,pp=2", "before"),  # torch wraps the error in an error of its own
         ("tp=2,pp=2", "forward"),
         ("dp=2,pp=2,schedule=zb1p", "backward"),
         ("dp=2,tp=2,zero=1", "optimizer"),
@@ -99,7 +101,7 @@ def test_a_lost_rank_is_named_by_all_ranks(text, phase, tmp_path):
         assert name == PeerLostError.__name__, told
         assert f"rank {LOST}" in told
         assert ended - killed < limit_s(DETECTION_S)
-        assert steps in (LAST_STEP, LAST_STEP + 1)  # others may have ended the step
+        assert steps in (LAST_STEP, LAST_STEP + 1)  # the other ranks may have finished the step
 
 
 def block(values):
@@ -112,7 +114,7 @@ def save_forever(folder):
 
 
 def test_a_killed_save_leaves_the_checkpoint_before_it(tmp_path):
-    """Kills a process that does nothing but save, at several moments of a save."""
+    """Kills a process that saves checkpoints repeatedly, after several delays."""
     for delay_s in (0.0, 0.002, 0.005, 0.01, 0.02, 0.03):
         folder = tmp_path / f"{delay_s}"
         process = start(__file__, "save_forever", folder, log=tmp_path / "log")

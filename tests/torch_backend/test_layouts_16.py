@@ -1,4 +1,6 @@
-"""Layouts of sixteen ranks: all axes at once train as one process does, within 2 GiB a rank."""
+"""Layouts of sixteen ranks that combine all axes. Training equals one process, with less than 2 GiB
+per rank.
+"""
 
 from __future__ import annotations
 

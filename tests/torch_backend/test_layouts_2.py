@@ -1,4 +1,4 @@
-"""Layouts of two ranks: each strategy alone trains as one process does."""
+"""Layouts of two ranks. With each single strategy, training equals training in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_layouts_2(outcome):
 
 def own_data(world):
     compare_transformer("dp=2")
-    compare_transformer("dp=2", microbatches=3)  # 8 samples: microbatches of 3, 3 and 2
+    compare_transformer("dp=2", microbatches=3)  # 8 samples in microbatches of 3, 3 and 2
 
 
 def own_sharded_states(world):
@@ -45,7 +45,7 @@ def own_tensor(world):
 
 
 def own_sequence(world):
-    compare_transformer("tp=2,sequence_parallel=1", positions=11)  # parts of 6 and 5
+    compare_transformer("tp=2,sequence_parallel=1", positions=11)  # parts of 6 and 5 elements
 
 
 def own_pipeline(world):
@@ -72,25 +72,31 @@ def own_context(world):
 
 
 def own_experts(world):
-    compare_transformer("dp=2,ep=2", microbatches=3, **expert_shape())  # microbatches 3, 3, 2
+    # microbatches of 3, 3 and 2 samples
+    compare_transformer("dp=2,ep=2", microbatches=3, **expert_shape())
     compare_transformer("cp=2,ep=2", **expert_shape())
     compare_transformer("dp=2,zero=3", **expert_shape())
 
 
 def own_experts_with_divided_matrices(world):
-    compare_transformer("tp=2,ep=2", **expert_shape(positions=11))  # positions 6 and 5 are routed
+    # the ranks route 6 and 5 positions
+    compare_transformer("tp=2,ep=2", **expert_shape(positions=11))
     compare_transformer("tp=2,ep=2,sequence_parallel=1", **expert_shape(positions=11))
 
 
 def own_experts_in_a_pipeline(world):
-    """Torch's additional pass must not count, whichever stage it goes through first."""
+    """Runs a pipeline of experts. Torch's additional pass must not count, whichever stage it begins
+    with.
+    """
     compare_transformer(
         "pp=2,vpp=2,schedule=zbv", microbatches=4, **expert_shape(layers=4, dense_layers=0)
     )
 
 
 def own_experts_without_tokens(world):
-    """With the scores s, -s, 0 and 0 nobody chooses the last two: rank 1 has no rows."""
+    """Gives the experts scores s, -s, 0 and 0, so that no token chooses the last two, and rank 1
+    has no rows.
+    """
     shape = small_shape(**expert_shape(top_k=1, layers=1, dense_layers=0))
 
     def model() -> nn.Module:

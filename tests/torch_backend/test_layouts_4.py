@@ -1,4 +1,4 @@
-"""Layouts of four ranks: two strategies at once train as one process does."""
+"""Layouts of four ranks. With two strategies together, training equals training in one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def own_data_and_tensor(world):
 
 
 def own_data_and_pipeline(world):
-    compare_transformer("dp=2,pp=2,zero=1", microbatches=4)  # a tie over two stages
+    compare_transformer("dp=2,pp=2,zero=1", microbatches=4)  # tied embeddings on two stages
 
 
 def own_tensor_and_pipeline(world):
@@ -59,7 +59,8 @@ def own_experts(world):
 
 
 def own_plane(world):
-    compare_transformer("tp=4,tensor=2d", microbatches=2)  # a tie, and a vocabulary of 6 and 5
+    # tied embeddings, and a vocabulary in parts of 6 and 5
+    compare_transformer("tp=4,tensor=2d", microbatches=2)
     compare_transformer("tp=4,tensor=2d", gated=True, kv_heads=2, tied=False, ffn=26)
     with pytest.raises(ValueError, match=r"depth x rows = 1 x 1 x 1 x 2 = 2, got 7; 8 works"):
         compare_transformer("tp=4,tensor=2d", samples=7)

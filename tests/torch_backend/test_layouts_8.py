@@ -1,4 +1,6 @@
-"""Layouts of eight ranks: tensor parallelism over planes and cubes trains as one process does."""
+"""Layouts of eight ranks. With 2D and 3D tensor parallelism, training equals training in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ def test_layouts_8(outcome):
 
 
 def own_planes(world):
-    compare_transformer("tp=8,tensor=2.5d", microbatches=2)  # a tie
+    compare_transformer("tp=8,tensor=2.5d", microbatches=2)  # tied embeddings
     compare_transformer("tp=8,tensor=2.5d", **UNEVEN)
 
 
 def own_cube(world):
-    compare_transformer("tp=8,tensor=3d", layers=2)  # a tie
+    compare_transformer("tp=8,tensor=3d", layers=2)  # tied embeddings
     compare_transformer("tp=8,tensor=3d", microbatches=2, **UNEVEN)
 
 

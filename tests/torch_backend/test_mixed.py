@@ -1,6 +1,6 @@
-"""Groups that serve CPUs, with another backend for another device, in both orders.
+"""Groups with unisono for CPUs and another backend for another device, listed in both orders.
 
-The last backend is torch's own group of both devices, whose behaviour is the reference.
+The last case is torch's own group of both devices, whose behavior is the reference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def memory_of(tensors):
 
 
 def require_both(group, total):
-    """Asserts that sums of 1 + rank over a group are `total` on both devices."""
+    """Asserts that the sum of 1 + rank over a group is `total`, on both devices."""
     number = 1.0 + dist.get_rank()
     on_cpu, elsewhere = torch.tensor([number]), on_device(number)
     dist.all_reduce(on_cpu, group=group)
@@ -141,7 +141,7 @@ def check_new_groups(world):
 
 @contextmanager
 def bound_to_device():
-    """Binds a group like `init_process_group(device_id=...)` with the accelerator `DEVICE`."""
+    """Binds a group to the accelerator `DEVICE`, as `init_process_group(device_id=...)` does."""
     group = dist.group.WORLD
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -152,8 +152,8 @@ def bound_to_device():
 
 
 def own_torchs_split_of_groups_bound_to_a_device(world):
-    # With Gloo only, this sometimes hangs: torch gives all groups of a split one name, and Gloo's
-    # ranks find each other by names.
+    # With Gloo only, this sometimes hangs, since torch gives all groups of a split the same name,
+    # and Gloo's ranks find each other by name.
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_default_device()]
     with bound_to_device():
@@ -268,7 +268,8 @@ def check_data_parallel(world):
 def own_device_that_no_backend_serves(world):
     group = dist.new_group()
     text = "allreduce: .* tensors on meta; the group has unisono for cpu, gloo for xpu"
-    with pytest.raises(UnsupportedError, match=text):  # all ranks refuse, so the group stays usable
+    # all ranks refuse the call, so the group stays usable
+    with pytest.raises(UnsupportedError, match=text):
         dist.all_reduce(torch.empty(2, device="meta"), group=group)
     if world.rank == 1:
         with pytest.raises(UnsupportedError, match=text):

@@ -1,4 +1,6 @@
-"""Calls that a group passes to torch's group of the other devices, and calls that it refuses."""
+"""Calls that a group passes to torch's group of the other devices, and calls that the group
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def spec(first, other):
 
 @contextmanager
 def alone(backend, **options):
-    """Makes the default group, of one rank."""
+    """Makes a default group of one rank for the duration of a block."""
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
     try:
         yield dist.group.WORLD
@@ -196,7 +198,7 @@ def test_missing_backend_fails_as_in_torch(first):
                 pass
         texts.append((caught.type, str(caught.value).splitlines()[0]))
     assert texts[0] == texts[1]
-    with alone("unisono"):  # the failed attempt has left nothing behind
+    with alone("unisono"):  # the failed attempt did not change the state
         dist.barrier()
 
 

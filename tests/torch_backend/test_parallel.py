@@ -1,4 +1,4 @@
-"""torch's parallel training: each strategy against the same training in a single process."""
+"""torch's parallel strategies: each compared with the same training in one process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_parallel(outcome):
 
 
 def average_gradients(model):
-    """Averages gradients by one all_reduce per parameter and a division."""
+    """Averages gradients by one all_reduce and a division for each parameter."""
     size = float(dist.get_world_size())
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad.data, op=dist.ReduceOp.SUM)
@@ -109,8 +109,9 @@ def check_ddp_communication_hooks(world):
 
 
 def check_ddp_power_sgd(world):
-    # One bucket: PowerSGD communicates in callbacks. If a callback runs at the end of its
-    # collective (gloo too) and not at its request (NCCL), the order between buckets is undefined.
+    # Uses one bucket, since PowerSGD communicates in callbacks. A callback that runs when its
+    # collective ends (also with gloo), and not when it is requested (NCCL), leaves the order
+    # between buckets undefined.
     model = DistributedDataParallel(model_of())
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=0.5
@@ -149,7 +150,7 @@ def check_ddp_sparse_embedding(world):
 
 
 def check_zero_redundancy_optimizer(world):
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # the import warns
 
     model = DistributedDataParallel(model_of())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
@@ -197,7 +198,7 @@ def own_fully_shard_with_divide_factor(world):
     for module in model.modules():
         if hasattr(module, "set_gradient_divide_factor"):
             module.set_gradient_divide_factor(2.0 * world.size)
-    # half the gradient, twice the learning rate
+    # twice the learning rate, since the gradient is halved
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     train(model, optimizer, local_batches(world))
     require_reference(
@@ -287,7 +288,7 @@ def check_checkpoint(world):
 
 
 def own_checkpoint_async(world):
-    # async_save needs a CPU backend. A gloo group would pass here too; ours must.
+    # async_save needs a CPU backend. It accepts a gloo group, and must also accept our group.
     model = sharded_model(init_device_mesh("cpu", (world.size,)))
     folder = world.folder / "checkpoint-async"
     state = {"model": model.state_dict()}
@@ -354,7 +355,7 @@ def check_collectives_of_distributed_nn(world):
     torch.testing.assert_close(mine.grad, torch.full((4,), 3.0))
 
 
-# With gloo, the error of such a call may appear in the next call.
+# With gloo, the next call may raise the error of such a call.
 def own_errors_of_the_caller_leave_the_group_usable(world):
     output = torch.empty(3)
     try:

@@ -1,4 +1,4 @@
-"""Works, futures and coalesced calls, with handles that end at the test's command."""
+"""Works, futures and coalesced calls, with handles that the test completes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 
 class ManualHandle:
-    """A handle that ends when `finish` is called."""
+    """A handle that completes when the test calls `finish`."""
 
     def __init__(self):
         self._ended = threading.Event()
@@ -43,7 +43,7 @@ class ManualHandle:
 
 
 class RecordingCommunicator:
-    """Records the calls it gets; each returns a handle that has ended."""
+    """A simulated communicator that records calls. Each call returns a completed handle."""
 
     rank = 2
 

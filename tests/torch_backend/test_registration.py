@@ -1,4 +1,4 @@
-"""Registration of the backend with torch, and the private names of torch that it needs."""
+"""Registration of the backend with torch, and torch's private names that the backend needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono.torch_backend.process_group import ProcessGroup  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-# Methods of torch's ProcessGroup that its own C++ part implements for this backend.
+# Methods of torch's ProcessGroup that torch's C++ code implements for this backend.
 INHERITED = {
     "bound_device_id",
     "boxed",
@@ -32,12 +32,12 @@ INHERITED = {
     "unbox",
     "use_pg_for_symm_mem_rendezvous",
 }
-# Methods that only other backends support; torch's error says so.
+# Methods that only other backends support. torch raises an error that says this.
 REFUSED = {"merge_remote_group"}
 
 
 def resolve(dotted):
-    """Returns the object with a dotted name; imports the parts that are modules."""
+    """Returns the object with a dotted name, after importing the parts that are modules."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         try:

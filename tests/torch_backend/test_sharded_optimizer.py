@@ -1,4 +1,4 @@
-"""ZeRO-1 on three ranks, against one process that sums the ranks' gradients in order."""
+"""ZeRO-1 on three ranks, compared with one process that sums the ranks' gradients in rank order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.torch_backend import Options
 
 pytestmark = pytest.mark.torch
 RANKS = 3
-WIDTHS = (7, 9, 2, 1)  # 95 parameters: no multiple of 3
+WIDTHS = (7, 9, 2, 1)  # 95 parameters, which is not a multiple of 3
 STEPS = 3
 
 
@@ -23,7 +23,7 @@ def test_sharded_optimizer(outcome):
 
 
 def model_of(dtype):
-    """A network whose weights are the same on all ranks."""
+    """Returns a network that has the same weights on all ranks."""
     layers = []
     for width, following in itertools.pairwise(WIDTHS):
         layers += [nn.Linear(width, following, dtype=dtype), nn.Tanh()]
@@ -43,7 +43,7 @@ def loss_of(model, rank, step, dtype):
 
 
 def alone(make, dtype):
-    """Returns the model that one process trains."""
+    """Returns the model after training in one process."""
     model = model_of(dtype)
     optimizer = make(model.parameters())
     for step in range(STEPS):
@@ -83,7 +83,9 @@ def check_equal_to_one_process(world):
 
 
 def own_the_bits_of_a_sum_in_rank_order(world):
-    """Accumulation in one process adds the ranks' gradients in order, as our reduction does."""
+    """Compares with gradients accumulated in one process, which are added in rank order, as in our
+    reduction.
+    """
     make = OPTIMIZERS["sgd"]
     expected = alone(make, torch.float32)
     group = dist.new_group(pg_options=Options(reproducible=True))

@@ -1,4 +1,6 @@
-"""Recovery of a torch program after a loss: by shrinking the group, or by torchrun's restarts."""
+"""Recovery of a torch program after the loss of a rank: by shrinking the group, or by torchrun's
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def loses_one(rank, folder):
 
 
 def on_host(number: int) -> dict[str, str]:
-    """Returns the environment of a rank on the host of this number."""
+    """Returns the environment variables of a rank on the host with this number."""
     named = {"UNISONO_HOST_ID": f"host{number}", "UNISONO_INTERFACE": "=lo"}
     return {**os.environ, **named, "OMP_NUM_THREADS": "1"}
 
@@ -146,7 +148,7 @@ def test_torchrun_restarts_after_a_loss(tmp_path: Path):
 
 @pytest.mark.slow
 def test_torchrun_restarts_all_nodes_after_a_loss(tmp_path: Path):
-    """Runs two agents, as on two hosts; one of the first agent's ranks dies."""
+    """Runs two torchrun agents, which act as two hosts. One of the first agent's ranks dies."""
     program = tmp_path / "program.py"
     program.write_text(RESTARTED.replace("[2.0]", "[4.0]"))
     done = tmp_path / "done"

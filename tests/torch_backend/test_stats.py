@@ -1,4 +1,4 @@
-"""Calls of torch count on the communicator of their group."""
+"""Calls through torch are counted by the communicator of their group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def test_stats(outcome):
 
 
 def require_counted(world, op, counts, call, group, calls=1):
-    """Asserts that `call` counts as `calls` calls of `op` with these float32 elements."""
+    """Asserts that `call` is counted as `calls` calls of `op`, with these numbers of float32
+    elements.
+    """
     before = group.communicator.stats()
     call()
     found = (group.communicator.stats() - before).operations

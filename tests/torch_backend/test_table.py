@@ -1,7 +1,7 @@
-"""Every collective with every element type, layout and reduction, against NumPy and gloo.
+"""Every collective with every element type, layout and reduction, compared with NumPy and gloo.
 
-Both backends serve the same world: unisono is the default group, gloo a second group. Cases that
-gloo supports must give equal results; the other cases are compared with NumPy only.
+Both backends serve the same world: unisono is the default group, and gloo a second group. In cases
+that gloo supports, both must give equal results. Other cases are compared with NumPy only.
 """
 
 from __future__ import annotations
@@ -59,13 +59,11 @@ def test_table(outcome):
     outcome.require_success()
 
 
-# ---- helpers of the checks
+# ---- functions that the checks use
 
 
 def made(world, dtype, shape, rank=None, seed=0):
-    """Returns a rank's contribution: random bits, since types that are only moved have no
-    arithmetic.
-    """
+    """Returns a rank's random contribution of small integers, which every type can represent."""
     generator = np.random.default_rng([world.rank if rank is None else rank, seed])
     count = int(np.prod(shape))
     numbers = torch.from_numpy(generator.integers(0, 2 if dtype is torch.bool else 5, count))
@@ -91,7 +89,7 @@ LAYOUTS = {
 
 
 def moves(world, dtype, layout, group):
-    """Runs every collective that moves data, on tensors of this type and layout."""
+    """Runs every collective that only moves data, on tensors of this type and layout."""
     arrange, shape, ranks = LAYOUTS[layout], (4, 6), range(world.size)
     everyone = [made(world, dtype, shape, rank) for rank in ranks]
     mine, sized = (
@@ -152,7 +150,7 @@ _gloo_beside = {}
 
 
 def _gloo():
-    """Returns the gloo group of a default group; a failed check is followed by a new one."""
+    """Returns the gloo group of the default group. Makes a new one after a failed check."""
     if dist.group.WORLD not in _gloo_beside:
         _gloo_beside[dist.group.WORLD] = dist.new_group(backend="gloo")
     return _gloo_beside[dist.group.WORLD]
@@ -179,7 +177,7 @@ def reduces(world, dtype, op, reference, group):
 
 
 def _numbers(tensor):
-    """Returns a NumPy array, in a wider type if NumPy does not have this type."""
+    """Returns a tensor as a NumPy array, in a wider type if NumPy lacks the tensor's type."""
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
@@ -260,7 +258,7 @@ def own_sparse_sums_of_any_shape(world):
             torch.testing.assert_close(mine.to_dense(), sum(everyone))
 
 
-# ---- names, questions and conventions
+# ---- names, queries and conventions
 
 
 def check_queries_about_groups(world):

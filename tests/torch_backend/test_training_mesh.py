@@ -1,4 +1,4 @@
-"""The process groups of a layout on eight ranks, and the bytes counted on each."""
+"""The process groups of a layout on eight ranks, and the number of bytes sent on each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def own_sums_over_each_axis(world):
 def own_bytes_by_axis(world):
     mesh = TrainingMesh(Layout(dp=2, tp=4, zero=1))
     assert mesh.bytes_sent() == {"tp": 0, "dp": 0, "world": 0}
-    dist.all_reduce(torch.ones(400), group=mesh.group("tp"))  # 2 (n-1)/n N elements
+    dist.all_reduce(torch.ones(400), group=mesh.group("tp"))  # a rank sends 2 (n-1)/n N elements
     dist.reduce_scatter_tensor(torch.ones(50), torch.ones(100), group=mesh.group("shard"))
     assert mesh.bytes_sent() == {"tp": 2 * 3 * 100 * 4, "dp": 50 * 4, "world": 0}
     mesh.close()

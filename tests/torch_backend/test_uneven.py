@@ -1,5 +1,5 @@
-"""Lists with lengths that disagree: every rank gets an error soon; if all ranks are wrong, the
-group stays usable.
+"""Lists of tensors whose lengths disagree. Every rank gets an error within a second. If all ranks'
+lists are wrong, the group stays usable.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def test_uneven(outcome):
 
 
 def require_told(world, call, culprit, reason):
-    """Asserts that `call(group)` fails on every rank within a second, on the culprit mostly with
-    ValueError.
+    """Asserts that `call(group)` fails on every rank within a second. On the rank with the wrong
+    list, the error may be ValueError.
     """
     group = dist.new_group()
     dist.barrier(group)

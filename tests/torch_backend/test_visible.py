@@ -1,4 +1,4 @@
-"""Our calls in torch's profiler and flight recorder."""
+"""Our calls are visible in torch's profiler and flight recorder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from unisono.torch_backend.history import History
 pytestmark = pytest.mark.torch
 RANKS = 2
 
-# Set before this module's groups are made; pytest's own process makes none.
+# The variable must be set before this module's groups are made. pytest's own process makes no
+# groups.
 if multiprocessing.parent_process() is not None:
     os.environ["TORCH_FR_BUFFER_SIZE"] = "40"
 
@@ -106,7 +107,7 @@ def own_history_of_calls(world):
 
 
 def analysed(folder):
-    """Returns the report of torch's tool on the dumps in a folder."""
+    """Returns the report of torch's flight recorder tool on the dumps in a folder."""
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", folder]
     result = subprocess.run(
         [*map(str, command), "--prefix", "rank_"], capture_output=True, text=True, check=False
@@ -115,7 +116,7 @@ def analysed(folder):
 
 
 def dumped(world, name, calls):
-    """Returns the tool's report on the dump of `calls(group)`, on rank 0; "" on other ranks."""
+    """Returns the tool's report on the dump of `calls(group)`. Ranks other than 0 return ""."""
     folder = world.folder / name
     group = dist.new_group(timeout=timedelta(seconds=20))
     calls(group)

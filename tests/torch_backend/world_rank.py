@@ -1,4 +1,4 @@
-"""One rank of a world that runs the checks of a test module; conftest.py forks it."""
+"""A rank of a world that runs the checks of a test module. conftest.py forks this process."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def main(module_file: str, backend: str, rank: int, ranks: int, folder: Path) ->
             results.write(json.dumps({"check": check, "error": error}) + "\n")
             results.flush()
             if _any_failed(store, check, world, error):
-                # The ranks may be out of step: continue with a new group.
+                # The ranks may be at different calls, so the next check uses a new group.
                 attempt += 1
                 _leave()
                 _join(world, store, attempt)
     _leave()
-    # Rank 0 runs the store's server, so it leaves last.
+    # Rank 0 leaves last, since it runs the server of the store.
     store.set(f"gone/{rank}", "")
     if rank == 0:
         store.wait([f"gone/{r}" for r in range(ranks)], _TIMEOUT)

@@ -1,4 +1,4 @@
-"""Click logs, and recommendation models that train on them with started ranks."""
+"""Click logs, and recommendation models that are trained on them by launched ranks."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def test_logs_follow_from_the_seed_and_fit_the_tables() -> None:
 
 
 def test_ids_follow_a_power_law() -> None:
-    """The k-th most frequent id of a table has a share of about k^-1.1."""
+    """Tests that the k-th most frequent id of a table has a share of about k^-1.1."""
     (_, history, *_) = CLICK_SHAPE.tables
     inputs, _ = click_log(CLICK_SHAPE, samples=16_384, seed=0)
     places = inputs[:, 14 : 14 + history.ids]
     counts = torch.bincount(places[places >= 0], minlength=history.rows).double()
     ranks = torch.arange(1, history.rows + 1).double()
-    # The share of [k, k + 1) under the density x^-1.1, as the logs are drawn.
+    # The share of ids in [k, k + 1) under the density x^-1.1, from which the logs are drawn.
     expected = (ranks**-0.1 - (ranks + 1) ** -0.1) / (1 - (history.rows + 1) ** -0.1)
     found = counts.sort(descending=True).values / counts.sum()
     assert torch.allclose(found[:50], expected[:50], rtol=0.1)
-    assert counts[:100].sum() < 0.2 * counts.sum()  # frequent ids lie anywhere
+    assert counts[:100].sum() < 0.2 * counts.sum()  # frequent ids are spread over the whole table
 
 
 def test_a_model_learns_the_clicks() -> None:
@@ -95,7 +95,7 @@ def train(run: LayoutRun) -> dict[str, Any]:
 
 @pytest.fixture
 def losses_alone() -> Iterator[list[float]]:
-    """The losses of six steps in this process, by torch alone."""
+    """Returns the losses of six steps in this process, computed with torch only."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     run = a_run("dp=1")
@@ -114,7 +114,7 @@ def losses_alone() -> Iterator[list[float]]:
 
 
 def train_here(run: LayoutRun) -> dict[str, Any]:
-    """Trains in this process, as its only rank."""
+    """Trains in this process as the only rank."""
     heard: list[Any] = []
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)

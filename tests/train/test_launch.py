@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the folder for temporary files."""
+    """Returns the folder in which the tests make temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -87,7 +87,7 @@ with rank_launch._started(sleep, sys.stdout) as process:
 
 
 def test_ranks_end_when_the_program_is_killed() -> None:
-    # Its output ends when no process is left to write.
+    # The output ends only after all processes that can write to it have ended.
     command = [sys.executable, "-c", KILLED_AT_ONCE]
     done = subprocess.run(command, capture_output=True, timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL

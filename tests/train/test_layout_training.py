@@ -1,4 +1,4 @@
-"""Runs of `unisono train` with a layout: started ranks, real data, and their figures."""
+"""`unisono train` with a layout: launched ranks, real data, and reported figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The example of overlap: predictions, real runs through the controller, and the timeline."""
+"""The overlap example of `unisono train`: predictions, real runs through the controller, and the
+timeline.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_all_cases_run_and_take_no_less_than_the_link() -> None:
     assert [len(each.case.ends) for each in result.cases][:4] == [12, 12, 4, 4]
     for each in result.cases:
         assert len(each.steps) == 2
-        for step in each.steps:  # the sums of the gradients were checked
+        for step in each.steps:  # the program has checked the sums of the gradients
             assert step.seconds >= each.predicted_s
             assert [use.tensors for use in step.link] == [
                 end - begin
@@ -59,7 +61,7 @@ def test_all_cases_run_and_take_no_less_than_the_link() -> None:
 
 
 def check_trace(trace: dict[str, list[dict[str, object]]]) -> None:
-    """Slices of one row do not overlap: Perfetto rejects slices that cross."""
+    """Checks that slices of a row do not overlap, since Perfetto rejects slices that cross."""
     rows = defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "X":

@@ -19,8 +19,8 @@ SOURCE = b"def add(left, right):\n    return left + right\n\n\n" * 200
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Limits torch to one thread: more threads than free cores slow these small models many
-    times.
+    """Limits torch to one thread. With more threads than free cores, these small models run many
+    times slower.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -43,7 +43,7 @@ def test_digits_are_split_without_overlap() -> None:
     assert images.shape == (1437, 1, 8, 8)
     assert task.test_images.shape == (360, 1, 8, 8)
     assert images.min() == -1 and images.max() == 1
-    # Every class has the same share of the test images.
+    # Every class has about the same share of the test images.
     assert torch.bincount(task.test_labels).min() >= 34
     assert len(labels) + len(task.test_labels) == 1797
 
@@ -65,7 +65,8 @@ def test_too_little_text_is_refused() -> None:
 def test_the_decoder_does_not_see_the_future() -> None:
     torch.manual_seed(0)
     model = text.Decoder().eval()
-    for parameter in model.parameters():  # some begin as zeros, which would hide an error
+    # some parameters begin as zeros, which would hide an error
+    for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     one = torch.randint(0, text.BYTES, (1, 16))
     other = one.clone()

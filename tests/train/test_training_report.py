@@ -19,7 +19,7 @@ def outcome(
     score: float = 0.98,
     same_parameters: bool = True,
 ) -> Outcome:
-    """Makes a run whose times grow with `scale`."""
+    """Returns the outcome of a run whose times are proportional to `scale`."""
     return Outcome(
         run=TrainingRun(
             task="digits",
@@ -61,7 +61,8 @@ def test_figures_of_a_run_are_medians() -> None:
     assert one.step_s == 0.020
     assert one.exchange_s == 0.002
     assert one.samples_per_s == pytest.approx(3 * 64 / 0.060)
-    # Passes are compared in pairs, so a machine that slows down midway does not change the result.
+    # Passes are compared in pairs, so that a machine that slows down during the run does not change
+    # the result.
     assert one.added_s == pytest.approx(0.003)
 
 

@@ -1,4 +1,6 @@
-"""One connection starts TLS: accepted and refused peers, and requirements on the files."""
+"""One connection that starts TLS: accepted peers, refused peers, and requirements on the
+certificate files.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def by_files(environ: dict[str, str]) -> Security:
 def authenticate_both(
     ends: Ends, dialing: Security, listening: Security
 ) -> list[bytes | AuthenticationError]:
-    """Returns the result of each end: a key or an error."""
+    """Returns the results of both ends of a connection, each a key or an error."""
 
     def end(sock: Connection, security: Security, dialer: bool) -> bytes | AuthenticationError:
         deadline = time.monotonic() + 20
@@ -117,8 +119,9 @@ def test_keys_are_new_for_every_connection() -> None:
 
 
 def test_a_relaying_attacker_is_detected() -> None:
-    """An attacker that relays the first four messages, and then has a channel to each end, is
-    detected."""
+    """Simulates an attacker that relays the first four messages and then has an encrypted channel
+    to each end.
+    """
     dialer, listener = (
         Handshake(SECRET, dialing=dialing, purpose=b"test", tls="certificates")
         for dialing in (True, False)
@@ -147,7 +150,9 @@ def test_another_key_is_refused(ends: Ends) -> None:
 
 @needs_openssl
 def test_a_certificate_does_not_replace_the_secret(ends: Ends, authority: Authority) -> None:
-    """A valid certificate is refused if the secret is required."""
+    """Tests that a peer with a valid certificate is refused if it does not have the required
+    secret.
+    """
     files = authority.member("somebody")
     with_files = TlsContext(
         *(files[f"UNISONO_TLS_{what}"] for what in ("CERTIFICATE", "KEY", "CA"))

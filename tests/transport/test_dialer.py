@@ -1,4 +1,6 @@
-"""A listener that closes the connection after the dialer's proof: a refusal, or a timeout."""
+"""A listener that closes the connection after the dialer's proof: this may be a refusal or a
+timeout.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def accept_proof(listener: socket.socket) -> tuple[socket.socket, Handshake, bytes]:
-    """Accepts a connection and receives its proof."""
+    """Accepts a connection and receives the dialer's proof."""
     sock, _ = listener.accept()
     handshake = Handshake(SECRET, dialing=False, purpose=PURPOSE)
     sock.sendall(handshake.take(sock.recv(handshake.wanted_bytes, socket.MSG_WAITALL)))
@@ -44,7 +46,7 @@ def accept_proof(listener: socket.socket) -> tuple[socket.socket, Handshake, byt
 
 
 def dial(loop: EventLoop, listener: socket.socket) -> list[Connection | DialFailure]:
-    """Dials; the returned list receives the result."""
+    """Connects to the listener. Returns a list that later receives the result."""
     ended: list[Connection | DialFailure] = []
     request = DialRequest(
         rank=0,
@@ -80,7 +82,9 @@ def test_a_listener_that_closes_at_once_refuses(loop: EventLoop, listener: socke
 def test_a_listener_that_closes_late_may_have_timed_out(
     loop: EventLoop, listener: socket.socket
 ) -> None:
-    """This holds although the attempt took longer than the host may take to answer."""
+    """Closes a connection late, as after a timeout. The dialer tries again, although the attempt
+    took longer than the host may take to answer.
+    """
     ended = dial(loop, listener)
     sock, _, _ = accept_proof(listener)
     time.sleep(LEAST_WAIT_S + 0.1)

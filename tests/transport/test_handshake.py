@@ -1,4 +1,4 @@
-"""Only ends that know the secret are authenticated, in both directions, whatever bytes arrive."""
+"""For all received bytes, the handshake authenticates both ends only if both know the secret."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ Change = Callable[[int, bytes], bytes]
 def run_both(
     dialer: Handshake, listener: Handshake, change: Change = lambda _, m: m
 ) -> list[bytes]:
-    """Runs both ends against each other; `change` may alter messages 0 to 3. Returns the
-    messages."""
+    """Runs a handshake; `change` may alter messages 0 to 3. Returns the messages."""
     sent = [change(0, dialer.opening)]
     for number, end in ((1, listener), (2, dialer), (3, listener)):
         sent.append(change(number, end.take(sent[-1])))
@@ -107,7 +106,7 @@ def test_reflected_messages_are_refused() -> None:
     dialer, _ = pair()
     with pytest.raises(AuthenticationError, match="sends our own messages back"):
         dialer.take(dialer.opening)
-    # With a different greeting, so that only the roles distinguish the ends.
+    # The greetings differ here, so that only the roles distinguish the two ends.
     dialer, listener = pair()
     proof = dialer.take(listener.take(dialer.opening))
     with pytest.raises(AuthenticationError):
@@ -183,7 +182,7 @@ def test_both_ends_of_a_socket_are_authenticated(ends: tuple[socket.socket, sock
         here = authenticate_end(one, dialing=True)
         assert here == there.result()
     assert (one.gettimeout(), other.gettimeout()) == (7, None)
-    one.sendall(b"what follows")  # the handshake must not read it
+    one.sendall(b"what follows")  # data after the handshake, which the handshake must not read
     assert other.recv(64) == b"what follows"
 
 

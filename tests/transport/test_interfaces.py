@@ -1,4 +1,6 @@
-"""NCCL's syntax chooses interfaces; an empty text chooses interfaces that lead to other hosts."""
+"""NCCL's syntax selects network interfaces. An empty text selects the interfaces that lead to other
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,7 @@ def test_a_list_and_its_exclusion_cover_all_interfaces(
     assert named | rest == set(names) and not named & rest
     fits = str.__eq__ if exact else str.startswith
     assert named == {name for name in names if any(fits(name, entry) for entry in entries)}
-    if names:  # equal hosts agree, whatever the kernel's order
+    if names:  # equal hosts choose equally, for any order in which the kernel lists interfaces
         assert choose_interfaces("", available) == choose_interfaces("", available[::-1])
 
 

@@ -1,4 +1,6 @@
-"""The job's secret comes from the variable, else from the file, and is never printed."""
+"""The job's secret comes from the variable or, without the variable, from the file. It is never
+printed.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def congestion(sock: socket.socket) -> str:
 
 
 def choose(sock: socket.socket, name: str) -> None:
-    """Sets the congestion control; skips the test if it is not available."""
+    """Sets the congestion control of a connection. Skips the test if the kernel lacks it."""
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
     except OSError:
@@ -53,7 +53,8 @@ def test_other_congestion_controls_stay(pair: tuple[socket.socket, socket.socket
 def test_bbr_stays_for_a_far_peer(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unisono.transport.sockets._NEAR_US", 0)  # any round trip is longer
+    # every round trip time exceeds this limit
+    monkeypatch.setattr("unisono.transport.sockets._NEAR_US", 0)
     for sock in pair:
         choose(sock, "bbr")
         avoid_bbr(sock)

@@ -1,4 +1,4 @@
-"""Tests of real lab hosts: their properties, their faults, and their removal."""
+"""Tests of real lab hosts: their properties, their faults and their removal."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def wait_until(holds: Callable[[], object], timeout_s: float = 10.0) -> bool:
 
 
 def connect(lab: Lab, timeout_s: float) -> None:
-    """Connects host 0 to host 1. Raises LabError."""
+    """Connects host 0 to host 1. Raises LabError if that fails."""
     lab.run(0, [sys.executable, "-c", CONNECT, lab.address(1), str(timeout_s)])
 
 
 @pytest.fixture
 def pair() -> Iterator[Lab]:
-    """Two hosts; host 1 listens."""
+    """A lab of two hosts, of which host 1 listens."""
     with Lab(hosts=2) as lab, lab.start(1, [sys.executable, "-c", LISTEN]) as server:
         assert wait_until(lambda: lab.run(1, ["ss", "-Hltn", "sport = :5000"]))
         yield lab
@@ -166,8 +166,9 @@ def test_an_error_of_tc_is_reported_and_the_lab_removed() -> None:
 
 
 def test_even_ports_have_a_queue_for_each_host() -> None:
-    """Every port has a queue for each other host; senders neither save up bursts nor probe for
-    bandwidth."""
+    """Tests the settings: a queue for each other host at every port, small bursts, and no
+    congestion control that probes for bandwidth.
+    """
     with Lab(hosts=3, rate="100mbit", rates={2: "50mbit"}, shaping=EVEN) as lab:
         control = "net.ipv4.tcp_congestion_control"
         for host in range(3):
@@ -176,7 +177,8 @@ def test_even_ports_have_a_queue_for_each_host() -> None:
             assert "gso_max_size 16384" in lab.run(host, ["ip", "-d", "link", "show", "eth0"])
             for place, port in ((host, "eth0"), ("switch", f"h{host}r0")):
                 classes = lab.run(place, ["tc", "class", "show", "dev", port])
-                assert classes.count("parent 1:1 ") == 3  # two hosts, and the default class
+                # one class for each other host, and the default class
+                assert classes.count("parent 1:1 ") == 3
                 assert f"ceil {'50' if host == 2 else '100'}Mbit" in classes
                 assert lab.run(place, ["tc", "filter", "show", "dev", port]).count("match") == 2
     with pytest.raises(ValueError, match="cannot have delays"):

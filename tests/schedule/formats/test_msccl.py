@@ -46,7 +46,7 @@ def program(
     sizes: tuple[int, int, int] | None = None,
     outofplace: int | None = None,
 ) -> str:
-    """Returns a file with the threadblocks (send peer, receive peer, steps) of each GPU."""
+    """Returns a file in which each GPU has threadblocks (send peer, receive peer, steps)."""
     out = 1 - in_place if outofplace is None else outofplace
     lines = [
         f'{head}<algo name="test" proto="Simple" nchannels="1" nchunksperloop="{chunks}" '
@@ -65,7 +65,9 @@ def program(
 
 
 def exchange(*, sizes: tuple[int, int, int] = (1, 1, 1)) -> str:
-    """Both GPUs send, receive into scratch in one threadblock, and reduce in another."""
+    """Returns a program in which both GPUs send, receive into scratch in one threadblock, and
+    reduce in another.
+    """
     gpus = [
         [
             (peer, peer, [step(0, "s"), step(1, "r", dst="s0", flag=1)]),
@@ -92,8 +94,10 @@ def test_staged_exchange_becomes_one_round() -> None:
 
 @pytest.mark.parametrize("kind", ["rrc", "rrcs", "rrs", "rcs"])
 def test_fused_steps_equal_their_parts(kind: str) -> None:
-    """Gpu 0 sends around a ring of three. The last GPU sends the sum, or the copy, to all."""
-    if kind == "rcs":  # broadcast along a chain, from gpu 0
+    """Tests fused steps on a ring of three GPUs that starts at GPU 0. The last GPU sends the sum,
+    or the copy, to all GPUs.
+    """
+    if kind == "rcs":  # broadcast along a chain that starts at GPU 0
         gpus = [
             [(1, -1, [step(0, "s")])],
             [(2, 0, [step(0, "rcs")])],
@@ -101,7 +105,7 @@ def test_fused_steps_equal_their_parts(kind: str) -> None:
         ]
         schedule = from_msccl_xml(program(gpus, coll="broadcast", sizes=(1, 1, 0)))
         assert schedule.num_rounds == 2
-    elif kind == "rrs":  # gpu 1 forwards the sum without storing it: a reduce to gpu 2
+    elif kind == "rrs":  # GPU 1 forwards the sum without storing it, as in a reduce to GPU 2
         gpus = [
             [(1, -1, [step(0, "s")])],
             [(2, 0, [step(0, "rrs")])],
@@ -129,7 +133,7 @@ def test_fused_steps_equal_their_parts(kind: str) -> None:
 
 
 def test_out_of_place_keeps_inputs_that_are_read_later() -> None:
-    """Gpu 0 writes its output before it reads the input at the same location again."""
+    """Makes GPU 0 write its output before it reads the input at the same location again."""
     gpus = [
         [
             (1, -1, [step(0, "s"), step(1, "s", "i1")]),
@@ -137,7 +141,8 @@ def test_out_of_place_keeps_inputs_that_are_read_later() -> None:
                 -1,
                 1,
                 [
-                    step(0, "rrc", "i1", "o0"),  # o0 = i1 + received i1: not its final location
+                    # o0 = i1 + received i1, which is not the final location
+                    step(0, "rrc", "i1", "o0"),
                     step(1, "cpy", "o0", "s0"),
                     step(2, "rrc", "i0", "o0"),
                     step(3, "cpy", "s0", "o1"),

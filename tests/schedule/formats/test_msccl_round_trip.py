@@ -46,7 +46,7 @@ def comes_back(schedule: Schedule) -> None:
     op, ranks = schedule.collective.op, schedule.collective.ranks
     text = to_msccl_xml(schedule)
     same_effect(schedule, from_msccl_xml(text))
-    # The program also runs with room for only one message in each connection.
+    # The program must also run if each connection holds only one message.
     program = parse(text)
     parts = program.chunks // pieces(op, ranks)
     root = ranks - 1 if op.rooted else None
@@ -55,7 +55,7 @@ def comes_back(schedule: Schedule) -> None:
 
 
 def same_effect(before: Schedule, after: Schedule) -> None:
-    """Checks the collective, the proof, the chunks that each rank sends, and the rounds."""
+    """Checks that collective, proof, rounds, and the chunks that each rank sends are equal."""
     check(after)
     assert after.collective == before.collective
     assert after.num_rounds <= before.num_rounds
@@ -77,7 +77,9 @@ def test_names_are_escaped_in_xml() -> None:
 
 @st.composite
 def right_schedules(draw: st.DrawFn) -> Schedule:
-    """Draws random all-reduces with copies of finished or unfinished values, and reductions."""
+    """Draws all_reduces with random copies of finished and unfinished values, and random
+    reductions.
+    """
     ranks, parts, scratch = draw(st.integers(2, 4)), draw(st.integers(1, 3)), 2
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=parts), "random", scratch=scratch)
     locations = st.integers(0, parts + scratch - 1)
@@ -110,7 +112,7 @@ def right_schedules(draw: st.DrawFn) -> Schedule:
 
 
 def acceptable(schedule: Schedule) -> bool:
-    """Returns true if the schedule is correct or only unfinished."""
+    """Returns true if the schedule is correct, or correct but unfinished."""
     try:
         trace(schedule)
     except ScheduleError as error:

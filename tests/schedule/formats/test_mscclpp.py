@@ -48,8 +48,8 @@ def plan(
     ranks: int = 2,
     **gpu_more: Any,
 ) -> str:
-    """Returns a plan where each rank can reach its next rank's scratch (0), input (1) and output
-    (2).
+    """Returns a plan in which each rank can reach the next rank's scratch (buffer 0), input (1) and
+    output (2).
     """
     gpus = []
     for rank in range(ranks):
@@ -93,7 +93,9 @@ def plan(
 
 
 def put_and_reduce(rank: int) -> list[list[Json]]:
-    """Each rank puts its input into the other's scratch, signals, and reduces."""
+    """Returns a plan in which each rank puts its input into the other rank's scratch, signals, and
+    reduces.
+    """
     put = op("put", [local("i")], [remote()])
     reduce = op("re", [local("i"), local("s")], [local("i")])
     return [[put, NOP, SIGNAL, WAIT, NOP, reduce]]
@@ -110,7 +112,8 @@ def test_packets_need_no_signal() -> None:
         put = op("ppkt", [local("i")], [remote()])
         return [[put], [op("repkt", [local("i"), local("s")], [local("i")])]]
 
-    # Another threadblock reads the packet. It must also know that the put's read has finished.
+    # Another threadblock reads the packet. This threadblock must also know that the put has read
+    # its source.
     with pytest.raises(ScheduleError, match=r"writes i.0. of gpu ., unordered with the read by"):
         from_mscclpp_json(plan(blocks))
     check(from_mscclpp_json(plan(lambda rank: [[o for b in blocks(rank) for o in b]])))
@@ -154,7 +157,7 @@ def test_barriers_semaphores_and_pipelines_order() -> None:
 
     semaphores = [{"init_value": 0}]
     check(from_mscclpp_json(plan(blocks, semaphores=semaphores)))
-    # A token of the initial value orders nothing.
+    # A token that exists at the start orders no operations.
     with pytest.raises(ScheduleError, match=r"a race|which is empty"):
         from_mscclpp_json(plan(lambda r: blocks(r)[::-1], semaphores=[{"init_value": 1}]))
 
