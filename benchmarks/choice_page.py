@@ -43,7 +43,7 @@ def render_reproducible(document: dict[str, Any]) -> list[str]:
     """Renders a document of `reproducible.py`."""
     rows = document["rows"]
     prices = [
-        median(map(truediv, row["reproducible_s"], row["default_s"]))  # the ratio of each round
+        median(map(truediv, row["reproducible_s"], row["default_s"]))  # one ratio per round
         for row in rows
     ]
     lines = [

@@ -1,4 +1,4 @@
-"""Measures training steps with compressed gradients beside steps without compression.
+"""Compares the time of training steps with and without compressed gradients.
 
 Both kinds of steps train the same model on the same ranks and alternate. In the rows *shared
 memory*, ranks use their own communicators. In the rows *link*, `LinkTransfer` makes every message

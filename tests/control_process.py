@@ -1,11 +1,11 @@
 """A process with one rank's connection manager, which reports events on stdout as JSON.
 
 `control_process.py RANK SIZE ADDRESS` reports its address, reads all addresses from stdin, joins,
-and enters one group of all ranks. Then it reads commands, one a line:
+and enters one group of all ranks. Then it reads one command from each line:
 
-- `overdue`: from now on it waits for the others, and so queries their last calls
+- `overdue`: waits for the other ranks from now on, and so queries their last calls
 - `reach`: connects to all ranks
-- `pump`: sends and receives on every connection, for ever
+- `pump`: sends and receives on every connection, forever
 - `flowing`: reports whether bytes still arrive
 - `quit`: ends
 """

@@ -1,4 +1,4 @@
-"""Histories of sends and receives, and MPI's rules for matching them."""
+"""Random sequences of sends and receives, and MPI's rules to match sends with receives."""
 
 from __future__ import annotations
 

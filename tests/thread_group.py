@@ -144,7 +144,7 @@ def random_pairs(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
 
 
 def unaligned(data: Bytes, offset: int) -> Bytes:
-    """Returns a copy of the bytes that starts `offset` bytes after the begin of a cache line."""
+    """Returns a copy of the bytes that starts `offset` bytes after the start of a cache line."""
     room = np.zeros(data.size + 128, np.uint8)
     start = -room.ctypes.data % 64 + offset
     view = room[start : start + data.size]

@@ -27,7 +27,7 @@ CALL_TIMEOUT_S = 4.0
 IDLE_S = 6.0
 WORK_S = 2.5
 _GARBAGE_BYTES = 4096
-_NEVER_SENT = 999  # a tag without messages
+_NEVER_SENT = 999  # a tag that no message has
 
 
 def busy(me: Me) -> None:

@@ -45,7 +45,7 @@ def names(text: str, ranks: Sequence[int]) -> bool:
 
 
 class Job(Processes):
-    """Ranks as processes on the hosts of a lab; `layout[h]` consecutive ranks on host h.
+    """Ranks as processes on the hosts of a lab; host h has `layout[h]` consecutive ranks.
 
     `env` is added to every rank's environment; `descriptors` limits the open files of a rank;
     `rendezvous` is on host 0 by default.

@@ -74,7 +74,7 @@ def all_ranks(job: Job) -> list[int]:
 
 def garbage(name: str, body: Callable[[Me], Any], *, often: bool = False) -> Fault:
     """Returns the fault that an authenticated peer sends random bytes during calls. The peer's own
-    error depends on timing: the peer or the others are lost.
+    error names the peer or the other ranks as lost, which depends on timing.
     """
     return Fault(
         name=name,
