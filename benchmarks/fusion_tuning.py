@@ -1,10 +1,10 @@
 """Compares fusion that tunes itself with the buckets that `fusion_bytes` gives, in one run.
 
 There are two controllers, of which one tunes. A step computes gradients one after another, submits
-each gradient, and waits for all. To compute means to sleep, as if an accelerator computed. First
-the tuner measures and decides. Its steps run between two halves of an equal number of steps of the
-other controller, since the tuner measures whole steps. After that, the steps of both controllers
-alternate.
+each gradient, and waits for all. Instead of computing, a step sleeps, as if an accelerator
+computed. First the tuner measures and decides. Its steps run between two halves of an equal number
+of steps of the other controller, since the tuner measures whole steps. After that, the steps of
+both controllers alternate.
 
 *Link* cases use a `LinkTransfer` with known costs, so that the closed form gives the best of all
 buckets. *Memory* cases use the communicator of this machine.

@@ -85,9 +85,9 @@ def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dic
 
 
 def regret(rounds_s: dict[str, tuple[float, ...]], default: str) -> float:
-    """Returns the median over the rounds of the default's time over the best algorithm's. Each
-    round is compared separately, because the latency between cores may change. The regret is 1 if
-    the algorithm that is best in one half of the rounds is slower in the other half.
+    """Returns the default's time over the best algorithm's, at least 1. The best algorithm of each
+    half of the rounds is compared in the other half. The comparison is round by round, because the
+    latency between cores may change.
     """
     ratios = []
     for chooses in (0, 1):

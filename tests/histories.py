@@ -1,4 +1,4 @@
-"""Random sequences of sends and receives, and MPI's rules to match sends with receives."""
+"""Recorded sends and receives of a test, and MPI's rules for matching them."""
 
 from __future__ import annotations
 

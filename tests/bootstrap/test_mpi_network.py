@@ -23,7 +23,7 @@ def run(
     launcher: str, program: list[str], *, ranks: int = RANKS, threads: bool = True
 ) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("mpi4py")
-    if threads:  # MPI of the benchmarks runs without thread support
+    if threads:  # the benchmarks start MPI without thread support
         program = ["env", "-u", "MPI4PY_RC_THREADS", *program]
     try:
         command = mpi_command(launcher, ranks=ranks, program=program)

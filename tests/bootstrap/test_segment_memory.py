@@ -17,7 +17,7 @@ from unisono import RendezvousError
 _MEMFD_CREATE, _OPENAT = {"x86_64": (319, 257), "aarch64": (279, 56)}[platform.machine()]
 _O_TMPFILE = 0x400000
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
-# BPF: load word, jump if equal, jump if greater or equal, return
+# BPF: load word, jump if equal, jump if bits are set, return
 _LOAD, _EQUALS, _HAS, _RETURN = 0x20, 0x15, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _THIRD_ARGUMENT = 0, 32  # offsets of fields in seccomp_data

@@ -268,8 +268,8 @@ def test_a_wrong_schedule_is_not_lowered() -> None:
 
 
 def readings(plan: ExecutionPlan) -> dict[int, dict[int, int]]:
-    """Returns, by rank and slot, the slots of other ranks that the plan reads, with the post that
-    it waits for.
+    """Returns the post that the plan awaits before it reads a slot, by the slot's rank and
+    number.
     """
     seen: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}

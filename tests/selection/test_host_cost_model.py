@@ -65,8 +65,8 @@ def test_the_fastest_is_the_least_of_all_predictions(
 def test_the_model_of_one_host_selects_direct_or_one_shot(
     op: Op, ranks: int, cores: int, nbytes: int, chosen: Constants
 ) -> None:
-    """Tests that this model always chooses `direct` or `one_shot` for large sizes, which were also
-    measured best.
+    """Tests that this model chooses `direct` or `one_shot` for all sizes and constants.
+    Measurements also favor these two.
     """
     envelope = fastest(op, ranks=ranks, cores=cores, constants=chosen)
     assert [part.algorithm for part in envelope if part.least <= nbytes][-1] in SIMPLE

@@ -74,7 +74,7 @@ def test_times_keep_their_nanoseconds() -> None:
 
 
 def test_the_base_survives_readers_that_keep_doubles() -> None:
-    base_ns = 1_795_000_000_000_000_000  # a number that a double does not hold exactly
+    base_ns = 1_795_000_000_000_000_000  # larger than 2^53, up to which doubles hold all integers
     text = trace_text([], base_ns=base_ns)
     found = json.loads(text, parse_int=float)["baseTimeNanoseconds"]
     assert int(found) == base_ns

@@ -1,4 +1,4 @@
-"""For all received bytes, the handshake authenticates both ends only if both know the secret."""
+"""The handshake authenticates both ends only if both know the secret, for any received bytes."""
 
 from __future__ import annotations
 
