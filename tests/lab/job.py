@@ -70,7 +70,7 @@ class Job(Processes):
 
         def place(rank: int) -> dict[str, int | None]:
             most = (descriptors or {}).get(rank)
-            return {"host": lab.holder(self.host_of[rank]), "descriptors": most}
+            return {"host": lab.host_pid(self.host_of[rank]), "descriptors": most}
 
         name = rendezvous or f"tcp://{lab.address(0)}:{PORT}"
         super().__init__(function, sum(layout), name=name, environment=environment, place=place)

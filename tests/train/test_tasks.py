@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 from unisono.train import text  # noqa: E402
-from unisono.train.digits import Digits  # noqa: E402
+from unisono.train.digits_task import Digits  # noqa: E402
 from unisono.train.task import Task  # noqa: E402
-from unisono.train.text import TextTask  # noqa: E402
+from unisono.train.text_task import TextTask  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

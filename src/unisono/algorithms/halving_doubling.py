@@ -8,7 +8,7 @@ rank sends.
 
 from __future__ import annotations
 
-from unisono.algorithms import folding
+from unisono.algorithms import power_of_two_ranks
 from unisono.algorithms.cost import Cost, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
@@ -18,14 +18,14 @@ from unisono.types import Op
 
 
 def _reduce_scatter_cost(ranks: int) -> Cost:
-    return backwards_cost(folding.all_gather_cost(ranks), ranks)
+    return backwards_cost(power_of_two_ranks.all_gather_cost(ranks), ranks)
 
 
 def _all_reduce_cost(ranks: int) -> Cost:
     def of_members(members: int) -> Cost:
-        return scatter_then_gather(folding.all_gather_cost(members), members)
+        return scatter_then_gather(power_of_two_ranks.all_gather_cost(members), members)
 
-    return folding.all_reduce_cost(ranks, of_members)
+    return power_of_two_ranks.all_reduce_cost(ranks, of_members)
 
 
 @algorithm(Op.REDUCE_SCATTER, "recursive_halving", cost=_reduce_scatter_cost)
@@ -36,7 +36,7 @@ def reduce_scatter(ranks: int) -> Schedule:
     two, else (m-1 + n-1 + sum of min(2^k, e) over k < log2(m))/n x N. Source: Thakur, Rabenseifner,
     Gropp, "Optimization of collective communication operations in MPICH" (2005).
     """
-    return backwards(folding.all_gather(ranks, folding.hypercube_partners))
+    return backwards(power_of_two_ranks.all_gather(ranks, power_of_two_ranks.hypercube_partners))
 
 
 @algorithm(Op.ALL_REDUCE, "halving_doubling", cost=_all_reduce_cost)
@@ -49,7 +49,7 @@ def all_reduce(ranks: int) -> Schedule:
     """
 
     def of_members(members: int) -> Schedule:
-        gather = folding.all_gather(members, folding.hypercube_partners)
+        gather = power_of_two_ranks.all_gather(members, power_of_two_ranks.hypercube_partners)
         return in_sequence(Op.ALL_REDUCE, [backwards(gather), gather])
 
-    return folding.all_reduce(ranks, of_members)
+    return power_of_two_ranks.all_reduce(ranks, of_members)

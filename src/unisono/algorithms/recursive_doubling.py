@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from unisono.algorithms import folding
+from unisono.algorithms import power_of_two_ranks
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
@@ -21,7 +21,7 @@ def _all_reduce_cost(ranks: int) -> Cost:
         steps = members.bit_length() - 1
         return Cost(rounds=steps, bytes_sent=Fraction(steps), reductions=Fraction(steps))
 
-    return folding.all_reduce_cost(ranks, of_members)
+    return power_of_two_ranks.all_reduce_cost(ranks, of_members)
 
 
 @algorithm(Op.ALL_REDUCE, "recursive_doubling", cost=_all_reduce_cost)
@@ -35,20 +35,20 @@ def all_reduce(ranks: int) -> Schedule:
 
     def of_members(members: int) -> Schedule:
         b = Builder(Collective(op=Op.ALL_REDUCE, ranks=members), "recursive_doubling")
-        for partners in folding.hypercube_partners(members):
+        for partners in power_of_two_ranks.hypercube_partners(members):
             for member, partner in enumerate(partners):
                 b.reduce(member, 0, partner)
             b.next_round()
         return b.build()
 
-    return folding.all_reduce(ranks, of_members)
+    return power_of_two_ranks.all_reduce(ranks, of_members)
 
 
-@algorithm(Op.ALL_GATHER, "recursive_doubling", cost=folding.all_gather_cost)
+@algorithm(Op.ALL_GATHER, "recursive_doubling", cost=power_of_two_ranks.all_gather_cost)
 def all_gather(ranks: int) -> Schedule:
     """Each rank exchanges all its pieces with the partner at distance 2^k in round k.
 
     Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N for powers of two, else (m-1 + n-1 +
     sum of min(2^k, e) over k < log2(m))/n x N. Source: Thakur, Rabenseifner, Gropp (2005).
     """
-    return folding.all_gather(ranks, folding.hypercube_partners)
+    return power_of_two_ranks.all_gather(ranks, power_of_two_ranks.hypercube_partners)

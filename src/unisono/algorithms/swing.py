@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from unisono.algorithms import folding
+from unisono.algorithms import power_of_two_ranks
 from unisono.algorithms.cost import Cost, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid
@@ -27,7 +27,7 @@ from unisono.types import Op
 
 def _gather_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
     _torus(ranks, dims)
-    return folding.all_gather_cost(ranks)
+    return power_of_two_ranks.all_gather_cost(ranks)
 
 
 def _scatter_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
@@ -38,9 +38,9 @@ def _all_reduce_cost(ranks: int, *, dims: Dims | None = None, ports: int = 1) ->
     _torus(ranks, dims)
 
     def of_members(members: int) -> Cost:
-        return scatter_then_gather(folding.all_gather_cost(members), members)
+        return scatter_then_gather(power_of_two_ranks.all_gather_cost(members), members)
 
-    return folding.all_reduce_cost(ranks, of_members)
+    return power_of_two_ranks.all_reduce_cost(ranks, of_members)
 
 
 @algorithm(Op.ALL_GATHER, "swing", cost=_gather_cost, exact=False)
@@ -53,7 +53,7 @@ def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
     rings for higher bandwidth allreduce" (NSDI 2024), its second half.
     """
     shape = _torus(ranks, dims)
-    return folding.all_gather(ranks, lambda members: _partners(shape or (members,)))
+    return power_of_two_ranks.all_gather(ranks, lambda members: _partners(shape or (members,)))
 
 
 @algorithm(Op.REDUCE_SCATTER, "swing", cost=_scatter_cost, exact=False)
@@ -86,7 +86,7 @@ def all_reduce(ranks: int, *, dims: Dims | None = None, ports: int = 1) -> Sched
             return _in_halves(dims)
         return _on_all_ports(dims, ports)
 
-    return folding.all_reduce(ranks, of_members)
+    return power_of_two_ranks.all_reduce(ranks, of_members)
 
 
 def _in_halves(dims: Dims) -> Schedule:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from unisono.planner.bottleneck_plot import save_bottleneck_plot
     from unisono.planner.calibration.calibration_from_files import calibrate
     from unisono.planner.calibration.own_runs import read_own_runs
     from unisono.planner.checkpoint_interval import (
@@ -84,7 +85,6 @@ if TYPE_CHECKING:
         validate_memory,
     )
     from unisono.planner.validation.validation_plot import save_validation_plot
-    from unisono.planner.walls_plot import save_walls_plot
 
 _NAMES = {
     "checkpoint_interval": (
@@ -160,7 +160,7 @@ _NAMES = {
         "validate_memory",
     ),
     "validation.validation_plot": ("save_validation_plot",),
-    "walls_plot": ("save_walls_plot",),
+    "bottleneck_plot": ("save_bottleneck_plot",),
     "inputs.workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
 }
 __getattr__ = lazy_names(
@@ -235,10 +235,10 @@ __all__ = [
     "run_of_row",
     "run_schedule",
     "run_tasks",
+    "save_bottleneck_plot",
     "save_front_plot",
     "save_task_plot",
     "save_validation_plot",
-    "save_walls_plot",
     "scaling_curve",
     "search",
     "sensitivity",

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.constants.own_calibration import Calibration, RunEffect
-from unisono.planner.constants.run_likeness import RunLikeness, likeness
+from unisono.planner.constants.run_similarity import RunSimilarity, similarity
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layer_division import stage_layers
 from unisono.planner.inputs.layout import Layout
@@ -42,7 +42,7 @@ class RunModel:
         self.memory = MemoryModel(model, workload, fragmentation=constants.fragmentation)
         self.capacity_bytes = cluster.kind.memory_bytes * _USABLE
         self._chunk_counts: dict[tuple[int, str, int, bool], list[int]] = {}
-        self._effects: dict[RunLikeness, RunEffect] = {}
+        self._effects: dict[RunSimilarity, RunEffect] = {}
 
     def step(self, layout: Layout, micro_batch: int, recompute: str) -> dict[str, float]:
         """Returns the seconds of a step by kind; their sum is the step time."""
@@ -57,7 +57,7 @@ class RunModel:
         if self.calibration is None:
             return RunEffect(0, 1.0, 1.0)
         job = replace(self.workload, micro_batch=micro_batch, recompute=recompute)
-        like = likeness(self.model, self.cluster, layout, job)
+        like = similarity(self.model, self.cluster, layout, job)
         found = self._effects.get(like)
         if found is None:
             found = self._effects[like] = self.calibration.effect(like, self.constants)

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from unisono.parallel import DLRM, CrossEntropy, TransformerModel, draw_weights
 from unisono.train.click_logs import CLICK_SHAPE, SAMPLES, click_log
-from unisono.train.digits import Digits
+from unisono.train.digits_task import Digits
 from unisono.train.layout_settings import SHAPES, LayoutRun
-from unisono.train.text import library_windows
+from unisono.train.text_task import library_windows
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from unisono.train.digits import Digits
+from unisono.train.digits_task import Digits
 from unisono.train.settings import TaskName
-from unisono.train.text import TextTask
+from unisono.train.text_task import TextTask
 
 
 class Task(Protocol):

@@ -3,7 +3,7 @@ connects.
 
 Every host has its own addresses, host name and mounts. Each link can have a bandwidth limit and a
 delay. Hosts share the machine's files and processors. `lab` creates them, `shaping` limits links,
-and `holder` keeps hosts alive and removes them.
+and `host_process` keeps hosts alive and removes them.
 """
 
 from unisono.bench.lab.lab import Lab, LabError, reason_unavailable

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from unisono.bench.lab import holder
+from unisono.bench.lab import host_process
 from unisono.bench.lab.shaping import Shaping
 from unisono.errors import UnisonoError
 
@@ -90,7 +90,7 @@ class Lab:
         self.delay = delay
         self.shaping = shaping or Shaping()
         self._subnet = subnet
-        self._holders: dict[int | str, subprocess.Popen[str]] = {}
+        self._host_processes: dict[int | str, subprocess.Popen[str]] = {}
 
     def __enter__(self) -> Lab:
         self.up()
@@ -110,19 +110,19 @@ class Lab:
         """Returns the host's address on this rail."""
         return f"{self._subnet}.{rail}.{host + 1}"
 
-    def holder(self, host: int | str) -> int:
+    def host_pid(self, host: int | str) -> int:
         """Returns the pid of the process that keeps the host's namespaces alive."""
-        return self._holders[host].pid
+        return self._host_processes[host].pid
 
     def command(self, host: int | str, words: Sequence[str]) -> list[str]:
         """Returns a command line that runs a command on the host, in the current directory. The
         command runs in the started process, not in a child."""
-        enter = ["nsenter", f"--target={self.holder(host)}", "--net", "--mount", "--uts", "--"]
+        enter = ["nsenter", f"--target={self.host_pid(host)}", "--net", "--mount", "--uts", "--"]
         return [*enter, "env", f"--chdir={Path.cwd()}", *words]
 
     def processes(self, host: int) -> list[int]:
         """Returns the pids of all processes on the host."""
-        return holder.members(self._holders[host].pid)
+        return host_process.members(self._host_processes[host].pid)
 
     # ---- commands
 
@@ -140,7 +140,7 @@ class Lab:
     def write_agent(self, path: Path) -> None:
         """Writes a program that launchers can use instead of ssh: `path ADDRESS COMMAND...`."""
         cases = "".join(
-            f"{self.address(host)} | host{host}) pid={self._holders[host].pid} ;;\n"
+            f"{self.address(host)} | host{host}) pid={self._host_processes[host].pid} ;;\n"
             for host in range(self.hosts)
         )
         path.write_text(
@@ -170,7 +170,7 @@ class Lab:
     def kill(self, host: int) -> None:
         """Kills all processes on the host. The kernel closes their connections, so peers detect the
         loss."""
-        holder.end_members(self._holders[host].pid)
+        host_process.end_members(self._host_processes[host].pid)
 
     def power_off(self, host: int) -> None:
         """Simulates a power loss: cuts the host's links, then kills its processes."""
@@ -193,10 +193,10 @@ class Lab:
 
     def down(self) -> None:
         """Ends all processes in the lab, and removes the lab. Does not raise."""
-        for process in self._holders.values():
+        for process in self._host_processes.values():
             assert process.stdin is not None and process.stdout is not None
             process.stdin.close()  # makes the holder end
-        for process in self._holders.values():
+        for process in self._host_processes.values():
             try:
                 process.wait(_COMMAND_S)
             except subprocess.TimeoutExpired:
@@ -204,7 +204,7 @@ class Lab:
                 process.wait()
             assert process.stdout is not None
             process.stdout.close()
-        self._holders.clear()
+        self._host_processes.clear()
 
     def _hold(self) -> None:
         """Starts the holder processes of all hosts and of the switch, and waits until they are
@@ -217,8 +217,8 @@ class Lab:
             os.chmod(file.name, 0o644)
             for host in (_SWITCH, *range(self.hosts)):
                 name = host if isinstance(host, str) else f"host{host}"
-                self._holders[host] = _start_holder(name, file.name)
-            for host, process in self._holders.items():
+                self._host_processes[host] = _start_host_process(name, file.name)
+            for host, process in self._host_processes.items():
                 assert process.stdout is not None
                 if process.stdout.readline() != "up\n":
                     raise LabError(f"host {host} of the lab did not start; see the messages above")
@@ -229,7 +229,7 @@ class Lab:
         links = [f"link add rail{r} type bridge\nlink set rail{r} up" for r in range(self.rails)]
         limits: list[str] = []
         for host in range(self.hosts):
-            pid = self._holders[host].pid
+            pid = self._host_processes[host].pid
             for rail in range(self.rails):
                 port = _port(host, rail)
                 links.append(f"link add {port} type veth peer name eth{rail} netns {pid}")
@@ -266,9 +266,9 @@ class Lab:
         return lines
 
 
-def _start_holder(name: str, names_file: str) -> subprocess.Popen[str]:
+def _start_host_process(name: str, names_file: str) -> subprocess.Popen[str]:
     unshare = ["unshare", "--net", "--mount", "--uts", "--propagation", "private"]
-    program = [sys.executable, "-I", "-S", str(Path(holder.__file__)), name, names_file]
+    program = [sys.executable, "-I", "-S", str(Path(host_process.__file__)), name, names_file]
     return subprocess.Popen(
         [*unshare, *program],
         stdin=subprocess.PIPE,

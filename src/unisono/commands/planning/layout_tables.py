@@ -45,7 +45,7 @@ def layouts_output(inputs: PlanInputs, options: PlanOptions) -> tuple[PlanOutput
         predictions[0].layout.save(options.save_path)
         written.append(options.save_path)
     if options.plot_path is not None:
-        planner.save_walls_plot(predictions, options.plot_path, title=inputs.title)
+        planner.save_bottleneck_plot(predictions, options.plot_path, title=inputs.title)
         written.append(options.plot_path)
     document = {"layouts": [prediction_document(each) for each in predictions]}
     return PlanOutput(parts=parts, document=document, written=written), predictions[0]

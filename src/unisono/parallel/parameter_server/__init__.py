@@ -6,7 +6,7 @@ and its values are sent. `server_plan.py` assigns shards to servers. `server_loo
 `worker_exchange.py` runs the exchanges of a worker, and `server_group.py` continues after a loss.
 """
 
-from unisono.parallel.parameter_server.member_standing import LostUpdates
+from unisono.parallel.parameter_server.member_state import LostUpdates
 from unisono.parallel.parameter_server.parameter_server import (
     ParameterServer,
     ParameterServerStats,

@@ -12,10 +12,10 @@ from types import TracebackType
 from torch import nn
 
 from unisono.communicator import Communicator, init
-from unisono.parallel.parameter_server.member_standing import (
+from unisono.parallel.parameter_server.member_state import (
     LostUpdates,
-    MemberStanding,
-    exchange_standings,
+    MemberState,
+    exchange_states,
     require_equal_settings,
 )
 from unisono.parallel.parameter_server.model_bytes import ModelBytes
@@ -156,7 +156,7 @@ class ParameterServer:
         previous: ParameterServer | None,
     ) -> None:
         held = {} if previous is None else previous._group.shards
-        standing = MemberStanding(
+        member_state = MemberState(
             number=comm.rank,
             step=0 if previous is None else previous._group.step,
             finished=False,
@@ -166,21 +166,21 @@ class ParameterServer:
             run=secrets.token_hex(4) if previous is None else previous._group.run,
             settings=self._settings_to_compare(plan),
         )
-        standings = exchange_standings(comm, standing)
-        require_equal_settings(standings)
-        sources = [rank for rank, each in enumerate(standings) if each.has_state]
+        states = exchange_states(comm, member_state)
+        require_equal_settings(states)
+        sources = [rank for rank, each in enumerate(states) if each.has_state]
         root = sources[0] if sources else 0
-        step = max(each.step for each in standings)
+        step = max(each.step for each in states)
         self._model.pack_values()
         for tensor in (self._model.values, *self._model.rest):
             comm.broadcast(tensor.detach(), root)
         self._group = ServerGroup(
-            comm, plan, self._model, optimizer, self._settings, standings[root].run, step
+            comm, plan, self._model, optimizer, self._settings, states[root].run, step
         )
         if sources:
-            self._group.take_over(held, _holders(standings, len(plan.shards)))
+            self._group.take_over(held, _holders(states, len(plan.shards)))
         self._model.unpack_values()
-        self._group.start(standings, in_thread=self.is_worker)
+        self._group.start(states, in_thread=self.is_worker)
 
     def _settings_to_compare(self, plan: ServerPlan) -> dict[str, object]:
         layout = self._model.layout
@@ -362,11 +362,11 @@ def _range_bytes(shard_bytes: int) -> int:
     return min(max(shard_bytes // _RANGES, _LEAST_RANGE_BYTES), _MOST_RANGE_BYTES)
 
 
-def _holders(standings: Sequence[MemberStanding], shards: int) -> list[int]:
+def _holders(states: Sequence[MemberState], shards: int) -> list[int]:
     """Returns the rank that holds each shard. Raises `ValueError` if no rank holds a shard."""
     found = []
     for shard in range(shards):
-        holders = [rank for rank, each in enumerate(standings) if shard in each.shards]
+        holders = [rank for rank, each in enumerate(states) if shard in each.shards]
         if not holders:
             raise ValueError(
                 f"previous: expected a rank that holds shard {shard} of {shards}, found none: give "

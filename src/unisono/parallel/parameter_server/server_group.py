@@ -15,10 +15,10 @@ import torch
 from unisono.communicator import Communicator
 from unisono.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
 from unisono.parallel.parameter_server.byte_ranges import ByteRange
-from unisono.parallel.parameter_server.member_standing import (
+from unisono.parallel.parameter_server.member_state import (
     LostUpdates,
-    MemberStanding,
-    exchange_standings,
+    MemberState,
+    exchange_states,
 )
 from unisono.parallel.parameter_server.model_bytes import ModelBytes
 from unisono.parallel.parameter_server.range_state import RangeState
@@ -133,11 +133,11 @@ class ServerGroup:
                 part.copy_(self.shards[number].values)
             self.comm.broadcast(part, self.plan.owners[number])
 
-    def start(self, standings: Sequence[MemberStanding], *, in_thread: bool) -> None:
+    def start(self, states: Sequence[MemberState], *, in_thread: bool) -> None:
         """Begins to serve this rank's shards, and prepares the messages of its worker."""
         self.comm.timeout_s = _IDLE_S
-        ranks = {each.number: rank for rank, each in enumerate(standings)}
-        finished = {each.number for each in standings if each.finished}
+        ranks = {each.number: rank for rank, each in enumerate(states)}
+        finished = {each.number for each in states if each.finished}
         training = {w: ranks[w] for w in self.plan.workers if w not in finished}
         self._loop = ServerLoop(
             self.comm,
@@ -217,12 +217,12 @@ class ServerGroup:
                 self.join(self._settings.timeout_s)  # raises this rank's server error, if any
                 raise
 
-    def standing(self, settings: dict[str, object], *, has_state: bool) -> MemberStanding:
+    def member_state(self, settings: dict[str, object], *, has_state: bool) -> MemberState:
         """Returns this rank's state, which the other ranks need to form a group."""
         newest = [-1] * len(self.plan.shards)
         if self._snapshots is not None:
             newest = [max(self._snapshots.steps(s), default=-1) for s in range(len(newest))]
-        return MemberStanding(
+        return MemberState(
             number=self.number,
             step=self.step,
             finished=self.finished,
@@ -242,19 +242,19 @@ class ServerGroup:
             old.close()
             self.comm.timeout_s = self._settings.timeout_s
             try:
-                standings = exchange_standings(self.comm, self.standing({}, has_state=True))
+                states = exchange_states(self.comm, self.member_state({}, has_state=True))
                 break
             except PeerLostError:
                 continue  # another rank was lost
-        self._replace_lost(standings)
-        self.start(standings, in_thread=in_thread)
+        self._replace_lost(states)
+        self.start(states, in_thread=in_thread)
 
-    def _replace_lost(self, standings: Sequence[MemberStanding]) -> None:
-        left = [each.number for each in standings]
+    def _replace_lost(self, states: Sequence[MemberState]) -> None:
+        left = [each.number for each in states]
         before = {*self.plan.workers, *self.plan.owners}
         lost = sorted(before - set(left))
         newest = {
-            shard: {s.number: s.snapshots[shard] for s in standings if s.snapshots[shard] >= 0}
+            shard: {s.number: s.snapshots[shard] for s in states if s.snapshots[shard] >= 0}
             for shard, owner in enumerate(self.plan.owners)
             if owner in lost
         }
@@ -269,10 +269,10 @@ class ServerGroup:
             ) from None
         self.lost_ranks += lost
         _log.warning("ranks %s were lost; workers %s go on", lost, list(self.plan.workers))
-        steps = {s.number: s.step for s in standings if s.number in self.plan.workers}
+        steps = {s.number: s.step for s in states if s.number in self.plan.workers}
         for shard, owner in enumerate(old.owners):
             if owner in lost:
-                self._restore(shard, owner, newest[shard], steps, standings)
+                self._restore(shard, owner, newest[shard], steps, states)
 
     def _restore(
         self,
@@ -280,7 +280,7 @@ class ServerGroup:
         lost: int,
         newest: dict[int, int],
         steps: dict[int, int],
-        standings: Sequence[MemberStanding],
+        states: Sequence[MemberState],
     ) -> None:
         owner = self.plan.owners[shard]
         found = LostUpdates(
@@ -295,7 +295,7 @@ class ServerGroup:
         _log.warning("%s", found)
         if owner == self.number:
             assert self._snapshots is not None, "only ranks with snapshots are chosen"
-            training = {s.number: s.step for s in standings if s.number in steps and not s.finished}
+            training = {s.number: s.step for s in states if s.number in steps and not s.finished}
             self.shards[shard] = self._new_shard(shard, training)
             self.shards[shard].load(self._snapshots.read(shard, newest[owner]))
 

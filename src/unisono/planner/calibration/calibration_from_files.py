@@ -15,7 +15,7 @@ from unisono.planner.calibration.link_calibration import (
 from unisono.planner.calibration.own_runs import read_own_runs
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.constants.own_calibration import Calibration, OwnRun
-from unisono.planner.constants.run_likeness import likeness
+from unisono.planner.constants.run_similarity import similarity
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.prediction import predict
 from unisono.planner.validation.ground_truth import MeasuredRun
@@ -81,7 +81,7 @@ def _own_run(run: MeasuredRun, links: Calibration, constants: CalibratedConstant
     stated = replace(run.job, micro_batch=found.job.micro_batch, recompute=found.job.recompute)
     return OwnRun(
         name=run.name,
-        like=likeness(run.model, run.cluster, found.layout, stated),
+        like=similarity(run.model, run.cluster, found.layout, stated),
         measured_s=run.measured_s,
         predicted_s=found.step_s,
     )

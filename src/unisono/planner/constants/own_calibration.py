@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.constants.run_likeness import RunLikeness
+from unisono.planner.constants.run_similarity import RunSimilarity
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.devices import Device
 from unisono.planner.inputs.transformer import Transformer
@@ -28,7 +28,7 @@ class OwnRun:
     """A step time that the user measured, and the prediction without this measurement."""
 
     name: str
-    like: RunLikeness
+    like: RunSimilarity
     measured_s: float
     predicted_s: float
 
@@ -88,7 +88,7 @@ class Calibration:
         """Returns the constants with the measured rates of the cluster's links."""
         return _with_links(self.links, cluster.kind, constants) if self.links else constants
 
-    def effect(self, like: RunLikeness, constants: CalibratedConstants) -> RunEffect:
+    def effect(self, like: RunSimilarity, constants: CalibratedConstants) -> RunEffect:
         """Returns the calibration's effect on the prediction of a run with these properties."""
         return _effect(self.runs, like, constants)
 
@@ -98,7 +98,7 @@ class Calibration:
         for machine in {run.like.machine for run in self.runs}:
             works = {run.like.work for run in self.runs if run.like.model == model}
             for work in (*works, ()):
-                factors.append(self.effect(RunLikeness(machine, model, work), constants).factor)
+                factors.append(self.effect(RunSimilarity(machine, model, work), constants).factor)
         return min(factors)
 
     def document(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Calibration:
 
 def _own_run(entry: Mapping[str, Any]) -> OwnRun:
     device, software = entry["machine"]
-    like = RunLikeness((device, software), Transformer(**entry["model"]), tuple(entry["work"]))
+    like = RunSimilarity((device, software), Transformer(**entry["model"]), tuple(entry["work"]))
     times = (entry["measured_s"], entry["predicted_s"])
     if not all(isinstance(each, (int, float)) and each > 0 for each in times):
         raise ValueError(f"expected positive seconds, found {times}")
@@ -179,7 +179,7 @@ def _with_links(
 
 @lru_cache(maxsize=4096)
 def _effect(
-    own: tuple[OwnRun, ...], like: RunLikeness, constants: CalibratedConstants
+    own: tuple[OwnRun, ...], like: RunSimilarity, constants: CalibratedConstants
 ) -> RunEffect:
     runs = [run for run in own if run.like.machine == like.machine]
     if not runs:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.constants.run_likeness import RunLikeness, likeness
+from unisono.planner.constants.run_similarity import RunSimilarity, similarity
 from unisono.planner.prediction import predict
 from unisono.planner.validation.ground_truth import MeasuredRun
 
@@ -22,7 +22,7 @@ _LIMIT = 3.0
 
 class _RunError(NamedTuple):
     run: MeasuredRun
-    like: RunLikeness
+    like: RunSimilarity
     error: float
 
 
@@ -52,7 +52,7 @@ def _errors(runs: Sequence[MeasuredRun], constants: CalibratedConstants) -> list
     for run in runs[:: -(-len(runs) // _LARGEST)]:
         step = predict(run.model, run.cluster, run.layout, run.job, constants=constants)
         error = float(np.log(run.measured_s / step.step_s)) / step.deviation
-        like = likeness(run.model, run.cluster, run.layout, run.job)
+        like = similarity(run.model, run.cluster, run.layout, run.job)
         found.append(_RunError(run, like, float(np.clip(error, -_LIMIT, _LIMIT))))
     return found
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.constants.own_calibration import Calibration, OwnRun
-from unisono.planner.constants.run_likeness import RunLikeness, likeness
+from unisono.planner.constants.run_similarity import RunSimilarity, similarity
 from unisono.planner.prediction import QUANTILE_90, Prediction
 from unisono.planner.validation.ground_truth import MeasuredRun
 
@@ -26,7 +26,7 @@ class OneRunErrors(NamedTuple):
 
 class _Blind(NamedTuple):
     run: MeasuredRun
-    like: RunLikeness
+    like: RunSimilarity
     predicted: Prediction
 
 
@@ -43,7 +43,7 @@ def one_run_errors(
     """
     errors, inside = [], []
     known = [
-        _Blind(run, likeness(run.model, run.cluster, step.layout, step.job), step)
+        _Blind(run, similarity(run.model, run.cluster, step.layout, step.job), step)
         for run, step in zip(runs, blind, strict=True)
     ]
     for source in dict.fromkeys(run.source for run in runs):

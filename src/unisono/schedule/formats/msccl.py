@@ -11,7 +11,7 @@ from unisono.errors import ScheduleError
 from unisono.schedule.collective import Collective
 from unisono.schedule.formats.buffers import Buffer, Buffers, Cell, operation, pieces
 from unisono.schedule.formats.msccl_file import MscclBlock, MscclStep, Program, parse
-from unisono.schedule.formats.rounds import to_schedule
+from unisono.schedule.formats.round_assignment import to_schedule
 from unisono.schedule.formats.symbolic_machine import Clock, SymbolicMachine, Thread, Value, run
 from unisono.schedule.schedule import Schedule
 

@@ -18,7 +18,7 @@ from unisono.schedule.formats.mscclpp_file import (
     Range,
     parse,
 )
-from unisono.schedule.formats.rounds import to_schedule
+from unisono.schedule.formats.round_assignment import to_schedule
 from unisono.schedule.formats.symbolic_machine import Clock, SymbolicMachine, Thread, Value, run
 from unisono.schedule.schedule import Schedule
 

@@ -12,7 +12,7 @@ from unisono.communicator import Communicator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberStanding:
+class MemberState:
     """The state of one rank, a member, when a group forms."""
 
     number: int
@@ -33,27 +33,27 @@ class MemberStanding:
     """Settings that must be equal on all ranks."""
 
 
-def exchange_standings(comm: Communicator, mine: MemberStanding) -> list[MemberStanding]:
+def exchange_states(comm: Communicator, mine: MemberState) -> list[MemberState]:
     """Returns the states of all ranks, in rank order. Collective."""
     text = np.frombuffer(json.dumps(asdict(mine)).encode(), np.uint8)
     counts = comm.all_gather(np.array([text.size])).tolist()
     joined = comm.all_gather_v(text, counts=counts)
     ends = np.cumsum(counts)[:-1]
-    return [_standing(part.tobytes()) for part in np.split(joined, ends)]
+    return [_state_of(part.tobytes()) for part in np.split(joined, ends)]
 
 
-def _standing(text: bytes) -> MemberStanding:
+def _state_of(text: bytes) -> MemberState:
     fields = json.loads(text)
     fields["shards"] = tuple(fields["shards"])
     fields["snapshots"] = tuple(fields["snapshots"])
-    return MemberStanding(**fields)
+    return MemberState(**fields)
 
 
-def require_equal_settings(standings: Sequence[MemberStanding]) -> None:
+def require_equal_settings(states: Sequence[MemberState]) -> None:
     """Raises `ValueError` on all ranks if a setting of some rank differs from that of rank 0."""
-    first = standings[0].settings
-    for rank, standing in enumerate(standings):
-        for name, value in standing.settings.items():
+    first = states[0].settings
+    for rank, member_state in enumerate(states):
+        for name, value in member_state.settings.items():
             if value != first[name]:
                 raise ValueError(
                     f"{name}: expected the same value on all ranks, found {first[name]} on rank 0 "

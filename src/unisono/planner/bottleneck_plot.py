@@ -14,7 +14,7 @@ _WAITS = ("bubble", "straggler")
 _MOST_LAYOUTS = 12
 
 
-def save_walls_plot(
+def save_bottleneck_plot(
     predictions: Sequence[Prediction], path: str | Path, *, title: str = ""
 ) -> None:
     """Writes four panels about the first prediction, as a PNG or SVG.

@@ -11,7 +11,7 @@ from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 
 
-class RunLikeness(NamedTuple):
+class RunSimilarity(NamedTuple):
     """Properties of a run: device and software, model, and work of each device.
 
     Runs that differ only in data parallelism and batch have the same work.
@@ -21,7 +21,7 @@ class RunLikeness(NamedTuple):
     model: Transformer
     work: tuple[object, ...]
 
-    def shared(self, other: RunLikeness, shares: Mapping[str, float]) -> float:
+    def shared(self, other: RunSimilarity, shares: Mapping[str, float]) -> float:
         """Returns the correlation of the errors of two runs."""
         if self.machine != other.machine:
             return 0.0
@@ -31,19 +31,21 @@ class RunLikeness(NamedTuple):
         return shares["machine"] + shares["model"] + more
 
 
-def likeness(model: Transformer, cluster: Cluster, layout: Layout, job: Workload) -> RunLikeness:
+def similarity(
+    model: Transformer, cluster: Cluster, layout: Layout, job: Workload
+) -> RunSimilarity:
     """Returns the properties of a run.
 
     >>> from unisono.planner import Cluster, Layout, Transformer, Workload
     >>> gpt = Transformer(layers=2, hidden=8, heads=2, vocab=10)
-    >>> def run(devices: int, tp: int, seq: int) -> RunLikeness:
+    >>> def run(devices: int, tp: int, seq: int) -> RunSimilarity:
     ...     layout = Layout(dp=devices // tp, tp=tp)
     ...     job = Workload(seq=seq, global_batch=8, micro_batch=1, recompute="none")
-    ...     return likeness(gpt, Cluster(device="a100", devices=devices), layout, job)
+    ...     return similarity(gpt, Cluster(device="a100", devices=devices), layout, job)
     >>> run(4, 1, 64) == run(8, 1, 64), run(4, 1, 64).work == run(4, 2, 64).work
     (True, False)
     """
-    return RunLikeness(
+    return RunSimilarity(
         (cluster.kind.name, job.software_of(layout.zero)),
         model,
         (
