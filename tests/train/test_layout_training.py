@@ -77,3 +77,24 @@ def test_what_cannot_be_is_refused_with_what_works() -> None:
         train(a_run("digits", "tp=4,tensor=2d"))
     with pytest.raises(ValueError, match="there are 4 ranks; dp = 2 uses 4"):
         a_run("text", "tp=2", ranks=4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "microbatches"), [("dp=2,zero=3", 1), ("pp=2", 2), ("pp=2,vpp=2,schedule=zbv", 4)]
+)
+def test_a_forecast_changes_no_training(layout: str, microbatches: int) -> None:
+    changes = {"batch": 8, "microbatches": microbatches}
+    run = a_run("text", layout, **changes)
+    found = train(replace(run, predicts=True))
+    assert found["losses"] == train(run)["losses"]
+    predicted = found["predicted"]
+    parts = predicted["step_parts"]
+    assert set(parts) == {"layers_s", "ends_s", "bubble_s", "update_s"}
+    assert sum(parts.values()) == pytest.approx(predicted["step_s"])
+    assert parts["layers_s"] > 0
+    assert ("pp=2" in layout) == (parts["update_s"] > 0)
+
+
+def test_a_forecast_of_a_model_without_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--predict: expected a model of equal layers .* digits$"):
+        train(a_run("digits", "dp=2", predicts=True))

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from unisono.train import text  # noqa: E402
+from unisono.train import text_task as text  # noqa: E402
 from unisono.train.digits_task import Digits  # noqa: E402
 from unisono.train.task import Task  # noqa: E402
 from unisono.train.text_task import TextTask  # noqa: E402

@@ -69,6 +69,10 @@ class LayoutOptions:
         Path | None,
         typer.Option(help="Draw the passes of the last step, predicted and measured: PNG or SVG."),
     ] = None
+    predict: Annotated[
+        bool,
+        typer.Option("--predict", help="Profile the model first, and predict the time of a step."),
+    ] = False
     save: Annotated[
         Path | None, typer.Option(help="Write a checkpoint to this folder at the end.")
     ] = None
@@ -110,6 +114,7 @@ LAYOUT_ONLY = (
     "dropout",
     "clip",
     "schedule_plot",
+    "predict",
     "save",
     "load",
 )

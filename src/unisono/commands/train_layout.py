@@ -94,6 +94,7 @@ def train_one_layout(
             capacity_factor=capacity_factor,
             placement=placement,
             tells_passes=options.schedule_plot is not None,
+            predicts=options.predict,
             save=str(options.save.resolve()) if options.save else None,
             load=str(options.load.resolve()) if options.load else None,
         )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from unisono.parallel.data_parallelism.distributed_optimizer import DistributedOptimizer
     from unisono.parallel.data_parallelism.local_sgd import LocalSGD
     from unisono.parallel.data_parallelism.sharded_optimizer import ShardedOptimizer
+    from unisono.parallel.forecast import RunBuilder, StepForecast, forecast_step
     from unisono.parallel.layers import CrossEntropy, TransformerModel, draw_weights
     from unisono.parallel.module_shape import model_shape
     from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
@@ -57,6 +58,7 @@ __getattr__ = lazy_names(
         "unisono.parallel.data_parallelism.diloco": ["DiLoCo", "nesterov_sgd"],
         "unisono.parallel.data_parallelism.distributed_optimizer": ["DistributedOptimizer"],
         "unisono.parallel.compression.int8_codec": ["Int8"],
+        "unisono.parallel.forecast": ["RunBuilder", "StepForecast", "forecast_step"],
         "unisono.parallel.layers": ["CrossEntropy", "TransformerModel", "draw_weights"],
         "unisono.parallel.data_parallelism.local_sgd": ["LocalSGD"],
         "unisono.parallel.module_shape": ["model_shape"],
@@ -105,8 +107,10 @@ __all__ = [
     "PlacedTable",
     "PowerSGD",
     "RankGrid",
+    "RunBuilder",
     "RunReport",
     "ShardedOptimizer",
+    "StepForecast",
     "TablePlacement",
     "TableShape",
     "TopK",
@@ -114,6 +118,7 @@ __all__ = [
     "TransformerModel",
     "data_parallel",
     "draw_weights",
+    "forecast_step",
     "model_shape",
     "nesterov_sgd",
     "parallelize",

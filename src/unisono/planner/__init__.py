@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from unisono.planner.memory.zero_states import StateBytes, state_bytes
     from unisono.planner.pipeline.pipeline_bubble import bubble_share
     from unisono.planner.pipeline.pipeline_run import PipelineRun, run_schedule, stage_tasks
+    from unisono.planner.pipeline.shared_cores import shared_makespan_s
     from unisono.planner.pipeline.task_plot import save_task_plot
     from unisono.planner.pipeline.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
     from unisono.planner.prediction import Prediction, predict
@@ -145,6 +146,7 @@ _NAMES = {
     "prediction": ("Prediction", "predict"),
     "inputs.layer_division": ("stage_layers",),
     "memory.zero_states": ("StateBytes", "state_bytes"),
+    "pipeline.shared_cores": ("shared_makespan_s",),
     "pipeline.task_plot": ("save_task_plot",),
     "pipeline.task_run": ("StageTask", "TaskGroup", "TaskRun", "TaskSpan", "run_tasks"),
     "step_times.time_tree": ("TimeNode",),
@@ -242,6 +244,7 @@ __all__ = [
     "scaling_curve",
     "search",
     "sensitivity",
+    "shared_makespan_s",
     "smaller_clusters",
     "smallest_change",
     "stage_layers",

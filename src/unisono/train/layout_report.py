@@ -67,12 +67,24 @@ def tables_table(result: Mapping[str, Any]) -> Table:
 def time_line(result: Mapping[str, Any]) -> str:
     """Returns the time of a step and the bubble of a pipeline, in one line."""
     text = f"step {result['step_s'] * 1e3:.1f} ms"
+    if "step_s" in result["predicted"]:
+        text += f", {_forecast(result['predicted'])}"
     if result["layout"]["pp"] == 1:
         return text
     return (
         f"{text}; bubble {result['bubble']:.1%} measured, {result['predicted']['bubble']:.1%} "
         "predicted for equal stages on cores of their own"
     )
+
+
+def _forecast(predicted: Mapping[str, Any]) -> str:
+    """Returns the predicted time of a step and its parts."""
+    sums = " + ".join(
+        f"{name.removesuffix('_s')} {seconds * 1e3:.1f}"
+        for name, seconds in predicted["step_parts"].items()
+        if seconds
+    )
+    return f"predicted {predicted['step_s'] * 1e3:.1f} ms = {sums}"
 
 
 def save_passes_plot(passes: Mapping[str, Any], path: Path) -> None:

@@ -45,6 +45,8 @@ class LayoutRun:
     """Kind of the division of embedding tables over the ranks of `dp`, or "auto"."""
     tells_passes: bool = False
     """True if the result contains the passes of the last step, measured and predicted."""
+    predicts: bool = False
+    """The result also has the forecast time of a step, made before the training."""
     save: str | None = None
     """Folder for a checkpoint at the end of the run."""
     load: str | None = None

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from unisono.parallel import DLRM, ParallelRun, RunReport, parallelize
+from unisono.parallel import DLRM, ParallelRun, RunReport
 from unisono.train import events
+from unisono.train.layout_forecast import divided, forecast
 from unisono.train.layout_settings import LayoutRun
 from unisono.train.layout_tasks import build_task
 from unisono.train.training_loop import Emit
@@ -26,16 +27,10 @@ def train_layout(run: LayoutRun, emit: Emit) -> None:
     """
     torch.set_num_threads(1)
     torch.set_default_dtype(getattr(torch, run.dtype))
+    predicted = forecast(run) if run.predicts else {}
     task = build_task(run)
     parameters = sum(each.numel() for each in task.model.parameters())
-    trained = parallelize(
-        task.model,
-        run.layout,
-        loss=task.loss,
-        optimizer=task.optimizer,
-        microbatches=run.microbatches,
-        clip=run.clip,
-    )
+    trained = divided(run, task)
     first = 0
     if run.load is not None:
         trained.load(Path(run.load))
@@ -49,10 +44,10 @@ def train_layout(run: LayoutRun, emit: Emit) -> None:
     if run.save is not None:
         trained.save(Path(run.save))
     result = {"parameters": parameters, "losses": losses, "grad_norms": norms}
-    emit(events.LayoutFinished(result=result | _figures(run, trained)))
+    emit(events.LayoutFinished(result=result | _figures(run, trained, predicted)))
 
 
-def _figures(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
+def _figures(run: LayoutRun, trained: ParallelRun, predicted: dict[str, Any]) -> dict[str, Any]:
     report: RunReport = trained.report()
     peaks: list[Any] = [None] * dist.get_world_size()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBIBYTE
@@ -70,6 +65,7 @@ def _figures(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
             "bytes_sent": _lists(report.predicted.bytes_sent),
             "memory": _lists(report.predicted.memory),
             "bubble": report.predicted.bubble,
+            **predicted,
         },
     }
 

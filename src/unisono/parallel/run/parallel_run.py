@@ -108,15 +108,23 @@ class ParallelRun:
             module.auxiliary_scale = 1 / len(inputs)
         for each in self.sets:
             each.zero_gradients()
-        losses = self._passes(part)
+        total = self.update(self._passes(part))
+        self.steps += 1
+        self.step_s.append(time.perf_counter() - start_s)
+        return total
+
+    def update(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Sums the gradients of all ranks, clips them, and updates the weights. Collective.
+
+        `losses`: this rank's losses of the microbatches. Returns their sum over all ranks. `step`
+        calls this method after the backward passes.
+        """
         for each in self.sets:
             each.reduce()
         total = self._finish(losses)
         self.optimizer.step()
         for each in self.sets:
             each.gather()
-        self.steps += 1
-        self.step_s.append(time.perf_counter() - start_s)
         return total
 
     def save(self, folder: Path) -> None:
@@ -143,7 +151,7 @@ class ParallelRun:
         """
         self._require_step("report")
         mesh = self.mesh
-        tasks = self._pipeline.tasks() if self._pipeline is not None else []
+        tasks = self.tasks()
         sent = mesh.bytes_sent()
         figures = {
             "pipeline": mesh.ranks("pp"),
@@ -160,6 +168,10 @@ class ParallelRun:
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, figures)
         return make_report(mesh.layout, found)
+
+    def tasks(self) -> list[list[TaskGroup]]:
+        """Returns the passes of each rank of a pipeline, in order; empty without a pipeline."""
+        return self._pipeline.tasks() if self._pipeline is not None else []
 
     def passes(self) -> dict[str, TaskRun]:
         """Returns the passes of rank 0's pipeline in the last step, measured and predicted.

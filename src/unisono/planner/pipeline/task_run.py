@@ -79,7 +79,7 @@ def run_tasks(
         before = len(ends)
         for rank, groups in enumerate(waiting):
             while groups:
-                begin_s = _ready_s(groups[0], rank, stages, ends, send_s)
+                begin_s = ready_s(groups[0], rank, stages, ends, send_s)
                 if begin_s is None:
                     break
                 begin_s = max(spans[rank][-1].end_s if spans[rank] else 0.0, begin_s)
@@ -93,7 +93,7 @@ def run_tasks(
     return TaskRun(spans=tuple(map(tuple, spans)))
 
 
-def _ready_s(
+def ready_s(
     group: TaskGroup,
     rank: int,
     stages: int,

@@ -1,0 +1,217 @@
+"""A forecast of the time of a training step, from a profile of one and of two layers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+
+from unisono.native import usable_cores
+from unisono.parallel.run import ParallelRun
+from unisono.parallel.run.model_stages import stage_count
+from unisono.planner import Layout, StageTask, shared_makespan_s
+
+_WARM_UP, _BLOCKS, _STEPS = 3, 5, 5
+
+RunBuilder = Callable[[int, Layout, int], ParallelRun]
+"""Builds the run of a model with a number of layers, a layout, and a number of microbatches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepForecast:
+    """Seconds of a step, forecast before the step runs: the sum of its parts."""
+
+    layers_s: float
+    """Forward and backward passes of a rank's layers, with their exchanges."""
+    ends_s: float
+    """Embedding, output and loss, and what a step does once."""
+    bubble_s: float
+    """Waits of a pipeline: for other stages, for a core, and for the schedule's own code."""
+    update_s: float
+    """Sum of gradients, clipping and optimizer in a pipeline. Otherwise `layers_s` and `ends_s`
+    contain these times."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the whole step."""
+        return self.layers_s + self.ends_s + self.bubble_s + self.update_s
+
+
+def forecast_step(
+    build: RunBuilder,
+    layout: Layout,
+    *,
+    layers: int,
+    microbatches: int,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> StepForecast:
+    """Returns the forecast of a step on a batch, the same on all ranks. Collective.
+
+    The profile trains the model with one layer and with two layers, in turns. The difference is the
+    time of a layer, so a model of any depth follows. `build` makes the runs; they are closed
+    afterwards. With a pipeline, all ranks profile as one stage, and the schedule then runs with
+    the times of its stages, where ranks share the cores of the machine.
+    """
+    if layout.pp == 1:
+        one, two = _step_times(build, layout, microbatches, inputs, targets)
+        return StepForecast(
+            layers_s=layers * (two - one), ends_s=2 * one - two, bubble_s=0.0, update_s=0.0
+        )
+    return _pipeline_forecast(build, layout, layers, microbatches, inputs, targets)
+
+
+def _step_times(
+    build: RunBuilder,
+    layout: Layout,
+    microbatches: int,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> tuple[float, float]:
+    """Returns the seconds of a step with one layer and with two layers."""
+    runs = [build(layers, layout, microbatches) for layers in (1, 2)]
+    for _ in range(_WARM_UP + _BLOCKS * _STEPS):
+        for run in runs:
+            run.step(inputs, targets)
+    one, two = (_undisturbed_s(run.step_s[_WARM_UP:]) for run in runs)
+    for run in runs:
+        run.mesh.close()
+    return one, two
+
+
+class _PassTimes(NamedTuple):
+    """Seconds of a forward and of a backward pass of a microbatch."""
+
+    forward_s: float
+    backward_s: float
+
+
+def _pass_times(
+    build: RunBuilder,
+    layout: Layout,
+    microbatches: int,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> tuple[_PassTimes, _PassTimes]:
+    """Returns the times of a pass through a layer, and through embedding, output and loss."""
+    runs = [build(layers, layout, microbatches) for layers in (1, 2)]
+    wholes: tuple[list[float], list[float]] = ([], [])
+    forward: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(_WARM_UP + _BLOCKS * _STEPS):
+        for index, run in enumerate(runs):
+            run.step(inputs, targets)
+            if repeat >= _WARM_UP:
+                begin_s, end_s = run.clock.span
+                wholes[index].append((end_s - begin_s) / microbatches)
+                forward[index].append(_forward_share(run))
+    one, two = (_undisturbed_s(times) for times in wholes)
+    shares = [_mean(median(each)) for each in forward]
+    for run in runs:
+        run.mesh.close()
+    layer_s, ends_s = two - one, max(2 * one - two, 0.0)
+    layer_forward_s = min(max(two * shares[1] - one * shares[0], 0.0), layer_s)
+    ends_forward_s = min(max(one * shares[0] - layer_forward_s, 0.0), ends_s)
+    return (
+        _PassTimes(layer_forward_s, layer_s - layer_forward_s),
+        _PassTimes(ends_forward_s, ends_s - ends_forward_s),
+    )
+
+
+def _forward_share(run: ParallelRun) -> float:
+    """Returns the share of forward passes in the time of all passes of the last step."""
+    times = {"F": 0.0, "B": 0.0}
+    for task, begin_s, end_s in run.clock.spans:
+        times[task.kind] += end_s - begin_s
+    return times["F"] / (times["F"] + times["B"])
+
+
+def _pipeline_forecast(
+    build: RunBuilder,
+    layout: Layout,
+    layers: int,
+    microbatches: int,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> StepForecast:
+    flat = replace(layout, pp=1, vpp=1, schedule="1f1b", dp=layout.dp * layout.pp)
+    rows = len(inputs) // layout.dp * flat.dp  # so that a rank's microbatch keeps its size
+    take = torch.arange(rows) % len(inputs)
+    layer, ends = _pass_times(build, flat, microbatches, inputs[take], targets[take])
+    # The profile ran while all ranks computed; in a pipeline fewer ranks compute at a time.
+    crowd = max(1.0, dist.get_world_size() / usable_cores())
+
+    def simulated_s(probe: ParallelRun) -> float:
+        stages = _stage_layers(probe)
+
+        def seconds(task: StageTask) -> float:
+            part = 0 if task.kind == "F" else 1
+            found_s = stages[task.stage] * layer[part]
+            if task.stage == len(stages) - 1:
+                found_s += ends[part]
+            return found_s * (0.5 if task.kind in ("I", "W") else 1.0) / crowd
+
+        return shared_makespan_s(probe.tasks(), seconds, cores=layout.pp / crowd)
+
+    least = build(stage_count(layout), layout, microbatches)
+    for _ in range(_WARM_UP + _BLOCKS * _STEPS):
+        least.step(inputs, targets)
+    least_s = _undisturbed_s(least.step_s[_WARM_UP:]) - _undisturbed_s(_update_times(least))
+    factor = least_s / simulated_s(least)
+    least.mesh.close()
+    probe = build(layers, layout, microbatches)
+    probe.step(inputs, targets)
+    update_s = _undisturbed_s(_update_times(probe))
+    passes_s = simulated_s(probe) * factor
+    probe.mesh.close()
+    layers_s = microbatches * layers / layout.pp * sum(layer) / crowd
+    ends_s = microbatches / layout.pp * sum(ends) / crowd
+    return StepForecast(
+        layers_s=layers_s,
+        ends_s=ends_s,
+        bubble_s=passes_s - layers_s - ends_s,
+        update_s=update_s,
+    )
+
+
+def _stage_layers(probe: ParallelRun) -> list[int]:
+    """Returns the number of layers of each stage of the pipeline. Collective."""
+    own: Mapping[int, int] = {
+        number: sum(name.startswith("layer") for name, _ in stage.named_children())
+        for number, stage in probe.stages
+    }
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    merged = {number: count for each in found for number, count in each.items()}
+    return [merged[number] for number in sorted(merged)]
+
+
+def _update_times(probe: ParallelRun) -> list[float]:
+    """Returns the seconds of updates, with the gradients of the last step. Collective."""
+    found = []
+    for _ in range(_BLOCKS * _STEPS):
+        dist.barrier()
+        begin_s = time.perf_counter()
+        probe.update([])
+        found.append(time.perf_counter() - begin_s)
+    return found
+
+
+def _undisturbed_s(times: Sequence[float]) -> float:
+    """Returns the smallest median of `_BLOCKS` blocks of times, averaged over ranks. Collective.
+
+    Other programs disturb a shared machine for seconds at a time, but seldom all blocks.
+    """
+    size = len(times) // _BLOCKS
+    return _mean(min(median(times[i * size : (i + 1) * size]) for i in range(_BLOCKS)))
+
+
+def _mean(value: float) -> float:
+    """Returns the mean over all ranks. Collective."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return fmean(found)
