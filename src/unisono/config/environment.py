@@ -53,13 +53,14 @@ class Settings:
     algorithm: str = ""
     """Algorithms by operation, such as all_reduce=ring;broadcast=chain."""
     tuned: str = ""
-    """Path of the selection file that is tuned for this machine. The file may not exist."""
+    """Path of the selection file that `unisono tune` writes for this machine. The file may not
+    exist."""
     job_secret: str | None = field(default=None, repr=False)
     job_secret_file: str | None = None
     ports: range | None = None
     """Ports on which to listen for other hosts. None: any port."""
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
-    """Seconds for which another host may be silent."""
+    """Seconds for which another host may be silent while a rank waits for it."""
     interface: str = ""
     """Interfaces for connections to other hosts, in NCCL's syntax. Empty: all interfaces that reach
     other hosts."""
@@ -75,7 +76,8 @@ class Settings:
     streams: int = 1
     """Number of connections over each interface to each peer on another host."""
     tls: str = "off"
-    """Protection of the data between hosts: off, psk (TLS by the job's secret) or certificates."""
+    """Protection of the data between hosts: off, psk (TLS with keys from the job's secret) or
+    certificates."""
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -257,8 +259,8 @@ def cpu_model() -> str:
 def launched_rank(environ: Mapping[str, str] = os.environ) -> World:
     """Returns the rank, the number of ranks and the rendezvous that the launcher set.
 
-    Raises `RendezvousError` if no launcher is recognised, or if the launcher names no rendezvous
-    for ranks of several hosts.
+    Raises `RendezvousError` if no launcher is recognised, or if the ranks are on several hosts and
+    the launcher does not tell them where to meet.
 
     >>> launched_rank({"UNISONO_RANK": "1", "UNISONO_SIZE": "2", "UNISONO_RENDEZVOUS": "doc"})
     LaunchedRank(rank=1, size=2, rendezvous='doc')
@@ -267,18 +269,20 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> World:
 
 
 def export(found: World, environ: os._Environ[str] = os.environ) -> None:
-    """Sets the variables by which a child process finds its world."""
+    """Sets the variables from which a child process reads its rank, the number of ranks and the
+    rendezvous.
+    """
     environ["UNISONO_RANK"] = str(found.rank)
     environ["UNISONO_SIZE"] = str(found.size)
     environ["UNISONO_RENDEZVOUS"] = found.rendezvous
 
 
 def export_to_torch(found: World, port: int, environ: os._Environ[str] = os.environ) -> None:
-    """Sets the variables by which torch finds a world whose ranks are all on this host. Rank 0's
-    store listens on `port`.
+    """Sets the variables that torch.distributed reads (RANK, WORLD_SIZE and others), for ranks that
+    are all on this host. Rank 0's store listens on `port`.
     """
     for name in [name for name in environ if name.startswith("TORCHELASTIC_")]:
-        del environ[name]  # from a torchrun that started this program and has another store
+        del environ[name]  # of a torchrun that started this program, for its own store
     environ["RANK"] = environ["LOCAL_RANK"] = str(found.rank)
     environ["WORLD_SIZE"] = environ["LOCAL_WORLD_SIZE"] = str(found.size)
     environ["MASTER_ADDR"] = "127.0.0.1"

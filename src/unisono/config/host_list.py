@@ -23,7 +23,7 @@ class _Numbers:
         return (f"{n:0{self.width}}" for n in range(self.first, self.last + 1))
 
 
-_Piece = Sequence[str | _Numbers]  # the alternatives for one part of a name
+_Piece = Sequence[str | _Numbers]  # the possible texts of one section of a host name
 
 
 def hosts(text: str) -> Iterator[str]:
@@ -55,7 +55,9 @@ def _numbers(text: str) -> _Numbers:
 
 
 def _names(pattern: Sequence[_Piece]) -> Iterator[str]:
-    """Yields the names of all combinations of alternatives. The last part changes fastest."""
+    """Yields a host name for each combination of the sections' possible texts. The last section
+    changes fastest.
+    """
     if not pattern:
         yield ""
         return

@@ -23,7 +23,7 @@ MPI = "mpi:"
 DERIVED_PORTS = range(61440, 65536)
 """Ports of a rendezvous for which the launcher names only the host."""
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of Linux: process, user and group number
 _MPIEXEC = re.compile(r"prte(?:run)?-(?P<host>.+)-(?P<pid>\d+)@\d+")
 
 
@@ -128,7 +128,8 @@ def _open_mpi(environ: Mapping[str, str]) -> _Launch | None:
     mpiexec = _MPIEXEC.fullmatch(job)
 
     def place() -> str | None:
-        # Slurm's variables name the ranks' hosts. The job's name contains only mpiexec's host.
+        # Slurm's variables name the hosts of the ranks. Without Slurm, only mpiexec's own host is
+        # known, from the job's name.
         pid = int(mpiexec["pid"]) if mpiexec else 0
         first = _first_host_of_slurm(environ) or (mpiexec and mpiexec["host"])
         return f"{TCP}{_netloc(first, _port(pid, 0))}/{job}" if first else None
@@ -161,18 +162,19 @@ def _mpich(environ: Mapping[str, str]) -> _Launch | None:
 
 
 def _hydra_proxy(environ: Mapping[str, str]) -> int:
-    """Returns the number of the process that started this host's ranks, which identifies the job.
+    """Returns the process number (pid) of the launcher that started this host's ranks. It serves as
+    the name of the job.
 
-    Hydra, the launcher of MPICH, has no job name. The process is the parent, unless a shell script
-    runs between them. The process also created the socket through which each rank talks to it, and
-    the kernel reports a socket's creator.
+    Hydra, the launcher of MPICH, has no job name. The launcher is the parent process, unless a
+    shell script runs in between. The launcher also created the socket through which each rank talks
+    to it, and the kernel reports a socket's creator.
     """
     with contextlib.suppress(KeyError, ValueError, OSError):
         connection = socket.socket(fileno=int(environ["PMI_FD"]))
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         finally:
-            connection.detach()  # MPI still uses the socket
+            connection.detach()  # without closing the socket, which MPI still uses
         pid = int(_CREDENTIALS.unpack(raw)[0])
         if pid > 0:
             return pid
@@ -195,7 +197,9 @@ def _slurm(environ: Mapping[str, str]) -> _Launch | None:
 
 
 def _in_slurm(environ: Mapping[str, str], name: str, step: int) -> str | None:
-    """Returns the rendezvous of a step of a Slurm job. Rank 0 is on the step's first host."""
+    """Returns the rendezvous of a step (one srun) of a Slurm job, on the step's first host, where
+    rank 0 runs. Returns None if Slurm's variables name no host.
+    """
     first = _first_host_of_slurm(environ)
     if first is None:
         return None

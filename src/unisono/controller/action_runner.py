@@ -1,4 +1,6 @@
-"""Executes the actions of the agreement: runs collectives and follows frozen plans."""
+"""Executes the actions that the ranks have agreed on: runs collectives, and follows frozen plans
+(collectives in a fixed order, repeated in each step).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Counters:
 
 
 class ActionRunner:
-    """Executes all actions except `Send`. The lock `changed` protects the attributes."""
+    """Executes all actions except `Send`, which the loop executes. The lock `changed` protects the
+    attributes.
+    """
 
     def __init__(
         self,
@@ -59,9 +63,9 @@ class ActionRunner:
         stall_warning_s: float,
         on_left: Callable[[int], None],
     ) -> None:
-        """`open_handles` maps each name to its last handle. `planned` submits tensors without the
-        lock while it follows a plan. `on_left` is called with a rank that has closed its
-        controller.
+        """`open_handles` maps each tensor's name to its most recent handle. `planned` submits
+        tensors without the lock while it follows a plan. `on_left` is called with a rank that has
+        closed its controller.
         """
         self.counters = Counters()
         self.open = open_handles
@@ -70,9 +74,9 @@ class ActionRunner:
         self.joined = JoinedTensors()
         self.last_joined: int | None = None
         self.stalls: tuple[m.Stalled, ...] = ()
-        """The last answer of rank 0."""
+        """The waiting tensors in the most recent answer of rank 0."""
         self.answers = 0
-        """Number of answers so far."""
+        """Number of rank 0's answers about waiting tensors so far."""
         self.fusion_report: FusionReport | None = None
         self._changed = changed
         self._transfer = transfer
@@ -106,7 +110,7 @@ class ActionRunner:
                 self._on_left(action.rank)
         return ()
 
-    # ---- tensors that all ranks have
+    # ---- tensors that all ranks have submitted
 
     def _launch(self, run: m.Run) -> None:
         with self._changed:
@@ -142,7 +146,7 @@ class ActionRunner:
             with self._changed:
                 self._changed.notify_all()
 
-    # ---- plans
+    # ---- frozen plans
 
     def _adopt(self, adopt: Adopt) -> Sequence[Event]:
         with self._changed:
@@ -150,7 +154,7 @@ class ActionRunner:
             self._planned.leave()
             finished = self.plan
             self.plan = self._plan_of(adopt)
-            if finished is not None:  # the program may already submit tensors of the next pass
+            if finished is not None:  # it may hold tensors submitted after its last pass
                 for handle in finished.unlaunched():
                     self.plan.add(self.plan.tensors[handle.name], handle)
             return self._enter_plan(adopt.carried)
@@ -166,9 +170,10 @@ class ActionRunner:
             self._planned.leave()
             for name in names:
                 plan.add(plan.tensors[name], self.open[name])
-            if not (plan.stopped or isinstance(plan, TrialPlan)):  # a trial measures submissions
+            # A trial records the time of each submission, which happens only with the lock.
+            if not (plan.stopped or isinstance(plan, TrialPlan)):
                 self._planned.follow(plan.tensors.values())
-            self._changed.notify_all()  # threads that wait for a bucket check it again
+            self._changed.notify_all()  # wakes threads that wait for a bucket
             if names and isinstance(plan, TrialPlan) and plan.finished:
                 return [HasFinished(plan.epoch, plan.times())]
             return ()
@@ -207,7 +212,7 @@ class ActionRunner:
         with self._changed:
             self.fusion_report = report
 
-    # ---- answers
+    # ---- answers of rank 0
 
     def _note_joined(self, last: int) -> None:
         with self._changed:

@@ -19,7 +19,9 @@ from unisono.controller.member import Action, Event, Member, Mode, Received, Sen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """State of one rank. Only rank 0 has a coordinator. Immutable: `step` returns a new state."""
+    """State of one rank. Only rank 0 has a coordinator, which decides for all ranks. Immutable:
+    `step` returns a new state.
+    """
 
     size: int
     member: Member
@@ -27,7 +29,7 @@ class State:
 
     @property
     def mode(self) -> Mode:
-        """Current mode of this rank."""
+        """What this rank does at present: negotiate, follow a frozen plan, or leave it."""
         return self.member.mode
 
     @staticmethod
@@ -47,7 +49,7 @@ class State:
 def step(
     state: State, events: Sequence[Event], now_s: float = 0.0
 ) -> tuple[State, tuple[Action, ...]]:
-    """Returns the state after `events`, and the actions that follow, in order.
+    """Returns the state after `events`, and the actions that the rank must then execute, in order.
 
     `now_s` is the time of the events in seconds, from any starting point.
 
@@ -68,7 +70,7 @@ def step(
 
 
 class _Turn:
-    """One call of `step`."""
+    """One call of `step`: the state that events change, and the resulting actions."""
 
     def __init__(
         self, size: int, member: Member, coordinator: Coordinator | None, now_s: float

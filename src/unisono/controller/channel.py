@@ -13,7 +13,7 @@ from unisono.communicator import Communicator, Work, wait_for_message
 from unisono.controller.messages import Message, decode, encode
 from unisono.errors import CommunicationError
 
-_MESSAGES, _WAKE = 1, 2  # message tags
+_MESSAGES, _WAKE = 1, 2  # tags of the ranks' messages, and of the message of `wake`
 _FOREVER_S = 1e9  # an idle controller waits without a timeout
 _SILENCE_S = 1.0
 _IDLE_S = 3600.0
@@ -34,12 +34,13 @@ class Channel:
         comm.timeout_s = _FOREVER_S
 
     def send(self, dst: int, messages: Sequence[Message]) -> None:
-        """Sends messages to another rank. Does not wait for it."""
+        """Sends messages to another rank. Does not wait until that rank receives them."""
         text = np.frombuffer(encode(tuple(messages)), np.uint8)
         self._keep(self._comm.send(text, dst, _MESSAGES, async_op=True))
 
     def receive(self, is_idle: Callable[[], bool]) -> tuple[int, tuple[Message, ...]]:
-        """Waits for messages. Returns the sender and the messages; none if `wake` was called.
+        """Waits for messages. Returns the sender and its messages, or no messages if `wake` was
+        called.
 
         If no message arrives for a second and `is_idle()` is true, the thread sleeps until a
         message arrives.
@@ -67,7 +68,9 @@ class Channel:
             self._keep(self._comm.send(self._nothing, self.rank, _WAKE, async_op=True))
 
     def stop(self) -> None:
-        """Ends the receiving loop. The loop's thread calls this after its last message."""
+        """Ends the receiving loop, after up to a second for messages that are still being sent. The
+        thread of the loop calls this after its last message.
+        """
         self.closed = True
         with suppress(CommunicationError):
             Work.wait_all(self._sent, timeout_s=1.0)

@@ -30,8 +30,8 @@ class ControllerStats:
     tensors_submitted: int
     collectives_run: int
     cache_hits: int
-    """Submitted tensors that a frozen plan contained, so the ranks exchanged no message about
-    them."""
+    """Number of submitted tensors that were part of a frozen plan, so that the ranks exchanged no
+    message about them."""
     bytes: int
     """Bytes of all submitted tensors."""
     plan_changes: int
@@ -80,9 +80,9 @@ class Controller:
         stall_warning_s: float = 10.0,
         transfer: Transfer | None = None,
     ) -> None:
-        """`tune_fusion`: True to search for better buckets. Rank 0's value counts. None means True
-        if neither `fusion_bytes` nor `transfer` is given. Other buckets round sums of three or more
-        ranks differently, except on a `reproducible` communicator.
+        """`tune_fusion`: True to search for better buckets. All ranks use rank 0's value. None
+        means True if neither `fusion_bytes` nor `transfer` is given. Other buckets round sums of
+        three or more ranks differently, except on a `reproducible` communicator.
 
         `transfer` moves the data. None: new communicators of the same ranks.
         """
@@ -144,7 +144,9 @@ class Controller:
         return self._loop.submit(name, x, "reduce_scatter", op, -1, 0)
 
     def all_to_all(self, name: str, x: Array) -> Handle:
-        """Sends share d of `x` to rank d; `wait` returns the shares of all ranks."""
+        """Sends share d of `x` to rank d. `wait` returns the shares that all ranks sent to this
+        rank.
+        """
         return self._loop.submit(name, x, "all_to_all", "sum", -1, 0)
 
     def group(self, names: Sequence[str]) -> None:
@@ -164,16 +166,18 @@ class Controller:
         return self._loop.join(average_over == "all", timeout_s)
 
     def stats(self) -> ControllerStats:
-        """Returns this rank's counts so far."""
+        """Returns the counts of this rank since the controller was created."""
         return ControllerStats(**asdict(self._loop.counters))
 
     def fusion_report(self) -> FusionReport | None:
-        """Returns the last decision of the fusion tuner, or None without a decision."""
+        """Returns the most recent decision on the tensors that share a message (`tune_fusion`), or
+        None before the first decision.
+        """
         return self._loop.fusion_report
 
     def stalls(self) -> tuple[Stalled, ...]:
-        """Returns the waiting tensors, each with its present and missing ranks and its waiting
-        time.
+        """Returns the tensors that wait, each with the ranks that have submitted it, the ranks that
+        have not, and the waiting time.
         """
         return self._loop.ask_stalls()
 
@@ -196,7 +200,9 @@ class Controller:
 
 
 def _compared(comm: Communicator, timeline: TimelineWriter) -> Communicator:
-    """Compares the hosts' clocks if the ranks are on several hosts. Collective. Returns `comm`."""
+    """Compares the clocks of the hosts, if there are several, and notes the result in the timeline.
+    Collective. Returns `comm`.
+    """
     if len(comm.hosts) > 1:
         reading = compare_clocks(comm, time.monotonic_ns, clock_identity())
         if reading is not None:

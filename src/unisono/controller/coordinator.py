@@ -1,9 +1,10 @@
-"""The coordinator on rank 0: tracks the tensors that ranks have, and decides what all ranks do.
+"""The coordinator on rank 0: tracks the tensors that each rank has submitted, and decides what all
+ranks do.
 
-The coordinator records the steps while the ranks negotiate. When consecutive steps have the same
-tensors, it sends a frozen plan, which the ranks then follow without messages. A rank that cannot
-follow the plan asks to leave it. All ranks then leave the plan at the same bucket and negotiate
-again.
+While the ranks negotiate, the coordinator records the tensors of each step (an iteration of the
+program). When consecutive steps have the same tensors, it sends a frozen plan, which the ranks then
+follow without messages. A rank that cannot follow the plan asks to leave it. All ranks then leave
+the plan at the same bucket and negotiate again.
 
 With a tuner, a plan may be a trial of limited length. At the end of a trial, all ranks are at the
 same bucket. They report their measurements and receive the next plan.
@@ -25,14 +26,16 @@ FREEZE_AFTER = 2
 """Steps with the same tensors before the first plan is frozen."""
 
 _MOST_STEPS = 1024
-_LASTING_PASSES = 16  # a plan that ran this many passes was worth freezing
+_LASTING_PASSES = 16  # leaving a plan after fewer passes doubles `freeze_after`
 _ANY_LENGTH = -1
-_SIDE_RUNS = 3  # runs of a tensor outside the plan before the ranks make a plan with this tensor
+_SIDE_RUNS = 3  # how often a tensor outside the plan may run before the ranks leave the plan
 
 
 @dataclass(slots=True, kw_only=True)
 class Coordinator:
-    """Rank 0's state for all ranks. `receive` returns the messages to all ranks, in order."""
+    """Rank 0's record of all ranks. `receive` returns the messages that rank 0 must then send to
+    all ranks, in order.
+    """
 
     size: int
     fusion_bytes: int = DEFAULT_FUSION_BYTES
@@ -41,8 +44,8 @@ class Coordinator:
     frozen: bool = False
     stopping: bool = False
     table: dict[str, dict[int, Request]] = field(default_factory=dict)
-    """Requests for each undecided tensor, by rank. The inner dictionaries are replaced, never
-    changed, so copies of the coordinator may share them."""
+    """For each undecided tensor, the request of each rank that has submitted it. The inner
+    dictionaries are replaced, never changed, so copies of the coordinator may share them."""
     since_s: dict[str, float] = field(default_factory=dict)
     stopped: dict[int, int] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
@@ -52,7 +55,7 @@ class Coordinator:
     """The tensors that have run since the current step began."""
     last_step: dict[str, Request] = field(default_factory=dict)
     phases: dict[str, dict[int, int]] = field(default_factory=dict)
-    """The phase that each rank gave to each tensor of the current step."""
+    """For each tensor of the current step, the phase that each rank gave it (`Request.phase`)."""
     alike: int = 0
     """Number of consecutive steps with the same tensors."""
     side_runs: Counter[str] = field(default_factory=Counter)
@@ -60,9 +63,10 @@ class Coordinator:
     plan_buckets: int = 0
     tuner: FusionTuner | None = None
     finished: dict[int, PassTimes] = field(default_factory=dict)
-    """Measurements of the ranks that have finished the present trial."""
+    """Measurements of the ranks that have finished the current trial (a plan of limited length)."""
     trials: int = 0
-    """Number of trials that all ranks have finished since the ranks last negotiated."""
+    """Number of trials that all ranks have finished since the ranks last negotiated about
+    tensors."""
 
     def copy(self) -> Coordinator:
         """Returns a copy that shares no mutable state."""
@@ -104,7 +108,7 @@ class Coordinator:
                 return [m.Left(source), *(self._resume() if self.stopping else [])]
             case m.AskStalls():
                 return [m.Stalls(self._stalls(now_s))]
-        return []  # a message of an older epoch; the sender announces its tensors again
+        return []  # sent before the plan last changed; the sender announces its tensors again
 
     def _is_current(self, epoch: int) -> bool:
         return epoch == self.epoch and not self.stopping
@@ -112,7 +116,9 @@ class Coordinator:
     # ---- decisions
 
     def _decide(self, names: Iterable[str]) -> list[m.Message]:
-        """Decides on the tensors among `names` that are ready."""
+        """Returns the decisions to run or refuse each tensor of `names` that is ready, and the
+        decision to begin or end a frozen plan, if any.
+        """
         ready = self._ready(names)
         if not ready:
             return []
@@ -137,7 +143,7 @@ class Coordinator:
         return decided
 
     def _runs(self, agreed: dict[str, Request]) -> list[m.Message]:
-        shares: dict[tuple[int, ...], list[Request]] = {}  # by active ranks; one key without joins
+        shares: dict[tuple[int, ...], list[Request]] = {}  # by the ranks that have the tensors
         for name, request in agreed.items():
             shares.setdefault(tuple(sorted(self.table[name])), []).append(request)
         return [
@@ -147,7 +153,8 @@ class Coordinator:
         ]
 
     def _ready(self, names: Iterable[str]) -> list[str]:
-        """Returns the tensors of `names` that all ranks except joined ranks have submitted.
+        """Returns the tensors of `names` that all ranks have submitted, except ranks that called
+        `join`.
 
         A tensor of a group is ready only if all tensors of its group are ready.
         """
@@ -212,7 +219,9 @@ class Coordinator:
     # ---- the frozen plan
 
     def _ends_step(self, ready: list[str]) -> bool:
-        """Returns True if a tensor is ready again and no tensor of the current step still waits."""
+        """Returns True if the current step has ended: a tensor that ran in it is ready again, and
+        all tensors that still wait have run in it too.
+        """
         if not any(name in self.step for name in ready):
             return False
         return all(name in self.step for name in self.table.keys() - set(ready))
@@ -238,7 +247,8 @@ class Coordinator:
     def _freeze(self, plan: NextPlan) -> list[m.Message]:
         self.epoch += 1
         self.frozen, self.plan_buckets = True, len(plan.buckets)
-        # The ranks enter these tensors into the plan, or announce them again.
+        # Forgets the waiting tensors. Each rank adds its tensors to the plan, or announces them
+        # again.
         self.table.clear()
         self.since_s.clear()
         self.finished.clear()
@@ -294,7 +304,9 @@ class Coordinator:
 
 
 def _merged(requests: dict[int, Request]) -> Request:
-    """Returns one request for all ranks, with the latest phase and the highest priority."""
+    """Returns one request in place of those of all ranks, with their latest phase and highest
+    priority.
+    """
     request = next(iter(requests.values()))
     uneven = len({each.shape for each in requests.values()}) > 1
     return replace(
@@ -306,12 +318,14 @@ def _merged(requests: dict[int, Request]) -> Request:
 
 
 def _is_uneven(request: Request) -> bool:
-    """Returns True if the ranks gather different lengths. A plan cannot contain such a tensor."""
+    """Returns True for an all_gather of arrays whose lengths differ between ranks. A plan cannot
+    contain such a tensor.
+    """
     return request.shape[:1] == (_ANY_LENGTH,)
 
 
 def _in_phases(step: dict[str, Request], phases: dict[str, dict[int, int]]) -> Iterator[Request]:
-    """Yields the tensors of a step with phases that are common to all ranks, in order.
+    """Yields the tensors of a step, each with one phase that is valid for all ranks.
 
     Two tensors are in one phase if no rank waited between them. Each rank counts its waits from its
     first tensor of the step. Tensors are ordered by the sum of these counts, which is larger for a

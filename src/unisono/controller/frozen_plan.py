@@ -12,7 +12,7 @@ from unisono.controller.transfers.transfer import Array, Job, PendingVote, Trans
 
 
 class PlannedTensor:
-    """One tensor of the plan, and its handle in the current pass."""
+    """One tensor of the plan, and its handle in the current pass (one repetition of the plan)."""
 
     __slots__ = (
         "bucket", "dtype", "handle", "nbytes", "operation", "reduction", "request", "root", "shape"
@@ -32,7 +32,9 @@ class PlannedTensor:
         """The `dtype` object of the last array that fitted."""
 
     def fits(self, array: Array, operation: str, op: str, root: int) -> bool:
-        """Returns True if a submission is the same as in earlier passes."""
+        """Returns True if a submission has the shape, type and arguments of this tensor in the
+        plan.
+        """
         return bool(
             array.shape == self.shape
             and op == self.reduction
@@ -49,7 +51,9 @@ class PlannedTensor:
 
 
 class PlannedBucket:
-    """The tensors of one bucket. `missing` is the number not yet submitted in the current pass."""
+    """The tensors of one bucket, which share a message. `missing` is the number of these tensors
+    that the program has not yet submitted in the current pass.
+    """
 
     __slots__ = ("flight", "job", "missing", "tensors")
 
@@ -61,10 +65,10 @@ class PlannedBucket:
         self.job: VotedJob | None = None
         """The job of this bucket, which the first launch prepares."""
         self.flight: Flight | None = None
-        """The last flight of this bucket."""
+        """The most recent flight (collective in progress) of this bucket."""
 
     def take(self) -> tuple[Handle, ...]:
-        """Returns the handles of the current pass, and begins the next pass."""
+        """Returns the handles of the current pass, and empties the bucket for the next pass."""
         handles = tuple([each.handle for each in self.tensors if each.handle is not None])
         for tensor in self.tensors:
             tensor.handle = None
@@ -84,7 +88,8 @@ class FrozenPlan:
     ) -> None:
         self.epoch = epoch
         self.launched = 0
-        """Number of buckets launched since the plan was made, void ones included."""
+        """Number of buckets launched since the plan was made, including void ones (for which this
+        rank was not ready)."""
         self.stopped = False
         self._transfer = transfer
         self._on_end = on_end
@@ -97,7 +102,7 @@ class FrozenPlan:
 
     @property
     def flights(self) -> list[Flight]:
-        """The last flight of each bucket that was launched."""
+        """The most recent flight (collective in progress) of each bucket that was launched."""
         return [bucket.flight for bucket in self._buckets if bucket.flight is not None]
 
     @property
@@ -124,7 +129,9 @@ class FrozenPlan:
         return f"{name!r} waits for a bucket before its own"
 
     def void_up_to(self, launched: int) -> None:
-        """Launches void buckets until `launched` buckets were launched."""
+        """Launches void buckets, which run on no rank, until the plan has launched `launched`
+        buckets.
+        """
         while self.launched < launched:
             bucket = self._buckets[self._place()]
             self._launch(bucket, (), self._transfer.begin_void())
@@ -137,7 +144,7 @@ class FrozenPlan:
         return waiting
 
     def _place(self) -> int:
-        """Returns the index of the next bucket."""
+        """Returns the index of the bucket to launch next."""
         return self.launched % len(self._buckets)
 
     def launch_full(self) -> None:
@@ -162,7 +169,9 @@ class FrozenPlan:
 
 
 def job_of(handles: Sequence[Handle], op: str | None = None) -> Job:
-    """Returns the job that runs these tensors as one message. `op` replaces their reduction."""
+    """Returns the job (one collective) that carries these tensors in one message. `op`, if given,
+    replaces the reduction that the tensors were submitted with.
+    """
     request = handles[0].request
     return Job(
         operation=request.operation,

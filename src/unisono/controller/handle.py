@@ -14,16 +14,19 @@ _IN_PLACE = ("all_reduce", "broadcast")
 
 
 class Owner(Protocol):
-    """Interface of the loop that a handle uses."""
+    """The methods of the controller's loop that handles call."""
 
     def wait_for_flight(self, handle: Handle, timeout_s: float | None, is_late: bool) -> None:
-        """Waits until the handle has a flight or has ended. Raises `TimeoutError`.
+        """Waits until the handle has a flight (its collective has begun) or has ended. Raises
+        `TimeoutError`.
 
         `is_late`: `look_for_late_ranks` was called for this handle.
         """
 
     def count_wait(self) -> None:
-        """Notes that the program waits for a tensor."""
+        """Counts a wait of the program for a tensor. The count is the phase of tensors submitted
+        later.
+        """
 
     @property
     def stall_warning_s(self) -> float:
@@ -81,7 +84,9 @@ class Handle:
         return self._result
 
     def _settle(self, flight: Flight, timeout_s: float | None) -> bool:
-        """Waits for the end of the flight. Returns True if it searched for late ranks."""
+        """Waits for the end of the flight. Returns True if this took so long that it also looked
+        for late ranks.
+        """
         warn_s = self._owner.stall_warning_s
         if timeout_s is not None and timeout_s <= warn_s:
             flight.settle(timeout_s)
@@ -131,7 +136,9 @@ class Flight:
         *,
         divisor: int = 1,
     ) -> None:
-        """`on_end` is called once, when the flight has ended. Sums are divided by `divisor`."""
+        """`on_end` is called once, when the flight has ended. `divisor` divides the resulting sums,
+        to give averages.
+        """
         self.handles = handles
         self.pending = pending
         self.ran = True
@@ -141,7 +148,7 @@ class Flight:
         self._settled = False
 
     def has_settled(self) -> bool:
-        """Returns True if the flight has ended and its handles were informed."""
+        """Returns True if `settle` has processed the end of the flight."""
         return self._settled
 
     def has_ended(self) -> bool:
@@ -151,8 +158,8 @@ class Flight:
     def settle(self, timeout_s: float | None) -> None:
         """Waits for the end of the flight, then ends its handles. Raises `TimeoutError`.
 
-        The handles of a void flight wait for another flight. A failure ends the controller, and the
-        handles have the error.
+        A void flight moved no data, because a rank was not ready; its handles wait for another
+        flight. A failure ends the controller, and the handles have the error.
         """
         if self._settled:
             return
@@ -160,7 +167,7 @@ class Flight:
             result = self.pending.wait(timeout_s)
         except TimeoutError as error:
             if not isinstance(error, UnisonoError):
-                raise  # the flight continues
+                raise  # only the wait ends; the collective continues
             self._fail(error)
             return
         except UnisonoError as error:
@@ -171,7 +178,7 @@ class Flight:
                 return
             self.ran = getattr(self.pending, "ran", True)
             if self.ran and self._divisor == 1 and self._is_in_place():
-                for handle in self.handles:  # the result already is the array
+                for handle in self.handles:  # its result is the submitted array
                     handle._done = True
                     handle.flight = None
             else:

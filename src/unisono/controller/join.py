@@ -14,18 +14,24 @@ from unisono.types import DType
 
 
 class JoinedTensors:
-    """Makes contributions of the array types that this rank has submitted, or NumPy arrays."""
+    """Makes the arrays that a joined rank contributes. They are like the arrays that this rank has
+    submitted (such as torch tensors), or NumPy arrays if it has submitted none of the element type.
+    """
 
     def __init__(self) -> None:
         self._samples: dict[DType, Array] = {}
 
     def remember(self, array: Array, dtype: DType) -> None:
-        """Keeps an empty array of this kind and type, as the model of later contributions."""
+        """Keeps an empty array like `array`, as a pattern for later contributions of this element
+        type.
+        """
         if dtype not in self._samples:
             self._samples[dtype] = empty_like(array, (0,))
 
     def job(self, requests: Sequence[Request], op: str) -> Job:
-        """Returns this rank's part in a collective of tensors that this rank does not have."""
+        """Returns the job by which this rank takes part in a collective of tensors that it does not
+        have.
+        """
         first = requests[0]
         return Job(
             operation=first.operation,

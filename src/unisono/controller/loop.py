@@ -46,9 +46,9 @@ from unisono.errors import (
 from unisono.timeline import CONTROLLER_THREAD, EventKind, TimelineWriter
 
 _SUBMITTED, _WAITED = int(EventKind.SUBMITTED), int(EventKind.WAITED)
-_CLOSE_S = 5.0  # limit for the last message of a rank that closes
-_ANSWER_S = 1.0  # limit for rank 0's answer about waiting tensors
-_ANNOUNCE_S = 0.1  # time in which ranks that have left a plan announce their tensors
+_CLOSE_S = 5.0  # limit for a closing controller to send its last message
+_ANSWER_S = 1.0  # limit for rank 0's answer to the question which tensors wait
+_ANNOUNCE_S = 0.1  # wait for ranks that have just left a plan to announce tensors
 
 
 class Loop:
@@ -79,7 +79,7 @@ class Loop:
         self._events: deque[Event] = deque()
         self._groups: dict[str, tuple[str, ...]] = {}
         self._open: dict[str, Handle] = {}
-        """The last handle of each name."""
+        """The most recent handle of each name."""
         self._planned = native.PlannedTensors(
             Handle, self, self._open, self._launch_full, timeline.ring
         )
@@ -112,10 +112,10 @@ class Loop:
         self, name: str, array: Array, operation: str, op: str, root: int, priority: int
     ) -> Handle:
         """Submits `array` under `name`. Does not wait for other ranks."""
-        with self._lock:  # faster to acquire than the condition
+        with self._lock:  # the same lock as `_changed`, but faster to acquire
             if self._error is not None or self._closing:
                 self._require_usable()
-            if type(name) is not str:  # comparisons of subclasses may run Python code
+            if type(name) is not str:  # comparing a subclass of str may run Python code
                 if not isinstance(name, str):
                     raise TypeError(f"name: expected a string, got {name!r}")
                 name = str.__str__(name)
@@ -149,7 +149,9 @@ class Loop:
 
     @property
     def counters(self) -> Counters:
-        """The counts so far."""
+        """The counts since the controller was created, including tensors submitted without the
+        lock.
+        """
         count, nbytes = self._planned.count, self._planned.bytes
         found = self._counters
         return replace(
@@ -161,7 +163,7 @@ class Loop:
 
     @property
     def fusion_report(self) -> FusionReport | None:
-        """The decision of the fusion tuner; None before the decision."""
+        """The most recent decision of the fusion tuner; None before the first decision."""
         return self._runner.fusion_report
 
     def group(self, names: Sequence[str]) -> None:
@@ -173,7 +175,9 @@ class Loop:
             self._groups.update(dict.fromkeys(names, tuple(names)))
 
     def count_wait(self) -> None:
-        """Notes that the program waits for a tensor before it submits the next tensors."""
+        """Counts a wait of the program for a tensor. The count is the phase of tensors submitted
+        later.
+        """
         self._waits += 1
 
     def _enter(self, name: str, handle: Handle, nbytes: int) -> None:
@@ -181,10 +185,10 @@ class Loop:
         before = opened.get(name)
         if before is not None and not before._done:
             self._settle_ended(before)
-            if self._error is not None:  # the flight has failed the controller
+            if self._error is not None:  # the flight ended with an error
                 raise self._error
-        # There is no call between the test and the store. Threads switch at calls, and another
-        # thread could submit the same name without the lock.
+        # There is no call between this test and the assignment below. Threads switch at calls, and
+        # after a switch, another thread could submit the same name without the lock.
         if name in opened and not opened[name]._done:
             raise ValueError(
                 f"tensor {name!r} was submitted again before its last call ended: wait for that "
@@ -196,7 +200,7 @@ class Loop:
         self._counters.bytes += nbytes
 
     def _launch_full(self) -> None:
-        """Launches the buckets that a submission without the lock has filled."""
+        """Launches the buckets that have become full by a submission without the lock."""
         with self._lock:
             plan = self._runner.plan
             if plan is not None and self._error is None and not self._closing:
@@ -204,7 +208,7 @@ class Loop:
 
     def _begin(self, begin: Callable[..., None], *arguments: object) -> None:
         """Begins buckets of the plan. An error fails the controller, because the tensors of the
-        bucket have left the plan but are in no flight.
+        bucket have left the plan, but no collective carries them.
         """
         try:
             begin(*arguments)
@@ -216,13 +220,16 @@ class Loop:
             raise
 
     def _settle_ended(self, handle: Handle) -> None:
-        """Ends a handle without a waiting thread if its flight has ended. Needs the lock."""
+        """Ends a handle if its flight has ended, although no thread waits for it. The caller must
+        hold the lock.
+        """
         flight = handle.flight
         if flight is not None and flight.has_ended():
             flight.settle(None)
 
     def wait_for_flight(self, handle: Handle, timeout_s: float | None, is_late: bool) -> None:
-        """Waits until the handle has a flight or has ended; warns of stalls.
+        """Waits until the handle has a flight (its collective has begun) or has ended; warns of
+        stalls.
 
         `is_late`: the handle has already waited for ranks to begin its bucket, so the warning about
         these ranks is not delayed again.
@@ -235,7 +242,7 @@ class Loop:
         warn_s = _ANNOUNCE_S if is_late else self.stall_warning_s
         with self._changed:
             while handle.flight is None and not handle._done:
-                if self._error is not None:  # the failure did not reach a void flight
+                if self._error is not None:  # the controller failed during a void flight
                     handle.fail(self._error)
                     continue
                 self._leave_plan_for(handle)
@@ -259,7 +266,8 @@ class Loop:
         self.fail(CollectiveTimeoutError(self._late_text(handle)))
 
     def look_for_late_ranks(self, handle: Handle) -> None:
-        """Leaves the plan if the bucket of this handle waits for ranks, to find these ranks.
+        """Leaves the plan if the bucket of this handle waits for ranks, so that rank 0 can name
+        these ranks.
 
         Rank 0 knows which ranks have submitted a tensor only while the ranks negotiate.
         """
@@ -274,13 +282,15 @@ class Loop:
         """Leaves the plan if the program waits for a bucket that this rank may never fill."""
         plan = self._runner.plan
         if plan is None or plan.stopped or self._entering:
-            return  # with `_entering`, another tensor may enter the plan
+            return  # if `_entering`, tensors on their way may fill the bucket
         tensor = plan.tensors.get(handle.name)
         if tensor is not None and tensor.handle is handle:
             self._post(CannotFollow(plan.epoch, plan.lacking(handle.name)))
 
     def _leave_finished_plan(self) -> None:
-        """Leaves a finished trial, so that tensors that wait for the next plan are announced."""
+        """Leaves a trial whose passes were all launched, so that this rank tells rank 0 which of
+        its tensors wait for the next plan.
+        """
         plan = self._runner.plan
         if isinstance(plan, TrialPlan) and plan.finished:
             self._post(CannotFollow(plan.epoch, "a rank waits for the end of a trial"))
@@ -303,7 +313,9 @@ class Loop:
         )
 
     def ask_stalls(self) -> tuple[m.Stalled, ...]:
-        """Returns the waiting tensors from rank 0, or its last answer if rank 0 does not answer."""
+        """Returns the waiting tensors that rank 0 reports. If rank 0 does not answer in time,
+        returns its previous answer.
+        """
         with self._changed:
             self._require_usable()
             self._leave_plan_with_tensors()
@@ -313,8 +325,8 @@ class Loop:
             return self._runner.stalls
 
     def join(self, average_over_all: bool, timeout_s: float | None) -> int:
-        """Contributes neutral values until all ranks have joined. Returns the last rank that
-        joined.
+        """Contributes neutral values, which change no result, until all ranks have joined. Returns
+        the last rank that joined.
         """
         with self._changed:
             self._require_usable()
@@ -326,7 +338,7 @@ class Loop:
             self._joining = False
             last = self._last()
             if last is not None:
-                return last  # the other ranks may have closed in the meantime
+                return last  # even if other ranks have closed their controllers since
             self._require_usable()
             raise TimeoutError(f"not all ranks have joined after {limit_s:g} s (timeout)")
 
@@ -334,7 +346,7 @@ class Loop:
         return self._runner.last_joined
 
     def close(self) -> None:
-        """Closes the controller. Pending tensors of other ranks that need this rank fail. Never
+        """Closes the controller. Tensors of other ranks that still need this rank fail. Never
         hangs.
         """
         with self._changed:
@@ -385,7 +397,7 @@ class Loop:
         self._events.append(event)
         self._channel.wake()
 
-    # ---- the thread
+    # ---- the loop's own thread
 
     def _run(self) -> None:
         try:

@@ -1,4 +1,6 @@
-"""One rank's part of the agreement: its messages to rank 0, and its actions after decisions."""
+"""One rank's part of the agreement: its messages to rank 0, and its actions after rank 0's
+decisions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from unisono.controller.request import Request
 
 
 class Mode(StrEnum):
-    """Mode of a rank in the agreement."""
+    """What a rank does at present: negotiate, follow a frozen plan, or change between the two."""
 
     TALKING = "talking"
     FROZEN = "frozen"
@@ -29,7 +31,9 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The program has submitted tensors that did not fit a frozen plan, or there was no plan."""
+    """The program has submitted tensors while there was no frozen plan, or tensors that do not fit
+    the plan.
+    """
 
     requests: tuple[Request, ...]
 
@@ -44,7 +48,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class CannotFollow:
-    """The program departs from the frozen plan of this epoch."""
+    """The program departs from the frozen plan of this epoch. Each change of the plan begins an
+    epoch.
+    """
 
     epoch: int
     reason: str
@@ -52,15 +58,15 @@ class CannotFollow:
 
 @dataclass(frozen=True, slots=True)
 class HasStopped:
-    """The rank has stopped the plan after it launched this many buckets."""
+    """The rank has stopped following the plan after it launched this many buckets."""
 
     launched: int
 
 
 @dataclass(frozen=True, slots=True)
 class HasDrained:
-    """All launched buckets have ended. The tensors `undone` did not run: they were in no bucket or
-    in a void bucket.
+    """All launched buckets have ended. The tensors `undone` did not run: they were in a bucket that
+    was not launched or that ran on no rank.
     """
 
     undone: tuple[Request, ...]
@@ -76,7 +82,7 @@ class HasFinished:
 
 @dataclass(frozen=True, slots=True)
 class WantsJoin:
-    """The program has no more tensors."""
+    """The program has called `join`, because it has no more tensors."""
 
     average_over_all: bool
 
@@ -103,7 +109,7 @@ Event: TypeAlias = (
     | Closes
 )
 
-# ---- actions that a rank executes. `Run` and `Refuse` are messages and actions.
+# ---- actions that a rank executes. Some messages, such as `Run` and `Refuse`, are also actions.
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,9 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class EnterPlan:
-    """Add these tensors to the plan. They fit, and were submitted during its adoption."""
+    """Add these tensors to the plan. They fit the plan, and were submitted while the rank adopted
+    it.
+    """
 
     names: tuple[str, ...]
 
@@ -143,7 +151,9 @@ class StopPlan:
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """Launch void buckets up to this number, wait for all buckets, then report `HasDrained`."""
+    """Launch void buckets, which run on no rank, until the plan has launched this many buckets.
+    Wait for all buckets, then report `HasDrained`.
+    """
 
     launched: int
 
@@ -242,7 +252,9 @@ class Member:
         return [*actions, *self._break_for_changed()]
 
     def _is_held(self, name: str) -> bool:
-        """Returns True if a new tensor is announced only after the end of this plan."""
+        """Returns True if the rank announces a newly submitted tensor to rank 0 only after the end
+        of the current plan.
+        """
         if self.mode is Mode.FINISHED:
             return name in self.planned
         return self.mode is Mode.STOPPING

@@ -21,7 +21,9 @@ from unisono.errors import UnisonoError
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The sender has submitted these tensors. Rank 0 ignores messages of older epochs."""
+    """The sender has submitted these tensors. Rank 0 ignores the message if the plan has changed
+    since (`epoch`).
+    """
 
     epoch: int
     requests: tuple[Request, ...]
@@ -56,7 +58,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The sender has no more tensors. `average_over_all`: averages divide by the group's size."""
+    """The sender has no more tensors. `average_over_all`: averages divide by the number of all
+    ranks, not of those that have the tensor.
+    """
 
     epoch: int
     average_over_all: bool
@@ -72,7 +76,7 @@ class AskStalls:
     """The sender asks for the tensors that only some ranks have submitted."""
 
 
-# ---- from rank 0 to all ranks including rank 0, in the same order
+# ---- from rank 0 to all ranks, itself included; each rank receives them in the same order
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Rank 0 has made the final decision on the buckets of the next plan."""
+    """The fusion tuner on rank 0 has made its final decision on the buckets of the next plan."""
 
     report: FusionReport
 
@@ -125,7 +129,9 @@ class Thaw:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """All ranks launch void buckets of the old plan up to this number, then negotiate again."""
+    """All ranks launch void buckets, which run on no rank, until each has launched this many
+    buckets of the old plan. Then they negotiate again.
+    """
 
     epoch: int
     launched: int

@@ -36,16 +36,18 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        """Size of this rank's tensor."""
+        """Bytes of this rank's tensor."""
         return math.prod(self.shape) * self.dtype.size_bytes
 
     @property
     def fuses(self) -> bool:
-        """True if the tensor can share a message with others."""
+        """True if the tensor can share a message with other tensors."""
         return self.operation == "all_reduce"
 
     def encode(self, before: tuple[str, ...] = ()) -> list[Any]:
-        """Returns the fields as JSON values. A group equal to `before` becomes None."""
+        """Returns the fields as JSON values. A group equal to `before`, the group of the previous
+        request, becomes None.
+        """
         return [
             self.name,
             self.operation,
@@ -82,7 +84,7 @@ class Request:
 def disagreement(requests: Mapping[int, Request]) -> str | None:
     """Returns the first difference between the requests of several ranks for one tensor.
 
-    The text has both values and the ranks that hold each. None: the ranks agree.
+    The text has each value, and the ranks that have it. None: the ranks agree.
 
     >>> a = Request(name="w", operation="all_reduce", dtype=DType.FLOAT32, shape=(2,))
     >>> b = Request(name="w", operation="all_reduce", dtype=DType.FLOAT32, shape=(3,))
@@ -107,7 +109,7 @@ def disagreement(requests: Mapping[int, Request]) -> str | None:
 
 def _compared(request: Request, what: str) -> Any:
     if what == "shape" and request.operation == "all_gather":
-        return ("any", *request.shape[1:]) if request.shape else ()  # as all_gather_v
+        return ("any", *request.shape[1:]) if request.shape else ()  # the lengths may differ
     return getattr(request, what)
 
 

@@ -23,7 +23,7 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """Size of the message."""
+        """Bytes of the message."""
         return sum(request.nbytes for request in self.requests)
 
 
@@ -59,7 +59,7 @@ def buckets_of(requests: Iterable[Request], fusion_bytes: int) -> tuple[Bucket, 
 
 
 def _together(requests: Iterable[Request]) -> list[Request]:
-    """Moves the tensors of each group to the group's latest phase."""
+    """Returns the requests, with the tensors of each group in the latest phase of their group."""
     found = list(requests)
     latest: dict[tuple[str, ...], int] = {}
     for request in found:

@@ -14,8 +14,8 @@ from unisono.controller.fusion.fusion_times import LinkCost, best_ends, finish_s
 MOST_BUCKET_BYTES = 64 << 20
 """Maximum bytes of a bucket of several tensors, which needs a buffer."""
 
-_SPAN = 2.0  # least ratio of the largest to the smallest bucket of a fit
-_OUTLIER = 3 * 1.4826  # in median errors: three standard deviations of a normal variable
+_SPAN = 2.0  # the largest bucket of a fit must have so many times the bytes of the smallest
+_OUTLIER = 3 * 1.4826  # limit in median errors: 3 standard deviations of a normal variable
 _PROBE_PARTS = 6
 
 Floats = NDArray[np.float64]
@@ -28,16 +28,16 @@ class CostFit:
     cost: LinkCost
     r2: float
     residual: float
-    """Median relative error."""
+    """Median relative error of the fitted times."""
 
 
 def fit_cost(nbytes: Sequence[float], times_s: Sequence[float]) -> CostFit | None:
     """Fits a latency and a time per byte to the times of buckets.
 
-    Minimises squared relative errors, once for all times, and once without outliers. Negative
-    values become 0. Returns None if the times are not positive, or if the largest bucket has less
-    than twice the bytes of the smallest, because the latency is then not distinguishable from the
-    time per byte.
+    Minimises the squared relative errors of all times, and then, in a second fit, of all times
+    except the outliers of the first fit. Negative values become 0. Returns None if the times are
+    not positive, or if the largest bucket has less than twice the bytes of the smallest, because
+    the latency is then not distinguishable from the time per byte.
 
     >>> found = fit_cost([1e3, 1e4, 1e5], [1.1e-5, 2e-5, 1.1e-4])
     >>> round(found.cost.latency_s * 1e6, 3), round(found.cost.s_per_byte * 1e9, 3)
@@ -149,12 +149,12 @@ class Unit(Bucket):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The properties that units of one bucket have in common."""
+        """The properties that must be equal for units that share a bucket (`kind_of`)."""
         return kind_of(self.requests[0])
 
     @property
     def phase(self) -> int:
-        """The phase of all tensors."""
+        """The phase, which is equal for all tensors of the unit."""
         return self.requests[0].phase
 
     @property

@@ -14,7 +14,8 @@ class FusionReport:
     """
 
     replaced: bool
-    """True if the plan now has other buckets than `fusion_bytes` gives."""
+    """True if the plan now has the buckets that the tuner computed, not those that `fusion_bytes`
+    gives."""
     reason: str
     """The reason why the buckets were replaced or not."""
     buckets: tuple[tuple[str, ...], ...]
@@ -32,16 +33,17 @@ class FusionReport:
     residual: float | None = None
     """Median relative error of the fit."""
     predicted_before_s: float | None = None
-    """Predicted seconds from the first tensor of a step to the end of its last bucket."""
+    """Predicted seconds from the first tensor of a step to the end of its last bucket, with the old
+    plan."""
     predicted_after_s: float | None = None
     measured_before_s: float | None = None
-    """Median time of a step in the comparison of both plans, in seconds."""
+    """Median seconds of a step with the old plan, measured in the comparison of both plans."""
     measured_after_s: float | None = None
     gain: float | None = None
-    """Fraction of the step time that the new plan saves: the median over pairs of blocks of
-    steps."""
+    """Fraction of the step time that the new plan saves. It is measured in pairs of blocks of
+    steps, one block with each plan; this is the median over the pairs."""
     faster_pairs: int = 0
-    """Number of pairs of blocks in which the new plan was faster."""
+    """Number of pairs of blocks in which the new plan was faster than the old plan."""
     pairs: int = 0
     steps_used: int = 0
     """Number of steps from the first measured step to the decision."""

@@ -1,4 +1,4 @@
-"""Closed forms for the exchange of gradients, ready one after another, over one link.
+"""Formulas for the time in which one link carries gradients that become ready one after another.
 
 Gradient j is ready at `ready_s[j]`. The link carries one bucket of consecutive gradients at a time.
 A bucket takes `latency_s` + bytes x `s_per_byte`. It starts when its last gradient is ready and the
@@ -70,13 +70,13 @@ def best_ends(
     """
     count = len(ready_s)
     before = np.concatenate([[0.0], np.cumsum(np.asarray(nbytes, float))])
-    finished = np.zeros(count + 1)  # earliest end of the first j gradients
-    begins = np.zeros(count + 1, int)  # begin of the last bucket
+    finished = np.zeros(count + 1)  # at j: earliest end of the first j gradients
+    begins = np.zeros(count + 1, int)  # at j: first gradient of the last bucket in this solution
     for end in range(1, count + 1):
         first = 0 if firsts is None else firsts[end - 1]
         starts_s = np.maximum(finished[first:end], ready_s[end - 1])
         ends_s = starts_s + cost.latency_s + cost.s_per_byte * (before[end] - before[first:end])
-        # Chooses the shortest last bucket among equal times.
+        # Among solutions of equal time, chooses the one with the shortest last bucket.
         begins[end] = end - 1 - int(np.argmin(ends_s[::-1]))
         finished[end] = ends_s[begins[end] - first]
     ends = [count]

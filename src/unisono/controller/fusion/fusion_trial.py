@@ -1,4 +1,4 @@
-"""Trials of a frozen plan: the passes with other buckets, and the times that a rank measures."""
+"""Trials: passes of a frozen plan, some with other buckets, whose times each rank measures."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class TrialClock:
         own_buckets: int,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`tensors` is the number of tensors of the plan. `now_ns` is the clock of
-        `PendingVote.times_ns`.
+        """`tensors` is the number of tensors of the plan. `now_ns` reads the clock that
+        `PendingVote.times_ns` uses.
         """
         self._trial = trial
         self._now_ns = now_ns
@@ -86,7 +86,7 @@ class TrialClock:
     def note_submission(self, tensor: int) -> None:
         """Records the submission of a tensor, given by its index in the plan."""
         now_ns = self._last_ns = self._now_ns()
-        number = self._submissions[tensor]  # a tensor may be a pass ahead of the others
+        number = self._submissions[tensor]  # its pass: it may be one pass ahead of other tensors
         self._submissions[tensor] = number + 1
         if number >= len(self._trial.order):
             return
@@ -96,12 +96,16 @@ class TrialClock:
             self._submitted_ns[number][tensor] = now_ns
 
     def note_launch(self, pending: Pending) -> None:
-        """Records the launch of the next bucket, directly after a submission."""
+        """Records the launch of the next bucket. The most recent submission counts as the time at
+        which this rank was ready for the bucket.
+        """
         if self._trial.details:
             self._launches[-1].append((self._last_ns, pending))
 
     def end_pass(self) -> None:
-        """Records the launch of all buckets of a pass. The previous pass's buckets have ended."""
+        """Ends a pass, whose buckets were all launched, and records the bucket times of the
+        previous pass, whose buckets have all ended.
+        """
         if len(self._launches) == 2:
             which = self._trial.order[len(self._bucket_ns)]
             times = [self._duration_ns(*launch) for launch in self._launches.popleft()]

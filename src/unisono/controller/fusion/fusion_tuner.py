@@ -41,9 +41,9 @@ from unisono.controller.fusion.tuning_settings import TuningSettings
 from unisono.controller.request import Request
 
 _MOST_UNITS = 4096  # the time of dynamic programming grows with the square of this number
-_MOST_BYTES = 1 << 30  # sum of all tensors, because each plan of a trial has buffers of this size
+_MOST_BYTES = 1 << 30  # of all tensors together: each plan of a trial has buffers of this size
 _MOST_SETS = 8  # sets of tensors that are tuned; later sets keep their buckets
-_MOST_TRIES = 4  # tries for one set, because the ranks may leave a plan during a trial
+_MOST_TRIES = 4  # attempts to tune one set; an attempt fails if the ranks leave a trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,9 @@ class FusionTuner:
     """Number of comparison trials so far. Each trial has its own random order."""
 
     def freeze(self, buckets: tuple[Bucket, ...]) -> tuple[FusionTuner, NextPlan]:
-        """Returns the new tuner and the next plan, for the buckets that `fusion_bytes` gives."""
+        """Returns the new tuner and the plan to follow first. `buckets` are those that
+        `fusion_bytes` gives.
+        """
         tensors = frozenset(request for bucket in buckets for request in bucket.requests)
         known = dict(self.decided).get(tensors)
         if known is not None:
@@ -109,7 +111,7 @@ class FusionTuner:
 
     def finish(self, times: Sequence[PassTimes]) -> tuple[FusionTuner, NextPlan]:
         """Processes the ranks' measurements of a trial. Returns the new tuner and the next plan."""
-        assert self.trial is not None  # ranks finish only trials
+        assert self.trial is not None  # only trials have an end that ranks report
         tuner = replace(self, steps_used=self.steps_used + len(self.trial.order))
         return tuner._compared(times) if self.after else tuner._chosen(times)
 
@@ -176,7 +178,9 @@ class FusionTuner:
     # ---- the comparison
 
     def _compare(self, after: tuple[Bucket, ...]) -> tuple[FusionTuner, NextPlan]:
-        """Returns the next trial of the comparison; the first one begins with warm-up steps."""
+        """Returns the new tuner and the next trial of the comparison. The first of these trials
+        begins with warm-up steps.
+        """
         settings = self.settings
         coins = random.Random(f"{self.seed} {self.coins}")
         count = min(settings.trial_pairs, settings.pairs - len(self.compared_s))
@@ -188,7 +192,9 @@ class FusionTuner:
         return tuner, NextPlan(buckets=self.before, trial=trial)
 
     def _compared(self, times: Sequence[PassTimes]) -> tuple[FusionTuner, NextPlan]:
-        """Continues the comparison, or decides by the sign test."""
+        """Adds the times of a trial to the comparison. Then begins the next trial, or makes the
+        decision by the sign test.
+        """
         assert self.trial is not None
         settings = self.settings
         warm_up = 0 if self.compared_s else 2 * settings.warm_up

@@ -24,7 +24,7 @@ class TrialPlan(FrozenPlan):
         trial: Trial,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`now_ns` is the clock of the transfer's `times_ns`."""
+        """`now_ns` reads the clock that the transfer's `times_ns` uses."""
         super().__init__(epoch, buckets, transfer, on_end)
         own, tensors = self._buckets, self.tensors
         other = tuple(
@@ -46,14 +46,14 @@ class TrialPlan(FrozenPlan):
 
     @property
     def flights(self) -> list[Flight]:
-        """The last flight of each bucket that was launched."""
+        """The most recent flight (collective in progress) of each bucket that was launched."""
         every = (bucket for buckets in self._choices for bucket in buckets)
         return [bucket.flight for bucket in every if bucket.flight is not None]
 
     @property
     def has_waiting(self) -> bool:
-        """True if tensors wait. Always True after the last pass, when tensors wait for the next
-        plan.
+        """True if tensors wait for other tensors or ranks. Always True after the last pass, because
+        all tensors then wait for the next plan.
         """
         return self.finished or super().has_waiting
 
@@ -89,8 +89,8 @@ class TrialPlan(FrozenPlan):
             self._use(self._order[self._pass])
 
     def _use(self, which: int) -> None:
-        """Moves all tensors to the buckets `which`, including tensors already submitted for this
-        pass.
+        """Makes the plan use its own buckets (`which` = 0) or the trial's other ones (1). Tensors
+        that were already submitted for this pass move to these buckets too.
         """
         self._which, self._buckets = which, self._choices[which]
         for bucket in self._buckets:
@@ -99,8 +99,8 @@ class TrialPlan(FrozenPlan):
             bucket.missing = sum(tensor.handle is None for tensor in bucket.tensors)
 
     def _release(self) -> None:
-        """Drops ended flights of the buckets that this pass did not use, because flights keep
-        arrays.
+        """Drops ended flights of the buckets that this pass did not use, because flights keep their
+        arrays in memory.
         """
         for bucket in self._choices[1 - self._which]:
             flight = bucket.flight

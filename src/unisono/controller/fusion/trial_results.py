@@ -37,8 +37,8 @@ def bucket_times(
 ) -> tuple[list[float], list[float]]:
     """Returns the sizes and times of both plans' all_reduces, from the pass `first` on.
 
-    A rank that is ready early also measures its wait for the other ranks. So the time of a bucket
-    in a pass is the minimum over the ranks. The result is the median over the passes.
+    The time that an early rank measures includes its wait for the other ranks. So the time of a
+    bucket in a pass is the minimum over the ranks. The result is the median over the passes.
     """
     sizes: list[float] = []
     seconds: list[float] = []

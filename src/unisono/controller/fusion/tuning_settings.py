@@ -11,15 +11,16 @@ class TuningSettings:
     """Lengths of the trials, in steps, and the decision rule."""
 
     warm_up: int = 4
-    """First steps of each plan of a trial, which are not used."""
+    """Number of warm-up steps with each plan at the start of a trial. Their times are not used."""
     measured: int = 16
-    """Steps that measure the times of tensors and buckets."""
+    """Number of steps in which the times of tensors and buckets are measured."""
     pairs: int = 16
     """Maximum number of pairs of blocks in the comparison."""
     trial_pairs: int = 4
-    """Pairs in one trial. The comparison may end early after each trial."""
+    """Number of pairs in one trial. The comparison may end early after each trial."""
     block: int = 3
-    """Steps of a block. The first step changes the buckets, and its time is not used."""
+    """Number of steps in a block. The time of the first step is not used, because the buckets
+    change in it."""
     faster_pairs: int = 13
     """Minimum number of pairs that must be faster with the new buckets."""
     least_gain: float = 0.01
@@ -59,5 +60,5 @@ class TuningSettings:
         >>> TuningSettings().most_steps
         133
         """
-        trials = 1 + math.ceil(self.pairs / self.trial_pairs)  # each ends with one more step
+        trials = 1 + math.ceil(self.pairs / self.trial_pairs)  # each trial has one more step
         return 4 * self.warm_up + self.measured + 2 * self.pairs * self.block + trials

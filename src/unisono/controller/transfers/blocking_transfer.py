@@ -19,7 +19,9 @@ Outcome = tuple[bool, Any, int, int]
 
 
 class BlockingCollectives(Protocol):
-    """Collectives of one group of ranks on contiguous arrays. Each returns when it has ended."""
+    """Collectives of one group of ranks on contiguous arrays. Each method returns when its
+    collective has ended.
+    """
 
     @property
     def size(self) -> int:
@@ -45,7 +47,8 @@ class BlockingCollectives(Protocol):
 
 
 class BlockingTransfer:
-    """A `Transfer` over two groups of the same ranks, one for decided and one for voted jobs.
+    """A `Transfer` over two groups of the same ranks, one for decided jobs (all ranks are known to
+    be ready) and one for voted jobs (the ranks first vote whether all are ready).
 
     Every error of a library is raised as `CommunicationError`.
     """
@@ -66,11 +69,13 @@ class BlockingTransfer:
         return _submit(self._decided_thread, run)
 
     def prepare(self, job: Job) -> VotedJob:
-        """Prepares a voted job. The vote is an all_reduce of one number."""
+        """Prepares a voted job. The ranks vote by an all_reduce of one number."""
         return RemadeJob(self._begin_voted, job)
 
     def begin_void(self) -> PendingJob:
-        """Votes against the next voted job, because this rank is not ready."""
+        """Votes against the next voted job, because this rank is not ready. The job then runs on no
+        rank.
+        """
         return self._begin_voted(None)
 
     def _begin_voted(self, job: Job | None) -> PendingJob:
@@ -132,7 +137,7 @@ def _submit(thread: ThreadPoolExecutor, run: Callable[[], tuple[bool, Any]]) -> 
 
     try:
         return PendingJob(thread.submit(reporting))
-    except RuntimeError as error:  # after `close`
+    except RuntimeError as error:  # `close` has shut the thread down
         raise AbortedError(f"the transfer is closed: {error}") from error
 
 

@@ -16,12 +16,14 @@ from unisono.controller.transfers.transfer import Job, Pending, PendingVote, Rem
 def duplicate(comm: Communicator) -> Communicator:
     """Returns a new communicator of the same ranks. Collective."""
     part = comm.split(0, comm.rank)
-    assert part is not None  # all ranks have color 0
+    assert part is not None  # because all ranks have color 0
     return part
 
 
 class CommunicatorTransfer:
-    """Moves data over two communicators, one for decided and one for voted jobs."""
+    """Moves data over two communicators, one for decided jobs (all ranks are known to be ready) and
+    one for voted jobs (the ranks first vote whether all are ready).
+    """
 
     @staticmethod
     def over(comm: Communicator) -> CommunicatorTransfer:
@@ -38,13 +40,17 @@ class CommunicatorTransfer:
         return begin_unvoted(self._decided, job.operation, _call(self._decided, job))
 
     def prepare(self, job: Job) -> VotedJob:
-        """Prepares a voted job. The vote is one reduction of 8 bytes, without Python code."""
+        """Prepares a voted job. The ranks vote by one reduction of 8 bytes, which runs no Python
+        code.
+        """
         if job.operation == "all_reduce":
             return _VotedAllReduce(self._voted, job)
         return RemadeJob(self._begin_voted, job)
 
     def begin_void(self) -> PendingVote:
-        """Votes against the next voted job, because this rank is not ready."""
+        """Votes against the next voted job, because this rank is not ready. The job then runs on no
+        rank.
+        """
         return begin_voted(self._voted, "void call", None)
 
     def _begin_voted(self, job: Job) -> PendingVote:
@@ -57,7 +63,7 @@ class CommunicatorTransfer:
 
 
 class _VotedAllReduce:
-    """An all_reduce of one or several arrays, prepared once."""
+    """A voted all_reduce of one or several arrays, prepared once for all its runs."""
 
     def __init__(self, comm: Communicator, job: Job) -> None:
         self.begin = FusedAllReduce(comm, job.arrays, job.op).begin_voted

@@ -20,7 +20,7 @@ from unisono.controller.transfers.transfer import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """One collective on the link. Times are those of `time.perf_counter`."""
+    """One collective that the emulated link carried. Times are those of `time.perf_counter`."""
 
     begun_s: float
     ended_s: float
@@ -29,7 +29,8 @@ class LinkUse:
 
 
 class LinkTransfer:
-    """Runs jobs with another transfer, and delays their ends as a link of `cost` would.
+    """Runs jobs with another transfer, and delays the end of each job until a link of `cost` would
+    have carried it.
 
     The link carries one job at a time, in the order in which jobs begin. A void job takes no time.
     """
@@ -48,20 +49,22 @@ class LinkTransfer:
         return _OnLink(self._transfer.begin(job), *self._times_s(job.arrays))
 
     def prepare(self, job: Job) -> VotedJob:
-        """Prepares a voted job."""
+        """Prepares a voted job, each run of which the link carries."""
         return _VotedJobOnLink(self._transfer.prepare(job), self._times_s)
 
     def begin_void(self) -> PendingVote:
-        """Votes against the next voted job, because this rank is not ready."""
+        """Votes against the next voted job, because this rank is not ready. The job then runs on no
+        rank.
+        """
         now_s = time.perf_counter()
         return _OnLink(self._transfer.begin_void(), now_s, now_s)
 
     def close(self) -> None:
-        """Closes the other transfer."""
+        """Closes the transfer that runs the jobs."""
         self._transfer.close()
 
     def _times_s(self, arrays: tuple[Array, ...]) -> tuple[float, float]:
-        """Returns the times at which the link begins and ends to carry the arrays."""
+        """Returns the times at which the link begins to carry the arrays and has carried them."""
         now_s = time.perf_counter()
         if not self.enabled:
             return now_s, now_s
@@ -75,7 +78,7 @@ class LinkTransfer:
 
 
 class _VotedJobOnLink:
-    """A voted job whose runs take the time of the link."""
+    """A voted job, each run of which ends when the emulated link has carried it."""
 
     def __init__(
         self, job: VotedJob, times_s: Callable[[tuple[Array, ...]], tuple[float, float]]
@@ -111,7 +114,9 @@ class _OnLink:
         return not self.ran or time.perf_counter() >= self._due_s
 
     def times_ns(self) -> tuple[int, int] | None:
-        """Returns the `time.monotonic_ns` at which the link begins and ends to carry the job."""
+        """Returns the `time.monotonic_ns` at which the link begins to carry the job and has carried
+        it.
+        """
         return round(self._begun_s * 1e9), round(self._due_s * 1e9)
 
     @property

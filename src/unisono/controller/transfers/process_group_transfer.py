@@ -68,7 +68,7 @@ class _ProcessGroup:
         mine = self._tensor(array)
         if mine.dim() == 0:
             mine = mine.reshape(1)
-        longest = max(lengths)  # Gloo and NCCL gather equal parts only
+        longest = max(lengths)  # Gloo and NCCL gather arrays of equal length only
         padded = mine.new_zeros((longest, *mine.shape[1:]))
         padded[: len(mine)] = mine
         parts = [torch.empty_like(padded) for _ in lengths]
@@ -101,7 +101,9 @@ class _ProcessGroup:
         return getattr(self._dist.ReduceOp, _OPS[op])
 
     def _tensor(self, array: Array) -> Any:
-        """Returns the array as a tensor. A NumPy array, such as a vote, is copied to the device."""
+        """Returns the array as a tensor. A NumPy array, such as the number of a vote, is copied to
+        the group's device.
+        """
         import torch
 
         if isinstance(array, np.ndarray):

@@ -16,7 +16,8 @@ from unisono.controller.transfers.transfer import (
 )
 from unisono.timeline import EventKind, TimelineWriter
 
-# Plain numbers, because to read an enumeration's attribute takes half the time of an event.
+# Event kinds as plain numbers: to read them from the enumeration takes half as long as to record an
+# event.
 _LAUNCHED, _FUSED = int(EventKind.LAUNCHED), int(EventKind.FUSED)
 _WAITED, _TRANSFERRED = int(EventKind.WAITED), int(EventKind.TRANSFERRED)
 _PLANNED = int(EventKind.PLANNED)
@@ -50,7 +51,9 @@ class RecordedTransfer:
         return _RecordedVotedJob(self._inner.prepare(job), self._timeline, job)
 
     def begin_void(self) -> RecordedPending:
-        """Votes against the next voted job, because this rank is not ready."""
+        """Votes against the next voted job, because this rank is not ready. The job then runs on no
+        rank.
+        """
         number = self._timeline.next_number()
         self._timeline.record(_LAUNCHED, _NO_TENSOR, number)
         launched_ns = time.monotonic_ns()
@@ -59,7 +62,9 @@ class RecordedTransfer:
 
 
 class _RecordedVotedJob:
-    """A bucket of a plan. Its tensors are recorded once for many runs."""
+    """A voted job, the bucket of a plan, whose runs are recorded. Its tensors are recorded only in
+    every 32nd run.
+    """
 
     __slots__ = ("_bucket", "_first", "_inner", "_names", "_runs", "_timeline")
 

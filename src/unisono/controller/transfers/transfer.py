@@ -1,4 +1,6 @@
-"""The interface of transfers, which move a controller's data. `Transfer` has the methods."""
+"""The interfaces of transfers, which move a controller's data, and of their jobs. An implementation
+has the methods of `Transfer`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class Pending(Protocol):
     """A job that has begun."""
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits for the job. Returns the result of a job that is not in place.
+        """Waits for the job. Returns its result, unless the job changes its arrays in place.
 
         Raises `TimeoutError` after `timeout_s` seconds, and the job's own error.
         """
@@ -41,9 +43,9 @@ class Pending(Protocol):
 
 
 class PendingVote(Pending, Protocol):
-    """A voted job that has begun.
+    """A run of a voted job that has begun. The job moves data only if all ranks are ready.
 
-    The job may have a method `times_ns`. It returns the `time.monotonic_ns` at which the data began
+    The run may have a method `times_ns`. It returns the `time.monotonic_ns` at which the data began
     and ended to move, or None if these times are not known. The fusion tuner needs them.
     """
 
@@ -56,7 +58,7 @@ class VotedJob(Protocol):
     """A job that a frozen plan repeats. Each run happens only if all ranks are ready for it."""
 
     def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
-        """Begins a run with arrays of the same types and shapes. The previous run has ended."""
+        """Begins a run with arrays of these types and shapes. The previous run must have ended."""
 
 
 class Transfer(Protocol):
@@ -81,10 +83,10 @@ class Transfer(Protocol):
 
 
 class RemadeJob:
-    """A voted job of a transfer that keeps no state between runs."""
+    """A voted job of a transfer that prepares nothing: it makes a new job for each run."""
 
     def __init__(self, begin: Callable[[Job], PendingVote], job: Job) -> None:
-        """`begin` begins a voted job."""
+        """`begin` is the transfer's function that begins a voted job."""
         self._begin = begin
         self._job = replace(job, arrays=())
 
