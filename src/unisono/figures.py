@@ -12,13 +12,17 @@ if TYPE_CHECKING:
 
 
 def require_plotting() -> None:
-    """Raises UnsupportedError if matplotlib is not installed. Called before a long run."""
+    """Raises UnsupportedError if matplotlib is not installed. To be called before a long run, so
+    that the error comes early.
+    """
     if util.find_spec("matplotlib") is None:
         raise UnsupportedError("--plot needs matplotlib: pip install 'unisono[plot]'")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure of a size in inches. Raises UnsupportedError without matplotlib."""
+    """Returns an empty figure. `width` and `height` are in inches. Raises UnsupportedError without
+    matplotlib.
+    """
     require_plotting()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Names that a package imports on first use."""
+"""Names whose modules a package imports on first use."""
 
 from __future__ import annotations
 

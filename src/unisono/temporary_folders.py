@@ -1,6 +1,4 @@
-"""Temporary folders that do not accumulate: each process removes the folders of killed
-processes.
-"""
+"""Temporary folders. To make one also removes those that killed processes have left behind."""
 
 from __future__ import annotations
 

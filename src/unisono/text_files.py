@@ -11,8 +11,8 @@ from unisono.errors import UnisonoError
 
 @contextmanager
 def reading(path: Path) -> Iterator[str]:
-    """Yields the text of a file. Failures to read or parse it inside the block raise
-    `ValueError`.
+    """Yields the text of a file. If the file cannot be read, or the `with` block cannot parse the
+    text, raises `ValueError`.
 
     >>> with reading(Path("/")) as text:
     ...     print(text)

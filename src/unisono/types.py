@@ -100,7 +100,7 @@ class ReduceOp(IntEnum):
 
     @property
     def is_bitwise(self) -> bool:
-        """True if the reduction combines the bits of integers."""
+        """True if the reduction combines integers bit by bit."""
         return self in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
     @property
@@ -110,7 +110,7 @@ class ReduceOp(IntEnum):
 
     @property
     def is_place(self) -> bool:
-        """True if the reduction compares pairs by value, then by index."""
+        """True for MINLOC and MAXLOC, which compare pairs by value, then by index."""
         return self in (ReduceOp.MINLOC, ReduceOp.MAXLOC)
 
     @property
@@ -153,7 +153,7 @@ class Op(StrEnum):
 
 
 class LengthsFrom(IntEnum):
-    """The argument of a call that gives the length of each rank's part.
+    """The argument of a call that states how many elements each rank sends or receives.
 
     The values equal those in `csrc/core/call.h`.
     """

@@ -27,7 +27,7 @@ _Piece = Sequence[str | _Numbers]  # the possible texts of one section of a host
 
 
 def hosts(text: str) -> Iterator[str]:
-    """Yields the host names of a host list, in order and lazily.
+    """Yields the host names of a host list, in order. Does not make the whole list first.
 
     Numbers keep the leading zeros of the first number of their range. Raises `ValueError` if `text`
     is not a host list, before any name is yielded.

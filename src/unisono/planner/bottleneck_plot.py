@@ -1,4 +1,4 @@
-"""Draws four limits of large models for a plan: memory, performance, communication, tuning."""
+"""Draws four possible bottlenecks of a layout: memory, performance, communication and tuning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_LAYOUTS = 12
 def save_bottleneck_plot(
     predictions: Sequence[Prediction], path: str | Path, *, title: str = ""
 ) -> None:
-    """Writes four panels about the first prediction, as a PNG or SVG.
+    """Writes a PNG or SVG of four panels, the first three about the first (best) prediction.
 
     Memory: bytes of a device by kind and stage, below its capacity. Performance: seconds of a step
     for computation, for waits and for exchanges. Communication: seconds of exchanges that
@@ -55,7 +55,7 @@ def _draw_memory(axes: Any, best: Prediction) -> None:
             filled = [below + value for below, value in zip(filled, values, strict=True)]
     axes.axhline(best.capacity_bytes / 1e9, color="black", linestyle="--", label="capacity")
     axes.set_title(f"memory: {best.memory_bytes / best.capacity_bytes:.0%} of the fullest device")
-    axes.set_ylim(top=1.45 * max(best.capacity_bytes / 1e9, *filled))  # room for the legend
+    axes.set_ylim(top=1.45 * max(best.capacity_bytes / 1e9, *filled))  # leaves room for the legend
     axes.set_xlabel("stage")
     axes.set_ylabel("GB")
     axes.legend(fontsize="small", ncols=2)

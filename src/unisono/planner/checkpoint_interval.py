@@ -114,8 +114,9 @@ def daly_interval_s(checkpoint_s: float, failure_s: float) -> float:
 def goodput(interval_s: float, *, checkpoint_s: float, failure_s: float, restart_s: float) -> float:
     """Returns the share of time that makes progress, for exponential times between failures.
 
-    A run of T seconds takes M e^(R/M) (e^((t + d)/M) - 1) T / t (Daly, equation 20). M is the mean
-    time between failures, R the restart time, d the checkpoint time and t the interval.
+    With failures, a run of T seconds takes M e^(R/M) (e^((t + d)/M) - 1) T / t seconds (Daly,
+    equation 20), where M is the mean time between failures, R the restart time, d the checkpoint
+    time and t the interval.
 
     >>> round(goodput(3200, checkpoint_s=60, failure_s=86400, restart_s=600), 3)
     0.957

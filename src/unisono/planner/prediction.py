@@ -1,4 +1,4 @@
-"""A prediction: time, memory and their parts for one layout."""
+"""A prediction: the step time and the memory of one layout, each in total and by kind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Prediction:
     deviation: float
     """Standard deviation of the logarithm of measured over predicted time."""
     effect: RunEffect
-    """Effect of the runs of a calibration on this prediction."""
+    """Effect of the user's own runs (`calibration`) on this prediction."""
     _run: RunModel = field(repr=False, compare=False)
 
     @property
@@ -71,7 +71,7 @@ class Prediction:
 
     @cached_property
     def memory(self) -> Mapping[str, tuple[float, ...]]:
-        """Bytes of a device by kind, then by stage."""
+        """Bytes of a device of each pipeline stage, by kind."""
         stages = self._run.memory.stages(self.layout, self._micro_batch, self._recompute)
         return {kind: tuple(stage[kind] for stage in stages) for kind in MEMORY_KINDS}
 
@@ -197,10 +197,10 @@ def deviation_shares(
     kinds: Mapping[str, float],
     step_s: float,
 ) -> dict[str, float]:
-    """Returns the share of each cause of errors in a prediction.
+    """Returns, for each cause of errors, the factor of its standard deviation in this prediction.
 
-    The causes are a base of all predictions, waiting for the host, experts, choices that are not
-    stated, and devices that no constant was fitted to.
+    The causes are a base of all predictions, waiting for the host (the factor is its share of the
+    step), experts, choices that are not stated, and devices that no constant was fitted to.
     """
     fitted = cluster.kind.architecture in ("ampere", "hopper", "blackwell")
     return {

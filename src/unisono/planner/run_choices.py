@@ -65,13 +65,14 @@ class RunModel:
 
     @cached_property
     def least_factor(self) -> float:
-        """Smallest calibration factor that a layout can have."""
+        """Smallest factor that the user's own runs give for the time of a layout of this model."""
         if self.calibration is None:
             return 1.0
         return self.calibration.least_factor(self.model, self.constants)
 
     def fastest(self, layout: Layout) -> tuple[Layout, int, str, dict[str, float]]:
-        """Returns the fastest choice that fits, or the choice with the least memory if none fits.
+        """Returns the fastest choice that fits in memory, or if none fits, the choice that needs
+        the least.
 
         A choice has the layout, micro batch, recomputation and times by kind.
         """
@@ -92,7 +93,7 @@ class RunModel:
                 if best is None or step_s < best_s:
                     best, best_s = (full, micro_batch, recompute, kinds), step_s
                 if self.calibration is None:
-                    break  # the recomputation modes that follow are slower
+                    break  # the remaining recomputation modes are slower
         if best is None:
             if smallest is None:
                 raise ValueError(
@@ -111,7 +112,7 @@ class RunModel:
         return RECOMPUTE if given is None else (given,)
 
     def open_choices(self, layout: Layout) -> Iterator[tuple[Layout, int]]:
-        """Yields complete layouts with their micro batches."""
+        """Yields each complete layout (one with a chosen interleaving) and micro batch to try."""
         per_replica = max(self.workload.global_batch // layout.dp, 1)
         for micro_batch in self.micro_batches(per_replica):
             microbatches = max(per_replica // micro_batch, 1)
@@ -128,7 +129,7 @@ class RunModel:
         return [size for size in range(1, largest + 1) if per_replica % size == 0]
 
     def chunk_counts(self, layout: Layout, microbatches: int) -> list[int]:
-        """Returns the interleavings to try."""
+        """Returns the numbers of groups of layers on each stage (`vpp`) to try."""
         if layout.vpp is not None:
             return [layout.vpp]
         key = layout.pp, layout.schedule, microbatches % layout.pp, microbatches < 2 * layout.pp

@@ -31,8 +31,8 @@ class Sensitivity:
     """Percent by which the step time falls if the property improves by one percent."""
     factor: float
     improved_s: float
-    """Step time in seconds if the property improves by `factor` and the planner repeats the open
-    choices."""
+    """Step time in seconds if the property improves by `factor` and the planner then makes the open
+    choices (values of None) again."""
     saved: float
     """Share of the step time that the improvement saves."""
 

@@ -11,14 +11,14 @@ from unisono.planner.prediction import Prediction
 
 @dataclass(frozen=True, kw_only=True)
 class RunCost:
-    """A training run of many steps."""
+    """Time, energy and cost of a training run of many steps."""
 
     tokens: float
     steps: int
     seconds: float
     low_s: float
-    """Lower end of the interval that holds 80 % of runs. The error of a step repeats in every
-    step."""
+    """Lower end of the interval that holds 80 % of runs. It is as wide, relative to the time, as
+    the interval of one step, because every step has the same error."""
     high_s: float
     device_hours: float
     energy_kWh: float | None

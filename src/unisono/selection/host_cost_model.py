@@ -25,11 +25,11 @@ _SIMPLE = ("direct", "one_shot")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Times of the parts of a call, in seconds.
+    """Seconds that each part of a call takes.
 
     - `call_s`: each call.
     - `round_s`: each round.
-    - `switch_s`: each round and each rank without a core of its own.
+    - `switch_s`: each rank without a core of its own, in each round.
     - `byte_s`: each byte that the busiest rank sends.
     - `reduced_s`: each byte that the busiest rank reduces.
 
@@ -79,7 +79,8 @@ class RoundWork(NamedTuple):
 
 
 def work(op: Op, algorithm: str, *, ranks: int, cores: int) -> RoundWork:
-    """Returns the work of a rank. Raises `UnsupportedError` as `cost` does.
+    """Returns the rounds, bytes and reductions of a rank in a call. Raises `UnsupportedError` as
+    `cost` does.
 
     In shared memory, a rank writes a value once for all readers, so a round sends at most the whole
     vector. Ranks that share cores also wait for each other's bytes.
@@ -101,7 +102,9 @@ def work(op: Op, algorithm: str, *, ranks: int, cores: int) -> RoundWork:
 def weigh(
     *, rounds: int, written: Fraction, reduced: Fraction, ranks: int, cores: int
 ) -> RoundWork:
-    """Returns the work for these rounds and bytes on this number of ranks and cores."""
+    """Returns the work of a rank with these rounds and bytes. Ranks that share a core have more
+    work.
+    """
     ranks_per_core = max(1.0, ranks / cores)
     return RoundWork(
         calls=1.0,
@@ -115,7 +118,9 @@ def weigh(
 def line(
     op: Op, algorithm: str, *, ranks: int, cores: int, constants: Constants = REFERENCE
 ) -> CostLine:
-    """Returns the time as a function of the bytes. Raises `UnsupportedError` as `cost` does."""
+    """Returns the time of an algorithm as a function of the bytes. Raises `UnsupportedError` as
+    `cost` does.
+    """
     return work(op, algorithm, ranks=ranks, cores=cores).line(constants)
 
 
@@ -128,7 +133,8 @@ def predict(
     cores: int,
     constants: Constants = REFERENCE,
 ) -> float:
-    """Returns the seconds for a call. `nbytes` is the size of a rank's larger buffer.
+    """Returns the seconds for a call. `nbytes` is the size of the larger of a rank's input and
+    output.
 
     Raises `UnsupportedError` as `cost` does.
 
@@ -150,8 +156,8 @@ class Fastest(NamedTuple):
 def fastest(
     op: Op, *, ranks: int, cores: int, constants: Constants = REFERENCE
 ) -> tuple[Fastest, ...]:
-    """Returns the fastest predicted algorithm for each range of sizes: the lower envelope of the
-    lines.
+    """Returns the algorithm with the shortest predicted time for each range of sizes: the lower
+    envelope of the lines.
 
     >>> [name for _, name in fastest(Op.ALL_REDUCE, ranks=4, cores=2)]
     ['one_shot', 'direct']
@@ -159,7 +165,7 @@ def fastest(
     lines: dict[str, CostLine] = {}
     for name in sorted(names(op), key=lambda name: (name not in _SIMPLE, name)):
         if find(op, name).for_hosts:
-            continue  # saves nothing on one host
+            continue  # an algorithm that saves traffic between hosts
         try:
             lines[name] = line(op, name, ranks=ranks, cores=cores, constants=constants)
         except UnsupportedError:
@@ -168,7 +174,8 @@ def fastest(
 
 
 def envelope(lines: Mapping[str, CostLine]) -> tuple[Fastest, ...]:
-    """Returns the lowest line for each range of sizes. Of equal lines, the first is chosen.
+    """Returns the name of the lowest line for each range of sizes. Of equal lines, the first is
+    chosen.
 
     >>> envelope({"a": CostLine(1.0, 2.0), "b": CostLine(3.0, 1.0)})
     (Fastest(least=0, algorithm='a'), Fastest(least=3, algorithm='b'))

@@ -34,7 +34,9 @@ class HostTraffic:
 
     @property
     def busiest(self) -> Fraction:
-        """Largest amount that a host sends or receives. It limits the time on full-duplex links."""
+        """Most bytes that a host sends or receives, as a multiple of N. It limits the time on
+        full-duplex links.
+        """
         return max(*self.sent, *self.received)
 
 
@@ -74,7 +76,9 @@ def traffic(schedule: Schedule, hosts: Hosts) -> HostTraffic:
 
 
 def _busiest(rounds: Numbers, src: Numbers, dst: Numbers) -> int:
-    """Returns the messages of the busiest rank or host in each round, summed over the rounds."""
+    """Returns the number of messages of the busiest rank (or host) in each round, summed over all
+    rounds.
+    """
     total = 0
     for number in np.unique(rounds):
         at = rounds == number

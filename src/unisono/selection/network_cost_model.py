@@ -1,7 +1,7 @@
 """Two-level cost model: the time of an algorithm on several hosts.
 
-The time starts with the cost inside a host (`host_cost_model`), without the rounds between hosts.
-Each round between hosts adds a latency. Each message of the busiest rank, and each message of the
+The first term is the time inside a host (`host_cost_model`), without the rounds between hosts. Each
+round between hosts adds a latency. Each message of the busiest rank, and each message of the
 busiest host, adds its cost. The bytes of the busiest host add their time on its link. `traffic`
 counts the bytes and messages in the schedule, so the counts are correct for any layout. Source: the
 model of Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
@@ -31,7 +31,8 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConstants:
-    """Times of communication between hosts, in seconds. The defaults are for TCP on 1 Gbit/s.
+    """Seconds that each part of the communication between hosts takes. The defaults are for TCP on
+    1 Gbit/s.
 
     - `latency_s`: each round between hosts.
     - `message_s`: each message that a rank sends or receives in such a round.
@@ -80,8 +81,8 @@ class Demands:
     """Requirements of a call on its algorithm.
 
     - `in_rank_order`: the algorithm must reduce in rank order.
-    - `widening`: the growth factor of elements if the algorithm nests reductions. Narrow floats are
-      then sent as float32.
+    - `widening`: the factor by which elements grow if the algorithm reduces in more than one round,
+      because it then sends narrow floats as float32.
     """
 
     in_rank_order: bool = False
@@ -111,7 +112,7 @@ def line_between(
     network: NetworkConstants = GIGABIT,
     demands: Demands = ANYTHING,
 ) -> CostLine:
-    """Returns the time as a function of the bytes on these hosts.
+    """Returns the time of an algorithm on these hosts as a function of the bytes.
 
     `cores` is the number of cores of each host. Raises `UnsupportedError` as `build` does.
     """
@@ -150,7 +151,8 @@ def fastest_between(
     network: NetworkConstants = GIGABIT,
     demands: Demands = ANYTHING,
 ) -> tuple[Fastest, ...]:
-    """Returns the fastest predicted algorithm on these hosts for each range of sizes.
+    """Returns the algorithm with the shortest predicted time on these hosts for each range of
+    sizes.
 
     >>> four = ((0,), (1,), (2,), (3,))
     >>> [part.algorithm for part in fastest_between(Op.ALL_REDUCE, hosts=four, cores=2)]
@@ -174,7 +176,7 @@ def fastest_between(
 
 
 def predict_on(op: Op | str, algorithm: str, nbytes: int, *, hosts: Hosts, cores: int) -> float:
-    """Returns the seconds for a call on one or several hosts.
+    """Returns the predicted seconds for a call on one or several hosts.
 
     Raises `UnsupportedError` as `build` does.
 

@@ -1,4 +1,4 @@
-"""Rules that select the algorithm of a call. The first matching rule decides."""
+"""Rules that select the algorithm of a call. A call uses the first rule that matches it."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _ONE_HOST = IntRange(1, 1)
 class Rule:
     """A rule: calls of `op` within all these limits use `algorithm`.
 
-    `nbytes` limits the size of the caller's larger buffer. `dtype_bytes` is the size of one
-    element, or None for any type. The algorithm may include `channels=k`. `block_bytes` is the part
-    of the message that is staged at a time; with None, the executor decides. Raises
+    `nbytes` limits the size of the larger of the caller's input and output. `dtype_bytes` is the
+    size of one element, or None for any type. The algorithm may include `channels=k`. `block_bytes`
+    is the part of the message that is staged at a time; with None, the executor decides. Raises
     `UnsupportedError` for unknown algorithms and invalid sizes.
 
     >>> sizes, ranks = IntRange(0, 4096), IntRange(2, 2)
@@ -90,8 +90,8 @@ class Rule:
     def serves(
         self, op: Op, nbytes: int, *, ranks: int, hosts: int = 1, dtype_bytes: int | None = None
     ) -> bool:
-        """Returns True if the rule matches. A rule for one element size needs `dtype_bytes` to
-        match.
+        """Returns True if the rule matches. A rule for one element size matches only calls of this
+        `dtype_bytes`.
         """
         return (
             op is self.op
@@ -126,7 +126,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Rules in order, and the measurements from which they come, if any.
+    """Rules in order of precedence, and the measurements from which they come, if any.
 
     >>> ring = Selection(rules=(Rule(op=Op.ALL_REDUCE, algorithm="ring"),))
     >>> ring.choose(Op.ALL_REDUCE, 1024, ranks=4).algorithm
@@ -150,8 +150,8 @@ class Selection:
     def times_s(self, op: Op, nbytes: int, ranks: int) -> dict[str, float]:
         """Returns the measured seconds of each algorithm.
 
-        Between two measured sizes, the result is interpolated linearly in logarithms. Sizes outside
-        the measured range give no result.
+        Between two measured sizes, the logarithm of the time is interpolated linearly in the
+        logarithm of the size. Sizes outside the measured range give no result.
         """
         curves: dict[str, dict[int, float]] = {}
         for one in self.measured:

@@ -31,7 +31,7 @@ MODEL_SOURCE = "cost model"
 _PREDICTION_LOCK = threading.RLock()
 """Serialises predictions. So ranks that are threads of one process compute each prediction only
 once."""
-os.register_at_fork(  # else a child could inherit a lock that no thread releases
+os.register_at_fork(  # else a forked child could inherit a lock that no thread releases
     before=_PREDICTION_LOCK.acquire,
     after_in_parent=_PREDICTION_LOCK.release,
     after_in_child=_PREDICTION_LOCK.release,
@@ -41,7 +41,7 @@ _PAIR = re.compile(rf";\s*(?=(?:{'|'.join(Op)})\s*=)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A selection and its source."""
+    """A selection, and a text that says where it comes from."""
 
     source: str
     selection: Selection
@@ -49,7 +49,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedRule:
-    """The rule that a call uses, and the rule's source."""
+    """The rule that a call uses, and a text that says where it comes from."""
 
     rule: Rule
     source: str
@@ -78,7 +78,7 @@ class SelectionTable:
         dtype_bytes: int | None = None,
         demands: Demands = ANYTHING,
     ) -> SelectedRule:
-        """Returns the rule for a call with `nbytes` in the caller's larger buffer.
+        """Returns the rule for a call with `nbytes` in the larger of the caller's input and output.
 
         `hosts` are the ranks of each host, or None for a single host. The cost model also respects
         `demands`.
@@ -101,12 +101,16 @@ class SelectionTable:
         return SelectedRule(rule=rule, source=MODEL_SOURCE)
 
     def times_s(self, op: Op, nbytes: int, ranks: int) -> dict[str, float]:
-        """Returns the measured seconds of each algorithm in the first layer with measurements."""
+        """Returns the measured seconds of each algorithm, from the first selection that has
+        measurements for this call.
+        """
         found = (layer.selection.times_s(op, nbytes, ranks) for layer in self.layers)
         return next((times_s for times_s in found if times_s), {})
 
     def under(self, selection: Selectable | None) -> SelectionTable:
-        """Returns the table with `selection` as the highest layer. Raises `UnsupportedError`."""
+        """Returns the table with `selection` before all other selections; None adds nothing. Raises
+        `UnsupportedError` for an invalid file.
+        """
         if selection is None:
             return self
         return SelectionTable(layers=(_argument(selection), *self.layers), cores=self.cores)

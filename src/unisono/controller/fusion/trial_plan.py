@@ -1,4 +1,4 @@
-"""One rank's frozen plan in a trial. The buckets may change between passes."""
+"""One rank's frozen plan in a trial. The tensors may be in other buckets in the next pass."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ class TuningSettings:
     """Lengths of the trials, in steps, and the decision rule."""
 
     warm_up: int = 4
-    """Number of warm-up steps with each plan at the start of a trial. Their times are not used."""
+    """Number of warm-up steps with each plan, at the start of the first trial and of the
+    comparison. Their times are not used."""
     measured: int = 16
     """Number of steps in which the times of tensors and buckets are measured."""
     pairs: int = 16

@@ -1,9 +1,9 @@
 """Fits the constants to measured runs: `python -m unisono.planner.calibration.constant_fit`.
 
-The fit minimises, with a robust loss, the logarithms of predicted over measured times, and of
-constants over their stated priors. It needs SciPy. Runs are weighted so that a family of n runs
-counts as n^(1/2). For cross-validation, the constants are also fitted without each family (a fold).
-The errors of all fits give the widths of the 80 % interval.
+The fit minimises two kinds of logarithms, with a robust loss: of the predicted over the measured
+time of each run, and of each constant over its prior value. It needs SciPy. Runs are weighted so
+that a family of n runs counts as n^(1/2). For cross-validation, the constants are also fitted
+without each family (a fold). The errors of all fits give the widths of the 80 % interval.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _Floats = NDArray[np.float64]
 
 
 class _FixedRun:
-    """A run whose open choices are fixed by a first set of constants."""
+    """A run whose open choices, such as the micro batch, are made once, with the first set of
+    constants.
+    """
 
     def __init__(self, run: MeasuredRun, constants: CalibratedConstants) -> None:
         self._run = run
@@ -109,7 +111,9 @@ def _weights(runs: Sequence[MeasuredRun]) -> _Floats:
 def informing_families(
     runs: Sequence[MeasuredRun], values: Mapping[str, float], name: str
 ) -> list[str]:
-    """Returns the families in which a constant changes the times of at least one run."""
+    """Returns the families in which a change of the constant noticeably changes the predicted time
+    of at least one run.
+    """
     changed = _constants({**values, name: values[name] * (1 + _STEP)})
     found = {}
     for run in runs:
@@ -134,7 +138,9 @@ def thinned(runs: Sequence[MeasuredRun], largest: int = 150) -> list[MeasuredRun
 
 
 def write_fit(path: Path) -> None:
-    """Fits all constants and folds, and writes them to the constants file."""
+    """Fits the constants to all runs, and for each family to all other runs (a fold). Writes all of
+    them to a file like `data/constants.json`.
+    """
     document = json.loads(json.dumps(constants_document()))
     runs = thinned(measured_runs())
     values = fit_constants(runs, document)
@@ -159,7 +165,9 @@ def write_fit(path: Path) -> None:
 
 
 def _add_shared_shares(document: dict[str, Any], folds: Mapping[str, CalibratedConstants]) -> None:
-    """Adds the shares of error variance that runs have in common, for all runs and each fold."""
+    """Adds to the document the shares of error variance that similar runs have in common: from all
+    runs, and for each fold from its runs.
+    """
     runs = measured_runs()
     for name, share in shared_shares(runs, folds).items():
         entry = document["constants"][f"shared/{name}"]

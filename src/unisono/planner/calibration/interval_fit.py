@@ -25,7 +25,9 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class _Errors:
-    """Logarithms of the errors of one family, and the squared share of each cause of an error."""
+    """Logarithms of predicted over measured times of one family, and the squared share of each
+    cause in each error.
+    """
 
     shares: _Floats
     errors: _Floats
@@ -84,7 +86,9 @@ def _none_negative(shares: _Floats, targets: _Floats) -> _Floats:
 
 
 def _scale(parts: Sequence[_Errors], variances: _Floats) -> float:
-    """Returns the factor for all deviations that makes the interval hold the wanted share."""
+    """Returns the factor for all deviations with which the interval holds the wanted share of the
+    runs.
+    """
     low, high = 0.1, 10.0
     for _ in range(40):
         factor = np.sqrt(low * high)

@@ -35,14 +35,14 @@ class CollectiveTimes:
 
     samples: tuple[Sample, ...]
     hosts: int | None
-    """Number of hosts, if the file says so."""
+    """Number of hosts; None if the file does not state it."""
 
 
 def read_collectives(text: str) -> CollectiveTimes:
     """Returns the collectives in the output of nccl-tests, `unisono bench --json` or `unisono
     tune`.
 
-    Uses the first library of a benchmark that compares libraries. Raises ValueError for other
+    If a benchmark compares libraries, uses the times of the first one. Raises ValueError for other
     texts, and if the text has no all_reduce, all_gather or reduce_scatter.
     """
     usable = [each for each in read(text) if each.op in _PASSES]
@@ -53,7 +53,9 @@ def read_collectives(text: str) -> CollectiveTimes:
 
 
 def _hosts(text: str) -> int | None:
-    """Returns the number of hosts. `unisono bench` runs on one host, unless it makes a cluster."""
+    """Returns the number of hosts. `unisono bench` runs on one host, unless its settings describe a
+    cluster.
+    """
     if text.lstrip().startswith("{"):
         settings = json.loads(text).get("settings")
         cluster = settings.get("cluster") if isinstance(settings, dict) else None
@@ -110,7 +112,9 @@ def _rows(file: CollectiveTimes, cluster: Cluster, place: str) -> Iterable[_Row]
 def _fit(
     rows: Sequence[_Row], cluster: Cluster, constants: CalibratedConstants, place: str
 ) -> LinkRate:
-    """Fits seconds = start x (shipped start-up) + bytes / (share x rate)."""
+    """Fits `start` and `share` in: seconds = start x (shipped start-up time) + bytes / (share x
+    rate).
+    """
     exchanges = ExchangeTimes(cluster, constants)
     begins, fixed, terms = [], [], []
     for sent, _, group in rows:
@@ -141,7 +145,7 @@ def _fit(
 def _least_deviations(
     columns: NDArray[np.float64], targets: NDArray[np.float64], scale: NDArray[np.float64]
 ) -> tuple[float, float]:
-    """Returns the two non-negative coefficients with the least relative absolute deviations.
+    """Returns the two non-negative coefficients with the least sum of relative absolute deviations.
 
     The method is iteratively reweighted least squares.
     """
@@ -154,7 +158,7 @@ def _least_deviations(
         if start < 0:
             start, inverse = 0.0, float(second @ wanted / (second @ second))
         fitted = columns @ np.array([start, inverse])
-        larger = np.maximum(scale, fitted)  # so outliers of both signs have errors of at most 1
+        larger = np.maximum(scale, fitted)  # so the error of an outlier is at most 1
         errors = np.abs(fitted - targets) / larger
         weights = 1 / larger / np.sqrt(np.maximum(errors, 1e-3))
     return float(start), float(inverse)

@@ -27,28 +27,32 @@ class CalibratedConstants:
     """Share of the 16-bit peak that fused attention reaches in the forward pass, by architecture
     and software."""
     tile_loss: float
-    """Loss due to incomplete waves, in tiles of 128 x 128 outputs for each multiprocessor."""
+    """Time that a matrix product loses in its last, incomplete wave: the time of this many tiles of
+    128 x 128 outputs on each multiprocessor."""
     inner_loss: float
-    """Inner dimension at which a matrix product reaches half of its rate."""
+    """Inner dimension at which a matrix product reaches half of the rate that it has with a very
+    long inner dimension."""
     kernel_start_s: float
     """Device seconds of a kernel in addition to its FLOPs and bytes: its start, and the gap to the
     next kernel."""
     memory_share: float
     """Share of the memory rate that kernels reach."""
     traffic: float
-    """Ratio of the bytes that kernels between matrix products move to the bytes of fused
-    kernels."""
+    """Ratio of the bytes that kernels between matrix products move to the bytes that perfectly
+    fused kernels would move."""
     score_traffic: float
     """Bytes moved for each score of unfused attention in the forward pass."""
     eager_launch_s: float
-    """Host seconds of a layer's forward pass with fp16 software of 2021 and 2022."""
+    """Host seconds to launch a layer's forward pass with fp16 software of 2021 and 2022."""
     launch_s: float
-    """Host seconds of a layer's forward pass with later software."""
+    """Host seconds to launch a layer's forward pass with later software."""
     expert_launch_s: float
-    """Host seconds of the forward pass of a layer with experts, in addition to `launch_s`."""
+    """Host seconds to launch the forward pass of a layer with experts, in addition to
+    `launch_s`."""
     pair_launch_s: float
-    """Host seconds of a collective in a layer for each pair of its ranks, with fp16 software of
-    2021 and 2022. The ranks launch the collective at different times and wait for each other."""
+    """Host seconds that each pair of ranks adds to a collective in a layer, with fp16 software of
+    2021 and 2022, because the ranks launch the collective at different times and wait for each
+    other."""
     eager_step_s: float
     """Host seconds of a step in addition to its microbatches, with fp16 software of 2021 and
     2022."""
@@ -71,25 +75,28 @@ class CalibratedConstants:
     exchange_share: float
     """Share of the rate between domains that an exchange of tokens between experts reaches."""
     tensor_exposed: float
-    """Share of tensor-parallel exchanges that stays exposed with software that overlaps them."""
+    """Share of the time of tensor-parallel exchanges that compute does not hide, with software that
+    overlaps the two."""
     overlap_slowdown: float
-    """Slowdown of compute while an exchange runs at the same time."""
+    """Fraction by which compute becomes slower while an exchange runs at the same time."""
     optimizer_bytes: float
     """Bytes moved for each parameter that the optimizer updates."""
     expert_share: float
     """Ratio of the rate of the experts' grouped matrix products to the rate of one large
     product."""
     expert_traffic: float
-    """Bytes moved to sort the tokens by expert and back, for each value of a routed token."""
+    """Bytes moved for each value of a routed token, to sort the tokens by expert and to restore
+    their order."""
     straggler: float
     """Standard deviation of one device's step time, as a share of the step time."""
     fragmentation: float
-    """Ratio of reserved memory to the memory of live tensors."""
+    """Ratio of the memory that the allocator reserves to the memory of live tensors."""
     sigma: Mapping[str, float] = field(hash=False)
-    """Standard deviation of the logarithm of the error, for each cause of errors."""
+    """Standard deviation of the logarithm of measured over predicted time, for each cause of
+    errors."""
     shared: Mapping[str, float] = field(hash=False)
-    """Shares of the error's variance that two runs have in common if they share the machine, model
-    or work."""
+    """Shares of the error's variance that two runs have in common because they share the machine,
+    the model or the work of each device."""
 
     def matmul(self, architecture: str, precision: str) -> float:
         """Returns the share of the peak that large matrix products reach."""

@@ -48,10 +48,10 @@ class LinkRate:
     share: float
     """Share of the link's rate that collectives reach."""
     device_Bps: float
-    """Rate of the device's links, which `share` refers to. For the device "CPU", each process
-    measures this rate again."""
+    """Rate of the device's links when `share` was fitted. It differs later for the device "CPU",
+    whose rates each process measures again."""
     start: float
-    """Factor for the start-up times of the shipped constants."""
+    """Ratio of the fitted start-up times to those of the shipped constants."""
     samples: int
     error: float
     """Median of the relative errors of the fit."""
@@ -61,11 +61,12 @@ class RunEffect(NamedTuple):
     """The effect of a calibration on a prediction."""
 
     runs: int
-    """Number of the user's runs with this machine and software."""
+    """Number of the user's runs with the same device and software as the prediction."""
     factor: float
     """Ratio of measured to predicted time, estimated from the user's runs."""
     unknown: float
-    """Share of the error's variance that remains. It is 1 without runs of the user."""
+    """Share of the error's variance that remains after calibration. It is 1 without runs of the
+    user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class Calibration:
         return _effect(self.runs, like, constants)
 
     def least_factor(self, model: Transformer, constants: CalibratedConstants) -> float:
-        """Returns the smallest factor that any layout of a model can have."""
+        """Returns the smallest factor (`RunEffect.factor`) that a layout of this model can have."""
         factors = [1.0]
         for machine in {run.like.machine for run in self.runs}:
             works = {run.like.work for run in self.runs if run.like.model == model}

@@ -22,7 +22,9 @@ class RunSimilarity(NamedTuple):
     work: tuple[object, ...]
 
     def shared(self, other: RunSimilarity, shares: Mapping[str, float]) -> float:
-        """Returns the correlation of the errors of two runs."""
+        """Returns the correlation of the errors of two runs: the sum of the `shares` of what they
+        have in common.
+        """
         if self.machine != other.machine:
             return 0.0
         if self.model != other.model:
@@ -34,7 +36,7 @@ class RunSimilarity(NamedTuple):
 def similarity(
     model: Transformer, cluster: Cluster, layout: Layout, job: Workload
 ) -> RunSimilarity:
-    """Returns the properties of a run.
+    """Returns the properties of a run that determine its prediction's error.
 
     >>> from unisono.planner import Cluster, Layout, Transformer, Workload
     >>> gpt = Transformer(layers=2, hidden=8, heads=2, vocab=10)

@@ -39,7 +39,8 @@ class Cluster:
     network_Bps: float | None = None
     """Rate between domains, one way, for each device. None: the rate of the device's type."""
     oversubscription: float = 1.0
-    """Factor by which the network between domains is slower when all devices use it."""
+    """Factor by which the network between domains is slower than `network_Bps`, because all devices
+    use it at the same time."""
     topology: Topology | None = field(default=None, hash=False, repr=False)
     """Network of `unisono.topology` whose ranks are the devices. With a topology, exchanges of all
     groups are simulated together. None: a flat network, whose times are closed forms."""

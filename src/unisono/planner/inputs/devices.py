@@ -39,7 +39,8 @@ class Device:
     per_host: int = 8
     """Usual number of devices of one NVLink domain."""
     clock: float = 1.0
-    """Sustained clock, as a share of the clock of the architecture's full-power device."""
+    """Sustained clock rate, as a share of that of the device with full power in this
+    architecture."""
     watts: float | None = None
     """Power of the data sheet. None: not known."""
     price_per_hour: float | None = None

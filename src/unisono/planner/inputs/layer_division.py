@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 
 class StageKind(NamedTuple):
-    """The load of a stage: the number of layers, the number of dense layers, and True if last."""
+    """Stages of equal load: their number of layers, how many of these layers are dense (without
+    experts), and True for the last stage.
+    """
 
     layers: int
     dense: int
@@ -19,10 +21,11 @@ class StageKind(NamedTuple):
 def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
     """Returns the number of layers of each stage. The sum is `layers`.
 
-    The layers are divided evenly if possible. If only `layers + 2` divides evenly among all chunks,
-    the embedding and the output count as a layer each, so the first and the last stage have one
-    layer less (the placement of the published 405B runs). Otherwise the middle stages have the
-    remaining layers. Raises ValueError if there are fewer layers than chunks.
+    The layers are divided evenly if possible. Otherwise, if `layers + 2` layers can be divided
+    evenly among all chunks, the embedding and the output count as a layer each, so the first and
+    the last stage have one layer less (the placement of the published 405B runs). Otherwise, as
+    many stages in the middle as necessary have one layer more than the others. Raises ValueError if
+    there are fewer layers than chunks.
 
     >>> stage_layers(96, 8)
     (12, 12, 12, 12, 12, 12, 12, 12)
@@ -49,7 +52,8 @@ def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def stage_kinds(stages: tuple[int, ...], dense_layers: int) -> tuple[tuple[StageKind, int], ...]:
-    """Returns each kind of stage with its number of stages. The first layers are dense.
+    """Returns each kind of stage with the number of such stages. The dense layers are the first of
+    the model.
 
     >>> [(kind.layers, kind.dense, count) for kind, count in stage_kinds((4, 4, 4), 1)]
     [(4, 1, 1), (4, 0, 1), (4, 0, 1)]

@@ -1,4 +1,4 @@
-"""A layout: how the devices of a training run divide a model and its batch."""
+"""A layout: how a model and its batch are divided among the devices of a training run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "dp_replicate")
 class Layout:
     """Sizes of the parallel axes and the options of each.
 
-    The run has `dp x tp x pp x cp` devices. Experts divide the devices of `dp x cp x tp`: `ep` of
-    them hold different experts. Raises ValueError for sizes that cannot exist.
+    The run has `dp x tp x pp x cp` devices. The experts are divided among the `dp x cp x tp`
+    devices of a stage: `ep` of these hold different experts. Raises ValueError for sizes that
+    cannot exist.
 
     >>> Layout(dp=16, tp=8, pp=8).devices
     1024
@@ -31,23 +32,28 @@ class Layout:
     """
 
     dp: int = 1
-    """Data parallelism: replicas or shards that see different samples."""
+    """Data parallelism: number of replicas (or shards) of the model, each of which sees different
+    samples."""
     tp: int = 1
-    """Tensor parallelism: devices that divide each matrix."""
+    """Tensor parallelism: number of devices among which each matrix is divided."""
     pp: int = 1
-    """Pipeline parallelism: stages of layers."""
+    """Pipeline parallelism: number of stages, each with some of the layers."""
     cp: int = 1
-    """Context parallelism: devices that divide each sequence."""
+    """Context parallelism: number of devices among which each sequence is divided."""
     ep: int = 1
-    """Expert parallelism: devices that hold different experts."""
+    """Expert parallelism: number of devices that hold different experts."""
     vpp: int | None = 1
-    """Interleaving: number of groups of layers of each stage. None: the planner chooses."""
+    """Interleaved schedule: number of groups of layers (virtual stages) on each stage. None: the
+    planner chooses."""
     sequence_parallel: bool = False
-    """True if operators between the matrix products are divided along the sequence over `tp`."""
+    """True if the operators between the matrix products work on a sequence that is divided among
+    the `tp` devices."""
     zero: int = 0
-    """ZeRO stage: 1 divides optimizer states over `dp x cp`, 2 also gradients, 3 also weights."""
+    """ZeRO stage: 1 divides the optimizer states among `dp x cp` devices, 2 the gradients too, 3
+    also the weights."""
     dp_replicate: int = 1
-    """Number of replicas of the shards (hybrid sharding): ZeRO divides over `dp / dp_replicate`."""
+    """Number of replicas of the shards (hybrid sharding): ZeRO divides among `dp x cp /
+    dp_replicate` devices."""
     schedule: str = "1f1b"
     """Pipeline schedule: one of `SCHEDULES`."""
     tensor: str = "1d"
@@ -98,7 +104,7 @@ class Layout:
 
     @property
     def tensor_grid(self) -> TensorGrid:
-        """The ranks of `tp` along the depth, the rows and the columns of their grid."""
+        """The grid of the `tp` ranks: number of ranks along its depth, rows and columns."""
         return TensorGrid.of(self.tensor, self.tp)
 
     def save(self, path: str | Path) -> None:

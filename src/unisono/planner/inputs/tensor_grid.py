@@ -15,7 +15,9 @@ TENSOR_KINDS = ("1d", "2d", "2.5d", "3d")
 
 
 class TensorGrid(NamedTuple):
-    """Number of `tp` ranks along each dimension of the grid. The column index changes fastest."""
+    """Number of `tp` ranks along each dimension of the grid. Consecutive ranks differ first in the
+    column index.
+    """
 
     depth: int
     row: int

@@ -32,7 +32,8 @@ def forward_flops(model: Transformer, *, seq: int, batch: int) -> tuple[float, f
 def step_flops(model: Transformer, *, seq: int, batch: int, recompute: str = "none") -> float:
     """Returns the FLOPs of forward and backward of one step, with recomputation.
 
-    For a GPT this is 72 B s L h^2 (1 + s / 6h + V / 12 L h) without recomputation and
+    For a GPT with batch B, sequence length s, L layers, width h and vocabulary V, this is
+    72 B s L h^2 (1 + s / 6h + V / 12 L h) without recomputation and
     96 B s L h^2 (1 + s / 6h + V / 16 L h) with full recomputation (arXiv 2104.04473, section 5.1).
 
     >>> gpt = Transformer(layers=96, hidden=12288, heads=96, vocab=51200)

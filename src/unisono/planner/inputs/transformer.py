@@ -11,8 +11,8 @@ class Transformer:
     """The shape of a decoder: GPT, Llama, grouped-query or latent attention, mixture of experts.
 
     A model without gates (`gated=False`) is a GPT: its linear layers have biases, its norms have
-    two vectors, and it drops values at random in training. A gated model is a Llama: no biases,
-    norms of one vector.
+    two vectors, and its training uses dropout. A gated model is a Llama: no biases, norms of one
+    vector.
 
     Raises ValueError for sizes that do not fit together.
 
@@ -102,7 +102,7 @@ class Transformer:
 
     @property
     def key_value_width(self) -> int:
-        """Width of all keys and values that attention reads."""
+        """Width of the keys and the values of all heads together, as attention reads them."""
         if self.kv_rank:
             return self.heads * (2 * self.head_dim + self.rope_dim)
         return 2 * self.kv_heads * self.head_dim

@@ -24,11 +24,11 @@ class Workload:
     """
 
     seq: int
-    """Tokens of a sequence."""
+    """Number of tokens in a sequence."""
     global_batch: int
-    """Sequences of a step, over all devices."""
+    """Number of sequences in a step, over all devices."""
     micro_batch: int | None = None
-    """Sequences that a pipeline works on at once, for each data-parallel rank."""
+    """Number of sequences in a microbatch, for each data-parallel rank."""
     precision: str = "bf16"
     """Type of the matrix products: fp32, tf32, fp16, bf16, fp8 or fp4."""
     recompute: str | None = None
@@ -67,5 +67,5 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Number of tokens in a step, over all devices."""
         return self.seq * self.global_batch

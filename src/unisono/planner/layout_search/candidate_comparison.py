@@ -12,7 +12,8 @@ def reason_of_loss(
     next_value: float,
     next_kinds: Mapping[str, float],
 ) -> str:
-    """Returns a text with the difference in the search's objective, then in time.
+    """Returns a text that says how the next candidate differs: first in the search's objective,
+    then in the step time, by kind.
 
     `value` and `next_value` are the values of the objective. `kinds` has the seconds by kind.
 
@@ -31,7 +32,8 @@ def reason_of_loss(
 
 
 def time_difference(kinds: Mapping[str, float], next_kinds: Mapping[str, float]) -> str:
-    """Returns the kinds of time that differ most in the next candidate, largest difference first.
+    """Returns a text with the difference of the next candidate's step time, and the kinds of time
+    that contribute most to it, largest first.
 
     >>> time_difference({"bubble": 0.1, "matmul": 0.9}, {"bubble": 0.8, "matmul": 0.7})
     '+0.5 s: bubble +0.7 s, matmul -0.2 s'

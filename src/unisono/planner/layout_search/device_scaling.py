@@ -25,9 +25,9 @@ class ScalingPoint:
     devices: int
     prediction: Prediction
     speedup: float
-    """Tokens per second, relative to the fewest devices."""
+    """Tokens per second, divided by those on the fewest devices."""
     scale_factor: float
-    """Tokens per second for each device, relative to the fewest devices."""
+    """Tokens per second and device, divided by those on the fewest devices."""
 
 
 def scaling_curve(

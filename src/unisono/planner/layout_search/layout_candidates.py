@@ -1,4 +1,4 @@
-"""The result of a search: candidates, fastest first, and counts of the other layouts."""
+"""The result of a search: the candidates, best first, and how many combinations it considered."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from unisono.planner.prediction import Prediction
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One layout of a search."""
+    """One of the best layouts that a search found, with its predicted time and memory."""
 
     layout: Layout
     job: Workload
     prediction: Prediction
     next_lost: str
-    """Reason why the next candidate is worse, with the kinds of time that differ most."""
+    """Reason why the next candidate is worse than this one, with the kinds of time that differ
+    most. Empty for the last candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchCounts:
-    """Numbers of combinations in a search, by result."""
+    """Numbers of combinations that a search considered, and what became of them."""
 
     considered: int
     """Combinations of layout, micro batch and recomputation that can train the model."""
     too_large: int
     """Combinations that the search reached but that do not fit in memory."""
     bounded: int
-    """Combinations whose lower bound is over the time of the last candidate kept."""
+    """Combinations that were skipped, because their memory, or a lower bound of their time, shows
+    that they cannot be candidates."""
     predicted: int
     """Combinations whose step time was computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates(Sequence[Candidate]):
-    """The candidates of a search, fastest first, and its counts."""
+    """The candidates of a search, best first, and its counts of combinations."""
 
     entries: tuple[Candidate, ...]
     counts: SearchCounts

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class _Point(NamedTuple):
     devices: int
     memory: float
-    """Bytes, or bytes rounded up to a multiple of the tolerance."""
+    """Bytes of the fullest device, rounded up to a multiple of the tolerance if there is one."""
     step_s: float
     option: LayoutOption
     kinds: dict[str, float]
@@ -45,7 +45,7 @@ def pareto_front(
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
 ) -> tuple[Prediction, ...]:
-    """Returns the layouts that no other layout beats in time, devices and memory together.
+    """Returns the layouts that are Pareto-optimal in step time, number of devices and memory.
 
     Considers the cluster and its parts (`smaller_clusters`), with the combinations of `search`. The
     front is exact: a combination is skipped only if its lower bound is over the time of another
@@ -103,7 +103,7 @@ def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> lis
             nbytes = option.memory_bytes(run)
             memory = ceil(nbytes / step_bytes) * step_bytes if step_bytes else nbytes
             fitting.append((memory, option))
-    fitting.sort(key=lambda each: each[0])  # stable, so equal memory stays sorted by bound
+    fitting.sort(key=lambda each: each[0])  # stable: options of equal memory stay in bound order
     front: list[_Point] = []
     limit_s = float("inf")
     for memory, option in fitting:
@@ -120,7 +120,9 @@ def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> lis
 
 
 def _not_beaten(points: list[_Point], tolerance: float) -> list[_Point]:
-    """Returns the points that no point with fewer devices beats."""
+    """Returns the points without those that a point with fewer devices equals or beats in both
+    memory and time, within the tolerance.
+    """
     found: list[_Point] = []
     for point in sorted(points, key=lambda each: each[:3]):
         beaten = any(

@@ -32,7 +32,9 @@ class OptionRequest:
 
 
 class OpenLayout:
-    """A layout whose interleaving is not chosen. The layout of each interleaving is made once."""
+    """A layout whose interleaving (`vpp`) is not chosen yet. Keeps the complete layout for each
+    interleaving.
+    """
 
     __slots__ = ("_layouts", "layout")
 
@@ -41,7 +43,7 @@ class OpenLayout:
         self._layouts: dict[int, Layout] = {}
 
     def with_chunks(self, chunks: int) -> Layout:
-        """Returns the layout with this interleaving."""
+        """Returns the complete layout with this number of layer groups on each stage (`vpp`)."""
         found = self._layouts.get(chunks)
         if found is None:
             found = self._layouts[chunks] = replace(self.layout, vpp=chunks)
@@ -64,7 +66,7 @@ class LayoutOption(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """The layout with its interleaving."""
+        """The complete layout, including the chosen interleaving."""
         return self.open_layout.with_chunks(self.chunks)
 
     def fits(self, run: RunModel) -> bool:
@@ -141,7 +143,7 @@ def _open_layouts(run: RunModel, tp: int, pp: int, schedules: Sequence[str]) -> 
 
 
 def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
-    """Yields micro batches and recomputations with their lower bounds.
+    """Yields each combination of micro batch and recomputation with a lower bound of its step time.
 
     The bound is the time of an average stage for all microbatches: no step is shorter, because the
     slowest stage has at least the average number of layers.

@@ -34,7 +34,9 @@ time; bytes of the fullest device, then time."""
 
 
 class FoundLayout(NamedTuple):
-    """A combination that fits, and its step time. Better combinations have smaller keys."""
+    """A combination that fits in memory, and its step time by kind. A better combination has a
+    smaller `key`.
+    """
 
     key: tuple[float, ...]
     devices: int
@@ -121,7 +123,8 @@ def search(
 
 
 def smaller_clusters(cluster: Cluster) -> list[Cluster]:
-    """Returns a cluster and its parts: half of its devices, half of these, and so on to 1.
+    """Returns the cluster, then ever smaller parts of it: half of its devices, half of those, and
+    so on to 1 device.
 
     Odd numbers are divided by their smallest factor. A cluster with a topology has no parts.
 

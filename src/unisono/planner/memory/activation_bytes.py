@@ -1,8 +1,9 @@
 """Bytes of the activations that one layer keeps for backward.
 
 For a GPT with the unfused attention of megatron-2021 this is table 2 of Korthikanti et al. (arXiv
-2205.05198): s b h (10 + 24 / t + 5 a s / (h t)), with sequence parallelism
-s b h / t (34 + 5 a s / h). The other software differs:
+2205.05198), for b sequences of length s, width h, a heads and t tensor-parallel ranks:
+s b h (10 + 24 / t + 5 a s / (h t)), with sequence parallelism s b h / t (34 + 5 a s / h). The other
+software differs:
 
 - Fused attention keeps one float32 of each head and position instead of the 5 a s term.
 - With `recompute="selective"`, unfused attention drops that term. transformer-engine drops the
@@ -64,7 +65,8 @@ def output_activation_bytes(
     """Returns the bytes of embedding and output on the first stage, which keeps `stages` batches.
 
     The formula is (8 s b p + s b h p) / t, plus 4 s b h (1 + V / h) / t if p = 1 (arXiv 2205.05198,
-    section 4.3).
+    section 4.3), where s is `seq`, b `batch`, p `stages`, t `tp`, h the model's width and V its
+    vocabulary.
     """
     tokens = seq * batch / tp
     embedding = (8 + model.hidden) * tokens * stages
@@ -120,8 +122,8 @@ def _scores(model: Transformer, tokens: float, seq: int, recompute: str, unfused
 def _ffn_bytes(model: Transformer, inner: int, kept: int) -> float:
     """Returns the bytes that a feed-forward network keeps for one token.
 
-    These are the inputs of the activation in 16 bits, and its output with `kept` bytes for each
-    value.
+    These are the inputs of the activation function in 16 bits, and its output with `kept` bytes for
+    each value.
     """
     return (2 * (model.matrices - 1) + kept) * inner
 
@@ -131,6 +133,7 @@ def _alternate_products(
 ) -> float:
     inner = model.expert_ffn * model.top_k if experts else model.ffn
     products = model.query_width + model.key_value_width + (model.matrices - 1) * inner
-    # Every second product is kept in 16 bits, and the output of attention.
+    # Only every second product is kept, in 16 bits: 1 byte for each value on average. The output of
+    # attention is kept too.
     kept = products + 2 * _output_width(model)
     return 2 * stream * model.hidden + tokens / tp * kept + 2 * stream * model.hidden

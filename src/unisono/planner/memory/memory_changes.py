@@ -18,7 +18,7 @@ from unisono.planner.prediction import Prediction, predict
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryChange:
-    """A changed layout and workload that fit, and the changes."""
+    """Changes that make a layout fit in memory, and the prediction with these changes."""
 
     text: str
     """The changes, such as "recompute none -> selective". Empty if the layout fits as it is."""
@@ -34,7 +34,8 @@ def smallest_change(
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
 ) -> MemoryChange | None:
-    """Returns the change with the fewest settings, then the least time, that makes a layout fit.
+    """Returns the change of the fewest settings that makes a layout fit in memory. Among several,
+    it is the one with the shortest step.
 
     Possible changes are to recomputation, ZeRO stage, micro batch and sequence parallelism, and
     moves of factors of two from data to tensor, pipeline or context parallelism. Returns None if no

@@ -193,12 +193,13 @@ class MemoryModel:
 
 
 def kept_chunks(layout: Layout, stage: int, microbatches: int) -> int:
-    """Returns the maximum number of chunks of one microbatch that a stage keeps.
+    """Returns the maximum number of chunks whose activations a stage keeps at once. Each is one
+    group of layers in one microbatch.
 
     A stage has v = `vpp` chunks. With m microbatches and p stages, 1F1B keeps min(m, p - i)
     microbatches on stage i. The interleaved schedule keeps p v + p - 1 - 2 i chunks (Megatron-LM's
     warm-up). GPipe keeps all microbatches, and ZB1P keeps p. ZB-V keeps 2 p half chunks (arXiv
-    2401.10241, 2405.15362), and DualPipeV keeps one half chunk more.
+    2401.10241, 2405.15362), and DualPipeV keeps one half chunk more than ZB-V.
 
     >>> kept_chunks(Layout(pp=4), 0, 8), kept_chunks(Layout(pp=4), 3, 8)
     (4, 1)

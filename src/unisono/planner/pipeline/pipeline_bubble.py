@@ -6,7 +6,8 @@ from unisono.planner.inputs.layout import Layout
 
 
 def bubble_share(layout: Layout, recompute: str, microbatches: int | None = None) -> float:
-    """Returns the ratio of the bubble to the time of a microbatch on all stages except the slowest.
+    """Returns the bubble, divided by the sum of a microbatch's times on all stages except the
+    slowest.
 
     The ratio is 1 for 1F1B and GPipe, and 1 / vpp for the interleaved schedule. In the other
     schedules, forward F, the input gradient I and the weight gradient W take equal times, and I

@@ -1,4 +1,5 @@
-"""Pipeline schedules as lists of tasks, and their simulation with task times and kept chunks.
+"""Pipeline schedules as lists of tasks. A simulation of them gives the times and the number of kept
+chunks.
 
 The planner's step times use closed forms of the bubble. This file runs the schedules themselves;
 the tests compare both.
@@ -28,13 +29,14 @@ class PipelineRun:
     makespan_s: float
     """Seconds from the first task's begin to the last task's end."""
     busy_s: tuple[float, ...]
-    """Seconds that each stage works."""
+    """Seconds in which each stage works."""
     kept: tuple[int, ...]
-    """Maximum number of chunks of a microbatch that each stage keeps."""
+    """Maximum number of chunks (one group of layers in one microbatch) whose activations each stage
+    keeps."""
 
     @property
     def bubble_s(self) -> float:
-        """Seconds that the busiest stage waits."""
+        """Seconds in which the busiest stage waits."""
         return self.makespan_s - max(self.busy_s)
 
 
@@ -81,7 +83,9 @@ def _order(
 
 
 def _task(kind: str, index: int, stages: int, chunks: int) -> PipelineTask:
-    """Returns the task at an index of the interleaved order, in groups of `stages` microbatches."""
+    """Returns the task at an index of the interleaved order. A stage works on `stages` microbatches
+    in one chunk, then on the same microbatches in the next chunk.
+    """
     if chunks == 1:
         return PipelineTask(kind, index, 0)
     group, inside = divmod(index, stages * chunks)
@@ -116,10 +120,12 @@ def run_schedule(
     weight_share: float = 0.5,
     send_s: float = 0.0,
 ) -> PipelineRun:
-    """Simulates a schedule on stages with these times of a microbatch (all chunks together).
+    """Simulates a schedule. `forward_s` and `backward_s` are the times of one microbatch on each
+    stage, all chunks together.
 
-    `weight_share` is the part of backward that computes weight gradients, which zb1p delays.
-    `send_s` is the time from the end of a task to the start of its successor on the next stage.
+    `weight_share` is the fraction of the backward time in which weight gradients are computed,
+    which zb1p delays. `send_s` is the time from the end of a task to the start of its successor on
+    the next stage.
 
     >>> run = run_schedule("1f1b", forward_s=[1.0] * 4, backward_s=[2.0] * 4, microbatches=8)
     >>> run.makespan_s, run.bubble_s, run.kept
@@ -150,7 +156,9 @@ def _durations(
 
 
 def _most_kept(order: Sequence[PipelineTask]) -> int:
-    """Returns the largest number of forwards whose backward has not ended."""
+    """Returns the largest number of chunks, at any time, whose forward pass has run and whose
+    backward pass has not.
+    """
     kept = most = 0
     for task in order:
         if task.kind == "F":

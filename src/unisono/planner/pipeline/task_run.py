@@ -46,7 +46,7 @@ class TaskRun:
 
     @property
     def busy_s(self) -> tuple[float, ...]:
-        """Seconds that each rank works."""
+        """Seconds in which each rank works."""
         return tuple(sum(end - begin for _, begin, end in row) for row in self.spans)
 
     @property
@@ -115,12 +115,14 @@ def ready_s(
 
 
 def _are_outside(predecessors: Sequence[StageTask], group: TaskGroup) -> bool:
-    """Returns True if no predecessor runs in the group itself."""
+    """Returns True if none of the predecessors belongs to the group."""
     return not any(each in group for each in predecessors)
 
 
 def _predecessors(task: StageTask, stages: int) -> list[StageTask]:
-    """Returns alternative predecessors, one of which must have run. A first task has none."""
+    """Returns the tasks of which one must have run before this task. The forward task of the first
+    stage needs none.
+    """
     kind, microbatch, stage = task
     if kind == "F":
         return [StageTask("F", microbatch, stage - 1)] if stage else []

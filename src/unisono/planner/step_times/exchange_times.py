@@ -1,8 +1,8 @@
 """Times of exchanges on a flat network of domains, in closed form.
 
-The ring's bandwidth term counts bytes and the start-up term counts ranks (alpha and beta), as in
-Thakur, Rabenseifner and Gropp (2005). If a group spans several domains, its network rate is the sum
-over its devices in one domain.
+The time of a ring is a start-up time that grows with the ranks (alpha), plus a bandwidth term that
+grows with the bytes (beta), as in Thakur, Rabenseifner and Gropp (2005). If a group spans several
+domains, its network rate is the sum over its devices in one domain.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from unisono.planner.inputs.device_cluster import Cluster
 
 
 class GroupPlace(NamedTuple):
-    """Position of a group: the number of ranks, the number of ranks in one domain, and the distance
-    between neighbours.
+    """Position of a group in the cluster: the number of its ranks, the number of these in one
+    domain, and the distance between neighbours in devices.
     """
 
     ranks: int
@@ -44,8 +44,8 @@ class ExchangeTimes:
         return self._ring_s(2 * nbytes, group)
 
     def gather_s(self, nbytes: float, group: GroupPlace) -> float:
-        """Returns the time of an all_gather or reduce_scatter. `nbytes` is the sum of all ranks'
-        parts.
+        """Returns the time of an all_gather or reduce_scatter. `nbytes` is the size of the whole
+        array, over all ranks.
         """
         return self._ring_s(nbytes, group)
 
@@ -65,14 +65,15 @@ class ExchangeTimes:
         return self.start_s(group), (group.ranks - 1) / group.ranks / rate
 
     def start_s(self, group: GroupPlace) -> float:
-        """Returns the start-up time of a collective."""
+        """Returns the start-up time of a collective, which does not depend on the bytes."""
         constants = self._constants
         inside = constants.link_start_s + constants.link_rank_s * (group.local - 1)
         domains = group.ranks / group.local
         return inside + constants.network_start_s * (log2(domains) if domains > 1 else 0.0)
 
     def route_s(self, nbytes: float, copies: int, group: GroupPlace) -> float:
-        """Returns the time in which each rank sends `nbytes` of tokens to `copies` random ranks.
+        """Returns the time in which each rank sends `nbytes` of tokens to each of `copies` random
+        ranks.
 
         A token is sent once to each domain that has at least one of its experts, and is copied
         inside the domain (as in DeepEP). Links inside and between domains work at the same time.

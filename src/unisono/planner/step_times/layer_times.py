@@ -46,7 +46,7 @@ class OperatorTime(NamedTuple):
 
 
 class LayerTimes(NamedTuple):
-    """Seconds of one layer: device time without exchanges, exchanges by axis, host time."""
+    """Seconds of one layer: device time without exchanges, exchanges of each kind, host time."""
 
     forward_s: float
     backward_s: float
@@ -59,7 +59,7 @@ class LayerTimes(NamedTuple):
     launches_s: float
 
     def recomputed_s(self, recompute: str, software: str) -> float:
-        """Returns the device time of the forward operators that backward repeats."""
+        """Returns the device time of the forward operators that the backward pass runs again."""
         if recompute == "none":
             return 0.0
         if recompute == "full":
@@ -229,7 +229,9 @@ class LayerModel:
         return found
 
     def _exchange_s(self, shape: Shape) -> tuple[float, float, float, int]:
-        """Returns the times of the forward exchanges by axis, and the number of exchanges."""
+        """Returns the times of the tensor, context and expert exchanges in the forward pass, and
+        the number of these exchanges.
+        """
         model, exchanges, count = self._model, self._exchanges, 0
         tensor_s = context_s = expert_s = 0.0
         if shape.tp > 1:

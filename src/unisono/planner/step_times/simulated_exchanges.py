@@ -44,7 +44,9 @@ class SimulatedExchanges(ExchangeTimes):
         return start_s, rounds / group.ranks * byte_s / self._software.network_share
 
     def route_s(self, nbytes: float, copies: int, group: GroupPlace) -> float:
-        """Returns the time in which each rank sends `nbytes` of tokens to `copies` random ranks."""
+        """Returns the time in which each rank sends `nbytes` of tokens to each of `copies` random
+        ranks.
+        """
         if group.ranks < 2:
             return 0.0
         found = self._routes.get(group)
@@ -78,8 +80,8 @@ class SimulatedExchanges(ExchangeTimes):
     def _line(
         self, groups: Sequence[tuple[int, ...]], op: str, algorithm: str
     ) -> tuple[float, float]:
-        """Simulates a small and a large exchange of all groups. Returns latency and seconds per
-        byte.
+        """Simulates one small and one large exchange, each in all groups at the same time. Returns
+        the latency and the seconds per byte.
         """
         schedule = build(op, algorithm, ranks=len(groups[0]))
         times = []

@@ -36,7 +36,9 @@ class LayerStep(NamedTuple):
 
 
 class _StageLoad(NamedTuple):
-    """Seconds of one microbatch on `stages` equal stages: layers, host, output, messages."""
+    """Seconds of one microbatch on one stage (layers, host, output, messages), and the number of
+    equal stages.
+    """
 
     stages: int
     layers: int
@@ -214,7 +216,8 @@ class StepModel:
         return found
 
     def _expert_exposed_s(self, layout: Layout, times: LayerTimes) -> float:
-        """Returns the exposed seconds of a layer's expert exchanges in one pass.
+        """Returns the seconds of a layer's expert exchanges, in a forward or backward pass, that
+        compute does not hide.
 
         DualPipeV computes one microbatch while it exchanges another.
         """
@@ -237,7 +240,9 @@ class StepModel:
         return model.shared_layer_parameters / layout.tp + routed
 
     def _shards_s(self, layout: Layout, shape: Shape, device_s: float) -> float:
-        """Returns the exposed seconds of a layer's weight and gradient exchanges (ZeRO-2 and 3)."""
+        """Returns the seconds of a layer's weight and gradient exchanges (ZeRO-2 and 3) that
+        compute does not hide.
+        """
         if layout.zero < 2:
             return 0.0
         shards = layout.dp * layout.cp // layout.dp_replicate
@@ -261,17 +266,23 @@ class StepModel:
         return found
 
     def _send_s(self, layout: Layout, micro_batch: int) -> float:
-        """Returns the exposed seconds of a microbatch's messages to the next and previous stage."""
+        """Returns the seconds of a microbatch's messages to the next and previous stage that
+        compute does not hide.
+        """
         if layout.pp == 1 or self.sends_behind_compute(layout):
             return 0.0
         return 2 * layout.chunks * self._message_s(layout, micro_batch)
 
     def sends_behind_compute(self, layout: Layout) -> bool:
-        """Returns True for interleaved schedules of software newer than megatron-2021."""
+        """Returns True if compute hides the messages between stages: in interleaved schedules of
+        software newer than megatron-2021.
+        """
         return layout.chunks > 1 and not self._eager(layout)
 
     def _fill_sends_s(self, layout: Layout, micro_batch: int) -> float:
-        """Returns the exposed seconds of messages while a pipeline fills and empties."""
+        """Returns the seconds of the messages that nothing hides while a pipeline fills and
+        empties.
+        """
         if layout.pp == 1 or not self.sends_behind_compute(layout):
             return 0.0
         return 2 * (layout.pp - 1) * self._message_s(layout, micro_batch)
@@ -279,7 +290,8 @@ class StepModel:
     def _message_s(self, layout: Layout, micro_batch: int) -> float:
         """Returns the seconds of a message between two stages."""
         values = micro_batch * self.workload.seq / layout.cp * self.model.hidden
-        # Megatron-LM sends 1 / tp of each message between stages, and gathers it in the domain.
+        # With Megatron-LM, each of the tp ranks sends 1 / tp of a message to the next stage, which
+        # gathers the message inside its domain.
         nbytes = 2 * values / layout.tp
         stride = layout.tp * layout.cp * layout.dp
         return self.exchanges.send_s(nbytes, stride)

@@ -31,7 +31,9 @@ _TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TimeNode:
-    """A part of a time, with its seconds, its formula with numbers, and its own parts."""
+    """A node of the tree: a part of the step time, its formula with numbers, and its own parts as
+    children.
+    """
 
     name: str
     seconds: float
@@ -81,7 +83,9 @@ def time_tree(
 
 
 def _scaled(own: list[tuple[str, str, float, str]], seconds: float) -> tuple[TimeNode, ...]:
-    """Divides the seconds of a kind among its operators, in proportion to their layer times."""
+    """Divides the seconds of one kind of time among its operators, in proportion to their times in
+    a layer.
+    """
     whole = sum(each[2] for each in own)
     return tuple(
         TimeNode(name=name, seconds=seconds * layer_s / whole, formula=formula)

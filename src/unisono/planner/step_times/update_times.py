@@ -1,4 +1,4 @@
-"""Times of the exchange of gradients and of the optimizer, which follow backward."""
+"""Times of the gradient exchange and of the optimizer, which follow the backward pass."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class UpdateTimes:
         self._constants = constants
 
     def gradients_s(self, layout: Layout, stages: tuple[int, ...], window_s: float) -> float:
-        """Returns the exposed seconds of the exchange of gradients, and of weights with ZeRO-1.
+        """Returns the seconds of the exchange of gradients, and of weights with ZeRO-1, that
+        compute does not hide.
 
         `window_s` is the compute time that hides the exchange if the software overlaps both. The
-        last layer's part is not hidden. The hidden part slows the compute down.
+        share of the last layer is not hidden. The hidden share slows the compute down.
         """
         shards = layout.dp * layout.cp
         found = self._tied_s(layout)
@@ -53,8 +54,8 @@ class UpdateTimes:
         return found + seconds - overlapped_s * (1 - self._constants.overlap_slowdown)
 
     def _tied_s(self, layout: Layout) -> float:
-        """Returns the seconds to sum the two copies of a tied embedding on the first and last
-        stage.
+        """Returns the seconds in which the first and the last stage sum the gradients of their two
+        copies of a tied embedding.
         """
         if layout.pp == 1 or not self._model.tied:
             return 0.0

@@ -68,7 +68,9 @@ def _products(errors: Sequence[_RunError]) -> dict[str, NDArray[np.float64]]:
 
 
 def _kinds(a: _RunError, b: _RunError) -> Iterator[str]:
-    """Yields the kind of a pair of runs, or nothing if the runs are not comparable."""
+    """Yields the kind of a pair of runs: what they have in common. Yields nothing if the runs are
+    not comparable.
+    """
     if a.run.source != b.run.source or a.run.note != b.run.note:
         return
     if a.like.machine != b.like.machine:

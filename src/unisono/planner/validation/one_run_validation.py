@@ -18,7 +18,7 @@ _LARGEST = 12
 
 
 class OneRunErrors(NamedTuple):
-    """Mean absolute error, and the share of runs inside the 80 % interval."""
+    """Mean absolute error of the step time, and the share of runs inside the 80 % interval."""
 
     error: float
     covered: float

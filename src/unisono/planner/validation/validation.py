@@ -1,4 +1,4 @@
-"""Errors of the planner on published runs: with fitted constants, and with families held out."""
+"""Errors of the planner on published runs, whose families were or were not part of the fit."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class ErrorRow:
     family: str
     runs: int
     fitted: float
-    """Mean absolute error with the shipped constants, which were fitted to these runs too."""
+    """Mean absolute error of the step time with the shipped constants, which were also fitted to
+    these runs."""
     held_out: float
     """Mean absolute error with constants that were fitted to all other families."""
     worst: float
-    """Largest absolute error with held-out constants."""
+    """Largest absolute error with held-out constants (fitted to all other families)."""
     covered: float
     """Share of runs inside the 80 % interval, with held-out constants."""
     tau: float | None
@@ -113,7 +114,7 @@ def fold_constants() -> Mapping[str, CalibratedConstants]:
 
 
 def validate_memory() -> list[MemoryComparison]:
-    """Returns the memory that is predicted for runs with published memory."""
+    """Returns, for each run with published memory, the run and its predicted memory."""
     constants = default_constants()
     return [
         MemoryComparison(run=run, predicted_bytes=predict_run(run, constants).memory_bytes)
