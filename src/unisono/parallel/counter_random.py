@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_WORDS = 4  # random numbers for each value of Philox's counter
+_WORDS = 4  # Philox makes this many random numbers from each value of its counter
 
 
 class Block(TypedDict, total=False):
@@ -29,7 +29,9 @@ class Block(TypedDict, total=False):
 
 
 class CounterRandom:
-    """Random tensors from a seed and a `site`, the name of their use, such as a parameter's name.
+    """Random tensors from a seed and a `site`, which says what they are for.
+
+    A `site` is a string such as a parameter's name.
 
     `shape` is the shape of the whole tensor. The arguments of `Block` select the part to draw.
 
@@ -111,7 +113,7 @@ def _runs(
     shape: Sequence[int], start: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """Yields (first element, count) of the block's contiguous runs, in row-major order."""
-    whole = len(shape)  # the block spans the dimensions from here on, so these are contiguous
+    whole = len(shape)  # the block spans all dimensions from `whole` on, so a run covers these
     while whole > 0 and sizes[whole - 1] == shape[whole - 1]:
         whole -= 1
     inner = max(0, whole - 1)

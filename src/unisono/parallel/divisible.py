@@ -13,10 +13,12 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A module that computes the whole result and, after `divide`, this rank's part of it."""
+    """A module that computes its whole result, or after `divide` only this rank's part of it."""
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Keeps this rank's block of each parameter; later passes communicate over the mesh.
+        """Keeps this rank's block of each parameter.
+
+        From then on, forward and backward passes communicate over the mesh.
 
         Blocks are cut with `parameter_block.cut`. Raises `ValueError` for a mesh that cannot
         divide the module.
@@ -29,9 +31,10 @@ class Balanced(Protocol):
 
     auxiliary_loss: torch.Tensor
     """This rank's part of the auxiliary loss of the forward passes since `reset_auxiliary`. The sum
-    over the ranks of a stage is the whole loss."""
+    over the ranks of a pipeline stage is the whole loss."""
     auxiliary_scale: float | None
-    """Factor 1 / samples of the whole batch. None: 1 / samples of each forward pass."""
+    """Factor of the loss: 1 / (number of samples of the whole batch). None: 1 / (number of samples
+    of each forward pass)."""
 
     def reset_auxiliary(self) -> None:
         """Sets `auxiliary_loss` to zero."""
@@ -51,7 +54,9 @@ class Exchanging(Protocol):
     """A model whose traffic depends on the values of its inputs."""
 
     def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
-        """Returns the bytes that this rank sends in the passes of a step, by name in `GROUPS`.
+        """Returns the bytes that this rank sends in a step's forward and backward passes.
+
+        The keys are names of `GROUPS`.
 
         The bytes come from closed forms, without communication, and exclude sums of gradients.
         """

@@ -1,6 +1,6 @@
 """Checkpoints through `torch.distributed.checkpoint` (DCP), in blocks that differ between layouts.
 
-A folder holds one subfolder for each checkpoint, and the file `latest` with the name of the newest
+A folder holds one subfolder for each checkpoint. Its file `latest` contains the name of the newest
 complete checkpoint. The file is replaced when all blocks are on disk, so the previous checkpoint
 stays readable if a save is killed.
 """
@@ -50,7 +50,9 @@ def save_blocks(
     extra: Mapping[str, Any] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Writes a checkpoint. Collective over `group`; None: torch's default group, if it exists.
+    """Writes a checkpoint. Collective over `group`.
+
+    `group`: None for torch's default group; without a default group, this process saves alone.
 
     Several ranks may pass the same block: one of these ranks writes it. `extra`: values for JSON,
     equal on all ranks. The folder must be the same for all ranks.
@@ -78,7 +80,9 @@ def save_blocks(
 def load_blocks(
     folder: Path, blocks: Sequence[TensorBlock], *, group: dist.ProcessGroup | None = None
 ) -> dict[str, Any]:
-    """Fills the blocks from the newest checkpoint of a folder, and returns its `extra`. Collective.
+    """Fills the blocks from a folder's newest checkpoint. Collective.
+
+    Returns the values that `save_blocks` received as `extra`.
 
     The checkpoint may have been written in other blocks by other ranks. Raises `ValueError` before
     it changes a block, if the folder has no checkpoint, or if a block's name is missing or its
@@ -142,7 +146,7 @@ def _chunk(start: torch.Size, block: TensorBlock) -> ChunkStorageMetadata:
 
 
 def _find(held: Held, index: MetadataIndex) -> torch.Tensor:
-    assert index.offset is not None  # both planners identify blocks by offset
+    assert index.offset is not None  # both planners set the offset, which identifies a block
     return held[index.fqn][index.offset].values
 
 
@@ -176,14 +180,14 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Plans to read the parts of saved blocks that overlap the blocks of this rank."""
+    """Plans to read from each saved block the elements that this rank's blocks contain."""
 
     def __init__(self, held: Held) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._held = held
 
     def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None  # `set_up_planner` has set the metadata
+        assert self.metadata is not None  # DCP calls `set_up_planner` before, which sets it
         saved = self.metadata.state_dict_metadata
         items: list[ReadItem] = []
         for name, blocks in self._held.items():
@@ -202,7 +206,7 @@ def _next_name(folder: Path) -> str:
 
 
 def _agreed(name: str, group: dist.ProcessGroup | None) -> str:
-    """Returns the `name` that the group's first rank passes, on all ranks."""
+    """Returns on all ranks the `name` that the group's first rank passed."""
     if not dist.is_initialized():
         return name
     names = [name]

@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorBlock:
-    """A rectangular block of the tensor `name`. Raises `ValueError` for one outside the tensor."""
+    """A rectangular block of the tensor `name`. Raises `ValueError` if it exceeds the tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -19,7 +19,8 @@ class TensorBlock:
     start: tuple[int, ...]
     """Index of the block's first element in the whole tensor, by dimension."""
     values: torch.Tensor
-    """Elements of the block, in the block's shape: a view of the tensor in use."""
+    """Elements of the block, in the block's shape: a view into the model's or optimizer's tensor,
+    not a copy."""
 
     def __post_init__(self) -> None:
         sizes = tuple(self.values.shape)

@@ -33,7 +33,10 @@ def require_compression(compression: object) -> None:
 def make_exchange(
     compression: Compression | None, controller: Controller, prefix: str = ""
 ) -> GradientExchange:
-    """Returns the exchange for a compression. The names of its tensors begin with `prefix`."""
+    """Returns the exchange for a compression.
+
+    It submits tensors to the controller under names that begin with `prefix`.
+    """
     match compression:
         case None:
             return DenseExchange(controller, prefix)
@@ -54,8 +57,8 @@ def make_exchange(
 class CompressionState:
     """The state of a rank's gradient exchange, as part of a checkpoint of this rank.
 
-    The keys are the names of the parameters. The state also holds the rank and the number of ranks,
-    so that a rank cannot load the compression error of another rank.
+    The state holds the exchange's tensors by parameter name. It also holds the rank and the number
+    of ranks, so that a rank cannot load the compression error of another rank.
     """
 
     def __init__(
@@ -76,11 +79,13 @@ class CompressionState:
         self._parameters = parameters
 
     def save(self) -> dict[str, Any]:
-        """Returns the state as plain values and tensors. Later passes do not change them."""
+        """Returns the state as plain values and tensors, which later passes do not change."""
         return {**self._owner, "parameters": self._exchange.state()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Restores the state that `save` returned on this rank, for any order of parameters.
+        """Restores the state that `save` returned on this rank.
+
+        The order of the model's parameters may have changed since.
 
         Raises `ValueError` for the state of another rank, number of ranks, compression or model.
         """

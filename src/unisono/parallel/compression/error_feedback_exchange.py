@@ -45,9 +45,9 @@ def all_finite(values: torch.Tensor) -> bool:
 class GatheredExchange(GradientExchange):
     """Averages gradients by an all_gather of messages, with error feedback.
 
-    Error feedback adds the part of a gradient that a rank's message lacks to the rank's next
-    gradient, so that nothing is lost over time. Source: S. P. Karimireddy et al., "Error Feedback
-    Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
+    A rank's message is lossy. With error feedback, the rank adds what the message lacks to its next
+    gradient of the same parameter, so that nothing is lost over time. Source: S. P. Karimireddy et
+    al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
 
     Each rank decodes and adds all messages in rank order, so all ranks have the same bits.
     """
@@ -63,7 +63,7 @@ class GatheredExchange(GradientExchange):
         self._errors: dict[str, torch.Tensor] = {}
 
     def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits the message for the sum of the gradient and the error of earlier passes."""
+        """Submits the message of the gradient plus the error that earlier messages left."""
         if not self.compresses(grad):
             return self._dense.begin(name, grad)
         values = grad.detach().to(working_dtype(grad))
@@ -86,7 +86,10 @@ class GatheredExchange(GradientExchange):
         return message * self._controller.size < 2 * grad.numel() * grad.dtype.itemsize
 
     def average(self, sent: _Sent, handle: Handle, *, used: bool) -> torch.Tensor:
-        """Returns the average of all messages. If it is `used`, also keeps this rank's error."""
+        """Returns the average of all messages.
+
+        If `used` is True, also keeps the error of this rank's message for its next gradient.
+        """
         total = torch.zeros_like(sent.values)
         for message in handle.wait().view(self._controller.size, -1):
             self._codec.add_decoded(message, total)
@@ -99,15 +102,15 @@ class GatheredExchange(GradientExchange):
 
     @property
     def keeps_state(self) -> bool:
-        """True if the exchange adds the errors of earlier passes (error feedback)."""
+        """True with error feedback, which keeps errors from one backward pass to the next."""
         return self._error_feedback
 
     def state(self) -> TensorState:
-        """Returns the errors of this rank."""
+        """Returns the compression errors of this rank, by parameter name."""
         return {name: {_ERROR: error} for name, error in self._errors.items()}
 
     def load_state(self, state: TensorState) -> None:
-        """Replaces the errors of this rank."""
+        """Replaces the compression errors of this rank."""
         self._errors = {name: found[_ERROR].clone() for name, found in state.items()}
 
 

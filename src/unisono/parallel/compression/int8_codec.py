@@ -55,7 +55,7 @@ class Int8Codec:
         return count + _SCALE_BYTES * self._runs(count)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the scales and the integers."""
+        """Returns the scales, then the 8-bit integers, as one message."""
         count = values.numel()
         rows = pad(values, (0, self._runs(count) * self._run - count)).view(-1, self._run)
         largest = rows.abs().amax(1)

@@ -1,4 +1,4 @@
-"""Exchange that averages gradients as 16-bit floats, half of the bytes of float32."""
+"""Exchange that averages gradients as 16-bit floats, which have half as many bytes as float32."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Bf16:
 
 
 class NarrowFloatExchange(GradientExchange):
-    """Averages float32 and float64 gradients in a narrower type, and others uncompressed."""
+    """Averages float32 and float64 gradients in a 16-bit type, and gradients of other types
+    uncompressed."""
 
     def __init__(self, controller: Controller, prefix: str, dtype: torch.dtype) -> None:
         self._controller = controller
@@ -64,7 +65,7 @@ class _NarrowAverage(PendingAverage):
 
 
 def part_of_average(grad: torch.Tensor, ranks: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns `grad / ranks` as `dtype`, rounded so that a sum of `ranks` such parts is finite.
+    """Returns `grad / ranks` as `dtype`, rounded so that the sum over the ranks is finite.
 
     The sum is finite if each rank's gradient is within the range of `dtype`. Rounding to nearest
     does not ensure this: with 3 ranks, 65,504 / 3 becomes 21,840, and 3 x 21,840 is inf in float16.

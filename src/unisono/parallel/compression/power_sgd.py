@@ -44,7 +44,7 @@ class PowerSGD:
     error_feedback: bool = True
     """True if the difference between gradient and product is added to the next gradient."""
     warm_start: bool = True
-    """True if a pass starts with the Q of the previous pass instead of random numbers."""
+    """True if a backward pass starts with the previous pass's Q instead of random numbers."""
     seed: int = 0
     """Seed of the random numbers; equal on all ranks."""
 
@@ -58,7 +58,7 @@ class PowerSGD:
 
 
 class PowerSGDExchange(GradientExchange):
-    """Averages matrices by one power iteration per pass, and other gradients uncompressed."""
+    """Averages matrices by one power iteration per backward pass, other gradients uncompressed."""
 
     def __init__(self, controller: Controller, prefix: str, settings: PowerSGD) -> None:
         self.settings = settings
@@ -68,7 +68,7 @@ class PowerSGDExchange(GradientExchange):
         self._state: TensorState = {}
 
     def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits P for the sum of the gradient and the error of earlier passes."""
+        """Submits P of the gradient plus the error that earlier backward passes left."""
         columns = self.columns(grad)
         if columns == 0:
             return self._dense.begin(name, grad)
@@ -94,22 +94,25 @@ class PowerSGDExchange(GradientExchange):
         return self._controller.all_reduce(self._prefix + name, matrix, "avg")
 
     def keep(self, name: str, **tensors: torch.Tensor) -> None:
-        """Keeps tensors for the next pass of a parameter, and counts this pass."""
+        """Keeps the error and Q of a parameter for its next backward pass, and counts this pass."""
         wanted = {_ERROR: self.settings.error_feedback, _Q: self.settings.warm_start}
         kept = {what: tensor for what, tensor in tensors.items() if wanted[what]}
         self._state[name] = {**kept, _PASSES: torch.tensor(self._passes(name) + 1)}
 
     @property
     def keeps_state(self) -> bool:
-        """True: the exchange always keeps the number of passes."""
+        """True: the exchange always keeps the number of backward passes of each parameter."""
         return True
 
     def state(self) -> TensorState:
-        """Returns this rank's error, and Q and the number of passes, which all ranks share."""
+        """Returns the error, Q and number of passes of each parameter.
+
+        The error is this rank's own; Q and the number of passes are equal on all ranks.
+        """
         return {name: dict(tensors) for name, tensors in self._state.items()}
 
     def load_state(self, state: TensorState) -> None:
-        """Replaces the state of this rank."""
+        """Replaces the errors, Q and numbers of passes of this rank."""
         self._state = {
             name: {what: tensor.clone() for what, tensor in found.items()}
             for name, found in state.items()
@@ -183,6 +186,6 @@ class _DensePass(PendingAverage):
 
 
 def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns orthonormal columns that span those of `matrix`, as many as `matrix` has."""
+    """Returns as many orthonormal columns as `matrix` has, with the same span as its columns."""
     q: torch.Tensor = torch.linalg.qr(matrix).Q
     return q

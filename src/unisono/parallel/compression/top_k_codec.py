@@ -24,7 +24,7 @@ class TopK:
     """
 
     fraction: float = 0.01
-    """Fraction of each gradient's values that is sent; the count of values is rounded up."""
+    """Fraction of each gradient's values that is sent; the number of sent values is rounded up."""
     error_feedback: bool = True
     """True if the values that were not sent are added to the next gradient."""
 
@@ -66,7 +66,7 @@ class TopKCodec:
         count = values.numel()
         if count > torch.iinfo(_INDEX).max:
             raise ValueError(f"top-k: expected fewer than 2^31 values in a gradient, got {count}")
-        # NumPy's selection takes linear time; torch.topk takes three times as long here.
+        # NumPy's selection takes linear time. torch.topk takes three times as long on such vectors.
         order = np.argpartition(values.abs().numpy(), count - self.kept(count))
         indices = torch.from_numpy(np.sort(order[count - self.kept(count) :]))
         kept = values[indices]

@@ -1,8 +1,8 @@
-"""Context parallelism (`cp`): attention over a sequence that several ranks divide.
+"""Context parallelism (`cp`): attention over a sequence that is split across ranks.
 
-Each rank holds the positions that `zigzag_part` returns; `in_natural_order` joins the parts of all
-ranks. `ContextAttention` computes the attention of a rank's positions to the whole sequence, by an
-exchange of one of the kinds `CONTEXT_KINDS`.
+Each rank holds the positions that `zigzag_part` returns; `in_natural_order` joins the positions of
+all ranks to the whole sequence. `ContextAttention` computes the attention of a rank's positions to
+the whole sequence, by an exchange of one of the kinds `CONTEXT_KINDS`.
 """
 
 from unisono.parallel.context.context_attention import CONTEXT_KINDS, ContextAttention

@@ -1,4 +1,4 @@
-"""Attention computed block by block: the queries and keys of each block, and the merge of results.
+"""Attention in blocks: the queries and keys of each block, and the merge of the results.
 
 Each block's attention returns its log-sum-exp, the logarithm of the sum of the exponentials of its
 scores. With it, the results of two blocks with the same queries and different keys merge exactly.
@@ -33,9 +33,11 @@ class AttentionBlock:
 
 
 def block_of_ring(rank: int, source: int, length: int, *, is_causal: bool) -> AttentionBlock:
-    """Returns the block of a rank's queries and another rank's keys, both zigzag parts.
+    """Returns which of a rank's queries attend to which of rank `source`'s keys.
 
-    `length`: number of positions in a part, which is even. With a causal mask, each block except
+    Both ranks hold zigzag parts (an early and a late chunk of the sequence).
+
+    `length`: number of positions in a part, an even number. With a causal mask, each block except
     the rank's own block covers half of the scores and needs no mask.
 
     >>> block_of_ring(1, 0, 8, is_causal=True).keys, block_of_ring(1, 2, 8, is_causal=True).queries
@@ -44,7 +46,8 @@ def block_of_ring(rank: int, source: int, length: int, *, is_causal: bool) -> At
     half = length // 2
     if not is_causal or source == rank:
         return AttentionBlock(is_causal=is_causal)
-    if source < rank:  # the source's early keys precede all queries, its late keys follow them
+    # of the source's keys, the early half precedes all queries, the late half follows them
+    if source < rank:
         return AttentionBlock(keys=slice(0, half))
     return AttentionBlock(queries=slice(half, length))
 
@@ -85,7 +88,7 @@ class MergedAttention:
         self.logsumexp = query.new_full(query.shape[:-1], -torch.inf)
 
     def add(self, keys: tuple[torch.Tensor, ...], block: AttentionBlock) -> None:
-        """Attends to the block's part of `keys` (a key and a value), and merges the result."""
+        """Attends to the block's slice of `keys` (key and value arrays), and merges the result."""
         query, out = self._query[:, :, block.queries], self.out[:, :, block.queries]
         logsumexp = self.logsumexp[:, :, block.queries]
         key, value = (each[:, :, block.keys] for each in keys)
@@ -105,7 +108,10 @@ class AttentionGradient:
         out: torch.Tensor,
         logsumexp: torch.Tensor,
     ) -> None:
-        """`gradient` is the gradient of `out`; all blocks merged gave `out` and `logsumexp`."""
+        """`gradient`: the gradient of `out`.
+
+        `out` and `logsumexp`: the results of the forward pass, merged from all blocks.
+        """
         self._of_queries = (with_dense_rows(gradient), query, out, logsumexp)
         self.query = torch.zeros_like(query)
         """The gradient of the queries, summed over the blocks so far."""

@@ -1,4 +1,4 @@
-"""Attention over a sequence that the ranks of a group divide, by one of three exchanges."""
+"""Attention over a sequence that is split across a group's ranks, by one of three exchanges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TYPES = (torch.float32, torch.float64)
 class ContextAttention:
     """Scaled dot-product attention of this rank's positions to the positions of all ranks.
 
-    Each rank of the group holds its `zigzag_part` of the sequence, in this order.
+    Each rank of the group holds the positions that `zigzag_part` returns, in that order.
 
     >>> attention = ContextAttention("ring", None)
     >>> query, key = torch.ones(1, 4, 8, 2), torch.ones(1, 2, 8, 2)
@@ -39,7 +39,7 @@ class ContextAttention:
     """
 
     def __init__(self, kind: str, group: dist.ProcessGroup | None) -> None:
-        """`kind`: one of `CONTEXT_KINDS`. `group`: None for one rank without communication.
+        """`kind`: one of `CONTEXT_KINDS`. `group`: None for a single rank, which needs no exchange.
 
         Raises `ValueError` for another kind.
         """

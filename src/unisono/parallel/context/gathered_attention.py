@@ -1,9 +1,9 @@
 """Attention after an all-gather of keys and values, or after an all-to-all of heads (Ulysses).
 
-With c ranks, T positions of all ranks, query width h and key-value width h_kv, a rank sends
-(c-1)/c 2 T h_kv elements by all-gather and R (2 T h + 2 T h_kv) / c by all-to-all, R = (c-1)/c, in
-forward and in backward. With all-gather a rank holds all keys and values; with all-to-all, 1/c of
-all heads.
+With c ranks, a sequence of T positions, query width h and key-value width h_kv, a rank sends
+(c-1)/c 2 T h_kv elements by all-gather, or (c-1)/c (2 T h + 2 T h_kv) / c elements by all-to-all.
+It sends as many again in the backward pass. With all-gather a rank holds all keys and values; with
+all-to-all, 1/c of all heads.
 
 Sources: Llama Team, "The Llama 3 herd of models", 2024 (all-gather); S. A. Jacobs et al.,
 "DeepSpeed Ulysses", 2023 (all-to-all).
@@ -58,7 +58,9 @@ def ulysses_attention(
     *,
     is_causal: bool,
 ) -> torch.Tensor:
-    """Exchanges positions for heads, attends to the whole sequence, and exchanges back. Collective.
+    """Returns the attention by an all-to-all, after which a rank has all positions of some heads.
+
+    A second all-to-all returns the results to the ranks of the positions. Collective.
 
     The number of ranks must divide the number of heads. If it does not divide the number of
     key-value heads, these are repeated: lcm(kv_heads, ranks) heads are sent.

@@ -1,6 +1,6 @@
 """Ring attention: ranks send blocks of keys and values around a ring, and attend to each block.
 
-With c ranks, T positions of all ranks and key-value width h_kv, a rank sends (c-1)/c 2 T h_kv
+With c ranks, a sequence of T positions and key-value width h_kv, a rank sends (c-1)/c 2 T h_kv
 elements forward. Backward it sends them again, and c/c 2 T h_kv elements of gradients: the
 gradients of a block follow the block by one step, and return to the block's rank in c hops.
 
@@ -43,7 +43,11 @@ def ring_attention(
 
 
 class _RingAttention(torch.autograd.Function):
-    """An autograd node without parameters, so that split backward passes run its backward once."""
+    """An autograd node without parameters.
+
+    Pipeline schedules that split the backward pass would run the backward of a node with parameters
+    twice.
+    """
 
     @staticmethod
     def forward(
@@ -87,9 +91,10 @@ class _TravellingSums:
         self._arriving: PendingExchange | None = None
 
     def add(self, found: Tensors, keys: slice) -> None:
-        """Adds gradients to the sums that arrive for the current block, and sends the sums on.
+        """Adds this rank's gradients of the current block to the block's sums, and sends these on.
 
-        The first block is the rank's own: all its keys have gradients, with which its sums begin.
+        The sums arrive from the previous rank. The first block is the rank's own: its sums begin
+        with this rank's gradients, which cover all its keys.
         """
         spare = self._present
         if self._arriving is None:
@@ -102,7 +107,7 @@ class _TravellingSums:
 
     def returned(self) -> Tensors:
         """Returns the sums of all ranks for this rank's own block."""
-        assert self._arriving is not None  # `add` has run for this rank's own block
+        assert self._arriving is not None  # set by the first call of `add`
         return self._arriving.wait()
 
 

@@ -19,7 +19,10 @@ class PendingExchange:
     works: Sequence[dist.Work]
 
     def wait(self) -> Tensors:
-        """Waits for send and receive; returns the received tensors. Raises the backend's errors."""
+        """Waits for the send and the receive; returns the received tensors.
+
+        Raises the errors of the group's backend.
+        """
         for work in self.works:
             work.wait()
         return self.received
@@ -61,5 +64,6 @@ class RingExchange:
             arriving = None if is_last else self.start(present, spare)
             yield (self.rank - step) % self.ranks, present
             if arriving is not None:
-                spare = None if present is own else present  # never receive into `own`
+                # the caller's `own` must not be overwritten
+                spare = None if present is own else present
                 present = arriving.wait()

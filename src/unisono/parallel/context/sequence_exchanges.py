@@ -1,7 +1,7 @@
 """All-to-all and all-gather of parts of sequences, with their gradients.
 
-Each exchange is an autograd node of its own, without parameters: pipeline schedules that split a
-backward pass run the backward of a node with parameters twice.
+Each exchange is a separate autograd node without parameters. Pipeline schedules that split the
+backward pass would run the backward of a node with parameters twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 def all_to_all(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Sends `parts[i]` to rank i; returns the parts from all ranks, in rank order.
 
-    The backward pass returns the gradients by the same exchange.
+    The backward pass sends the gradients back by the same exchange.
     """
     found: torch.Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
     return found
@@ -25,7 +25,7 @@ def all_to_all(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def all_gather(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Returns the parts of all ranks, in a new first dimension.
 
-    The gradient is this rank's part of the sum of the ranks' gradients.
+    The gradient of a part is the sum of all ranks' gradients of this part.
     """
     found: torch.Tensor = _AllGather.apply(part, group)  # type: ignore[no-untyped-call]
     return found

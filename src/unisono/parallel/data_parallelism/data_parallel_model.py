@@ -83,14 +83,18 @@ class DataParallel(nn.Module):
         self._phases.begin_forward()
 
     def _buffers_now(self) -> list[torch.Tensor]:
-        """Returns the current buffers of the modules that the constructor found, each once. A new
-        search for modules would take longer than a step of a small model."""
+        """Returns each current buffer of the model once. Uses the list of modules from the
+        constructor, since a new search for modules would take longer than a step of a small model.
+        """
         found = (each for module in self._all_modules for each in module._buffers.values())
         return list({id(each): each for each in found if each is not None}.values())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients in the context without averages; the next pass averages the sum."""
+        """Accumulates gradients inside the `with` block, without averaging them.
+
+        The next backward pass after the block averages the accumulated gradients.
+        """
         with self._reducer.no_sync():
             yield
 

@@ -67,7 +67,7 @@ class DiLoCo(PeriodicOptimizer):
         name: str = "",
         **options: Unpack[ContextOptions],
     ) -> None:
-        """`outer` makes the outer optimizer for a list of parameters, in the model's order.
+        """`outer`: function from a list of parameters, in the model's order, to an optimizer.
 
         `compression` applies to the outer gradients. `options`: `comm`, `controller`,
         `fusion_bytes` and `reproducible`; see `data_parallel` for these and for `name`. Raises
@@ -97,7 +97,7 @@ class DiLoCo(PeriodicOptimizer):
         self._average_buffers()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of both optimizers, the start parameters, and the number of steps.
+        """Returns both optimizers' states, the parameters after the last outer step, and `steps`.
 
         Between two outer steps, parameters and state differ between ranks: each rank saves its own.
         """

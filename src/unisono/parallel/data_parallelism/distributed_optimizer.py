@@ -83,15 +83,15 @@ class DistributedOptimizer:
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the optimizer's state, with this rank's compression errors if there are any."""
+        """Returns the optimizer's state, and this rank's compression errors if there are any."""
         state = self.optimizer.state_dict()
         return {**state, STATE_KEY: self._compression.save()} if self._compression.exists else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state that `state_dict` returned on this rank.
 
-        A state without errors, such as a state of the wrapped optimizer, does not change the
-        errors. Raises `ValueError` if the state does not fit.
+        If the state has no compression errors, such as a state of the wrapped optimizer, this rank
+        keeps its current errors. Raises `ValueError` if the state does not fit.
         """
         state_dict = dict(state_dict)
         saved = state_dict.pop(STATE_KEY, None)
@@ -101,7 +101,10 @@ class DistributedOptimizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients in the context without averages; the next pass averages the sum."""
+        """Accumulates gradients inside the `with` block, without averaging them.
+
+        The next backward pass after the block averages the accumulated gradients.
+        """
         with self._reducer.no_sync():
             yield
 

@@ -32,17 +32,18 @@ class FlatParameters:
         """The flat array of weights; empty with `holds_weights=False`."""
         if holds_weights:
             self.weights[:total] = nn.utils.parameters_to_vector(parameters).detach()
-            nn.utils.vector_to_parameters(self.weights, parameters)  # the parameters become views
+            # the parameters become views of `weights`
+            nn.utils.vector_to_parameters(self.weights, parameters)
         places = zip(parameters, torch.split(self.gradient[:total], self.sizes), strict=True)
         self._views = [place.view_as(parameter) for parameter, place in places]
         self.collect()
 
     def first(self, part: int) -> int:
-        """Returns the index of a part's first element in the flat array."""
+        """Returns the index, in the flat array, of the first element of part number `part`."""
         return part * self.part_length
 
     def part(self, part: int) -> nn.Parameter:
-        """Returns a part of the weights as a parameter."""
+        """Returns part number `part` of the flat weights as one parameter, a view."""
         first = self.first(part)
         return nn.Parameter(self.weights[first : first + self.part_length])
 
@@ -53,7 +54,10 @@ class FlatParameters:
             parameter.grad = view
 
     def collect(self) -> None:
-        """Copies gradients that the program has replaced to the flat array; None becomes zeros."""
+        """Copies gradients into the flat array where `grad` is not its view; None becomes zeros.
+
+        The program may have assigned another tensor to a parameter's `grad`.
+        """
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is view:
                 continue

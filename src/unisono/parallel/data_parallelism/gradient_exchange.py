@@ -26,8 +26,8 @@ class PendingAverage(ABC):
     def finish(self, *, used: bool) -> torch.Tensor:
         """Waits for the average, and returns it in the shape and type of the gradient.
 
-        `used` is equal on all ranks. If it is False, the caller drops the average, and the state of
-        the exchange does not change.
+        `used`: True if at least one rank used the parameter and no rank failed; equal on all ranks.
+        If it is False, the caller drops the average, and the state of the exchange does not change.
         """
 
 
@@ -40,11 +40,11 @@ class GradientExchange(ABC):
 
     @property
     def keeps_state(self) -> bool:
-        """True if the result of a pass depends on earlier passes."""
+        """True if the averages of a backward pass depend on earlier backward passes."""
         return False
 
     def state(self) -> TensorState:
-        """Returns the state by parameter name. Its tensors do not change later."""
+        """Returns the state by parameter name. Later backward passes do not change its tensors."""
         return {}
 
     def load_state(self, state: TensorState) -> None:  # noqa: B027
@@ -85,7 +85,10 @@ def average_all(
 
 
 def finish_first_rounds(pending: list[PendingAverage]) -> None:
-    """Waits for all first rounds, then begins all second rounds, so that they can be fused."""
+    """Waits for the first rounds of all averages, then begins their second rounds.
+
+    The second rounds begin together, so that the controller can fuse them.
+    """
     for each in pending:
         each.wait_first_round()
     for each in pending:

@@ -43,11 +43,12 @@ class _Gradient:
     parameter: nn.Parameter
     index: int
     expected: int = 0
-    """Number of times that autograd accumulated the gradient in the last pass that used it."""
+    """Number of times that autograd accumulated the gradient in the last backward pass that used
+    the parameter."""
     accumulated: int = 0
     pending: PendingAverage | None = None
     sparse: bool = False
-    """True if the gradient was sparse on a rank in the first pass."""
+    """True if the gradient was sparse on at least one rank in the first backward pass."""
     local: bool = False
     """True if passes inside `no_sync` accumulated into the gradient since the last average."""
 
@@ -88,7 +89,7 @@ class GradientReducer:
         self.watch()
 
     def prepare(self) -> None:
-        """Prepares for a forward pass whose gradients will be averaged."""
+        """Prepares for a forward pass: ends a failed backward pass, and updates the hooks."""
         self.recover()
         self.watch()
 
@@ -104,7 +105,10 @@ class GradientReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients in the context without averages; the next pass averages the sum."""
+        """Accumulates gradients inside the `with` block, without averaging them.
+
+        The next backward pass after the block averages the accumulated gradients.
+        """
         before, self.enabled = self.enabled, False
         try:
             yield
@@ -112,7 +116,7 @@ class GradientReducer:
             self.enabled = before
 
     def recover(self) -> None:
-        """Releases the other ranks after a backward pass that raised on this rank.
+        """Ends a backward pass that raised on this rank, so that no other rank waits for it.
 
         `prepare` calls it before the next forward pass. The other ranks raise `UnisonoError`.
         """
@@ -167,7 +171,8 @@ class GradientReducer:
 
     def _begin(self, gradient: _Gradient, grad: torch.Tensor) -> None:
         exchange = self._sparse if gradient.sparse else self._dense
-        if not torch.is_grad_enabled():  # true in most hooks; `no_grad` is slower than the rest
+        # Hooks mostly run with gradients disabled. Then `no_grad` would only cost time.
+        if not torch.is_grad_enabled():
             gradient.pending = exchange.begin(gradient.name, grad)
             return
         with torch.no_grad():
@@ -201,7 +206,10 @@ class GradientReducer:
 
     @contextmanager
     def _ending(self, *, more: bool = False) -> Iterator[None]:
-        """Runs one phase of the end of a pass. An error or the last phase ends the pass."""
+        """Runs one phase of the end of a backward pass.
+
+        Resets the state of the pass after an error or after the last phase (`more` is False).
+        """
         try:
             yield
         except BaseException:
@@ -232,7 +240,7 @@ class GradientReducer:
         self._flags = self.controller.all_reduce(self._prefix + _FLAGS, values, "max")
 
     def _learn(self) -> None:
-        """Finds the sparse gradients in the first pass, then submits all gradients."""
+        """Reads from the flags which gradients are sparse, in the first pass, and submits all."""
         flags = self._flags.wait().tolist()
         for gradient in self._active():
             gradient.sparse = flags[gradient.index] == _SPARSE
@@ -249,7 +257,8 @@ class GradientReducer:
                 self._submit_substitute(gradient)
 
     def _submit_substitute(self, gradient: _Gradient) -> None:
-        # Submits the gradient of earlier passes: the gradients of other ranks contain these too.
+        # The parameter is unused in this pass. Submits what earlier passes left in its gradient:
+        # the other ranks' gradients contain what earlier passes left, too.
         parameter, grad = gradient.parameter, gradient.parameter.grad
         if grad is not None:
             mine = grad.detach().clone()
@@ -277,7 +286,7 @@ class GradientReducer:
         assert pending is not None
         average = pending.finish(used=used)
         if not used or average is parameter.grad:
-            return  # unused on all ranks, or averaged in place
+            return  # no rank used it, a rank failed, or the average is in place already
         if parameter.grad is None or gradient.sparse:
             parameter.grad = average
         else:

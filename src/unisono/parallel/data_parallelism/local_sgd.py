@@ -16,9 +16,9 @@ class LocalSGD(PeriodicOptimizer):
     """Wraps a torch optimizer, and averages the parameters of all ranks every `every` steps.
 
     Each rank computes gradients of its own part of the batch and takes steps of its own, so the
-    ranks exchange 1 / `every` of the bytes. Between two averages the ranks' parameters differ. With
-    `every=1` and SGD, the result equals that of averaged gradients. Source: S. U. Stich, "Local SGD
-    Converges Fast and Communicates Little", ICLR 2019.
+    ranks exchange 1 / `every` of the bytes of data parallelism. Between two averages the ranks'
+    parameters differ. With `every=1` and SGD, the result equals that of averaged gradients. Source:
+    S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
 
     Parameters and buffers start with the values of rank 0. Collective over all ranks.
 

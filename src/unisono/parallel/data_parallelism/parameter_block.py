@@ -35,7 +35,7 @@ def block_of(parameter: nn.Parameter) -> ParameterBlock:
 
 
 def mark(parameter: nn.Parameter, *, summed_over: str, held_by: str = "stage") -> None:
-    """Records the groups of a parameter, and does not change its block."""
+    """Records which groups sum and hold a parameter; its block stays the same."""
     known = block_of(parameter)
     block = ParameterBlock(
         shape=known.shape, start=known.start, summed_over=summed_over, held_by=held_by
@@ -53,7 +53,7 @@ def cut(
     summed_over: str = "tokens",
     held_by: str = "tokens",
 ) -> None:
-    """Replaces a module's parameter by part `part` of `parts` along `dim`.
+    """Replaces a module's parameter by part number `part` of `parts` along `dim`.
 
     Parts have ceil(length / parts) elements, and the last parts fewer, as in torch. A parameter
     that is None stays None.
@@ -105,7 +105,7 @@ def keep(
 
 
 def part_of(length: int, part: int, parts: int) -> tuple[int, int]:
-    """Returns the first element and the length of a part; the last parts are short or empty.
+    """Returns the first element and the length of a part; the last parts may be short or empty.
 
     >>> [part_of(5, part, 4) for part in range(4)]
     [(0, 2), (2, 2), (4, 1), (5, 0)]

@@ -85,7 +85,7 @@ class PeriodicOptimizer(ABC):
         return self.steps % self.every == 0
 
     def _average_buffers(self) -> None:
-        """Averages buffers of floats, such as running means, and copies rank 0's other buffers."""
+        """Averages float buffers, such as running means; copies all others from rank 0."""
         floats = {
             name: each.detach() for name, each in self._buffers.items() if each.is_floating_point()
         }
