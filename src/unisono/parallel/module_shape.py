@@ -179,7 +179,7 @@ def _named(module: nn.Module, layer: nn.Module, names: Sequence[str]) -> int | N
 def _network(
     layer: nn.Module, kv_heads: int | None, *, hidden: int, heads: int, head_dim: int
 ) -> dict[str, Any]:
-    """Returns the key-value heads and the feed-forward width that explain a layer's parameters."""
+    """Returns the key-value heads and feed-forward width that give a layer's parameter count."""
     matrices = [p for p in layer.parameters() if p.dim() == 2]
     whole = sum(p.numel() for p in matrices)
     widths = sorted({size for p in matrices for size in p.shape}, reverse=True)

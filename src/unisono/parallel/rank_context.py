@@ -1,4 +1,4 @@
-"""The communicator and the controller of a training strategy's ranks."""
+"""The communicator and the controller with which the ranks of a training strategy exchange."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class ContextOptions(TypedDict, total=False):
 
 
 class RankContext:
-    """A communicator and a controller, either of the caller or new. `close` closes the new ones."""
+    """A communicator and a controller.
+
+    Each is given by the caller, or made here; `close` closes only those made here.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class RankContext:
         comm = self.comm
         if reproducible and not comm.reproducible:
             self._strict_comm = comm.split(0, comm.rank, reproducible=True)
-            assert self._strict_comm is not None  # all ranks have color 0
+            assert self._strict_comm is not None  # not None, since every rank passes color 0
             comm = self._strict_comm
         self._own_controller = Controller(comm, fusion_bytes=fusion_bytes, tune_fusion=tune_fusion)
         return self._own_controller

@@ -1,7 +1,7 @@
 """The groups of ranks on each axis of a layout, computed without communication.
 
-The axes and their order are those of torchtitan (`parallel_dims.py`): the fastest axis comes last,
-so the ranks that exchange most are neighbours.
+The axes and their order are those of torchtitan (`parallel_dims.py`): the last axis varies fastest,
+so the ranks that exchange most with each other have adjacent numbers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RankGrid:
     """
 
     def __init__(self, layout: Layout) -> None:
-        """Raises `ValueError` if `ep` does not divide the number of ranks of a stage's replica."""
+        """Raises `ValueError` if `ep` is not a divisor of dp / dp_replicate x cp x tp."""
         shards = layout.dp // layout.dp_replicate
         replica = shards * layout.cp * layout.tp
         if replica % layout.ep:
@@ -126,7 +126,7 @@ class RankGrid:
         return self._groups[name]
 
     def _divided(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Returns the groups of ranks that differ along these axes only."""
+        """Returns the groups of ranks whose coordinates differ on these axes only."""
         view = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else AXES
         members = _last(np.arange(self.size).reshape(self._shape(view)), view, axes)
         return tuple(tuple(int(rank) for rank in group) for group in members)
@@ -142,7 +142,7 @@ def _grid_sizes(layout: Layout) -> dict[str, int]:
 def _last(
     ranks: NDArray[np.intp], view: tuple[str, ...], axes: tuple[str, ...]
 ) -> NDArray[np.intp]:
-    """Returns a row of ranks for each combination of coordinates on axes other than `axes`."""
+    """Returns a row of ranks for each combination of coordinates on the axes not in `axes`."""
     kept = [place for place, axis in enumerate(view) if axis not in axes]
     moved = [view.index(axis) for axis in axes]
     width = math.prod(ranks.shape[place] for place in moved)

@@ -43,7 +43,7 @@ class TrainingMesh:
         self.coordinates: Mapping[str, int] = MappingProxyType(self.grid.coordinates(self.rank))
         """Coordinate of this rank along each axis."""
         self.sequence = 0
-        """Number of positions of a sequence on this rank, before sequence parallelism divides them.
+        """Number of positions of a sequence on this rank, before sequence parallelism splits them.
         Each step sets this number."""
         self._made: dict[tuple[tuple[int, ...], ...], str] = {}
         self._groups: dict[str, dist.ProcessGroup] = {}
@@ -65,7 +65,7 @@ class TrainingMesh:
 
     @property
     def logit_axis(self) -> str:
-        """The axis of the grid of `tp` that divides the vocabulary of logits, not their samples."""
+        """The axis of `tp` that splits logits by vocabulary; the other axes split samples."""
         return "tp_row" if self.layout.tensor == "3d" else "tp_column"
 
     def ranks(self, name: str) -> tuple[int, ...]:
@@ -96,7 +96,10 @@ class TrainingMesh:
         return DeviceMesh.from_group(held, "cpu", mesh=self._plane(names), mesh_dim_names=names)
 
     def _plane(self, names: Sequence[str]) -> torch.Tensor:
-        """Returns the ranks that differ from this rank along these groups, a dimension for each."""
+        """Returns the ranks reached from this rank along these groups, in an array.
+
+        The array has one dimension for each group.
+        """
         ranks = torch.tensor([self.rank])
         for name in names:
             rows = [self.grid.group(int(rank), name) for rank in ranks.flatten()]
@@ -108,7 +111,10 @@ class TrainingMesh:
         return {name: _communicator(self._groups[name]).stats() for name in self._made.values()}
 
     def bytes_sent(self) -> dict[str, int]:
-        """Returns the bytes that this rank has sent on each group; `tp` includes its grid."""
+        """Returns the bytes that this rank has sent on each group.
+
+        Bytes on `tp_row`, `tp_column` and `tp_depth` count for `tp`.
+        """
         sent: Counter[str] = Counter()
         for name, stats in self.stats().items():
             sent[_axis(name)] += stats.bytes_sent

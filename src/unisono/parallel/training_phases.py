@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 from unisono.timeline import BACKWARD, FORWARD, OPTIMIZER, EventKind, TimelineWriter
 from unisono.torch_backend import run_after_backward
 
-# Plain numbers, since access to an enumeration takes half as long as the record of an event.
+# Plain numbers: to read an enumeration's value takes half as long as to record an event.
 _BEGUN, _ENDED = int(EventKind.BEGUN), int(EventKind.ENDED)
 
 
@@ -58,7 +58,7 @@ class TrainingPhases:
         """Marks the beginning of a forward pass. Passes without gradients are not recorded."""
         if not torch.is_grad_enabled():
             return
-        self._in_backward = False  # the last backward pass may have raised before its end
+        self._in_backward = False  # may still be True, if the last backward pass raised
         boundary = OPTIMIZER if self._has_optimizer else BACKWARD
         if self._last in (boundary, ""):
             self._step += 1

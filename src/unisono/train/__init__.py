@@ -1,10 +1,10 @@
-"""Data-parallel training of real models with several `torch.distributed` backends, compared.
+"""Data-parallel training of real models, as a comparison of `torch.distributed` backends.
 
 `settings`, `events`, `rank_launch`, `progress` and `training_report` run in the parent process and
 never import torch. `rank_starter` starts the ranks. `worker`, `training_loop`, `communication`,
-`replicas`, `digits` and `text` run on every rank.
-The modules `layout_*` train one task with one layout of `unisono.parallel`.
-`overlap` is an example of overlap and fusion, without torch; `overlap_report` is its report.
+`replicas`, `digits_task` and `text_task` run on every rank. The modules `layout_*` train one task
+with one layout of `unisono.parallel`. `overlap` is an example of overlap and fusion, without torch;
+`overlap_report` is its report.
 """
 
 from unisono.train.events import Event, Stepped

@@ -1,6 +1,6 @@
 """Communication time of a training step, measured in two ways for every backend.
 
-Both measurements follow the training. They use the trained models and do not change them. The
+Both measurements run after the training. They use the trained models and do not change them. The
 backends alternate, so that a drift of the machine's speed affects all backends equally.
 
 *Exchange alone*: the ranks start one asynchronous sum for each of DDP's gradient buckets and wait
@@ -41,7 +41,7 @@ PASSES_PER_GROUP = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Times of one backend: the mean of each group of exchanges, and of each pass, in seconds."""
+    """Times of one backend in seconds: a mean for each group of exchanges, a time for each pass."""
 
     bucket_bytes: list[int]
     exchange_s: list[float]
@@ -76,11 +76,12 @@ def gradient_buckets(
     """Returns tensors with the sizes and types of DDP's gradient buckets, in DDP's order."""
     seen: list[torch.Tensor] = []
     model_copy = DistributedDataParallel(copy.deepcopy(model))
-    # A lambda, since DDP compares a hook's annotations by identity, and here they are strings.
+    # A lambda has no annotations. DDP would refuse those of `_record_bucket`, which are strings
+    # here, since it compares annotations with types by identity.
     model_copy.register_comm_hook(
         seen, lambda seen, bucket: _record_bucket(seen, bucket.index(), bucket.buffer())
     )
-    # DDP rearranges its buckets after the first pass, in the order of the gradients.
+    # DDP rearranges its buckets after the first pass, in the order in which gradients arrived.
     for _ in range(2):
         task.loss(model_copy, batch).backward()  # type: ignore[no-untyped-call]
     return seen
@@ -100,14 +101,14 @@ def _record_bucket(
 
 class _Action(Protocol):
     def __call__(self) -> None:
-        """Runs the timed part of the action."""
+        """Runs the part of the action whose time is measured."""
 
     def finish(self) -> None:
         """Runs the part of the action that is not timed."""
 
 
 class _GradientExchange:
-    """Several sums of all gradient buckets over the ranks, as DDP computes them."""
+    """Sums all gradient buckets over the ranks, as DDP does, `EXCHANGES_PER_GROUP` times."""
 
     def __init__(self, buckets: Sequence[torch.Tensor], replica: Replica) -> None:
         self._buckets = buckets
@@ -130,7 +131,7 @@ class _GradientExchange:
 
 
 class _Pass:
-    """A forward and backward pass, with or without the exchange."""
+    """A forward and backward pass, with or without the exchange of gradients."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """The event that a period of training has ended."""
+    """The event that a training period has ended and the model has been scored."""
 
     backend: str
     period: int
@@ -50,11 +50,10 @@ class BackendFinished:
     step_s: list[float]
     """Wall time of each training step on rank 0."""
     exchange_s: list[float]
-    """Seconds of one exchange of all gradients without computation: the mean of each group of
-    exchanges.
-    """
+    """Seconds of one exchange of all gradients without computation. Each value is the mean of one
+    group of exchanges."""
     synced_s: list[float]
-    """Seconds of forward and backward passes with the exchange."""
+    """Seconds of each forward and backward pass with the exchange of gradients."""
     unsynced_s: list[float]
     """Seconds of the same passes without the exchange, which alternate with those of `synced_s`."""
     bucket_bytes: list[int]
@@ -67,7 +66,7 @@ class BackendFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutFinished:
-    """The event with the result of a run of one layout, which is the document of `--json`."""
+    """The event with the result of a run of one layout, as the command writes it to `--json`."""
 
     result: dict[str, Any]
 

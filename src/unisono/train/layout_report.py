@@ -31,7 +31,10 @@ def loss_line(result: Mapping[str, Any]) -> str:
 
 
 def figures_table(result: Mapping[str, Any]) -> Table:
-    """Returns a table of bytes by axis, memory by kind, bubble and time, measured and predicted."""
+    """Returns a table of bytes sent by axis and memory by kind, measured and predicted.
+
+    The last row is the peak memory of each rank's process, which is not predicted.
+    """
     ranks = len(result["peak_bytes"])
     table = Table(caption="KiB of a step by rank; where two numbers differ: measured (predicted)")
     table.add_column("figure")
@@ -49,7 +52,10 @@ def figures_table(result: Mapping[str, Any]) -> Table:
 
 
 def tables_table(result: Mapping[str, Any]) -> Table:
-    """Returns a table of the ranks of each embedding table, and the balance of the ranks' loads."""
+    """Returns a table of each embedding table's ranks.
+
+    The caption compares the load of the most loaded rank with the mean.
+    """
     loads = result["table_loads"]
     mean = sum(loads) / len(loads)
     text = "bytes exchanged for tables, most loaded rank: "
@@ -88,7 +94,7 @@ def _forecast(predicted: Mapping[str, Any]) -> str:
 
 
 def save_passes_plot(passes: Mapping[str, Any], path: Path) -> None:
-    """Draws the predicted passes and the measured passes of a result, in one panel each."""
+    """Draws the passes of a result in two panels: predicted and measured."""
     runs = {f"{name} passes": _task_run(rows) for name, rows in passes.items()}
     planner.save_task_plot(runs, path)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from unisono.planner import Layout, Transformer
 
 LayoutTask = Literal["digits", "text", "moe", "long", "dlrm"]
-"""Tasks that a layout can divide."""
+"""Tasks that can be divided by a layout."""
 
 _TEXT = Transformer(layers=4, hidden=64, heads=4, vocab=256, positions=128)
 SHAPES: dict[LayoutTask, Transformer] = {
@@ -42,7 +42,7 @@ class LayoutRun:
     capacity_factor: float | None = None
     """Capacity of an expert divided by its mean load; None: no token is dropped."""
     placement: str = "auto"
-    """Kind of the division of embedding tables over the ranks of `dp`, or "auto"."""
+    """Kind of the placement of embedding tables on the ranks of `dp` (see `KINDS`), or "auto"."""
     tells_passes: bool = False
     """True if the result contains the passes of the last step, measured and predicted."""
     predicts: bool = False

@@ -1,4 +1,4 @@
-"""The models and batches of tasks that a layout divides, built equally on every rank."""
+"""The models and batches of tasks that are divided by a layout; equal on every rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LayoutTaskParts:
 
 
 def build_task(run: LayoutRun) -> LayoutTaskParts:
-    """Returns the parts of a run's task, with its data loaded."""
+    """Returns the model, loss, optimizer and loaded data of a run's task."""
     builders = {"digits": _digits, "dlrm": _clicks}
     return builders.get(run.task, _language)(run)
 

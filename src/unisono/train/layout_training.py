@@ -78,7 +78,7 @@ def _passes(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
 
 
 def _tables(trained: ParallelRun) -> dict[str, Any]:
-    """Returns the ranks of the embedding tables; an empty dict without a placement of tables."""
+    """Returns the ranks and loads of embedding tables; an empty dict if none are placed."""
     model = trained.stages[0][1]
     if not isinstance(model, DLRM) or model.placement is None:
         return {}

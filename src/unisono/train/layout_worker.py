@@ -27,7 +27,7 @@ def main(settings: str, event_path: Path) -> None:
         with emitter(event_path) as emit:
             try:
                 train_layout(run, emit)
-            except ValueError as refusal:  # all ranks raise it, before any exchange
+            except ValueError as refusal:  # all ranks raise it, so none waits for another
                 emit(events.Refused(reason=str(refusal)))
         dist.barrier()
     finally:

@@ -1,9 +1,9 @@
-"""An example of overlap: 96 layers with 12 gradients, exchanged during the backward pass or after.
+"""An example of overlap: 96 layers with 12 gradients each, exchanged during or after backward.
 
-A gradient takes `compute_s` to compute and `exchange_s` to exchange over a link that carries one
-message at a time. Every case runs through the controller. The computation is only a wait, like that
-of a processor for an accelerator. The link is a `LinkTransfer`, which really sends the data, and
-ends each message when the simulated link would have carried it.
+It takes `compute_s` seconds to compute a gradient and `exchange_s` to exchange it. The link carries
+one message at a time. Every case runs through the controller. The computation is only a wait, like
+that of a processor for an accelerator. The link is a `LinkTransfer`, which really sends the data,
+and ends each message when the simulated link would have carried it.
 """
 
 from __future__ import annotations
@@ -91,16 +91,17 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A case of the example: the order and the buckets of the gradients' exchange."""
+    """A case of the example: when gradients are exchanged, and in which buckets."""
 
     name: str
     overlaps: bool
-    """True if a gradient is submitted as soon as it is computed; False if all are at the end."""
+    """True if each gradient is submitted as soon as it is computed; False if all are submitted at
+    the end."""
     ends: tuple[int, ...]
     """Index after the last gradient of each bucket."""
 
     def predicted_s(self, example: Example) -> float:
-        """Returns the time of a step in seconds, by the closed form."""
+        """Returns the predicted time of a step in seconds, from the closed form."""
         ready_s = example.ready_s(overlaps=self.overlaps)
         return finish_s(ready_s, example.nbytes, self.ends, example.cost)
 
@@ -113,7 +114,7 @@ class Step:
     seconds: float
     computed_s: tuple[float, ...]
     link: tuple[LinkUse, ...]
-    """Transfers on the link since the beginning of the step."""
+    """Transfers on the link, with times from the beginning of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapResult:
-    """The results of all cases of an example; the first case is serial, the second overlaps."""
+    """The results of all cases of an example. The first is serial; the second overlaps."""
 
     example: Example
     cases: tuple[CaseResult, ...]
@@ -149,7 +150,7 @@ class OverlapResult:
 
 
 def cases_of(example: Example) -> tuple[Case, ...]:
-    """Returns the cases with and without overlap and fusion, and the case with the best buckets."""
+    """Returns four cases, with or without overlap and fusion, and a case with the best buckets."""
     count, per_layer = example.gradients, example.per_layer
     alone = tuple(range(1, count + 1))
     by_layer = tuple(range(per_layer, count + 1, per_layer))
@@ -207,7 +208,7 @@ class _Program:
             if end - begin > 1:
                 self._controller.group(self._names[begin:end])
             begin = end
-        self._link.enabled = False  # during the warm-up, until the controller has frozen its plan
+        self._link.enabled = False  # no simulated link until the controller's plan is frozen
         for _ in range(_WARM_UP_STEPS):
             for handle in [self._submit(j) for j in range(example.gradients)]:
                 handle.wait()
@@ -249,7 +250,7 @@ class _Program:
 
 
 def _compute_until(until_s: float) -> float:
-    """Waits until a time, as a processor waits for an accelerator. Returns the time at the end."""
+    """Waits until a time, in place of a computation. Returns the time at the end."""
     while (now_s := time.perf_counter()) < until_s:
         if until_s - now_s > _SLEEP_S:
             time.sleep(until_s - now_s - _SLEEP_S)

@@ -19,7 +19,7 @@ from unisono.train.layout_settings import LayoutRun
 from unisono.train.settings import TrainingRun
 
 _POLL_S = 0.1
-_EXIT_S = 45.0  # torch's agent waits up to 30 s for its ranks to end
+_EXIT_S = 45.0  # longer than torch's agent waits for its ranks (up to 30 s)
 _LOG_LINES = 40
 _PR_SET_PDEATHSIG = 1
 
@@ -52,7 +52,7 @@ def launch(
 
 
 def launch_layout(run: LayoutRun, listen: Callable[[events.Event], None]) -> dict[str, Any]:
-    """Runs a training of one layout to its end and returns its result, the document of `--json`.
+    """Runs a training of one layout to its end; returns the result, as in the file of `--json`.
 
     `listen` receives every event immediately. Raises ValueError, with the reason in one line, if
     the layout cannot divide the task, and UnisonoError if a rank fails.
@@ -109,10 +109,11 @@ def run_ranks(
 
 
 def command(worker: str, settings: str, event_path: Path, *, ranks: int) -> list[str]:
-    """Returns the command line that starts a worker on all ranks; a user can run it too."""
+    """Returns the command line that starts a worker on all ranks, for use in a shell too."""
     return [
-        # `env` passes the caller's environment to the ranks. Every backend has one thread per rank.
-        # Gloo needs the name of the network interface, since the host name may have no address.
+        # `env` adds to the caller's environment. Each rank computes with one thread, on all
+        # backends. Gloo needs the name of the network interface, since the host name may have no
+        # address.
         *("env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"),
         *(sys.executable, "-m", "unisono.train.rank_starter"),
         *(worker, settings, str(event_path), str(ranks)),
@@ -121,13 +122,16 @@ def command(worker: str, settings: str, event_path: Path, *, ranks: int) -> list
 
 @contextlib.contextmanager
 def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[bytes]]:
-    """Yields the process. At the end of the `with` block, the process and its ranks have ended."""
+    """Starts the agent, the parent of the ranks; yields its process.
+
+    At the end of the `with` block, the agent and its ranks have ended.
+    """
     process = subprocess.Popen(
         arguments,
         stdout=log,
         stderr=log,
         stdin=subprocess.DEVNULL,
-        # Ctrl-C reaches only this process: a second signal would interrupt the agent's cleanup.
+        # In its own session the agent does not get Ctrl-C, which would interrupt its cleanup.
         start_new_session=True,
         preexec_fn=_end_with_parent,  # noqa: PLW1509 - it makes one system call
     )
@@ -135,7 +139,8 @@ def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[byt
         yield process
     finally:
         if process.poll() is None:
-            # The agent passes SIGTERM to its ranks; after SIGKILL its ranks would keep running.
+            # The agent forwards SIGTERM to its ranks. If it got SIGKILL, its ranks would keep
+            # running.
             process.terminate()
         try:
             process.wait(_EXIT_S)
@@ -153,7 +158,7 @@ def _end_with_parent() -> None:
 
 
 def _follow(path: Path, process: subprocess.Popen[bytes]) -> Iterator[events.Event]:
-    """Yields every event in the file until the process ends."""
+    """Yields every event that the ranks append to the file, until the process ends."""
     with path.open(encoding="utf-8") as file:
         unfinished = ""
         while True:

@@ -1,7 +1,7 @@
 """Replicas of a model whose gradients are averaged by torch's DDP or by the controller.
 
-Both average during the backward pass. Both kinds of replica have the same interface, so that the
-training loop and the measurements are equal for both.
+Both DDP and the controller average during the backward pass. Both kinds of replica have the same
+interface, so that the training loop and the measurements are equal for both.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Replica(Protocol):
 
     @property
     def wrapped(self) -> nn.Module:
-        """The module to call in training."""
+        """The module to call in training, which also averages the gradients."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Returns a context in which backward passes do not average gradients."""
 
     def exchange(self, buckets: Sequence[torch.Tensor]) -> None:
-        """Sums all tensors over the ranks, in place and at the same time."""
+        """Sums each tensor over the ranks, in place; all sums run at the same time."""
 
     def close(self) -> None:
         """Ends the exchange of gradients."""
 
 
 def make_replica(name: str, model: nn.Module, group: dist.ProcessGroup) -> Replica:
-    """Returns the replica of a model for `CONTROLLER` or the name of a backend."""
+    """Returns the replica of a model. `name`: `CONTROLLER`, or a backend for DDP."""
     if name == CONTROLLER:
         return _ControllerReplica(model, group)
     return _DDPReplica(model, group)

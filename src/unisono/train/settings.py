@@ -21,7 +21,8 @@ class Score:
     unit: str
     scale: float
     target: float | None
-    """Least score of a run of default length, before `scale`; None without a target."""
+    """Least score that a run of default length must reach, before it is multiplied by `scale`; None
+    without a target."""
 
     def format(self, value: float) -> str:
         return f"{value * self.scale:.2f}{self.unit}"
@@ -37,7 +38,8 @@ class TaskFacts:
     """Name of a training period, for example "epoch"."""
     score: Score
     loss_tolerance: float
-    """Largest difference of two loss curves that rounding can explain; see `Agreement`."""
+    """Largest difference between the losses of two runs that rounding can explain; see
+    `Agreement`."""
 
 
 TASKS: dict[TaskName, TaskFacts] = {
@@ -58,7 +60,7 @@ TASKS: dict[TaskName, TaskFacts] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """The settings of one job: the same training on each backend, with alternating backends.
+    """The settings of one job: the same training on each backend. The backends take turns.
 
     The first backend is that of the default process group. `CONTROLLER` may be one of the backends.
     """
@@ -77,7 +79,8 @@ class TrainingRun:
     """Number of steps in a period. None: all batches of a rank's shard, so a period is an epoch."""
     learning_rate: float
     measured_groups: int = 12
-    """Number of groups of exchanges and passes to time after the training; see `communication`."""
+    """Number of groups of exchanges to time after the training, and of groups of passes; see
+    `communication`."""
     timeout_s: float = 120.0
     """Seconds that a rank waits for another rank in a collective."""
 

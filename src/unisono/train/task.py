@@ -15,7 +15,7 @@ from unisono.train.text_task import TextTask
 
 
 class Task(Protocol):
-    """A task: its data, model, loss and score. Every rank builds an equal task."""
+    """A task: its data, model, loss and score. Equal on every rank."""
 
     @property
     def train_set(self) -> TensorDataset: ...

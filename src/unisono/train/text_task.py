@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
 
 class CausalConvolution(nn.Module):
-    """A causal convolution over each byte and the three bytes before, added to its input."""
+    """A convolution of each byte with the three bytes before it, added to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ class CausalConvolution(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """A block of attention and a two-layer network, each with a norm before and a residual sum."""
+    """A block of attention and a two-layer network, each after a norm, with a residual sum."""
 
     def __init__(self) -> None:
         super().__init__()
         attention, last = Attention(), nn.Linear(4 * WIDTH, WIDTH)
-        # A block is the identity at first, so that the first steps already reduce the loss.
+        # A new block returns its input, so that the first steps already reduce the loss.
         for layer in (attention.output, last):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -147,7 +147,7 @@ class TextTask:
         return float(_bits_per_byte(model, windows)) * count, float(count)
 
     def sample(self, model: nn.Module) -> str:
-        """Returns text that the model generates: Python code."""
+        """Returns text that the model generates, which resembles Python code."""
         generator = torch.Generator().manual_seed(0)
         text = torch.tensor([list(_PROMPT)])
         for _ in range(_SAMPLE_BYTES):
@@ -164,7 +164,7 @@ def _bits_per_byte(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
 
 
 def library_windows(length: int) -> torch.Tensor:
-    """Returns the standard library's source as windows of `length + 1` bytes, in integers.
+    """Returns the standard library's source as integers, in windows of `length + 1` bytes.
 
     Each window begins with the last byte of the previous window.
     """

@@ -1,4 +1,4 @@
-"""The training loop of one rank, as in ordinary data-parallel programs."""
+"""The training loop of one rank, like that of an ordinary data-parallel program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ Batch = Sequence[torch.Tensor]
 def train(
     run: TrainingRun, task: Task, groups: Mapping[str, dist.ProcessGroup], emit: Emit
 ) -> None:
-    """Trains, scores and measures on each backend's group. Collective over the default group.
+    """Trains a model on each backend's group, scores it, and measures the communication.
+
+    Collective over the default group.
 
     The backends alternate, so that changes of the machine's speed affect all backends equally.
     """
@@ -50,7 +52,7 @@ def train(
 
 @dataclass(slots=True)
 class Curve:
-    """Losses and times of the steps so far."""
+    """Losses (means over ranks) and times of the steps so far."""
 
     losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
@@ -112,7 +114,7 @@ class Trainer:
             own_losses.append(loss)
             self.curve.step_s.append(elapsed_s)
             self._report_step(loss)
-        # One collective for all steps of the period, since one after each step would slow the step.
+        # One all_reduce for all losses of the period: an all_reduce in each step would slow it.
         mean = torch.tensor(own_losses, dtype=torch.float64) / dist.get_world_size()
         dist.all_reduce(mean, group=self.replica.group)
         self.curve.losses.extend(mean.tolist())

@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def added_s(self) -> float:
-        """Median time that the exchange adds to a forward and backward pass, in seconds.
+        """Median time in seconds that the exchange adds to a forward and backward pass.
 
         Noise can make a small time negative.
         """
@@ -57,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Comparison of two runs with one seed, which should be equal up to rounding.
+    """Comparison of two runs with one seed. Their losses should be equal up to rounding.
 
     Backends may add in different orders, so the loss curves may differ by rounding errors only. The
     tolerance of a task is 10 to 25 times the measured difference between a Gloo run with sums in
@@ -75,7 +75,7 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        return self.difference <= self.tolerance  # False for NaN too
+        return self.difference <= self.tolerance  # also False for NaN
 
     def __str__(self) -> str:
         return (
@@ -87,7 +87,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report on all outcomes of one command; compares the first outcome with each other one."""
+    """The report on all outcomes of one command. It compares the first with each of the others."""
 
     outcomes: tuple[Outcome, ...]
     is_default_length: bool
@@ -120,7 +120,8 @@ class Report:
     def table(self) -> Table:
         """Returns a table with one column per backend.
 
-        With several backends, another column has the ratios between the last and the first backend.
+        With several backends, a further column compares times: that of the last backend divided by
+        that of the first.
         """
         names = [outcome.finished.backend for outcome in self.outcomes]
         table = Table()
@@ -217,7 +218,7 @@ class _Row:
     scale: float = 1.0
     digits: int = 2
     faster: str = ""
-    """Format of the ratio between the last and the first value; empty for rows without a ratio."""
+    """Format of the ratio of the last value to the first; empty for rows without a ratio."""
 
     def format(self, value: float) -> str:
         return f"{value * self.scale:.{self.digits}f}{self.unit}"
@@ -230,7 +231,7 @@ class _Row:
 def _agreement(one: Outcome, other: Outcome, tolerance: float) -> Agreement:
     pairs = zip(one.finished.losses, other.finished.losses, strict=True)
     differences = [abs(left - right) for left, right in pairs]
-    # Searches NaN first: NaN compares false with all numbers, so `max` could miss it.
+    # Looks for NaN first: comparisons with NaN are false, so `max` could miss it.
     nans = [index for index, value in enumerate(differences) if math.isnan(value)]
     worst = nans[0] if nans else max(range(len(differences)), key=differences.__getitem__)
     return Agreement(

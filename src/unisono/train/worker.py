@@ -16,17 +16,18 @@ from unisono.train.settings import CONTROLLER, TrainingRun
 from unisono.train.training_loop import Emit, train
 
 
-# Torch's agent reports the traceback of the rank that failed first, which `record` writes.
+# `record` writes a failing rank's traceback to a file. Torch's agent reports that of the rank that
+# failed first.
 @record
 def main(settings: str, event_path: Path) -> None:
-    """Joins the default group, makes another group for each further backend, and trains."""
+    """Joins the default group (first backend), makes a group for each other backend, and trains."""
     run = TrainingRun.decode(settings)
     timeout = timedelta(seconds=run.timeout_s)
     first, *others = run.backends
     dist.init_process_group(_backend(first), timeout=timeout)
     try:
         world = dist.group.WORLD
-        assert world is not None  # `init_process_group` has set the group
+        assert world is not None  # set by `init_process_group`
         groups = {first: world}
         for other in others:
             groups[other] = dist.new_group(backend=_backend(other), timeout=timeout)

@@ -1,4 +1,4 @@
-"""Modules whose results are equal in one process and divided over the ranks of a mesh.
+"""Modules that compute the same result in one process and divided over the ranks of a mesh.
 
 `TransformerModel` is a whole decoder; `CrossEntropy` is its loss. `LinearPair` divides two linear
 layers in any `nn.Sequential`.

@@ -34,7 +34,10 @@ class SelfAttention(nn.Module):
         self._attend = ContextAttention(context, None)
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Keeps this rank's heads. Raises `ValueError` if `tp` does not divide the heads."""
+        """Keeps this rank's heads.
+
+        Raises `ValueError` if `heads` or `kv_heads` is not divisible by the number of parts.
+        """
         self._tensor = tensor_parallel(mesh)
         parts = self._tensor.parts
         for name, heads in (("heads", self.heads), ("kv_heads", self.kv_heads)):

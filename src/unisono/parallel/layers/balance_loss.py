@@ -18,7 +18,7 @@ from unisono.parallel.layers.tensor_exchanges import Group
 def balance_loss(
     scores: torch.Tensor, chosen: torch.Tensor, *, groups: Sequence[Group], length: int
 ) -> torch.Tensor:
-    """Returns this rank's part of the loss, summed over its sequences. Collective.
+    """Returns this rank's share of the loss, summed over its sequences. Collective.
 
     `scores`: (batch, positions, experts), softmax of the router. `chosen`: (batch, positions, k).
     `groups`: the groups of ranks that hold other positions of the same sequences. `length`: number

@@ -1,4 +1,4 @@
-"""Cross entropy of logits, also if tensor parallelism divides the vocabulary of the logits."""
+"""Cross entropy of logits, whose vocabulary may be split by tensor parallelism."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class CrossEntropy(nn.Module):
 
 
 def _own_samples(x: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
-    """Returns the samples whose logits this rank holds, if tensor parallelism divides samples."""
+    """Returns the samples whose logits this rank holds.
+
+    Tensor parallelism in 2D, 2.5D and 3D also splits the samples.
+    """
     for axis in GROUPS["tp"]:
         if axis != mesh.logit_axis:
             begin, count = part_of(len(x), mesh.coordinates[axis], mesh.grid.sizes[axis])

@@ -31,7 +31,9 @@ def capacity_of(factor: float, *, length: int, top_k: int, experts: int) -> int:
 def within_capacity(
     chosen: torch.Tensor, *, experts: int, capacity: int, mesh: TrainingMesh | None
 ) -> torch.Tensor:
-    """Returns True for each choice that its expert takes. Collective over `tp` and `cp`.
+    """Returns a mask: True for each choice that the chosen expert takes.
+
+    Collective over `tp` and `cp`.
 
     `chosen`: the experts of this rank's tokens, (samples, positions, k), the shape of the result.
 
@@ -40,7 +42,7 @@ def within_capacity(
     [True, True, True, False]
     """
     whole = chosen if mesh is None else _whole_sequences(chosen, mesh)
-    flat = functional.one_hot(whole.flatten(1), experts)  # choices of a sequence, in order
+    flat = functional.one_hot(whole.flatten(1), experts)  # (samples, choices in order, experts)
     before = (flat.cumsum(1) - flat).gather(2, whole.flatten(1).unsqueeze(-1))
     taken = (before.squeeze(-1) < capacity).view_as(whole)
     if mesh is None:
@@ -49,7 +51,7 @@ def within_capacity(
 
 
 def _whole_sequences(chosen: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
-    """Returns the choices of all positions of the sequences, in order."""
+    """Returns the chosen experts of all positions of the sequences, gathered from all ranks."""
     # Expert numbers are sent in the default float type, in which they are exact.
     numbers = chosen.to(torch.get_default_dtype())
     found = gather_copies(numbers, mesh.group("tp"), dim=1, length=mesh.sequence)

@@ -11,7 +11,7 @@ from unisono.parallel.layers.tensor_exchanges import Group
 
 
 class ExpertExchange:
-    """One exchange of rows between the ranks of `ep`, and its reverse.
+    """One exchange of rows between the ranks of `ep`: to the experts, and back.
 
     Each rank holds an equal number of consecutive experts. Without a group, rows are not exchanged.
     """

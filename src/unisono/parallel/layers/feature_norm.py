@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm, also of vectors whose elements several ranks divide."""
+"""Layer norm and RMS norm, also of vectors whose elements are split across ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FeatureNorm(nn.Module):
         self._group: Group = None
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Keeps this rank's part of the width, if the kind of tensor parallelism divides it."""
+        """Keeps this rank's part of weight and bias, if tensor parallelism splits the width."""
         tensor = tensor_parallel(mesh)
         tensor.divide_between(self, "weight")
         tensor.divide_between(self, "bias")
@@ -48,7 +48,7 @@ class FeatureNorm(nn.Module):
 
     def _of_parts(self, x: torch.Tensor) -> torch.Tensor:
         epsilon = _LAYER_NORM_EPSILON if self.is_centred else torch.finfo(x.dtype).eps
-        if self.is_centred:  # a difference of two sums of squares would lose digits
+        if self.is_centred:  # mean(x^2) - mean(x)^2 would lose digits
             x = x - self._mean(x)
         y = x * (self._mean(x.square()) + epsilon).rsqrt() * self.weight
         return y if self.bias is None else y + self.bias

@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
         self._tensor = tensor_parallel()
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Keeps this rank's part of the inner width; parts may be uneven."""
+        """Keeps this rank's part of the inner width; the parts may have different sizes."""
         self._tensor = tensor_parallel(mesh)
         for linear in self._firsts():
             self._tensor.divide_first(linear)

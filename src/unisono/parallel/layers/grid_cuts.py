@@ -1,4 +1,4 @@
-"""Blocks of parameters on a plane or cube of ranks, for tensor parallelism in 2D, 2.5D and 3D."""
+"""Blocks of parameters on planes or a cube of ranks: tensor parallelism in 2D, 2.5D and 3D."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def cut_on_grid(
 ) -> None:
     """Keeps this rank's block of a parameter, cut along each (dimension, axis) in turn.
 
-    `copies`: name in `GROUPS` of the group whose ranks hold the block and see different tokens.
+    `copies`: name in `GROUPS` of the group whose ranks hold the same block and see different
+    tokens.
     """
     for dim, axis in cuts:
         part, parts = mesh.coordinates[axis], mesh.grid.sizes[axis]
@@ -30,9 +31,10 @@ def cut_on_grid(
 
 
 def cut_between_layers(module: nn.Module, name: str, mesh: TrainingMesh) -> None:
-    """Keeps this rank's part of the width of a parameter that applies between layers.
+    """Keeps this rank's part of a parameter between layers, such as the weight of a norm.
 
-    Between layers, the columns of the grid divide the width, and the other axes the samples.
+    Between layers, the width is split along the columns of the grid, and the samples along its
+    other axes.
     """
     parameter: nn.Parameter | None = getattr(module, name)
     if parameter is not None:

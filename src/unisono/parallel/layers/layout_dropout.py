@@ -22,7 +22,7 @@ class BatchPlace:
     step: int = 0
     """Number of the step, from 0."""
     first_sample: int = 0
-    """Index in the whole batch of the first sample of this rank's forward pass."""
+    """Index of the first sample of this rank's forward pass, counted in the whole batch."""
 
 
 class LayoutDropout(nn.Module):
@@ -53,7 +53,10 @@ class LayoutDropout(nn.Module):
         self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Draws masks for this rank's elements only. Raises `ValueError` for 2D, 2.5D and 3D."""
+        """Makes later masks cover this rank's elements only.
+
+        Raises `ValueError` for tensor parallelism in 2D, 2.5D and 3D.
+        """
         if self.drop > 0 and mesh.layout.tensor != "1d":
             raise ValueError(
                 f"dropout is not built for tensor = {mesh.layout.tensor}; tensor = 1d works, and "
@@ -92,7 +95,7 @@ class LayoutDropout(nn.Module):
 
 
 def _runs(positions: torch.Tensor) -> list[tuple[int, int]]:
-    """Returns (begin, count) of each run of successive positions; (0, 0) without positions."""
+    """Returns (begin, count) of each run of consecutive positions; (0, 0) if there are none."""
     found: list[tuple[int, int]] = []
     for position in positions.tolist():
         if found and sum(found[-1]) == position:

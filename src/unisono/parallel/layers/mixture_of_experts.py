@@ -1,4 +1,4 @@
-"""A mixture of experts, whose experts the ranks of `ep` hold."""
+"""A mixture of experts, whose experts are split across the ranks of `ep`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class MixtureOfExperts(nn.Module):
         self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Keeps this rank's experts. Raises `ValueError` if `ep` does not divide their number."""
+        """Keeps this rank's experts.
+
+        Raises `ValueError` if the number of experts is not divisible by `ep`.
+        """
         parts = mesh.layout.ep
         if self.experts % parts:
             raise ValueError(
@@ -71,7 +74,9 @@ class MixtureOfExperts(nn.Module):
         self._mesh = mesh
         for parameter in self.parameters():
             mark(parameter, summed_over="stage")
-        if parts > 1:  # otherwise they are dense parameters, which ZeRO-2 and ZeRO-3 divide
+        # With one rank on `ep`, experts are like other parameters: ZeRO-2 and ZeRO-3 may divide
+        # them.
+        if parts > 1:
             self.routed.keep_own(mesh)
 
     def reset_auxiliary(self) -> None:
@@ -94,12 +99,12 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def _whole_length(self) -> int:
-        """Number of positions of a whole sequence. Needs a mesh."""
+        """Number of positions of a whole sequence, over all ranks of `cp`. Needs a mesh."""
         assert self._mesh is not None
         return self._mesh.sequence * self._mesh.layout.cp
 
     def _taken(self, chosen: torch.Tensor) -> torch.Tensor | None:
-        """Returns True for each choice that its expert takes; None if experts take all choices."""
+        """Returns a mask: True for each choice that the expert takes; None if all are taken."""
         if self.capacity_factor is None:
             return None
         length = chosen.shape[SEQUENCE] if self._mesh is None else self._whole_length
@@ -167,8 +172,9 @@ class Experts(nn.Module):
             )
 
     def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Applies expert i to the next `counts[i]` rows. An expert without rows gets a gradient
-        of zeros, so that every rank sums the same parameters."""
+        """Applies expert 0 to the first `counts[0]` rows, expert 1 to the next `counts[1]`, and so
+        on. An expert without rows gets a gradient of zeros, so that every rank sums the same
+        parameters."""
         found = [
             self._network(number, part) for number, part in enumerate(torch.split(rows, counts))
         ]

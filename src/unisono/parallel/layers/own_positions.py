@@ -1,4 +1,4 @@
-"""The positions that a rank holds of a sequence."""
+"""The positions of a sequence that a rank holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def own_positions(mesh: TrainingMesh, *, length: int, is_divided: bool) -> torch.Tensor:
-    """Returns the positions that this rank holds of a sequence of `length` positions, in order.
+    """Returns, in order, which of the `length` positions of a sequence this rank holds.
 
     The result is int64, with one dimension. The ranks of `cp` divide the sequence in zigzag parts.
     `is_divided`: True if the ranks of `tp` divide these parts, as sequence parallelism does.

@@ -21,10 +21,13 @@ from unisono.parallel.layers.tensor_exchanges import Group
 def summa(
     x: torch.Tensor, weight: torch.Tensor, row: Group, column: Group, *, width: int
 ) -> torch.Tensor:
-    """Returns this rank's block of x times the transpose of W, which has `width` inputs.
+    """Returns this rank's block of x times the transpose of W.
 
-    `x`: (..., inputs of part j). `weight`: (outputs of part j, inputs of part i). Result: (...,
-    outputs of part j). `row` and `column` are the groups of this rank's row and column, in order.
+    `width`: number of inputs (columns) of the whole W.
+
+    The rank is in row i and column j. `x`: (..., inputs of part j). `weight`: (outputs of part j,
+    inputs of part i). Result: (..., outputs of part j). `row` and `column` are the groups of this
+    rank's row and column, in order.
     """
     found: torch.Tensor = _Summa.apply(x, weight, row, column, width)  # type: ignore[no-untyped-call]
     return found
@@ -64,7 +67,10 @@ class _Summa(torch.autograd.Function):
 
 
 def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterator[torch.Tensor]:
-    """Yields the block of each rank of a group, of shape (rows, part of `width`)."""
+    """Yields `own` of each rank of the group in turn, of shape (rows, that rank's part of `width`).
+
+    Each rank broadcasts its block; the next broadcast runs while the caller uses the block.
+    """
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
 
     def begin(root: int) -> tuple[torch.Tensor, Any]:
@@ -83,7 +89,7 @@ def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterato
 
 
 def _reduced(partials: Iterator[torch.Tensor], group: dist.ProcessGroup) -> torch.Tensor:
-    """Returns, on rank r of a group, the sum of partial result number r over all ranks."""
+    """Reduces partial result number r to rank r of the group; returns this rank's sum."""
     rank, kept = dist.get_rank(group), None
     begun: list[tuple[torch.Tensor, Any]] = []
     for root, made in enumerate(partials):

@@ -39,12 +39,15 @@ class Tensor1D:
         self.is_sequence_divided = bool(mesh and self.group and mesh.layout.sequence_parallel)
 
     def divide_first(self, linear: nn.Linear) -> None:
-        """Keeps this rank's outputs of the layer."""
+        """Keeps the rows of weight and bias that compute this rank's outputs."""
         for name in ("weight", "bias"):
             self._cut(linear, name, dim=0)
 
     def divide_last(self, linear: nn.Linear) -> None:
-        """Keeps this rank's inputs of the layer, and the whole bias, which is added to the sum."""
+        """Keeps the columns of the weight for this rank's inputs, and the whole bias.
+
+        The bias is added after the sum over the ranks.
+        """
         self._cut(linear, "weight", dim=1)
         self.divide_between(linear, "bias")
 
@@ -53,7 +56,7 @@ class Tensor1D:
         self._cut(module, name, dim=0)
 
     def divide_between(self, module: nn.Module, name: str) -> None:
-        """Marks a whole parameter that applies between layers.
+        """Marks a parameter between layers, such as the weight of a norm, which stays whole.
 
         With sequence parallelism the ranks of `tp` see different tokens between layers, so the
         gradient of the parameter is summed over the whole stage.
@@ -80,7 +83,8 @@ class Tensor1D:
         return self.leave(own_rows(tokens, table, first))
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the whole activation, the input of the divided matrices."""
+        """Returns the whole activation, the input of the divided matrices: gathered if sequence
+        parallelism splits it."""
         if not self.is_sequence_divided:
             return copy_to_all(x, self.group)
         assert self._mesh is not None

@@ -70,7 +70,7 @@ class Tensor3D:
         return sum_to_parts(found, self._mesh.group(ROW), dim=0)
 
     def _product(self, gathered: torch.Tensor, linear: nn.Linear, summed: str) -> torch.Tensor:
-        """Multiplies by a matrix whose inputs are divided over the axis `summed`."""
+        """Multiplies by a matrix whose inputs are split along the axis `summed`."""
         weight = self._gather_inputs(linear.weight, linear.in_features, summed)
         y = functional.linear(gathered, weight)
         y = sum_to_parts(y, self._mesh.group(summed), dim=0)
@@ -80,6 +80,9 @@ class Tensor3D:
         return gather_parts(x, self._mesh.group(axis), dim=0, length=len(x) * self.parts)
 
     def _gather_inputs(self, weight: torch.Tensor, width: int, axis: str) -> torch.Tensor:
-        """Gathers, along the depth, all inputs of this rank's part of `width` inputs on an axis."""
+        """Gathers, from the ranks along the depth, all inputs of this rank's part.
+
+        `axis`: the axis of the cube that splits the `width` inputs into these parts.
+        """
         _, count = part_of(width, self._place[axis], self.parts)
         return gather_parts(weight, self._mesh.group(DEPTH), dim=1, length=count)

@@ -1,7 +1,7 @@
-"""The exchanges before and after layers that tensor parallelism divides, with their gradients.
+"""The exchanges before and after layers that are split by tensor parallelism, with gradients.
 
-Each function is an autograd node of its own, without parameters: pipeline schedules that split a
-backward pass run the backward of a node with parameters twice. Without a group (None) each
+Each function is a separate autograd node without parameters. Pipeline schedules that split the
+backward pass would run the backward of a node with parameters twice. Without a group (None) each
 function returns its argument.
 
 Shoeybi et al., "Megatron-LM", 2019 (`copy_to_all`, `sum_of_all`); Korthikanti et al., "Reducing
@@ -22,7 +22,7 @@ Group = dist.ProcessGroup | None
 
 
 def copy_to_all(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns x. The backward pass sums the gradients of all ranks."""
+    """Returns x, which is equal on all ranks. The backward pass sums the gradients of all ranks."""
     return x if group is None else _applied(_CopyToAll, x, group)
 
 
@@ -34,7 +34,7 @@ def sum_of_all(x: torch.Tensor, group: Group) -> torch.Tensor:
 def gather_parts(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
     """Returns the parts of all ranks, joined along `dim` to `length` elements.
 
-    The gradient is this rank's part of the **sum** of the ranks' gradients. Use this function if
+    The gradient of a part is the **sum** of all ranks' gradients of this part. Use this function if
     the ranks compute different results from the whole array.
     """
     return x if group is None else _applied(_GatherParts, x, group, dim, length)
@@ -49,10 +49,11 @@ def sum_to_parts(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
 
 
 def gather_copies(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
-    """Returns the parts of all ranks, joined along `dim`, where all ranks compute equal results.
+    """Returns the parts of all ranks, joined along `dim` to `length` elements.
 
-    The parts have `length` elements together. Since the gradients of the joined array are equal on
-    all ranks, the backward pass keeps this rank's part of its own gradient.
+    Use this function if all ranks compute the same results from the whole array. Since the
+    gradients of the joined array are equal on all ranks, the backward pass keeps this rank's part
+    of its own gradient.
     """
     return x if group is None else _applied(_GatherCopies, x, group, dim, length)
 
@@ -66,7 +67,7 @@ def keep_part(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
 
 
 def swap_blocks(x: torch.Tensor, group: Group, *, peer: int, width: int) -> torch.Tensor:
-    """Sends x to the rank `peer` of a group, and returns the array of that rank.
+    """Sends x to the rank `peer` of a group, and returns the array that this rank sends back.
 
     The last dimensions of the two arrays may differ: the result has `width` elements. The backward
     pass swaps the gradients.

@@ -1,4 +1,4 @@
-"""The interface of the kinds of tensor parallelism, and the kind of a layout."""
+"""The interface of all kinds of tensor parallelism, and the choice of a layout's kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TensorParallel(Protocol):
 
     @property
     def parts(self) -> int:
-        """Number of parts of the inner width."""
+        """Number of parts into which the inner width is split."""
 
     def divide_first(self, linear: nn.Linear) -> None:
         """Keeps this rank's block of a first matrix."""
@@ -36,13 +36,13 @@ class TensorParallel(Protocol):
         """Keeps this rank's block of an embedding table, which is divided like a first matrix."""
 
     def divide_between(self, module: nn.Module, name: str) -> None:
-        """Keeps this rank's part of the width of a parameter that applies between layers."""
+        """Keeps this rank's part of a parameter between layers, such as the weight of a norm."""
 
     def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
-        """Returns the product with each first matrix, an inner activation."""
+        """Returns the product of x with each first matrix: an inner activation."""
 
     def last(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-        """Returns the product with a last matrix, an activation between layers."""
+        """Returns the product of x with a last matrix: an activation between layers."""
 
     def look_up(
         self, tokens: torch.Tensor, table: torch.Tensor, *, first: int, width: int
@@ -55,7 +55,7 @@ class TensorParallel(Protocol):
 
 
 def tensor_parallel(mesh: TrainingMesh | None = None) -> TensorParallel:
-    """Returns the kind of tensor parallelism of a mesh's layout."""
+    """Returns the tensor parallelism (1D, 2D, 2.5D or 3D) of a mesh's layout."""
     kind = mesh.layout.tensor if mesh is not None and mesh.group("tp") is not None else "1d"
     if mesh is None or kind == "1d":
         return Tensor1D(mesh)

@@ -1,4 +1,4 @@
-"""A transformer decoder that every parallel strategy can divide."""
+"""A transformer decoder that can be divided by every parallel strategy."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ class LogitHead(nn.Module):
     """
 
     def __init__(self, shape: Transformer, weight: nn.Parameter | None = None) -> None:
-        """`weight`: the matrix of the embedding if the projection shares it."""
+        """`weight`: the matrix of the embedding, for a projection that uses the same matrix; or
+        None."""
         super().__init__()
         self.norm = _norm(shape)
         self.vocab = shape.vocab

@@ -42,7 +42,9 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Elements of a tensor, `count` from element `first` on, which begin at byte `start`.
+    """A run of elements of a tensor: `count` elements from number `first` on.
+
+    `start` is the byte of the whole array at which the run begins.
 
     `tensor` is the tensor's index in the argument of `ByteLayout`.
     """
@@ -92,7 +94,10 @@ class ByteLayout:
         return ByteRange(start=0, stop=self.nbytes)
 
     def floor(self, byte: int) -> int:
-        """Returns the first byte of the element that contains `byte`, at most the array's end."""
+        """Returns the first byte of the element that contains `byte`.
+
+        For a byte after the last element, returns the end of the array.
+        """
         if byte >= self.nbytes:
             return self.nbytes
         index = self._order[bisect_right(self._sorted_starts, byte) - 1]
@@ -100,7 +105,7 @@ class ByteLayout:
         return byte - (byte - start) % self.tensors[index].item_bytes
 
     def divide(self, whole: ByteRange, parts: int) -> tuple[ByteRange, ...]:
-        """Cuts a range into `parts` ranges of equal bytes, to within one element.
+        """Cuts a range into `parts` ranges whose sizes are equal to within one element.
 
         Raises `ValueError` if a part would be empty.
         """
@@ -114,7 +119,7 @@ class ByteLayout:
         return found
 
     def ranges(self, shard: ByteRange, most_bytes: int) -> tuple[ByteRange, ...]:
-        """Cuts a shard into equal ranges of at most about `most_bytes` bytes."""
+        """Cuts a shard into ranges of equal size, of at most about `most_bytes` bytes each."""
         parts = max(1, -(-shard.nbytes // most_bytes))
         longest = max(spec.item_bytes for spec in self.tensors)
         return self.divide(shard, min(parts, max(1, shard.nbytes // longest)))

@@ -1,4 +1,4 @@
-"""The mean of gradients in rank order, with the bits of a reproducible communicator's average."""
+"""The mean of gradients, bitwise equal to the average of a reproducible communicator."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def mean_in_order(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         total.add_(gradient.to(total.dtype))
     parts = torch.view_as_real(total) if total.is_complex() else total
     parts.div_(len(gradients))
-    if parts.sum().isnan():  # the sum of infinities of both signs is a NaN too
+    if parts.sum().isnan():  # also if inf and -inf cancel: then nothing is filled
         parts.masked_fill_(parts.isnan(), torch.nan)
     return total.to(first.dtype)

@@ -1,4 +1,4 @@
-"""Messages that ranks exchange when a group forms, and the updates lost with a server."""
+"""Messages between ranks when a group forms, and records of updates lost with a server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class MemberState:
     """Number of steps that the member has completed as a worker."""
     finished: bool
     has_state: bool
-    """True if the member comes from a parameter server that has trained."""
+    """True if the member brings a state from an earlier group or parameter server."""
     shards: tuple[int, ...]
     """Shards whose state the member holds."""
     snapshots: tuple[int, ...]
-    """Steps in the newest snapshot of each shard that the member can read; -1 without a snapshot.
-    """
+    """For each shard, the number of steps in the newest snapshot that the member can read; -1
+    without a snapshot."""
     run: str
     """Identifier of the run in the names of snapshots."""
     settings: Mapping[str, object]
@@ -67,7 +67,7 @@ class LostUpdates:
 
     shard: int
     place: str
-    """Bytes of the shard and names of its tensors, as text."""
+    """Range of the shard's bytes and names of its tensors, as text."""
     lost_server: int
     new_server: int
     snapshot_step: int

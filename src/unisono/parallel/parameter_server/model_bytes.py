@@ -17,7 +17,7 @@ class ModelBytes:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Raises `ValueError` without trainable parameters, or if one is not in CPU memory."""
+        """Raises `ValueError` if no parameter is trainable, or if one is not in CPU memory."""
         named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
         if not named:
             raise ValueError("model: expected a parameter that requires a gradient, found none")
@@ -60,7 +60,9 @@ class ModelBytes:
 
     @torch.no_grad()
     def pack_gradients(self) -> NDArray[np.uint8]:
-        """Copies all gradients to their array. Returns a 1 for each parameter with a gradient.
+        """Copies all gradients to the array of gradients.
+
+        Returns an array with a 1 for each parameter that has a gradient, and a 0 for each other.
 
         A missing gradient counts as zeros.
         """
@@ -77,13 +79,13 @@ class ModelBytes:
 
     @torch.no_grad()
     def pack_values(self) -> None:
-        """Copies all parameters to their array."""
+        """Copies all parameters to the array of values."""
         for parameter, view in zip(self._parameters, self._value_views, strict=True):
             view.copy_(parameter)
 
     @torch.no_grad()
     def unpack_values(self) -> None:
-        """Copies the array to the parameters."""
+        """Copies the array of values to the parameters."""
         for parameter, view in zip(self._parameters, self._value_views, strict=True):
             parameter.copy_(view)
 

@@ -30,30 +30,31 @@ _LEAST_RANGE_BYTES, _MOST_RANGE_BYTES = 1 << 16, 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServerStats:
-    """Counts of this rank so far. Bytes include gradients and parameters, not local copies."""
+    """Counts of this rank so far. Bytes are those of gradients and parameters between ranks."""
 
     steps: int
     """Number of steps that this rank has completed as a worker."""
     sent_bytes: int
     received_bytes: int
     pushes: int
-    """Number of gradients of ranges that this rank's server received, including repeated pushes."""
+    """Number of pushes to this rank's server, each the gradient of one range. Repeats count too."""
     repeats: int
     """Number of repeated pushes, which changed nothing."""
     updates: int
-    """Number of optimizer steps on ranges of this rank's server."""
+    """Number of optimizer steps of this rank's server, counted for each range."""
     mean_delay: float
     """Mean number of other workers' updates between a worker's read of the values and its own
     update; 0 if synchronous.
     """
     most_missed: int
-    """Largest number of gradients of the same step or earlier that the values sent to a worker
-    lacked."""
+    """Largest number of other workers' gradients, of the worker's step or earlier steps, that were
+    missing in values sent to a worker."""
     most_early: int
-    """Largest number of gradients of later steps that the values sent to a worker contained."""
+    """Largest number of other workers' gradients of later steps that values sent to a worker
+    already contained."""
     lost_ranks: tuple[int, ...]
     lost_updates: tuple[LostUpdates, ...]
-    """Shards whose server was lost, and the steps that their snapshots lacked."""
+    """Shards whose server was lost, each with the steps that are missing in its snapshot."""
 
 
 class ParameterServer:
@@ -254,7 +255,7 @@ class ParameterServer:
         self._group.going_on(self._group.serve, in_thread=False)
 
     def stats(self) -> ParameterServerStats:
-        """Returns the counts of this rank since the beginning."""
+        """Returns the counts of this rank since this parameter server was made."""
         group, counts = self._group, self._group.counts
         return ParameterServerStats(
             steps=group.step,
@@ -275,9 +276,9 @@ class ParameterServer:
     def close(self, timeout_s: float | None = None) -> None:
         """Ends the work of this rank; a second call does nothing.
 
-        A worker waits until all workers have called `close`, since its rank may serve them. After
-        `timeout_s` seconds (None: the communicator's timeout) it raises `CollectiveTimeoutError`.
-        Means of gradients no longer count this worker.
+        A worker waits until all workers have called `close`, since this rank's server may be needed
+        until then. After `timeout_s` seconds (None: the communicator's timeout) it raises
+        `CollectiveTimeoutError`. Means of gradients no longer count this worker.
         """
         if self._closed:
             return
@@ -299,7 +300,7 @@ class ParameterServer:
             self._leave()
 
     def _leave(self) -> None:
-        with suppress(Exception):  # the caller raises or has raised the error
+        with suppress(Exception):  # the caller already raises an earlier error
             self._group.join(self._settings.timeout_s)
         self._group.close()
         if self._own_comm is not None:
@@ -358,7 +359,7 @@ def _make_plan(
 
 
 def _range_bytes(shard_bytes: int) -> int:
-    """Returns a size of ranges that lets a server receive, sum and send at the same time."""
+    """Returns a size of ranges small enough that a server receives, sums and sends at once."""
     return min(max(shard_bytes // _RANGES, _LEAST_RANGE_BYTES), _MOST_RANGE_BYTES)
 
 

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class Apply(Generic[T]):
     """The action of applying gradients, given as (worker, gradient) in the order of workers.
 
-    `delay`: number of other updates between the read of the values from which a gradient was
-    computed and this update; 0 if synchronous.
+    `delay`: number of other workers' updates between this update and the read of the values from
+    which its gradient was computed; 0 if synchronous.
     """
 
     step: int
@@ -31,8 +31,9 @@ class Apply(Generic[T]):
 class Reply:
     """The action of sending the values to a worker that has pushed `step`, for its next step.
 
-    The values lack `missed` gradients of other workers for steps up to `step`, and contain `early`
-    gradients of other workers for later steps.
+    `missed`: number of other workers' gradients, of steps up to `step`, that the values do not
+    contain yet. `early`: number of other workers' gradients, of later steps, that they already
+    contain.
     """
 
     worker: int
@@ -45,7 +46,7 @@ Action: TypeAlias = Apply[T] | Reply
 
 
 class RangeState(Generic[T]):
-    """The state of one range, which takes pushes; each push gets one reply.
+    """The state of one range, which takes pushes (a worker's gradients); each push gets one reply.
 
     `staleness` 0 is synchronous: the gradients of a step are applied together, once all workers
     have pushed the step. With s > 0 each gradient is applied at once, and a worker may start step c
@@ -67,7 +68,7 @@ class RangeState(Generic[T]):
     """
 
     def __init__(self, steps: Mapping[int, int], *, staleness: int | None) -> None:
-        """`steps`: the next step of each worker."""
+        """`steps`: number of the step that each worker pushes next."""
         self.staleness = staleness
         self.updates = 0
         """Number of updates applied: steps if synchronous, else gradients."""
@@ -90,11 +91,14 @@ class RangeState(Generic[T]):
 
     @property
     def least_applied(self) -> int:
-        """Number of applied steps of the slowest worker; without workers, the last such number."""
+        """Number of applied steps of the slowest worker.
+
+        After the last worker was removed, the number stays as it was.
+        """
         return self._least_applied
 
     def missing(self) -> tuple[int, ...]:
-        """Returns the slowest workers if a reply waits for them; otherwise an empty tuple."""
+        """Returns the slowest workers if a reply waits for their pushes; else an empty tuple."""
         if not self._waiting:
             return ()
         least = min(self._pushed.values())
@@ -103,7 +107,7 @@ class RangeState(Generic[T]):
     def is_repeat(self, worker: int, step: int) -> bool:
         """Returns True if this worker has pushed this step before.
 
-        Raises `ValueError` if the worker does not train, or if the step is after its next step.
+        Raises `ValueError` if the worker has finished or was lost, or if it skips a step.
         """
         if worker not in self._pushed:
             raise ValueError(
@@ -117,7 +121,10 @@ class RangeState(Generic[T]):
         return step < self._pushed[worker]
 
     def push(self, worker: int, step: int, gradient: T) -> list[Action[T]]:
-        """Takes a gradient and returns the resulting actions. Raises the errors of `is_repeat`."""
+        """Takes a worker's gradient of a step; returns the actions that follow.
+
+        Raises the errors of `is_repeat`.
+        """
         if not self.is_repeat(worker, step):
             self._pushed[worker] = step + 1
             self._pending.setdefault(step, {})[worker] = gradient
@@ -125,7 +132,10 @@ class RangeState(Generic[T]):
         return self._proceed()
 
     def remove(self, worker: int) -> list[Action[T]]:
-        """Removes a worker that has finished or was lost, and drops its pending gradients."""
+        """Removes a worker that has finished or was lost, with its pending gradients.
+
+        Returns the actions that this makes possible.
+        """
         self._pushed.pop(worker, None)
         self._applied.pop(worker, None)
         for gradients in self._pending.values():
@@ -134,7 +144,7 @@ class RangeState(Generic[T]):
         return self._proceed()
 
     def restart(self, workers: Iterable[int]) -> list[Action[T]]:
-        """Drops pending replies and lost workers after a failure, and returns the actions.
+        """Drops pending replies and lost workers after a failure; returns the actions that follow.
 
         Each remaining worker that did not receive its reply repeats its last push.
         """
@@ -159,13 +169,13 @@ class RangeState(Generic[T]):
         return all(pushed > step for pushed in self._pushed.values())
 
     def _may_read(self, step: int) -> bool:
-        """Returns True if a worker may read the values for its step `step`."""
+        """Returns True if the staleness lets a worker read the values for its step `step` now."""
         if self.staleness is None:
             return True
         return step - min(self._pushed.values(), default=step) <= self.staleness
 
     def _apply(self, step: int, gradients: dict[int, T]) -> list[Action[T]]:
-        # Removed workers may have left a step without gradients.
+        # A step may have no gradients left, if its workers were removed.
         ordered = sorted(gradients.items())
         groups = [tuple(ordered)] if self.staleness == 0 else [(each,) for each in ordered]
         actions: list[Action[T]] = []

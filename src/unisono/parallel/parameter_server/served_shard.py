@@ -1,4 +1,4 @@
-"""A shard on its server: its parameters, an optimizer for each range, and received gradients."""
+"""A shard on its server: parameters, an optimizer for each range, and received gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ parameter's name."""
 
 
 class Gradient(NamedTuple):
-    """A worker's gradient of one range, with a 1 for each tensor of the shard that it used."""
+    """A worker's gradient of one range. `used`: 1 for each tensor of the shard with a gradient."""
 
     data: torch.Tensor
     used: NDArray[np.uint8]
@@ -32,7 +32,7 @@ class _Piece(NamedTuple):
     """Index of the parameter's tensor among the shard's tensors."""
     run: int
     first: int
-    """Index of the parameter's first element in the run of elements of one type."""
+    """Index of the parameter's first element in its run, the adjacent elements of one type."""
 
 
 class ServedRange:
@@ -121,18 +121,18 @@ class ServedShard:
         self._incoming: dict[int, torch.Tensor] = {}
 
     def slice_of(self, within: ByteRange) -> slice:
-        """Returns the slice of this shard's bytes that is a range."""
+        """Returns the slice of this shard's bytes where a range lies."""
         return slice(within.start - self.start, within.stop - self.start)
 
     def incoming(self, worker: int, within: ByteRange) -> torch.Tensor:
-        """Returns the memory that receives a worker's gradient of a range."""
+        """Returns the memory for a worker's gradient of a range, to receive it into."""
         if worker not in self._incoming:
             self._incoming[worker] = torch.empty_like(self.values)
         return self._incoming[worker][self.slice_of(within)]
 
     @property
     def steps(self) -> int:
-        """Number of steps that every range has applied for all workers."""
+        """Number of steps whose gradients of all workers every range has applied."""
         return min(each.state.least_applied for each in self.ranges.values())
 
     def save(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class ServedShard:
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Restores the state that `save` returned. Raises `ValueError` for another shard."""
+        """Restores the state that `save` returned. Raises `ValueError` if the shard differs."""
         found = (saved["start"], saved["values"].numel(), len(saved["optimizers"]))
         expected = (self.start, self.values.numel(), len(self.ranges))
         if found != expected:

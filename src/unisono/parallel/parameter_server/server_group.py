@@ -33,7 +33,7 @@ from unisono.parallel.parameter_server.shard_snapshots import (
 from unisono.parallel.parameter_server.worker_exchange import WorkerExchange
 
 _log = logging.getLogger("unisono.parallel")
-_IDLE_S = 1e9  # no timeout for the next push, since the server's loop detects late workers
+_IDLE_S = 1e9  # The server may wait any time for the next push: its loop detects late workers.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class ServerGroup:
         run: str,
         step: int,
     ) -> None:
-        """Takes ownership of the communicator, which `close` closes."""
+        """Takes ownership of `comm`: `close` closes it."""
         self.comm = comm
         self.number = comm.rank
         self.plan = plan
@@ -73,7 +73,7 @@ class ServerGroup:
         self.run = run
         self.shards: dict[int, ServedShard] = {}
         self.counts = ServerCounts()
-        self.worker_bytes = ByteCounts()  # separate from the counts of the server's thread
+        self.worker_bytes = ByteCounts()  # separate: `counts` belongs to the server's thread
         self.lost_ranks: list[int] = []
         self.lost_updates: list[LostUpdates] = []
         self.exchange: WorkerExchange
@@ -206,7 +206,7 @@ class ServerGroup:
     # ---- after a loss
 
     def going_on(self, act: Callable[[], None], *, in_thread: bool) -> None:
-        """Calls `act`; after each loss of a rank, forms a new group and calls `act` again."""
+        """Calls `act`. After each loss of a rank, forms a new group and calls `act` again."""
         while True:
             try:
                 act()
@@ -214,7 +214,8 @@ class ServerGroup:
             except PeerLostError:
                 self._recover(in_thread=in_thread)
             except CommunicationError:
-                self.join(self._settings.timeout_s)  # raises this rank's server error, if any
+                # raises the error of the server's thread, if any
+                self.join(self._settings.timeout_s)
                 raise
 
     def member_state(self, settings: dict[str, object], *, has_state: bool) -> MemberState:
@@ -245,7 +246,7 @@ class ServerGroup:
                 states = exchange_states(self.comm, self.member_state({}, has_state=True))
                 break
             except PeerLostError:
-                continue  # another rank was lost
+                continue  # one more rank was lost
         self._replace_lost(states)
         self.start(states, in_thread=in_thread)
 
@@ -309,5 +310,5 @@ class ServerGroup:
 
 
 def cut_shards(model: ModelBytes, servers: int) -> tuple[ByteRange, ...]:
-    """Returns one shard of equal bytes for each server."""
+    """Returns one shard for each server; the shards have equal numbers of bytes."""
     return model.layout.divide(model.layout.whole, servers)

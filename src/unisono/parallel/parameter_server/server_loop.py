@@ -58,7 +58,10 @@ class ServerCounts:
 
 @dataclass(slots=True)
 class _Answer:
-    """The replies of a shard's ranges to one push of a worker, of which `left` are not sent."""
+    """Progress of a server's answer to one step of a worker.
+
+    The answer is one reply for each range of the shard; `left` replies are not sent yet.
+    """
 
     step: int
     left: int
@@ -84,8 +87,9 @@ class ServerLoop:
         snapshots: ShardSnapshots | None = None,
         snapshot_every: int = 0,
     ) -> None:
-        """`ranks`: the rank in `comm` of each worker that trains. The loop announces its end to
-        these ranks and to `finished_ranks`.
+        """`ranks`: the rank in `comm` of each worker that still trains.
+
+        At its end, the loop sends a message to these ranks and to `finished_ranks`.
         """
         self._comm = comm
         self._ranks = dict(ranks)
@@ -140,7 +144,10 @@ class ServerLoop:
             end()
 
     def _require_in_time(self) -> None:
-        """Raises `CollectiveTimeoutError` on all ranks if a push has no complete reply in time."""
+        """Raises `CollectiveTimeoutError` if a push has waited too long for its replies.
+
+        Aborts the communicator first, so all ranks raise.
+        """
         now_s = time.monotonic()
         for (shard_number, worker, step), since_s in self._unanswered.items():
             if now_s - since_s <= self._timeout_s:
@@ -179,14 +186,14 @@ class ServerLoop:
     def _announce(
         self, shard: ServedShard, served: ServedRange, worker: int, push: _AnnouncedPush
     ) -> None:
-        """Queues a worker's announced push, or its end, behind its earlier pushes to a range."""
+        """Queues a push that a worker has announced for a range, or the end of the worker."""
         announced = self._announced[served.number, worker]
         announced.append(push)
         if len(announced) == 1:
             self._take(shard, served, worker)
 
     def _take(self, shard: ServedShard, served: ServedRange, worker: int) -> None:
-        """Receives the gradient of the first push that a worker has announced for a range."""
+        """Receives the gradient of the first push in the queue of a worker and a range."""
         announced = self._announced[served.number, worker]
         step, used = announced[0]
         if step == FINISHED:
@@ -195,7 +202,7 @@ class ServerLoop:
             return
         data = shard.incoming(worker, served.within)
         repeat = served.state.is_repeat(worker, step)
-        if repeat:  # the range may still need the gradient of the first push
+        if repeat:  # The memory may still hold the first push's gradient, not applied yet.
             data = torch.empty_like(data)
         rank = self._ranks[worker]
         work = self._comm.recv(data, rank, tag_of(Kind.GRADIENT, served.number), async_op=True)
@@ -231,7 +238,7 @@ class ServerLoop:
         values, rank = served.values, self._ranks[reply.worker]
         repeat = served.state.steps[reply.worker] > reply.step + 1
         if served.state.staleness != 0 or repeat:
-            values = values.clone()  # the next update may precede the end of the send
+            values = values.clone()  # The next update may change the values before they are sent.
         tag = tag_of(Kind.VALUES, served.number)
         self._begin(self._comm.send(values, rank, tag, async_op=True))
         if rank != self._comm.rank:
@@ -259,7 +266,7 @@ class ServerLoop:
         self._begin(self._comm.send(trailer.encode(), rank, tag, async_op=True))
 
     def _write_first_snapshot(self, shard: ServedShard) -> None:
-        """Writes a snapshot of a new or moved shard, unless its current step has a snapshot."""
+        """Writes a snapshot of a new or moved shard, unless there is one of its current step."""
         if self._snapshots is not None and shard.steps not in self._snapshots.steps(shard.number):
             self._snapshots.write(shard.number, shard.steps, shard.save())
 

@@ -1,4 +1,4 @@
-"""The messages between workers and servers: their tags, the head of a push, and the trailer.
+"""The messages between workers and servers: tags, heads (before gradients) and trailers.
 
 For each shard and step, a worker sends one head, then one gradient message for each range. The
 server replies with the values of each range, and with one trailer for the shard. Tags contain the
@@ -22,14 +22,14 @@ FINISHED = -1
 
 
 class Kind(IntEnum):
-    """The kind of a message, which its tag contains beside the number of its shard or range."""
+    """The kind of a message. The tag contains the kind and the number of a shard or range."""
 
     HEAD = 1
     GRADIENT = 2
     VALUES = 3
     TRAILER = 4
     END = 5
-    """Message of a server that all workers have finished."""
+    """A server's message to each worker that all workers have finished."""
 
 
 def tag_of(kind: Kind, number: int) -> int:
@@ -42,18 +42,18 @@ def tag_of(kind: Kind, number: int) -> int:
 
 
 def head_bytes(tensors: int) -> int:
-    """Returns the bytes of a head for a shard that contains parts of `tensors` tensors."""
+    """Returns the size of the head for a shard with elements of `tensors` tensors, in bytes."""
     return _HEAD_BYTES + tensors
 
 
 def write_head(head: Bytes, step: int, used: Bytes) -> None:
-    """Fills a head. `used` has a 1 for each tensor of the shard that has a gradient."""
+    """Fills a head: the step, and `used`, a 1 for each tensor of the shard with a gradient."""
     head[:_HEAD_BYTES].view(np.int64)[0] = step
     head[_HEAD_BYTES:] = used
 
 
 def read_head(head: Bytes) -> tuple[int, Bytes]:
-    """Returns the step of a head, and a 1 for each tensor of the shard that has a gradient.
+    """Returns a head's step, and an array with a 1 for each tensor of the shard with a gradient.
 
     >>> head = np.zeros(head_bytes(3), np.uint8)
     >>> write_head(head, 7, np.array([1, 0, 1], np.uint8))
@@ -70,9 +70,11 @@ class Trailer:
 
     step: int
     missed: int
-    """Largest number of gradients of the same step or earlier that a range's values lacked."""
+    """Largest number, over the shard's ranges, of other workers' gradients of this or earlier steps
+    that the sent values lack."""
     early: int
-    """Largest number of gradients of later steps that a range's values contained."""
+    """Largest number, over the shard's ranges, of other workers' gradients of later steps that the
+    sent values contain already."""
     updates: int
     """Number of updates of the shard's first range so far."""
 

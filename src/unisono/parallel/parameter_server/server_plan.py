@@ -18,7 +18,7 @@ class RankTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """The workers, and the server of each shard, by their rank numbers in the first group.
+    """The workers, and the server of each shard, as ranks of the first group.
 
     >>> shards = (ByteRange(start=0, stop=8), ByteRange(start=8, stop=16))
     >>> plan = ServerPlan(workers=(0, 1, 2, 3), owners=(4, 5), shards=shards)
@@ -88,9 +88,9 @@ class ServerPlan:
 def choose_servers(size: int, servers: int | Sequence[int], *, dedicated: bool) -> tuple[int, ...]:
     """Returns the ranks of the servers.
 
-    If `servers` is a number, dedicated servers are the last ranks, and servers that are workers too
-    are spread evenly, so that each host has some. Raises `ValueError` for wrong ranks or numbers,
-    and if no rank remains as a worker.
+    If `servers` is a number, dedicated servers are the last ranks. Servers that are workers too are
+    spread evenly over the ranks, so that each host has some. Raises `ValueError` for wrong ranks or
+    numbers, and if no rank remains as a worker.
 
     >>> choose_servers(6, 2, dedicated=True), choose_servers(4, 2, dedicated=False)
     ((4, 5), (0, 2))

@@ -1,4 +1,4 @@
-"""Snapshots of shards: files from which another rank continues after the loss of a server."""
+"""Snapshots of shards: files with which another rank takes over a lost server's shard."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ShardSnapshots:
             self._path(shard, old).unlink(missing_ok=True)
 
     def steps(self, shard: int) -> list[int]:
-        """Returns the steps of the snapshots of a shard that this rank can read."""
+        """Returns the steps, in order, of which this rank can read a snapshot of a shard."""
         if not self.folder.is_dir():
             return []
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())

@@ -91,9 +91,10 @@ class WorkerExchange:
         return [Trailer.decode(trailer) for trailer in self._trailers]
 
     def finish(self, timeout_s: float, *, known: bool) -> None:
-        """Announces the end of this worker, and waits for the end of all workers.
+        """Tells the servers that this worker has finished, and waits until all workers have.
 
-        `known`: True if the worker has announced its end before. Raises the errors of `exchange`.
+        `known`: True if the servers know already that it has finished. Raises the errors of
+        `exchange`.
         """
         works: list[Work] = []
         for shard, owner in enumerate(self._owners):
@@ -129,7 +130,7 @@ class WorkerExchange:
 
 @contextmanager
 def _timeouts_by_name() -> Iterator[None]:
-    """Raises `CollectiveTimeoutError` for an `AbortedError` that a server's timeout caused."""
+    """Turns an `AbortedError` into `CollectiveTimeoutError` if a server's timeout caused it."""
     try:
         yield
     except AbortedError as error:

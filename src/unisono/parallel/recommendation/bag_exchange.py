@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.nn import functional
 
 NO_ID = -1
-"""Value of an empty place, without an id, in the input."""
+"""Value in the input for a place without an id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class Bags:
 
     @staticmethod
     def of_places(places: torch.Tensor) -> Bags:
-        """Returns the bags of an array of places (samples, ids), whose empty places are `NO_ID`.
+        """Returns the bags of an array of ids, (samples, places), whose empty places are `NO_ID`.
 
         >>> bags = Bags.of_places(torch.tensor([[7, NO_ID], [NO_ID, NO_ID], [3, 7]]))
         >>> bags.ids.tolist(), bags.lengths.tolist()
@@ -40,7 +40,7 @@ class Bags:
         return Bags(ids=places[is_id], lengths=is_id.sum(1))
 
     def of_rows(self, first: int, count: int) -> Bags:
-        """Returns bags with only the ids of `count` rows from `first` on, counted from `first`."""
+        """Returns bags with only the ids from `first` to `first + count - 1`, minus `first`."""
         is_here = (self.ids >= first) & (self.ids < first + count)
         sample = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
         lengths = torch.bincount(sample[is_here], minlength=len(self.lengths))
@@ -55,10 +55,10 @@ def sum_bags(weight: torch.Tensor, bags: Bags) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrivedBags:
-    """The bags of all ranks for the pieces of this rank."""
+    """The bags that this rank received: those of all ranks for this rank's pieces of tables."""
 
     bags: tuple[Bags, ...]
-    """Bags of each piece, for the samples of all ranks in rank order."""
+    """Bags for each piece of this rank: the samples of rank 0, then of rank 1, and so on."""
     samples: tuple[int, ...]
     """Number of samples of each rank."""
 
@@ -66,7 +66,7 @@ class ArrivedBags:
 def exchange_bags(
     outgoing: Sequence[Sequence[Bags]], samples: int, group: dist.ProcessGroup
 ) -> ArrivedBags:
-    """Sends `outgoing[rank]`, the bags for each piece of a rank, to that rank. Collective.
+    """Sends `outgoing[rank]` to each rank: the bags for each of its pieces of tables. Collective.
 
     A rank finds the number of its own pieces in its own entry of `outgoing`.
     """
@@ -103,7 +103,7 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def _sent(
     parts: Sequence[torch.Tensor], arriving: list[int], group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, ...]:
-    """Sends one part to each rank; returns the parts from all ranks, of lengths `arriving`."""
+    """Sends `parts[i]` to rank i; returns the parts from all ranks, of lengths `arriving`."""
     whole = torch.cat(list(parts))
     found = whole.new_empty(sum(arriving))
     dist.all_to_all_single(found, whole, arriving, [len(part) for part in parts], group=group)
@@ -111,7 +111,7 @@ def _sent(
 
 
 def _pieces(ids: torch.Tensor, lengths: torch.Tensor) -> list[Bags]:
-    """Returns the bags of each piece; `lengths` has the shape (pieces, samples)."""
+    """Returns the bags of each piece of a table; `lengths` has the shape (pieces, samples)."""
     ends = [0, *itertools.accumulate(lengths.sum(1).tolist())]
     spans = itertools.pairwise(ends)
     return [

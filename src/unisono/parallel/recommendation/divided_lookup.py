@@ -1,4 +1,4 @@
-"""The lookup of bags in tables that several ranks hold.
+"""The lookup of bags in tables that are split across several ranks.
 
 Naumov et al., "Deep learning recommendation model for personalization and recommendation systems",
 2019, section 3 (table-wise); Mudigere et al., "Software-hardware co-design for fast and scalable
@@ -24,7 +24,7 @@ from unisono.parallel.recommendation.table_placement import TablePiece, TablePla
 
 
 class DividedLookup:
-    """Sums the bags of each table, also of tables on other ranks. Collective."""
+    """Sums the vectors of each bag, also from tables on other ranks. Collective."""
 
     def __init__(self, placement: TablePlacement, group: dist.ProcessGroup) -> None:
         self._placement, self._group = placement, group
@@ -85,7 +85,7 @@ class DividedLookup:
     def _summed(
         self, partial: torch.Tensor, pieces: Sequence[TablePiece], samples: Sequence[int]
     ) -> dict[int, torch.Tensor]:
-        """Returns the sums over the ranks for this rank's samples."""
+        """Sums the partial sums of row-divided tables over the ranks, for this rank's samples."""
         longest = max(samples)
         padded = [
             functional.pad(part, (0, 0, 0, longest - len(part)))
@@ -97,11 +97,11 @@ class DividedLookup:
 
 
 def piece_bags(piece: TablePiece, bags: Sequence[Bags]) -> Bags:
-    """Returns the bags with only the ids that belong to a piece."""
+    """Returns the bags of a piece's table, with only those ids whose rows are in the piece."""
     whole = bags[piece.table]
     return whole.of_rows(piece.start[0], piece.sizes[0]) if piece.is_summed else whole
 
 
 def _in_order(parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Returns the parts joined in the order of their first columns."""
+    """Returns the column parts of a table, joined in the order of their first columns."""
     return torch.cat([parts[first] for first in sorted(parts)], dim=1)

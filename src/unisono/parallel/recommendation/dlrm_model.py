@@ -1,4 +1,4 @@
-"""The deep learning recommendation model, whose tables and samples the ranks of `dp` divide.
+"""The deep learning recommendation model, with tables and samples split across `dp`.
 
 Naumov et al., "Deep learning recommendation model for personalization and recommendation systems",
 2019: a bottom network maps the dense features to a vector, and an embedding table maps the ids of
@@ -80,7 +80,7 @@ class DLRM(nn.Module):
         return logits.squeeze(1)
 
     def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
-        """Returns the bytes that exchanges of bags send on `dp`, from `exchange_traffic`."""
+        """Returns the bytes that this rank's exchanges of bags send on `dp`, from closed forms."""
         own = [
             MicrobatchPart(inputs=each.inputs[:, self.shape.counters :], samples=each.samples)
             for each in parts

@@ -1,4 +1,4 @@
-"""Embedding tables that sum the vectors of bags, and that the ranks of `dp` divide."""
+"""Embedding tables that sum the vectors of bags, and are split across the ranks of `dp`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EmbeddingTables(nn.Module):
                     str(number),
                     start=piece.start if piece else (0, 0),
                     sizes=piece.sizes if piece else (0, self.width),
-                    summed_over="own",  # this rank has the bags of all ranks
+                    summed_over="own",  # a piece's rank computes the whole gradient
                     held_by="own",
                 )
 
@@ -86,7 +86,7 @@ class EmbeddingTables(nn.Module):
         return torch.stack(sums, dim=1)
 
     def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> float:
-        """Returns the bytes that this rank sends on `dp` in the passes over microbatches."""
+        """Returns the bytes that this rank sends on `dp` in all passes of a step."""
         placement = self.placement
         if placement is None:
             return 0.0
@@ -108,7 +108,7 @@ class EmbeddingTables(nn.Module):
         return found
 
     def loads(self) -> tuple[float, ...]:
-        """Returns the bytes that each rank exchanges for its tables in a step of `samples`."""
+        """Returns the bytes that each rank sends and receives for its pieces in a step."""
         if self.placement is None:
             return (0.0,)
         item_bytes = self.weights[0].element_size()
@@ -147,7 +147,7 @@ class EmbeddingTables(nn.Module):
 
 
 def _check_axes(mesh: TrainingMesh) -> None:
-    """Raises `ValueError` for axes that cannot divide embedding tables."""
+    """Raises `ValueError` if the layout has other axes than `dp`, which cannot split tables."""
     layout = mesh.layout
     if layout.tp > 1 or layout.pp > 1 or layout.cp > 1 or layout.ep > 1:
         raise ValueError(

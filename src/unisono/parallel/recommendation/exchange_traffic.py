@@ -1,8 +1,8 @@
 """The bytes of the exchanges of divided embedding tables, from closed forms, without torch.
 
-With n ranks, B samples on a rank, F pieces of tables on another rank, L ids in a bag, D columns and
-s bytes per element, a rank sends to each other rank 16 bytes of sizes, B F bytes of lengths and 8
-bytes per id. For each piece that a rank holds, it sends B D s bytes of sums to every other rank,
+With n ranks, B samples on a rank, F pieces of tables on each other rank, L ids in a bag, D columns
+and s bytes per element, a rank sends to each other rank 16 bytes of sizes, B F bytes of lengths and
+8 bytes per id. For each piece that a rank holds, it sends B D s bytes of sums to every other rank,
 and receives the gradients of the sums. For tables divided by rows, the ranks add sums instead: by a
 reduce_scatter forward and an all_gather backward.
 """
@@ -88,8 +88,8 @@ def _gradient_bytes(placement: TablePlacement, item_bytes: int) -> float:
 def all_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> float:
     """Returns the sum of `step_bytes` over the ranks, without the messages of sizes.
 
-    The sum of the ranks' loads counts each message once, since a load contains the messages that a
-    rank sends and receives for its own pieces only.
+    A rank's load contains the messages that it sends and receives for its own pieces only. So the
+    sum of all loads counts each message once.
     """
     loads = rank_loads(placement, samples=samples, item_bytes=item_bytes)
     return sum(loads) + placement.ranks * _gradient_bytes(placement, item_bytes)
@@ -98,7 +98,7 @@ def all_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> 
 def piece_load(
     placement: TablePlacement, piece: TablePiece, *, samples: float, item_bytes: int
 ) -> float:
-    """Returns the bytes that a piece's rank sends and receives for the piece in a step.
+    """Returns the bytes that the rank of a piece sends and receives for the piece in a step.
 
     The rank receives lengths, ids and gradients, and sends sums.
     """
@@ -109,7 +109,7 @@ def piece_load(
 
 
 def rank_loads(placement: TablePlacement, *, samples: float, item_bytes: int) -> tuple[float, ...]:
-    """Returns the sum of `piece_load` on each rank, which excludes replicated tables."""
+    """Returns, for each rank, the sum of `piece_load` over its pieces; replicated tables add 0."""
     return tuple(
         sum(
             piece_load(placement, piece, samples=samples, item_bytes=item_bytes)

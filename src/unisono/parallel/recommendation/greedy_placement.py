@@ -1,4 +1,4 @@
-"""The choice of a kind (by fewest bytes) and ranks (by least load) for each embedding table."""
+"""The choice of each embedding table's kind (by fewest bytes sent) and ranks (by least load)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def place_tables(
 
 
 class _Greedy:
-    """Loads and memory of the ranks while tables are placed one by one."""
+    """The placement in progress: each rank's load and memory with the tables placed so far."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _Greedy:
         return self._placement(*(placed[number] for number in range(len(tables))))
 
     def _placed(self, number: int, options: Sequence[PlacedTable]) -> PlacedTable:
-        """Returns the first option that fits into the memory of ranks, with the chosen ranks."""
+        """Returns the first option for which enough ranks have memory, with the chosen ranks."""
         for option in options:
             held = self._free(option)
             if held is not None:
@@ -98,7 +98,7 @@ class _Greedy:
         )
 
     def _free(self, option: PlacedTable) -> tuple[int, ...] | None:
-        """Returns the ranks for an option, the least loaded first; None without enough memory."""
+        """Returns ranks for an option, the least loaded first; None if too few have the memory."""
         needed, parts = self._part_bytes(option), len(option.ranks)
         free = [
             rank
@@ -123,7 +123,10 @@ class _Greedy:
     def _options(
         self, shape: TableShape, kinds: Sequence[TableKind], limit: int
     ) -> list[PlacedTable]:
-        """Returns the options for a table, the best first, with placeholders for the ranks."""
+        """Returns the options for a table, the fewest bytes first, with placeholder ranks.
+
+        A whole table that exceeds the limit comes last.
+        """
         parts = {"table": 1, "row": self._ranks, "replicated": self._ranks}
         parts["column"] = self._column_parts(shape, limit, is_only=list(kinds) == ["column"])
         found = [
@@ -139,7 +142,11 @@ class _Greedy:
         return sorted(found, key=order)
 
     def _column_parts(self, shape: TableShape, limit: int, *, is_only: bool) -> int:
-        """Returns the least number of column parts, 2 or more, within the limit; 0 if none fits."""
+        """Returns the least number of column parts, 2 or more, of at most `limit` bytes each.
+
+        Returns 0 if no number fits. With `is_only`, returns the largest number of parts, whatever
+        the limit.
+        """
         most = min(self._ranks, self._width)
         if is_only:
             return column_parts(self._width, most)
@@ -148,7 +155,7 @@ class _Greedy:
         return column_parts(self._width, fits[0]) if fits else 0
 
     def _largest_part(self, tables: Sequence[TableShape], kinds: Sequence[TableKind]) -> int:
-        """Returns the bytes of an even share of the tables that are not replicated.
+        """Returns the largest size of a part in bytes: an even share of the tables not replicated.
 
         If a table larger than the share becomes replicated, the share of the other tables is
         smaller. The result is at most the capacity.
@@ -166,7 +173,7 @@ class _Greedy:
     def _divided(
         self, tables: Sequence[TableShape], kinds: Sequence[TableKind], limit: int
     ) -> Iterator[TableShape]:
-        """Yields the tables that are not replicated if no part may be larger than the limit."""
+        """Yields the tables whose best option under this limit is not replication."""
         for shape in tables:
             if self._options(shape, kinds, limit)[0].kind != "replicated":
                 yield shape
@@ -185,7 +192,7 @@ class _Greedy:
         return piece_load(alone, piece, samples=self._samples, item_bytes=self._item_bytes)
 
     def _cost(self, table: PlacedTable) -> float:
-        """Returns the bytes that all ranks send in a step for a table."""
+        """Returns the bytes that all ranks together send in a step for a table."""
         alone = self._placement(table)
         return all_bytes(alone, samples=self._samples, item_bytes=self._item_bytes)
 

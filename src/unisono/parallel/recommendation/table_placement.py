@@ -1,4 +1,4 @@
-"""The ranks that hold the parts of each embedding table, without torch."""
+"""The ranks that hold the parts of each embedding table. Does not import torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PlacedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlacement:
-    """The ranks of all tables. Raises `ValueError` for ranks that a kind cannot use.
+    """The ranks of all tables. Raises `ValueError` if a table's ranks do not suit its kind.
 
     As in torch, parts have ceil(length / parts) rows or columns, and the last parts fewer.
 
@@ -103,7 +103,9 @@ class TablePlacement:
 
 
 def column_parts(width: int, parts: int) -> int:
-    """Returns the largest number, up to `parts`, of nonempty parts of `width` columns.
+    """Returns how many of `parts` ranks get columns if they split `width` columns.
+
+    Parts have ceil(width / parts) columns, so the last ranks may get none.
 
     >>> column_parts(16, 5)
     4

@@ -1,4 +1,4 @@
-"""The sizes of a recommendation model, without torch."""
+"""The sizes of a recommendation model. Does not import torch."""
 
 from __future__ import annotations
 

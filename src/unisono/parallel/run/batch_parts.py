@@ -21,12 +21,12 @@ class BatchPart:
     samples: tuple[int, ...]
     """Number of samples of each microbatch, over all ranks of `dp`."""
     first_samples: tuple[int, ...]
-    """Index in the whole batch of the first sample of this rank's part of each microbatch."""
+    """For each microbatch, the index of this rank's first sample, counted in the whole batch."""
     valid: int
-    """Number of valid targets of the whole batch, the divisor of the loss."""
+    """Number of valid targets of the whole batch, by which the sum of losses is divided."""
 
     def microbatches(self) -> tuple[MicrobatchPart, ...]:
-        """Returns this rank's inputs of each microbatch, with the whole microbatch's samples."""
+        """Returns this rank's inputs of each microbatch, with the microbatch's sample count."""
         pairs = zip(self.inputs, self.samples, strict=True)
         return tuple(MicrobatchPart(inputs=inputs, samples=count) for inputs, count in pairs)
 
@@ -88,7 +88,7 @@ def _nearest_multiple(count: int, factor: int) -> int:
 
 
 def count_valid(targets: torch.Tensor) -> int:
-    """Returns the number of targets that count in a mean loss.
+    """Returns the number of targets over which a mean loss is taken.
 
     All class numbers count except `IGNORED`. All elements of floating-point targets count.
     """

@@ -24,7 +24,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
-    """Divides the parameters of a stage's children, and of the stage, over the mesh's shards.
+    """Splits the parameters of a stage across the group `shard`, separately for each child.
 
     Gradients are summed while backward runs. ZeRO-2 keeps the whole weights between forward and
     backward, ZeRO-3 gathers them again.
@@ -46,10 +46,10 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
 
 
 class FullyShardedSet:
-    """Parameters that `fully_shard` has divided; each rank updates its shards."""
+    """Parameters that `fully_shard` has split; each rank updates its own shards."""
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
-        """The parameters must have equal groups."""
+        """The parameters must agree in the groups that sum and hold them, and in their tie."""
         block = held[0].block
         self._mesh = mesh
         self.held = held
@@ -86,13 +86,13 @@ class FullyShardedSet:
         """Does nothing, since `fully_shard` gathers the weights before each use."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        """Returns the bytes by group: each microbatch gathers weights and sums gradients.
+        """Returns the bytes sent by group: each microbatch gathers weights and sums gradients.
 
         ZeRO-3 gathers the weights twice. Rows are padded to equal parts.
         """
         ranks = len(self._mesh.ranks("shard"))
         replicas = len(self._mesh.ranks("dp_replicate"))
-        passes = self._mesh.layout.zero  # ZeRO-2: a gather and a sum; ZeRO-3: two gathers and a sum
+        passes = self._mesh.layout.zero  # exchanges: gather (ZeRO-3: twice) and sum
         part = sum(_part_bytes(each, ranks) for each in self.trained)
         return {
             "shard": microbatches * passes * (ranks - 1) * part,
@@ -105,7 +105,7 @@ def _local(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _part_bytes(parameter: nn.Parameter, ranks: int) -> int:
-    """Returns the bytes of the longest part of a parameter that is divided by rows."""
+    """Returns the bytes of the longest part if a parameter is split by rows over the ranks."""
     rows = parameter.shape[0]
     return -(-rows // ranks) * (parameter.numel() // max(rows, 1)) * parameter.element_size()
 
@@ -113,7 +113,7 @@ def _part_bytes(parameter: nn.Parameter, ranks: int) -> int:
 def make_fully_sharded_sets(
     held: Sequence[HeldParameter], mesh: TrainingMesh
 ) -> list[FullyShardedSet]:
-    """Returns the sets of a layout with ZeRO stage 2 or 3."""
+    """Returns the sets of parameters of a layout with ZeRO stage 2 or 3."""
     found: dict[tuple[object, ...], list[HeldParameter]] = {}
     for each in held:
         key = (each.block.summed_over, each.block.held_by, each.tie)

@@ -17,14 +17,14 @@ V_SCHEDULES = ("zbv", "dualpipev")
 
 
 def cut_stages(costs: Sequence[float], stages: int) -> list[int]:
-    """Returns the first module of each stage, such that the largest cost of a stage is minimal.
+    """Returns the first module of each stage, for stages whose largest cost is minimal.
 
     >>> cut_stages([0, 4, 4, 4, 4, 2], 2)
     [0, 3]
     """
     count, sums = len(costs), [0.0, *itertools.accumulate(costs)]
-    # least[end]: the least cost of the most expensive stage, if the stages so far consist of the
-    # first `end` modules.
+    # least[end]: the first `end` modules are cut into the stages so far; this is the least possible
+    # cost of the most expensive stage.
     least = [0.0] + [math.inf] * count
     choices: list[list[int]] = []
     for _ in range(stages):

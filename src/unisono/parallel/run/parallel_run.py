@@ -1,4 +1,4 @@
-"""A training run of a model that a layout divides: its steps, checkpoints and reports."""
+"""A training run of a model that is divided by a layout: steps, checkpoints and reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import StageTask, TaskGroup, TaskRun
 
-_NORM_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+_NORM_EPSILON = 1e-6  # added to the norm, as by torch.nn.utils.clip_grad_norm_
 
 
 class ParallelRun:
@@ -174,10 +174,12 @@ class ParallelRun:
         return self._pipeline.tasks() if self._pipeline is not None else []
 
     def passes(self) -> dict[str, TaskRun]:
-        """Returns the passes of rank 0's pipeline in the last step, measured and predicted.
+        """Returns the last step's forward and backward passes, measured and predicted. Collective.
 
-        The prediction runs the schedule with the median times of the measured passes. Collective.
-        Raises `ValueError` before the first step.
+        The passes are those of rank 0's pipeline.
+
+        The prediction runs the schedule with the median times of the measured passes. Raises
+        `ValueError` before the first step.
         """
         self._require_step("passes")
         found: list[Any] = [None] * dist.get_world_size()
@@ -194,7 +196,7 @@ class ParallelRun:
             raise ValueError(f"{what}: expected a step before, but none was taken; call step first")
 
     def _note_size(self, part: BatchPart) -> None:
-        """Records the byte counters and the size of the current step, for the report."""
+        """Records the size of this step, and the bytes sent before it, for the report."""
         self._sent_before = self.mesh.bytes_sent()
         held = self.sets[0].held[0].values
         self._size = StepSize(
@@ -227,21 +229,21 @@ class ParallelRun:
                 module.place = self._place
 
     def _enter_microbatch(self, number: int) -> None:
-        """Sets the first sample of a forward pass, which determines the dropout masks."""
+        """Sets the number of a forward pass's first sample, which determines dropout masks."""
         self._place.first_sample = self._first_samples[number]
 
     def _weighted_loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the share of a rank's part of a microbatch in the mean over the whole batch."""
+        """Returns what this output adds to the mean loss over the whole batch."""
         valid = count_valid(targets)
         if valid == 0:
             return output.sum() * 0
         return self._loss(output, targets) * (valid / self._valid)
 
     def _finish(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Sums loss and norm over all ranks, clips the gradients, and returns the loss."""
+        """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss."""
         squares = sum((each.squares() for each in self.sets), torch.zeros((), dtype=torch.float64))
         shared = torch.stack([self._own_loss(losses), squares])
-        dist.all_reduce(shared)  # on the default group, since the sum belongs to no axis
+        dist.all_reduce(shared)  # on the default group: over all ranks
         self.gradient_norm = float(shared[1].sqrt())
         if self.clip is not None and self.gradient_norm > self.clip:
             factor = torch.tensor(self.clip / (self.gradient_norm + _NORM_EPSILON))
@@ -250,8 +252,9 @@ class ParallelRun:
         return shared[0]
 
     def _own_loss(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns this rank's part of the loss. Ranks that divide the logits of the same samples
-        compute equal losses, so only the first of these ranks counts its losses."""
+        """Returns what this rank adds to the sum of the loss over all ranks. Ranks that split the
+        logits of the same samples compute equal losses, so only the first of these ranks adds them.
+        """
         total = torch.zeros((), dtype=torch.float64)
         if self.mesh.coordinates[self.mesh.logit_axis] == 0:
             total += sum(loss.detach().double() for loss in losses)

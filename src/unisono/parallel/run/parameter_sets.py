@@ -1,4 +1,4 @@
-"""Parameters whose gradients the same ranks sum."""
+"""Sets of parameters whose gradients are summed by the same ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class HeldParameter:
     values: nn.Parameter
     block: ParameterBlock
     tie: Group = None
-    """Group of this rank and the ranks of other stages that hold the same parameter."""
+    """Group of this rank and the ranks of other pipeline stages that hold the same parameter; None
+    without such ranks."""
 
 
 class ParameterSet(Protocol):
@@ -47,7 +48,10 @@ class ParameterSet(Protocol):
         """Sums the gradients over the ranks that see different tokens. Collective."""
 
     def squares(self) -> torch.Tensor:
-        """Returns this rank's share of the gradients' sum of squares over all ranks."""
+        """Returns this rank's share of the gradients' sum of squares.
+
+        The shares of all ranks add up to the sum of squares of all gradients in the set.
+        """
 
     def scale(self, factor: torch.Tensor) -> None:
         """Multiplies the gradients by a factor."""
@@ -56,17 +60,20 @@ class ParameterSet(Protocol):
         """Gathers the whole parameters after the optimizer's step. Collective."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        """Returns the bytes that sums and gathers send in a step, by group, except for ties."""
+        """Returns the bytes that sums and gathers send in a step, by group.
+
+        Excludes sums over ties (parameters of several pipeline stages).
+        """
 
 
 class WholeSet:
-    """Parameters that every rank sums and updates completely: plain data parallelism.
+    """Parameters that are summed and updated completely on every rank: plain data parallelism.
 
     The gradients are views of one flat array, so one all_reduce sums them.
     """
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
-        """The parameters must have equal groups and one element type."""
+        """The parameters must agree in groups (summing, holding, tie) and element type."""
         self.held = held
         self.trained = [each.values for each in held]
         self._flat = FlatParameters(self.trained, parts=1, holds_weights=False)
@@ -99,10 +106,10 @@ class WholeSet:
 
 
 class ShardedSet:
-    """Parameters of which every rank sums and updates an equal part: ZeRO-1."""
+    """Parameters that are split into equal parts, one for each rank to sum and update: ZeRO-1."""
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
-        """The parameters must have equal groups and one element type."""
+        """The parameters must agree in groups (summing, holding, tie) and element type."""
         block = held[0].block
         self.held = held
         shard = shard_name(block)
@@ -159,7 +166,7 @@ def sum_of_squares(x: torch.Tensor) -> torch.Tensor:
 def sum_traffic(
     groups: Sequence[tuple[str, Group]], summed: Sequence[torch.Tensor]
 ) -> dict[str, float]:
-    """Returns the bytes that this rank sends to sum tensors over groups, by group.
+    """Returns, for each group, the bytes that this rank sends to sum the tensors over the group.
 
     A sum is an all_reduce, or a reduce_scatter and an all_gather. A rank sends all elements except
     its share, then its share to every other rank. Shares differ by at most one element; the first
@@ -179,18 +186,21 @@ def sum_traffic(
 
 
 def shard_name(block: ParameterBlock) -> str:
-    """Returns the name of the group over which ZeRO divides a parameter."""
+    """Returns the name of the group across which a parameter is split by ZeRO."""
     return {"expert_tokens": "expert_shard", "own": "own"}.get(block.summed_over, "shard")
 
 
 def replicas(held: HeldParameter, mesh: TrainingMesh) -> int:
-    """Returns the number of ranks that hold a parameter's block, in all stages of its tie."""
+    """Returns the number of ranks that hold a parameter's block.
+
+    Includes all pipeline stages that share the parameter (its tie).
+    """
     copies = 1 if held.tie is None else dist.get_world_size(held.tie)
     return copies * len(mesh.ranks(held.block.held_by))
 
 
 def make_sets(held: Sequence[HeldParameter], mesh: TrainingMesh) -> list[ParameterSet]:
-    """Returns the sets of a layout with ZeRO stage 0 or 1, in the order of the parameters."""
+    """Returns the sets of parameters of a layout with ZeRO stage 0 or 1, in parameter order."""
     kind: type[ShardedSet | WholeSet] = ShardedSet if mesh.layout.zero == 1 else WholeSet
     found: dict[tuple[object, ...], list[HeldParameter]] = {}
     for each in held:

@@ -85,7 +85,7 @@ class PipelineRunner:
         return losses
 
     def tasks(self) -> list[list[TaskGroup]]:
-        """Returns the passes of each rank of the pipeline, in order."""
+        """Returns the forward and backward passes of each rank of the pipeline, in order."""
         layout = self._mesh.layout
         if _is_single(layout):
             return single_stage_tasks(
@@ -119,7 +119,10 @@ class PipelineRunner:
 
 
 class _TimedStage(PipelineStage):
-    """A stage that records the times of its passes, and reports torch's pass that finds shapes."""
+    """A stage that records the times of its passes.
+
+    Calls `after_trial` once, after torch's additional pass that finds the shapes.
+    """
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class _TimedStage(PipelineStage):
         self._is_trial = True
 
     def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        self._before_pass(arguments[0])  # number of the microbatch
+        self._before_pass(arguments[0])  # the first argument is the microbatch's number
         if self._is_trial:
             self._is_trial = False
             self._after_trial(self.submod)
@@ -175,7 +178,7 @@ def check_microbatches(layout: Layout, microbatches: int) -> None:
 
 
 def _is_single(layout: Layout) -> bool:
-    """Returns True if torch's schedule has one stage on each rank."""
+    """Returns True if torch's class for the schedule takes one stage per rank, not a list."""
     return layout.schedule in ("gpipe", "1f1b") and layout.chunks == 1
 
 

@@ -24,13 +24,15 @@ from unisono.parallel.layers import (
 from unisono.planner import Layout
 
 _LOSS_SUMS = 3
-_NORM_SUMS = 4  # forward and backward, of the mean and of the squares
+_NORM_SUMS = 4  # sums of x and of x^2, each forward and backward
 
 
 def grid_elements(
     stage: nn.Module, layout: Layout, place: Mapping[str, int], *, tokens: int
 ) -> float:
-    """Returns the elements that a rank sends in the passes of a microbatch of `tokens` tokens.
+    """Returns the elements that a rank sends in a microbatch's forward and backward pass.
+
+    `tokens`: number of tokens of the microbatch.
 
     `place`: the rank's coordinates on the axes of the mesh.
     """
@@ -51,7 +53,10 @@ def grid_elements(
 
 
 def _products(module: nn.Module) -> Iterator[tuple[list[nn.Linear], bool]]:
-    """Yields the matrices that multiply the same input, and True if they are last matrices."""
+    """Yields the matrices that multiply the same input, and whether they are last matrices.
+
+    A last matrix maps a layer's inner activation to its output.
+    """
     if isinstance(module, SelfAttention):
         yield [module.query, module.key, module.value], False
         yield [module.output], True
@@ -74,7 +79,7 @@ class _Grid(ABC):
         return part_of(width, self._place[axis], self._side)[1]
 
     def sums(self, count: int) -> float:
-        """Returns the elements sent for `count` sums of one element per token over a vector."""
+        """Returns the elements sent to sum one number per token over the ranks, `count` times."""
         return count * 2 * self._others / self._side * self._tokens
 
     @abstractmethod
@@ -83,7 +88,7 @@ class _Grid(ABC):
 
     @abstractmethod
     def look_up(self, module: TokenEmbedding) -> float:
-        """Returns the elements sent for an embedding."""
+        """Returns the elements sent for a look-up in an embedding table."""
 
 
 class _Planes(_Grid):
@@ -94,7 +99,7 @@ class _Planes(_Grid):
         own_x = self._tokens * self._width(width, "tp_column")
         outputs = sum(self._width(each.out_features, "tp_column") for each in linears)
         own_weight = outputs * self._width(width, "tp_row")
-        broadcasts = 2 * self._others * (own_x + own_weight)  # forward, and again backward
+        broadcasts = 2 * self._others * (own_x + own_weight)  # once forward, once backward
         return broadcasts + (self._tokens * width - own_x) + (outputs * width - own_weight)
 
     def look_up(self, module: TokenEmbedding) -> float:
@@ -102,7 +107,8 @@ class _Planes(_Grid):
         scattered = 2 * self._others * self._tokens * of_row
         if self._place["tp_row"] == self._place["tp_column"]:
             return scattered
-        return scattered + self._tokens * (of_row + of_column)  # the swap, forward and backward
+        # swaps of blocks, forward and backward
+        return scattered + self._tokens * (of_row + of_column)
 
 
 class _Cube(_Grid):
@@ -121,5 +127,5 @@ class _Cube(_Grid):
         return 2 * self._others * (self._tokens * inputs + self._longest(inputs) * rows)
 
     def _longest(self, inputs: int) -> int:
-        """Returns the inputs of a part along the depth, to which short parts are padded."""
+        """Returns the length of the longest part along the depth, to which others are padded."""
         return -(-inputs // self._side)

@@ -35,13 +35,13 @@ class StepSize:
 
     microbatches: int
     tokens: int
-    """Number of tokens of a microbatch on this rank, before sequence parallelism divides them."""
+    """Number of tokens of a microbatch on this rank, before sequence parallelism splits them."""
     samples: int
     """Number of samples of a microbatch on this rank."""
     item_bytes: int
     """Bytes of an element of an activation."""
     parts: tuple[MicrobatchPart, ...] = ()
-    """The inputs of the step."""
+    """Inputs and sample counts of this rank's microbatches."""
 
 
 def predicted_bytes(
@@ -85,7 +85,7 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
     layout, elements, tokens = mesh.layout, 0.0, float(size.tokens)
     if layout.tensor != "1d":
         return grid_elements(stage, layout, mesh.coordinates, tokens=size.tokens)
-    if layout.sequence_parallel:  # parts of the sequence are padded to the longest
+    if layout.sequence_parallel:  # the parts are padded to the longest part
         tokens *= -(-mesh.sequence // layout.tp) * layout.tp / mesh.sequence
     for module in stage.modules():
         if isinstance(module, SelfAttention | FeedForward):
@@ -93,12 +93,12 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
         elif isinstance(module, TokenEmbedding):
             elements += 2 * tokens * _hidden(stage)
         elif isinstance(module, MixtureOfExperts):
-            elements += 2 * size.samples * module.experts  # the loads of the balance loss
+            elements += 2 * size.samples * module.experts  # sum of expert loads (balance loss)
             padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
-            if not layout.sequence_parallel:  # the results forward, the gradients back
+            if not layout.sequence_parallel:  # gathers: results, gradients
                 elements += 2 * padded * _hidden(stage)
             if module.capacity_factor is not None:
-                elements += padded * module.top_k  # the choices
+                elements += padded * module.top_k  # gather of chosen experts (capacity)
         elif isinstance(module, LogitHead):
             logits = 6 if module.keeps_parts else module.vocab
             elements += 2 * tokens * _hidden(stage) + size.tokens * logits
@@ -109,13 +109,13 @@ def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
     """Returns the elements sent on `cp` in the forward and backward pass of a microbatch."""
     layout, elements = mesh.layout, 0.0
     ranks, parts, tokens = layout.cp, layout.tensor_grid.column, size.tokens
-    if layout.tensor != "1d":  # the grid divides the samples too
+    if layout.tensor != "1d":  # the grid also splits samples
         tokens //= layout.tp // parts
     for module in stage.modules():
-        if isinstance(module, MixtureOfExperts):  # the loads of the balance loss
+        if isinstance(module, MixtureOfExperts):  # sum of expert loads (balance loss)
             elements += 2 * _rest(ranks) * size.samples * module.experts
             if module.capacity_factor is not None:
-                elements += (ranks - 1) * tokens * module.top_k  # the choices
+                elements += (ranks - 1) * tokens * module.top_k  # gather of chosen experts
         if not isinstance(module, SelfAttention):
             continue
         wide = module.heads // parts * module.head_dim * tokens

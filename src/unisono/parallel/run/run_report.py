@@ -25,11 +25,11 @@ class PredictedFigures:
     """The figures of a step from closed forms."""
 
     bytes_sent: Mapping[str, ByRank]
-    """Bytes sent in a step, by axis and rank. For `ep`, they use the routing of the last step."""
+    """Bytes sent in a step, by axis and rank. For `ep`, computed from the last step's routing."""
     memory: Mapping[str, ByRank]
     """Bytes of weights, gradients and optimizer states, by kind and rank."""
     bubble: float
-    """Fraction of the pipeline's time in which a rank waits, if all stages take equal time."""
+    """Fraction of a step's time in which a rank of the pipeline waits, for stages of equal time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +41,13 @@ class RunReport:
     step_s: float
     """Seconds of a step on the slowest rank: the median over the steps after the first."""
     bytes_sent: Mapping[str, ByRank]
-    """Bytes sent in the last step, by axis and rank. A group of ranks with two names is counted
-    under the first name."""
+    """Bytes sent in the last step, by axis and rank. If two axes have the same ranks, the bytes are
+    counted for the first."""
     memory: Mapping[str, ByRank]
     """Bytes of weights, gradients and optimizer states, by kind and rank."""
     bubble: float
-    """Fraction of the time of the last step's passes in which a rank waits, averaged over ranks."""
+    """Fraction of the time from the first to the last pass of the last step in which a rank waits,
+    averaged over ranks."""
     predicted: PredictedFigures
 
 
@@ -55,7 +56,7 @@ def memory_by_kind(
 ) -> dict[str, int]:
     """Returns the bytes of this rank's weights, gradients and optimizer states.
 
-    The gradients are those that remain at the end of a step.
+    The gradients are those that are still in memory at the end of a step.
     """
     values = [held.values for each in sets for held in each.held]
     states = [
@@ -75,7 +76,7 @@ def memory_by_kind(
 def predicted_memory(
     sets: Sequence[ParameterSet], mesh: TrainingMesh, optimizer: torch.optim.Optimizer
 ) -> dict[str, float]:
-    """Returns the bytes by kind that the ZeRO table gives for this rank's parameters.
+    """Returns the bytes of this rank's weights, gradients and optimizer states, from closed forms.
 
     Rajbhandari et al., "ZeRO", 2020, table 1. The parameters are those that tensor, pipeline and
     expert parallelism and the placement of embedding tables leave on this rank.
@@ -94,7 +95,7 @@ def predicted_memory(
 
 
 def states_per_element(optimizer: torch.optim.Optimizer) -> int:
-    """Returns the number of states per element of an optimizer; as for Adam if it is unknown.
+    """Returns an optimizer's number of states per element; that of Adam for unknown optimizers.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> states_per_element(torch.optim.SGD([weight], lr=1)), states_per_element(
@@ -108,13 +109,13 @@ def states_per_element(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns the bytes of the elements on this rank; a view counts only its own elements."""
+    """Returns the bytes of the elements on this rank; of a view, only the viewed elements."""
     local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
     return sum(each.numel() * each.element_size() for each in local)
 
 
 def measured_bubble(busy: Sequence[float], spans: Sequence[tuple[float, float]]) -> float:
-    """Returns the average fraction of the time in which ranks do not compute.
+    """Returns the fraction of the time in which a rank does not compute, averaged over ranks.
 
     `spans`: beginning of the first pass and end of the last pass of each rank, by the same clock.
     """

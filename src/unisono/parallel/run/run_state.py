@@ -17,7 +17,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 def state_blocks(
     sets: Sequence[ParameterSet], optimizer: torch.optim.Optimizer, mesh: TrainingMesh
 ) -> list[TensorBlock]:
-    """Returns this rank's blocks of weights and optimizer states, as views of the tensors in use.
+    """Returns this rank's blocks of weights and optimizer states, as views, not copies.
 
     A state of parameter `name` is called "optimizer.`name`.`state`". A scalar state, such as Adam's
     step, has one tensor for each parameter.
@@ -70,7 +70,7 @@ def _states(
 def _whole_blocks(
     held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer, mesh: TrainingMesh
 ) -> Iterator[TensorBlock]:
-    """Yields the blocks of parameters that the optimizer updates separately, and their states."""
+    """Yields the blocks and states of parameters that are not part of a flat array."""
     for each in held:
         block = _own_rows(each, mesh)
         yield _block(each.name, block, _local(each.values.detach()))
@@ -79,7 +79,7 @@ def _whole_blocks(
 
 
 def _flat_states(each: ShardedSet, optimizer: torch.optim.Optimizer) -> Iterator[TensorBlock]:
-    """Yields the states of this rank's part of the flat array, parameter by parameter."""
+    """Yields the optimizer states of this rank's part of a flat array, by parameter."""
     begin, end = each.first, each.first + each.part.numel()
     place = 0
     for held, size in zip(each.held, each.flat.sizes, strict=True):

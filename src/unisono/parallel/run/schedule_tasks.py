@@ -14,8 +14,8 @@ _KINDS = ("F", "B", "I", "W")
 def tasks_of(schedule: Any) -> list[list[TaskGroup]]:
     """Returns the tasks of each rank, in order, of a schedule of `torch.distributed.pipelining`.
 
-    The schedule must have several stages per rank or be a zero-bubble schedule: in its 1F1B, torch
-    2.13 gives the last rank wrong numbers.
+    The schedule must have several stages per rank, or be a zero-bubble schedule. In torch 2.13,
+    `pipeline_order` of 1F1B with one stage per rank has wrong numbers for the last rank.
     """
     order = schedule.pipeline_order
     groups = {rank: (_group(action) for action in order[rank] if action) for rank in order}
@@ -23,7 +23,7 @@ def tasks_of(schedule: Any) -> list[list[TaskGroup]]:
 
 
 def _group(action: Any) -> TaskGroup:
-    """Returns the passes of an action; an empty tuple if it only sums gradients."""
+    """Returns the passes of an action of torch; none for an action that only sums gradients."""
     actions = action.sub_actions or (action,)
     kinds = [(each.computation_type.value, each) for each in actions]
     return tuple(
@@ -44,12 +44,15 @@ def single_stage_tasks(schedule: str, *, stages: int, microbatches: int) -> list
 
 
 def run_equal_passes(tasks: Sequence[Sequence[TaskGroup]]) -> TaskRun:
-    """Simulates tasks in which a forward pass, input gradient or weight gradient takes 1 s."""
+    """Simulates tasks: forward passes, input gradients and weight gradients take 1 s each.
+
+    So a whole backward pass takes 2 s.
+    """
     return run_tasks(tasks, lambda task: 2.0 if task.kind == "B" else 1.0)
 
 
 def run_like(tasks: Sequence[Sequence[TaskGroup]], measured: Sequence[TaskSpan]) -> TaskRun:
-    """Simulates tasks that take the median time of the measured tasks of the same kind."""
+    """Simulates tasks, each with the median time of the measured tasks of its kind."""
     times: dict[str, list[float]] = {}
     for task, begin_s, end_s in measured:
         times.setdefault(task.kind, []).append(end_s - begin_s)

@@ -23,13 +23,13 @@ class StageClock:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Beginning of the first pass and end of the last pass; equal without passes."""
+        """Beginning of the first pass and end of the last pass; (0, 0) without passes."""
         if not self.spans:
             return 0.0, 0.0
         return self.spans[0].begin_s, self.spans[-1].end_s
 
     def restart(self) -> None:
-        """Drops the passes of the last step."""
+        """Discards the recorded passes, before the next step."""
         self.spans = []
 
     @contextmanager

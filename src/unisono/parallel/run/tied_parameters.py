@@ -1,4 +1,4 @@
-"""Parameters that a model uses in several places, also in several stages of a pipeline."""
+"""Parameters that are used by several modules, which may be on different pipeline stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def find_ties(model: nn.Module) -> list[Tie]:
 
 
 def tie_again(model: nn.Module, ties: Sequence[Tie]) -> None:
-    """Makes all names of each tie refer to one parameter again, after modules kept their blocks."""
+    """Makes all names of each tie refer to one parameter again.
+
+    Division has given each module a block of its own.
+    """
     for first, *others in ties:
         kept = model.get_parameter(first)
         for name in others:
@@ -35,7 +38,9 @@ def tie_again(model: nn.Module, ties: Sequence[Tie]) -> None:
 def tie_groups(
     ties: Sequence[Tie], stages: Sequence[Sequence[str]], mesh: TrainingMesh
 ) -> dict[str, dist.ProcessGroup | None]:
-    """Returns this rank's group of each tie between stages of several ranks. Collective.
+    """Returns this rank's process group for each tie (shared parameter). Collective.
+
+    A tie needs a group if its modules are on pipeline stages of several ranks.
 
     The key is the first name of the tie. `stages`: the names of the modules of each stage.
     """
