@@ -101,7 +101,7 @@ def _compare(name: str, counted: float, computed: float) -> None:
 
 
 def _equal_layers(module: nn.Module) -> _Layers:
-    """Returns the largest group of children of one module with equal types and parameter shapes."""
+    """Returns the largest group of equal children (type and parameter shapes) of one module."""
     best: list[nn.Module] = []
     most = (0, 0)
     for parent in module.modules():
@@ -167,7 +167,10 @@ def _hidden(found: _Layers, vocab: int) -> int:
 
 
 def _named(module: nn.Module, layer: nn.Module, names: Sequence[str]) -> int | None:
-    """Returns the first positive attribute with one of the names in a layer or the `config`."""
+    """Returns the first positive integer among attributes called `names`.
+
+    Searches the modules of a layer, then the `config` of the module.
+    """
     for each in (*layer.modules(), getattr(module, "config", None)):
         for name in names:
             value = getattr(each, name, None)

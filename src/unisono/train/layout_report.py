@@ -71,7 +71,7 @@ def tables_table(result: Mapping[str, Any]) -> Table:
 
 
 def time_line(result: Mapping[str, Any]) -> str:
-    """Returns the time of a step and the bubble of a pipeline, in one line."""
+    """Returns a step's time and a pipeline's bubble (share of waiting), in one line."""
     text = f"step {result['step_s'] * 1e3:.1f} ms"
     if "step_s" in result["predicted"]:
         text += f", {_forecast(result['predicted'])}"

@@ -21,7 +21,7 @@ def main() -> None:
     """
     worker, run, event_path, ranks = sys.argv[1:]
     multiprocessing.get_context("forkserver").set_forkserver_preload([worker])
-    forkserver.ensure_running()  # imports the worker while this process imports torch
+    forkserver.ensure_running()  # imports the worker at the same time as this process imports torch
 
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import record

@@ -77,8 +77,8 @@ class GatheredExchange(GradientExchange):
     def compresses(self, grad: torch.Tensor) -> bool:
         """Returns True if the messages have fewer bytes than an all_reduce of the gradient.
 
-        With N ranks, a rank receives N - 1 messages; in an all_reduce it sends 2 (N - 1) / N times
-        the bytes of the gradient.
+        With N ranks, a rank receives N - 1 messages. In an all_reduce it would receive 2 (N - 1) /
+        N times the bytes of the gradient.
         """
         if not grad.is_floating_point() or grad.numel() == 0:
             return False

@@ -55,7 +55,7 @@ def block_of_ring(rank: int, source: int, length: int, *, is_causal: bool) -> At
 def blocks_of_whole(
     rank: int, ranks: int, length: int, *, is_causal: bool
 ) -> tuple[AttentionBlock, ...]:
-    """Returns the blocks of a rank's queries (a zigzag part) and all keys in natural order.
+    """Returns blocks that cover a rank's queries (a zigzag part) and all keys (in natural order).
 
     `length`: number of positions in a part. With a causal mask, each of the two chunks of queries
     attends to all keys before the chunk, and to the keys in the chunk.

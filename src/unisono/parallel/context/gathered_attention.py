@@ -25,7 +25,7 @@ from unisono.parallel.context.zigzag import in_natural_order, in_zigzag_parts
 def whole_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool
 ) -> torch.Tensor:
-    """Returns torch's attention over a whole sequence that one rank holds."""
+    """Returns torch's attention, for a rank that holds the whole sequence."""
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=is_causal, enable_gqa=grouped

@@ -26,7 +26,7 @@ from unisono.parallel.training_phases import TrainingPhases
 class DataParallel(nn.Module):
     """A model whose gradients are averaged over all ranks when `backward()` returns.
 
-    The model submits each gradient to a controller as soon as backward yields it. So the exchange
+    The model submits each gradient to a controller as soon as it is computed. So the exchange
     overlaps the rest of the backward pass. Clipping, GradScaler and gradient inspection need no
     change. A parameter that no rank used keeps its `.grad`.
 

@@ -51,7 +51,7 @@ def within_capacity(
 
 
 def _whole_sequences(chosen: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
-    """Returns the chosen experts of all positions of the sequences, gathered from all ranks."""
+    """Returns the chosen experts of all positions, gathered from the ranks of `tp` and `cp`."""
     # Expert numbers are sent in the default float type, in which they are exact.
     numbers = chosen.to(torch.get_default_dtype())
     found = gather_copies(numbers, mesh.group("tp"), dim=1, length=mesh.sequence)

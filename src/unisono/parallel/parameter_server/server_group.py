@@ -134,7 +134,7 @@ class ServerGroup:
             self.comm.broadcast(part, self.plan.owners[number])
 
     def start(self, states: Sequence[MemberState], *, in_thread: bool) -> None:
-        """Begins to serve this rank's shards, and prepares the messages of its worker."""
+        """Begins to serve this rank's shards, and prepares the messages of this rank's worker."""
         self.comm.timeout_s = _IDLE_S
         ranks = {each.number: rank for rank, each in enumerate(states)}
         finished = {each.number for each in states if each.finished}

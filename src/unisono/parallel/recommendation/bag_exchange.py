@@ -40,7 +40,10 @@ class Bags:
         return Bags(ids=places[is_id], lengths=is_id.sum(1))
 
     def of_rows(self, first: int, count: int) -> Bags:
-        """Returns bags with only the ids from `first` to `first + count - 1`, minus `first`."""
+        """Returns bags with only the ids of `count` rows from `first` on.
+
+        The new ids are numbered from `first`: id `first` becomes 0.
+        """
         is_here = (self.ids >= first) & (self.ids < first + count)
         sample = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
         lengths = torch.bincount(sample[is_here], minlength=len(self.lengths))
@@ -66,7 +69,7 @@ class ArrivedBags:
 def exchange_bags(
     outgoing: Sequence[Sequence[Bags]], samples: int, group: dist.ProcessGroup
 ) -> ArrivedBags:
-    """Sends `outgoing[rank]` to each rank: the bags for each of its pieces of tables. Collective.
+    """Sends each rank its entry of `outgoing`: the bags for that rank's table pieces. Collective.
 
     A rank finds the number of its own pieces in its own entry of `outgoing`.
     """
@@ -111,7 +114,7 @@ def _sent(
 
 
 def _pieces(ids: torch.Tensor, lengths: torch.Tensor) -> list[Bags]:
-    """Returns the bags of each piece of a table; `lengths` has the shape (pieces, samples)."""
+    """Returns the bags of each piece, from joined ids and from lengths (pieces, samples)."""
     ends = [0, *itertools.accumulate(lengths.sum(1).tolist())]
     spans = itertools.pairwise(ends)
     return [

@@ -43,7 +43,7 @@ def cut_stages(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def stages_of_rank(layout: Layout, rank: int) -> list[int]:
-    """Returns the stages that a rank of the pipeline holds, in order.
+    """Returns the numbers of the stages that a rank of the pipeline holds, in order.
 
     >>> stages_of_rank(Layout(pp=2, vpp=2), 0)
     [0, 2]

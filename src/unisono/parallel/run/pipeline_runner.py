@@ -33,7 +33,7 @@ class PipelineRunner:
     """Runs forward and backward passes of a batch through the stages of this rank's pipeline.
 
     When a batch has a new shape, torch exchanges the shapes of activations: the first step of this
-    shape sends more bytes, and runs each stage once more.
+    shape sends more bytes than later steps, and runs each stage one additional time.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class _Grid(ABC):
 
     @abstractmethod
     def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
-        """Returns the elements sent for the products of one input with several matrices."""
+        """Returns the elements sent to multiply one input by several matrices."""
 
     @abstractmethod
     def look_up(self, module: TokenEmbedding) -> float:
@@ -92,7 +92,7 @@ class _Grid(ABC):
 
 
 class _Planes(_Grid):
-    """The traffic in 2D and 2.5D."""
+    """The traffic of tensor parallelism in 2D and 2.5D."""
 
     def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
         width = linears[0].in_features
@@ -112,7 +112,7 @@ class _Planes(_Grid):
 
 
 class _Cube(_Grid):
-    """The traffic in 3D."""
+    """The traffic of tensor parallelism in 3D."""
 
     def product(self, linears: list[nn.Linear], *, is_last: bool) -> float:
         inner, outer = ("tp_row", "tp_column") if is_last else ("tp_column", "tp_row")

@@ -95,7 +95,7 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
         elif isinstance(module, MixtureOfExperts):
             elements += 2 * size.samples * module.experts  # sum of expert loads (balance loss)
             padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
-            if not layout.sequence_parallel:  # gathers: results, gradients
+            if not layout.sequence_parallel:  # gathers results forward, gradients backward
                 elements += 2 * padded * _hidden(stage)
             if module.capacity_factor is not None:
                 elements += padded * module.top_k  # gather of chosen experts (capacity)
