@@ -42,7 +42,7 @@ and on the command line:
 
 
 def page() -> str:
-    """Returns the text of the page."""
+    """Returns the text of `docs/algorithms.md`."""
     examples = " and ".join(map(str, EXAMPLES))
     parts = [_HEAD.format(examples=examples), *(section for op in Op for section in _section(op))]
     return "\n".join(parts) + "\n"

@@ -2,8 +2,8 @@
 
 In a broadcast, the number of ranks below a child halves in each round.
 
-n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes
-that the busiest rank sends.
+n is the number of ranks, and N is the size of the whole vector in bytes. In the docstrings below,
+"Bytes" is the number of bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def broadcast(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.REDUCE, "binomial_tree", cost=partial(k_nomial.reduce_cost, k=2))
 def reduce(ranks: int, root: int) -> Schedule:
-    """Sends partial sums from children to their parents, in the tree of the broadcast.
+    """Sends partial sums from children to their parents, along the same tree as a broadcast from
+    the root.
 
     Rounds: ceil(log2(n)). Bytes: N. Reductions: ceil(log2(n)) x N, at the root. Source: Thakur,
     Rabenseifner, Gropp (2005).
@@ -39,8 +40,8 @@ def reduce(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.GATHER, "binomial_tree", cost=partial(k_nomial.gather_cost, k=2))
 def gather(ranks: int, root: int) -> Schedule:
-    """Each rank sends its parent the pieces of its whole subtree. All pieces must have the same
-    length.
+    """Each rank sends the pieces of all ranks in its subtree to its parent. All pieces must have
+    the same length.
 
     Rounds: ceil(log2(n)). Bytes: up to N/2, by a child of the root. Source: Chan, Heimlich,
     Purkayastha, van de Geijn, "Collective communication: theory, practice, and experience" (2007),
@@ -51,8 +52,8 @@ def gather(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.SCATTER, "binomial_tree", cost=partial(k_nomial.scatter_cost, k=2))
 def scatter(ranks: int, root: int) -> Schedule:
-    """Each rank sends each child the pieces of the child's subtree. All pieces must have the same
-    length.
+    """Each rank sends to each child the pieces for all ranks in the child's subtree. All pieces
+    must have the same length.
 
     Rounds: ceil(log2(n)). Bytes: (n-1)/n x N at the root. Source: Chan et al. (2007), the
     minimum-spanning-tree scatter.

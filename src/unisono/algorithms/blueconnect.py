@@ -3,7 +3,7 @@
 In `blueconnect:4x2`, axis 0 has the 4 ranks of a host, and axis 1 has the 2 hosts. If the string
 has no sizes, the argument `levels` of `build` gives the sizes. Without this argument, the sizes are
 as equal as possible. n is the number of ranks and n_i the size of axis i. N is the size of the
-whole vector in bytes. "Bytes" counts the bytes that a rank sends.
+whole vector in bytes. In the docstrings below, "Bytes" is the number of bytes that a rank sends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bruck's algorithms, which need ceil(log_k(n)) rounds for any number of ranks.
 
 n is the number of ranks and k is the radix. N is the size of the whole vector in bytes (all pieces
-of a rank). "Bytes" counts the bytes that a rank sends. In each round, a rank sends to up to k-1
-other ranks. A larger radix therefore needs fewer rounds.
+of a rank). In the docstrings below, "Bytes" is the number of bytes that a rank sends. In each
+round, a rank sends to up to k-1 other ranks. A larger radix therefore needs fewer rounds.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def reduce_scatter(ranks: int, *, radix: int = 2) -> Schedule:
 
 @algorithm(Op.ALL_TO_ALL, "bruck", cost=_all_to_all_cost)
 def all_to_all(ranks: int, *, radix: int = 2) -> Schedule:
-    """Moves each piece by one digit of its distance in each round. The distance from the source to
-    the destination is written in base k.
+    """Moves each piece by one digit per round, where the distance from its source to its
+    destination is written in base k.
 
     Rounds: ceil(log_k(n)). Bytes: the number of nonzero digits of 0..n-1 in base k, divided by n, x
     N; for powers of two log2(n)/2 x N. Source: Bruck et al. (1997), the index operation.

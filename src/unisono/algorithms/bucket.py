@@ -7,8 +7,8 @@ torus with equal sides, two shards never use a link at the same time, and all li
 no sizes, the argument `levels` of `build` gives the sizes. Without this argument, the algorithm
 uses two sizes that are as equal as possible.
 
-n is the number of ranks and n_i the size of axis i. N is the size of the whole vector in bytes.
-"Bytes" counts the bytes that a rank sends.
+n is the number of ranks and n_i the size of axis i. N is the size of the whole vector in bytes. In
+the docstrings below, "Bytes" is the number of bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from unisono.types import Op
 
 
 def gather_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Returns the cost of the all-gather, which does not depend on `ways`."""
+    """Returns the cost of `all_gather`. The number of directions (`ways`) does not change the cost."""
     _check_ways(ways)
     rounds = sum(size - 1 for size in axes_of(ranks, dims))
     return of_all_gather(rounds, ranks - 1, ranks)
 
 
 def scatter_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Returns the cost of the reduce-scatter."""
+    """Returns the cost of `reduce_scatter`, which runs the all-gather in reverse."""
     return backwards_cost(gather_cost(ranks, dims=dims, ways=ways), ranks)
 
 
 def all_reduce_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Returns the cost of the all-reduce."""
+    """Returns the cost of `all_reduce`: the reduce-scatter plus the all-gather."""
     return scatter_then_gather(gather_cost(ranks, dims=dims, ways=ways), ranks)
 
 
 @algorithm(Op.ALL_GATHER, "bucket", cost=gather_cost)
 def all_gather(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedule:
-    """Sends each shard of a piece around one axis after another. On a torus with equal sides, two
-    shards never use a link at the same time.
+    """Cuts each piece into shards, and sends each shard around the rings of one axis after another.
+    On a torus with equal sides, two shards never use a link at the same time.
 
     Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N. Source: Jain and Sabharwal, "Optimal bucket
     algorithms for large MPI collectives on torus interconnects" (2010); simultaneous shards: Sack

@@ -4,8 +4,8 @@ every host.
 Data are reduced inside a host before they leave the host. Data that arrive are distributed through
 shared memory. The traffic between hosts is divided equally among the ranks of a host. n is the
 number of ranks, H the number of hosts. L_h is the number of ranks of host h, L the largest L_h. N
-is the size of the whole vector in bytes. "Bytes" counts the bytes that the busiest rank sends. "Per
-host" counts the bytes that a host sends or receives.
+is the size of the whole vector in bytes. In the docstrings below, "Bytes" is the number of bytes
+that the busiest rank sends. "Per host" is the number of bytes that a host sends or receives.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _reduce_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 def all_reduce(
     ranks: int, *, between: str = _DIRECT, inside: str = _DIRECT, hosts: Hosts | None = None
 ) -> Schedule:
-    """Runs a reduce-scatter inside each host, an all-reduce of each share between hosts, and an
-    all-gather inside each host.
+    """Runs a reduce-scatter inside each host, then an all-reduce of each rank's share between the
+    hosts, then an all-gather inside each host.
 
     `between` is any algorithm for all-reduce. `inside` is any algorithm for both reduce-scatter and
     all-gather.
@@ -142,7 +142,7 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
             before = first_receivers[there][held]
             b.next_round()
             _copy_inside(b, np.array(layout.hosts[there]), own, before)
-            b.round -= not ring  # direct transfers of all hosts are in the same rounds
+            b.round -= not ring  # with `direct`, the copies inside all hosts share one round
     return b.build()
 
 
@@ -150,8 +150,8 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
 def reduce_scatter(
     ranks: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduces each piece inside each host, then at the piece's destination. The pieces are divided
-    equally among the ranks of a host.
+    """Reduces each piece first among the ranks of each host, then across hosts at the rank that
+    owns the piece. The work on the pieces is divided equally among the ranks of a host.
 
     The transfers are the transfers of the all-gather with the same `between`, in reverse order and
     direction.
@@ -165,8 +165,8 @@ def reduce_scatter(
 
 @algorithm(Op.BROADCAST, "by_host", cost=_broadcast_cost, exact=False)
 def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
-    """The root's host sends a different share of the vector to each other host. The other hosts
-    then send their shares to each other.
+    """The root's host sends a different share of the vector to every other host. The other hosts
+    then exchange their shares.
 
     Rounds: 4 (2 with one rank per host; fewer for two hosts). Bytes: (L-1) x N + N/L at the root;
     per host N received and at most N sent, the minimum. Source: van de Geijn's broadcast by scatter
@@ -203,8 +203,9 @@ def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE, "by_host", cost=_reduce_cost, exact=False)
 def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Reduces inside each host, then one share at each other host, then all shares at the root's
-    host. The transfers are the transfers of the broadcast in reverse.
+    """Reduces the vector inside each host, then one share of the vector at each host except the
+    root's, then all shares at the root's host. Runs the transfers of the broadcast in reverse order
+    and direction.
 
     Rounds: 4 (2 with one rank per host; fewer for two hosts). Bytes: N; per host N sent and at most
     N received, the minimum. Reductions: (L-1) x N + N/L at the root. Source: Barnett et al. (1994),
@@ -216,8 +217,8 @@ def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
 def _inside(
     composer: Composer, layout: HostLayout, parts: Mapping[int, Schedule], start: int
 ) -> int:
-    """Adds to each host the schedule for the host's number of ranks. Returns the round after the
-    longest schedule.
+    """Adds one schedule inside each host: the schedule for the host's number of ranks. Returns the
+    number of the first round after the longest of these schedules.
     """
     columns = layout.columns
     for number, host in enumerate(layout.hosts):
@@ -227,20 +228,23 @@ def _inside(
 
 
 def _share(columns: int, size: int) -> Fraction:
-    """Returns the busiest rank's share of the columns on a host with `size` ranks."""
+    """Returns the largest fraction of the vector that one rank of a host with `size` ranks
+    processes. The vector is cut into `columns` equal columns.
+    """
     return Fraction(-(-columns // size), columns)
 
 
 def _parts(layout: HostLayout) -> int:
-    """Returns the smallest number of parts per piece with which every rank receives a part of
-    another host.
+    """Returns the smallest number of parts into which each piece must be cut so that every rank
+    receives at least one part from another host.
     """
     foreign = [(size, layout.ranks - size) for size in layout.sizes if size < layout.ranks]
     return max((-(-size // others) for size, others in foreign), default=1)
 
 
 def _first_receivers(layout: HostLayout, parts: int) -> list[np.ndarray]:
-    """Returns an array for each host: the rank of the host that receives each chunk first.
+    """Returns, for each host and each chunk, the rank of the host that receives the chunk first.
+    The result has one array per host.
 
     The chunks of other hosts are divided equally among the ranks of a host. Each rank receives
     adjacent chunks.
@@ -262,9 +266,11 @@ def _copy_inside(
     chunk: np.ndarray,
     at: np.ndarray,
 ) -> None:
-    """Copies each chunk from its rank in `at` to all other ranks of the host."""
+    """Copies each chunk from one rank of a host to all other ranks of the host. `at` contains the
+    source rank of each chunk.
+    """
     if len(host) == 1:
-        return  # the only rank already has the chunk
+        return  # a host with a single rank needs no copies
     rank, which = np.nonzero(host[:, None] != at[None, :])
     b.copy(at[which], chunk[which], host[rank])
 

@@ -1,5 +1,5 @@
-"""All-to-all for several hosts with any numbers of ranks, with one pair of ranks for each pair of
-hosts.
+"""All-to-all for several hosts with any numbers of ranks, where a single pair of ranks exchanges
+the data of each pair of hosts.
 
 n is the number of ranks, H the number of hosts. L_h is the number of ranks of host h, L the largest
 L_h. N is the size of the whole vector in bytes. "Bytes" is an upper bound for the busiest rank.
@@ -21,8 +21,8 @@ from unisono.types import Op
 def _all_to_all_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
     layout = HostLayout.of(ranks, hosts)
     others, most = len(layout.hosts) - 1, max(layout.sizes)
-    # A rank sends its own pieces. A representative also sends the pieces of its host to another
-    # host, and distributes the pieces from the other host.
+    # A rank sends its own pieces. The representative for a pair of hosts also forwards the pieces
+    # of its host to the other host, and distributes the pieces that arrive from the other host.
     represented = max(-(-others // size) * size for size in layout.sizes) * most
     inside = layout.shared * (2 if others else 1)
     return Cost(rounds=min(others, 1) + inside, bytes_sent=1 + Fraction(2 * represented, ranks))
@@ -31,7 +31,7 @@ def _all_to_all_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 @algorithm(Op.ALL_TO_ALL, "by_host", cost=_all_to_all_cost, exact=False)
 def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
     """Sends all pieces from one host to another host in one message, from one rank to one rank. The
-    ranks of a host divide the other hosts among themselves. All pieces must have the same length.
+    other hosts are divided among the ranks of a host. All pieces must have the same length.
 
     Rounds: 1 between hosts, and 2 inside. Bytes: about N for the rank's own pieces, plus twice the
     pieces that the rank forwards for its host; per host L_h(n - L_h)/n x N, the minimum. Source:

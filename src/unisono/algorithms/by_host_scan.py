@@ -1,6 +1,6 @@
 """Prefix reductions (scan and exscan) for several hosts, with one exchange between hosts.
 
-Each host sends prefixes to each other host. A prefix is the reduction over all ranks of the host
+Each host sends prefixes to every other host. A prefix is the reduction over all ranks of the host
 below some rank. If the ranks of a host are consecutive, the host sends a single prefix, its total.
 n is the number of ranks, H the number of hosts, L the number of ranks of the largest host. N is the
 size of the whole vector in bytes. "Bytes" is an upper bound for the busiest rank.
@@ -24,7 +24,7 @@ from unisono.types import Op
 def _cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
     layout = HostLayout.of(ranks, hosts)
     others, most = len(layout.hosts) - 1, max(layout.sizes)
-    # A rank sends to all higher ranks of its host, and to one rank of each other host. That rank
+    # A rank sends to all higher ranks of its host, and to one rank of every other host. That rank
     # forwards the prefix to the ranks of its host.
     inside = (most - 1) * (2 if others else 1)
     return Cost(
@@ -46,8 +46,8 @@ def _exscan_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 
 @algorithm(Op.SCAN, "by_host", cost=_cost, exact=False)
 def scan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Scans inside each host, exchanges prefixes between hosts, then reduces the prefixes into the
-    results of the ranks.
+    """Scans inside each host, exchanges prefixes between hosts, then reduces these prefixes into
+    the result of each rank.
 
     Rounds: 1 between hosts, and 2 inside. Bytes: (H+1)(L-1) x N + (H-1) x N. Reductions: (L-1) x N
     + (H-1) x N. Source: Sanders and Träff, "Parallel prefix (scan) algorithms for MPI" (2006), on
@@ -70,7 +70,8 @@ def exscan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
 class _Scan:
     """Builder of the schedules of scan and exscan.
 
-    Location 0 of a rank is its vector. Location 1 + h is a prefix of host h.
+    Location 0 of a rank (see `Schedule`) contains its vector. Location 1 + h contains a prefix of
+    host h.
     """
 
     def __init__(self, op: Op, layout: HostLayout) -> None:
@@ -82,7 +83,9 @@ class _Scan:
         """Ranks whose vector is a prefix and no longer their own contribution."""
 
     def build(self) -> Schedule:
-        """Returns the schedule."""
+        """Returns the schedule: a scan inside each host, the exchange of prefixes, and the last
+        reductions.
+        """
         b = self.builder
         for host in self.layout.hosts:
             ranks = np.array(host)
@@ -101,9 +104,10 @@ class _Scan:
         return b.build()
 
     def _exchange_prefixes(self) -> Iterator[tuple[int, int, int]]:
-        """Adds the exchange of prefixes.
+        """Adds the transfers of prefixes between hosts.
 
-        Yields (rank that has the prefix, location, rank that also needs the prefix).
+        Yields (rank that receives a prefix, location of the prefix on this rank, rank that must
+        still reduce the prefix into its result).
         """
         hosts = self.layout.hosts
         for here, host in enumerate(hosts):
@@ -113,7 +117,7 @@ class _Scan:
                 needed: dict[int, list[int]] = {}
                 for rank in host:
                     needed.setdefault(bisect_left(ranks, rank), []).append(rank)
-                needed.pop(0, None)  # the other host has no lower rank
+                needed.pop(0, None)  # the other host has no rank below these ranks
                 for below, by in needed.items():
                     location = self._copy_prefix(ranks[below - 1], by, 1 + other)
                     first = by if location > 0 else by[1:]

@@ -1,8 +1,10 @@
-"""Chain algorithms: data move from rank to rank, with parts or pieces in a pipeline.
+"""Chain algorithms: each rank forwards data to the next rank, while further parts or pieces follow
+in a pipeline.
 
 The chain consists of the ranks root, root+1, and so on. The broadcast along a chain is
 `ring.broadcast`. n is the number of ranks, and p = 2(n-1) is the number of parts. N is the size of
-the whole vector in bytes. "Bytes" counts the bytes that the busiest rank sends.
+the whole vector in bytes. In the docstrings below, "Bytes" is the number of bytes that the busiest
+rank sends.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def _scatter_cost(ranks: int) -> Cost:
 
 @algorithm(Op.REDUCE, "chain", cost=_reduce_cost)
 def reduce(ranks: int, root: int) -> Schedule:
-    """Sends sums along the chain to the root. The transfers are the transfers of the broadcast in
-    reverse.
+    """Sends partial sums along the chain to the root. Runs the transfers of the broadcast in
+    reverse order and direction.
 
     Rounds: p+n-2. Bytes: N. Reductions: N. Source: the pipeline of Pjesivac-Grbovic et al.,
     "Performance analysis of MPI collective operations" (2007).
@@ -45,8 +47,8 @@ def reduce(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "chain", cost=_all_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Reduces each part along the chain to rank 0, then immediately sends the result back along the
-    chain.
+    """Reduces each part of the vector along the chain to rank 0, then immediately sends the result
+    back along the chain.
 
     Rounds: p+2n-3. Bytes: 2N, for 2 ranks N. Reductions: N. Source: the pipelines of
     Pjesivac-Grbovic et al. (2007), one directly after the other.
@@ -66,8 +68,8 @@ def all_reduce(ranks: int) -> Schedule:
 
 @algorithm(Op.SCATTER, "chain", cost=_scatter_cost)
 def scatter(ranks: int, root: int) -> Schedule:
-    """Sends the pieces along the chain from the root, starting with the piece of the last rank. All
-    pieces must have the same length.
+    """Sends each rank's piece along the chain from the root, starting with the piece of the last
+    rank. All pieces must have the same length.
 
     Rounds: n-1. Bytes: (n-1)/n x N at the root. Source: Pjesivac-Grbovic et al. (2007), the
     pipeline, with pieces instead of parts.
@@ -83,7 +85,7 @@ def scatter(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.GATHER, "chain", cost=_scatter_cost)
 def gather(ranks: int, root: int) -> Schedule:
-    """Sends the pieces along the chain to the root. All pieces must have the same length.
+    """Sends each rank's piece along the chain to the root. All pieces must have the same length.
 
     Rounds: n-1. Bytes: (n-1)/n x N, by the root's neighbour. Source: Pjesivac-Grbovic et al.
     (2007), the pipeline, with pieces instead of parts.

@@ -21,10 +21,11 @@ rank.
 class Cost:
     """Cost of an algorithm, in multiples of N, the size of the whole vector in bytes.
 
-    N is the size of a rank's vector, or of all its pieces together. `rounds` is the number of
-    rounds with transfers. `bytes_sent` is the amount that the busiest rank sends, counted once per
-    receiver. `reductions` is the amount that the busiest rank reads from other ranks and reduces.
-    The rank that sends most and the rank that reduces most may differ.
+    N is the size of a rank's vector, or the total size of a rank's pieces in operations with one
+    piece per rank. `rounds` is the number of rounds with transfers. `bytes_sent` is the amount that
+    the busiest rank sends, counted once per receiver. `reductions` is the amount that the busiest
+    rank reads from other ranks and reduces. The rank that sends most and the rank that reduces most
+    may differ.
 
     >>> half = Cost(rounds=1, bytes_sent=Fraction(1, 2))
     >>> (half + half).bytes_sent, half.on(Fraction(1, 2)).bytes_sent
@@ -69,7 +70,9 @@ def largest(costs: Iterable[Cost]) -> Cost:
 
 
 def of_all_gather(rounds: int, chunks: int, ranks: int) -> Cost:
-    """Returns the cost of an all-gather whose busiest rank sends `chunks` pieces."""
+    """Returns the cost of an all-gather among `ranks` ranks, of which the busiest rank sends
+    `chunks` pieces.
+    """
     return Cost(rounds=rounds, bytes_sent=Fraction(chunks, ranks))
 
 

@@ -1,9 +1,10 @@
-"""Direct exchange between all ranks: the fewest rounds and the fewest bytes.
+"""Direct exchange: every rank sends its data straight to the ranks that need them, in at most two
+rounds.
 
-On one host, all data move through the same memory. Direct exchange is then the fastest choice for
+On one host, where all data move through the same memory, direct exchange is the fastest choice for
 long messages. n is the number of ranks. N is the size of the whole vector in bytes (of all pieces
-together, if the operation has pieces). "Bytes" counts the bytes that a rank sends, counted once per
-receiver.
+together, if the operation has pieces). In the docstrings below, "Bytes" is the number of bytes that
+a rank sends, counted once per receiver.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _to_root_cost(ranks: int) -> Cost:
     Op.ALL_REDUCE, "direct", cost=lambda ranks: scatter_then_gather(_gather_cost(ranks), ranks)
 )
 def all_reduce(ranks: int) -> Schedule:
-    """Each rank i reduces part i, then sends the result to all ranks.
+    """Each rank i reduces part i of the vector, then sends the result to all ranks.
 
     Every result is a single reduction of n operands in rank order.
 

@@ -8,7 +8,8 @@ the edges of colour 1 in odd rounds.
 
 n is the number of ranks, and N is the size of the whole vector in bytes. D = floor(log2(n-1)) + 1
 is the number of ranks on the longest path down a tree. K is the argument `parts`, the number of
-parts that each tree transfers (default 2 D). "Bytes" counts the bytes that the busiest rank sends.
+parts that each tree transfers (default 2 D). In the docstrings below, "Bytes" is the number of
+bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def broadcast(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE, "double_binary_tree", cost=_reduce_cost)
 def reduce(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
-    """Sends partial sums up both trees to the root. The transfers are the transfers of the
-    broadcast in reverse.
+    """Sends partial sums up both trees to the root. Runs the transfers of the broadcast in reverse
+    order and direction.
 
     Rounds: 2(D + K - 1). Bytes: N. Reductions: N. Source: Sanders, Speck, Träff (2009).
     """
@@ -94,8 +95,8 @@ def all_reduce(ranks: int, *, parts: int | None = None) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Edge:
-    """An edge of a tree below root 0. The first part uses the edge in `round`, and each further
-    part 2 rounds later.
+    """An edge from a parent to a child, in a tree whose root is rank 0. The first part moves along
+    the edge in `round`. Each further part follows 2 rounds after the previous part.
     """
 
     tree: int
@@ -127,10 +128,11 @@ def _edges(ranks: int) -> list[_Edge]:
 
 
 def _tree(size: int, tree: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (parent, child, depth) for each edge of a tree of ranks 1..size below rank 0.
+    """Yields (parent, child, depth) for each edge of a tree. The root is rank 0, and ranks 1..size
+    are below the root.
 
-    The ranks with children are even in tree 0 and odd in tree 1. Tree 1 is the mirror image of tree
-    0 if `size` is even, and tree 0 shifted by one rank if `size` is odd.
+    Below the root, the ranks with children are even in tree 0 and odd in tree 1. Tree 1 is the
+    mirror image of tree 0 if `size` is even, and tree 0 shifted by one rank if `size` is odd.
     """
 
     def place(position: int) -> int:

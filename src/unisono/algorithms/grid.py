@@ -72,10 +72,11 @@ class Grid:
 
 
 def near_square(ranks: int, axes: int) -> Dims:
-    """Returns the most equal sizes whose product is the number of ranks, the largest first.
+    """Returns sizes of axes, the largest first, that are as equal as possible and whose product is
+    the number of ranks.
 
-    Each axis, from the last to the first, gets the largest divisor with which all earlier axes can
-    be at least as large.
+    The sizes are chosen from the last axis to the first. Each axis gets the largest divisor of the
+    remaining product that lets the axes before it be at least as large.
 
     >>> near_square(16, 2), near_square(8, 2), near_square(7, 2), near_square(24, 3)
     ((4, 4), (4, 2), (7, 1), (4, 3, 2))
@@ -105,12 +106,12 @@ def powers(base: int, below: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Builder of operations along the lines of a grid, as parts of one larger schedule.
+    """Builder that adds operations along the lines of a grid to one larger schedule.
 
-    `shares` is the grid of the vector's shares. Along an axis where the vector is not cut, `shares`
-    has size 1. Share s of the grid is share `stride * s + offset` of the composer. With
-    `outer_first`, the axes of `shares` are in reverse order. Shares that differ only along outer
-    axes are then adjacent and move in one transfer.
+    The vector is cut into shares, which form the grid `shares`. Along an axis where the vector is
+    not cut, `shares` has size 1. Share s of the grid is share `stride * s + offset` of the
+    composer. With `outer_first`, the axes of `shares` are in reverse order. Shares that differ only
+    along outer axes are then adjacent and move in one transfer.
     """
 
     composer: Composer
@@ -130,8 +131,8 @@ class Lines:
         free: Collection[int],
         fixed: Mapping[int, int] | None = None,
     ) -> int:
-        """Adds the schedule `part` to every line along an axis, in the same rounds. Returns the
-        round after `part`.
+        """Adds the schedule `part` once for every line along an axis, always in the same rounds.
+        Returns the number of the first round after `part`.
 
         A rank processes the shares whose coordinates are its own. Along the `free` axes, the shares
         may have any coordinate.
@@ -161,8 +162,8 @@ class Lines:
         return self.composer.add(part, lines, shares, start=start, channel=self.channel, run=run)
 
     def gather(self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0) -> int:
-        """Adds an all-gather along the axes in this order. Each axis extends the result of the
-        previous axis."""
+        """Adds an all-gather along each axis, in the given order. The all-gather along an axis
+        extends the result of the previous all-gather."""
         for i, axis in enumerate(order):
             start = self.add(axis, parts[axis], start=start, free=order[:i])
         return start
@@ -170,8 +171,8 @@ class Lines:
     def scatter(
         self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0
     ) -> int:
-        """Adds a reduce-scatter along the axes in this order. Each axis cuts the result of the
-        previous axis."""
+        """Adds a reduce-scatter along each axis, in the given order. The reduce-scatter along an
+        axis cuts the result of the previous reduce-scatter."""
         for i, axis in enumerate(order):
             start = self.add(axis, parts[axis], start=start, free=order[i + 1 :])
         return start

@@ -1,9 +1,10 @@
-"""Recursive halving and doubling: data and distance halve in each round, then double again.
+"""Recursive halving and doubling: the amount of data and the distance between partners halve in
+each round, then double again.
 
 The algorithm sends as few bytes as a ring, in about 2 log2(n) rounds. n is the number of ranks. m
 is the largest power of two that is at most n. e = n - m is the number of extra ranks (see
-`folding`). N is the size of the whole vector in bytes. "Bytes" counts the bytes that the busiest
-rank sends.
+`power_of_two_ranks`). N is the size of the whole vector in bytes. In the docstrings below, "Bytes"
+is the number of bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def _all_reduce_cost(ranks: int) -> Cost:
 
 @algorithm(Op.REDUCE_SCATTER, "recursive_halving", cost=_reduce_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Partners exchange half of their data, first at distance n/2, finally at distance 1.
+    """In each round, partners exchange half of their remaining data, first at distance n/2, finally
+    at distance 1.
 
     Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N for powers of
     two, else (m-1 + n-1 + sum of min(2^k, e) over k < log2(m))/n x N. Source: Thakur, Rabenseifner,

@@ -1,4 +1,4 @@
-"""Hamiltonian cycles of a torus, which share no link."""
+"""Hamiltonian cycles of a torus (cycles through all points). No link belongs to two cycles."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ class _Weave:
         )
 
     def _choose(self, found: list[list[list[int]]], last: int) -> int:
-        """Returns the next square whose swap reduces the number of cycles. If there is no such
-        square, returns the next square whose swap keeps the number.
+        """Returns the next square for which a swap of the colours of its links reduces the number
+        of cycles. If there is no such square, returns the next square for which the swap does not
+        change the number of cycles.
         """
         places = [
             {point: (n, i) for n, cycle in enumerate(cycles) for i, point in enumerate(cycle)}
@@ -100,7 +101,9 @@ class _Weave:
         first: tuple[int, int],
         second: tuple[int, int],
     ) -> int:
-        """Returns the change of the number of cycles if links a-b and c-d become a-c and b-d."""
+        """Returns -1, 0 or 1: the change in the number of cycles if links a-b and c-d become a-c
+        and b-d.
+        """
         if place[first[0]][0] != place[second[0]][0]:
             return -1
         length = len(cycles[place[first[0]][0]])

@@ -8,9 +8,10 @@ argument `hosts`. Without these arguments, the sizes are as equal as possible. I
 the hosts, each innermost group has the ranks of one host. Otherwise the ranks of a group are
 consecutive. Only all-reduce supports hosts with different numbers of ranks (see `by_host`).
 
-n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes
-that the busiest rank sends. A cost is the sum of the costs of the levels, each for its share of the
-vector. The sum is an upper bound if the busiest ranks of the levels differ.
+n is the number of ranks, and N is the size of the whole vector in bytes. In the docstrings below,
+"Bytes" is the number of bytes that the busiest rank sends. A cost is the sum of the costs of the
+levels, each for its share of the vector. The sum is an upper bound if the busiest ranks of the
+levels differ.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ def all_gather(
 def all_to_all(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """Moves each piece inside its host to the rank with the destination's position on a host, then
-    between hosts to the destination.
+    """Moves each piece inside its host to the rank whose position on this host is the destination's
+    position on its own host, then between hosts to the destination.
 
     Rounds: sum over the levels. Bytes: sum over the levels, each on N, more than `direct`, but in
     fewer, larger messages between hosts. Source: Rajbhandari et al., "DeepSpeed-MoE" (2022),
@@ -249,8 +250,8 @@ def gather(
 
 
 def _for_uneven(levels: Levels) -> tuple[Algorithm, dict[str, str]]:
-    """Returns the all-reduce algorithm for hosts with different numbers of ranks, with the
-    arguments that correspond to these two levels.
+    """Returns the all-reduce algorithm for hosts with different numbers of ranks, and its
+    arguments. The arguments name the algorithms of the two levels.
     """
     inside, between = (level.algorithm for level in levels) if levels else ("direct", "direct")
     name = parse(Op.ALL_REDUCE, inside).name
@@ -269,7 +270,8 @@ def _on_pieces(tree: Hierarchy, op: Op) -> tuple[Lines, dict[int, Schedule]]:
 def _rooted(op: Op, root: int, tree: Hierarchy) -> Schedule:
     """Returns the schedule of an operation with a root, composed of one operation per level.
 
-    On each level, only lines whose inner coordinates equal the root's coordinates take part.
+    A line of ranks takes part in the operation of a level only if its coordinates on all inner
+    levels are the root's coordinates.
     """
     root = tree.place(root)
     root_coords = tree.grid.coords(root)

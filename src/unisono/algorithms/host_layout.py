@@ -86,7 +86,7 @@ class HostLayout:
         return tuple(found)
 
     def root_host(self, root: int) -> int:
-        """Returns the number of a rank's host."""
+        """Returns the number of the host to which rank `root` belongs."""
         return next(h for h, host in enumerate(self.hosts) if root in host)
 
     def leaders(self, root: int | None = None) -> list[int]:
@@ -97,8 +97,8 @@ class HostLayout:
 
     @property
     def columns(self) -> int:
-        """Number of equal shares (columns) of a vector with which the work of a host's ranks is
-        balanced best.
+        """Number of equal shares (columns) into which a vector is cut so that the ranks of each
+        host have the most equal amounts of work.
 
         With this number, `worker` gives each rank at least one share. The number is between the
         size of the largest host and twice that size.
@@ -112,7 +112,7 @@ class HostLayout:
         return min(range(most, 2 * most + 1), key=lambda columns: (self._busiest(columns), columns))
 
     def worker(self, host: int, column: int, columns: int) -> int:
-        """Returns the rank of a host that processes a column. A rank has adjacent columns."""
+        """Returns the rank of a host that processes a column. The columns of one rank are adjacent."""
         ranks = self.hosts[host]
         return ranks[column * len(ranks) // columns]
 
@@ -124,7 +124,7 @@ class HostLayout:
         return list(found.values())
 
     def _busiest(self, columns: int) -> float:
-        """Returns the largest ratio, over all hosts, of the busiest rank's columns to the host's
-        mean per rank.
+        """Returns the imbalance of the least balanced host: the number of columns of its busiest
+        rank, divided by its mean number of columns per rank.
         """
         return max(-(-columns // size) * size / columns for size in self.sizes)

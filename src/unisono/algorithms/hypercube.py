@@ -3,7 +3,7 @@
 If n is not a power of two, the dimensions are the prime factors of n (a generalised hypercube).
 `dims` overrides the dimensions. The ranks along one dimension exchange data directly. n is the
 number of ranks and n_i the size of dimension i. N is the size of the whole vector in bytes (all
-pieces of a rank). "Bytes" counts the bytes that a rank sends.
+pieces of a rank). In the docstrings below, "Bytes" is the number of bytes that a rank sends.
 """
 
 from __future__ import annotations

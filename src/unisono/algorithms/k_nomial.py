@@ -5,7 +5,7 @@ In a broadcast, the subtree below a child becomes k times smaller in each round.
 Ranks are renumbered from the root. In the round of weight w = k^i, every multiple of k w is a
 parent. Its children are the ranks that are w, 2w, ..., (k-1)w higher. The subtree of a child has w
 ranks, starting with the child. n is the number of ranks, and N is the size of the whole vector in
-bytes. "Bytes" counts the bytes that the busiest rank sends.
+bytes. In the docstrings below, "Bytes" is the number of bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from unisono.types import Op
 
 
 def broadcast_cost(ranks: int, *, k: int = 4) -> Cost:
-    """Returns the cost of `broadcast`."""
+    """Returns the cost of `broadcast`: the root sends the vector to each of its children."""
     return Cost(rounds=len(_weights(ranks, k)), bytes_sent=Fraction(_children(ranks, k)))
 
 
 def reduce_cost(ranks: int, *, k: int = 4) -> Cost:
-    """Returns the cost of `reduce`."""
+    """Returns the cost of `reduce`: the root reduces one vector from each of its children."""
     return Cost(
         rounds=len(_weights(ranks, k)),
         bytes_sent=Fraction(1),
@@ -37,12 +37,12 @@ def reduce_cost(ranks: int, *, k: int = 4) -> Cost:
 
 
 def scatter_cost(ranks: int, *, k: int = 4) -> Cost:
-    """Returns the cost of `scatter`."""
+    """Returns the cost of `scatter`: the root sends all pieces except its own piece."""
     return Cost(rounds=len(_weights(ranks, k)), bytes_sent=Fraction(ranks - 1, ranks))
 
 
 def gather_cost(ranks: int, *, k: int = 4) -> Cost:
-    """Returns the cost of `gather`."""
+    """Returns the cost of `gather`: a child of the root sends the pieces of the largest subtree."""
     weights = _weights(ranks, k)
     largest = max(min(weights[-1], ranks - weights[-1]), *weights[-2:-1], 1)
     return Cost(rounds=len(weights), bytes_sent=Fraction(largest, ranks))
@@ -66,7 +66,8 @@ def broadcast(ranks: int, root: int, *, k: int = 4) -> Schedule:
 
 @algorithm(Op.REDUCE, "k_nomial", cost=reduce_cost)
 def reduce(ranks: int, root: int, *, k: int = 4) -> Schedule:
-    """Sends partial sums from children to their parents, in the tree of the broadcast.
+    """Sends partial sums from children to their parents, along the same tree as a broadcast from
+    the root.
 
     Rounds: ceil(log_k(n)). Bytes: N. Reductions: up to (k-1) log_k(n) x N, at the root. Source:
     Wilkins et al. (2023).
@@ -76,8 +77,8 @@ def reduce(ranks: int, root: int, *, k: int = 4) -> Schedule:
 
 @algorithm(Op.SCATTER, "k_nomial", cost=scatter_cost)
 def scatter(ranks: int, root: int, *, k: int = 4) -> Schedule:
-    """Each rank sends its children the pieces of their subtrees. All pieces must have the same
-    length.
+    """Each rank sends to each child the pieces for all ranks in the child's subtree. All pieces
+    must have the same length.
 
     Rounds: ceil(log_k(n)). Bytes: (n-1)/n x N at the root. Source: Wilkins et al. (2023).
     """
@@ -92,10 +93,11 @@ def scatter(ranks: int, root: int, *, k: int = 4) -> Schedule:
 
 @algorithm(Op.GATHER, "k_nomial", cost=gather_cost)
 def gather(ranks: int, root: int, *, k: int = 4) -> Schedule:
-    """Each rank sends its parent the pieces of its whole subtree. All pieces must have the same
-    length.
+    """Each rank sends the pieces of all ranks in its subtree to its parent. All pieces must have
+    the same length.
 
-    Rounds: ceil(log_k(n)). Bytes: up to N/k, by a child of the root. Source: Wilkins et al. (2023).
+    Rounds: ceil(log_k(n)). Bytes: up to N/2, by a child of the root (N/k if n is a power of k).
+    Source: Wilkins et al. (2023).
     """
     return backwards(scatter(ranks, root, k=k))
 
@@ -112,15 +114,17 @@ def _children(ranks: int, k: int) -> int:
 
 
 def _edges(ranks: int, k: int, weight: int) -> Iterator[tuple[int, int]]:
-    """Yields (parent, child) for each edge of this weight, as distances from the root."""
+    """Yields (parent, child) for each edge of one round, as distances from the root. `weight` is
+    the smallest distance between a parent and a child in this round.
+    """
     for parent in range(0, ranks, k * weight):
         for child in range(parent + weight, min(parent + k * weight, ranks), weight):
             yield parent, child
 
 
 def _subtree(ranks: int, root: int, child: int, weight: int) -> Iterator[tuple[int, int]]:
-    """Yields (first chunk, count) for the pieces of a child's subtree. Yields twice if the subtree
-    continues at rank 0.
+    """Yields (first chunk, count) for the pieces of a child's subtree. Yields two ranges if the
+    ranks of the subtree wrap around from the last rank to rank 0.
     """
     count = min(weight, ranks - child)
     first = (child + root) % ranks

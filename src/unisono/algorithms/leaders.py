@@ -5,9 +5,9 @@ These algorithms send the fewest messages between hosts. A leader collects the d
 exchanges them with the other leaders, and distributes the results. Leader algorithms suit short
 messages. `between` is the algorithm of the leaders. By default, up to 8 hosts exchange in one
 round. For more hosts, the number of rounds is logarithmic. n is the number of ranks, H the number
-of hosts, L the number of ranks of the largest host. N is the size of the whole vector in bytes.
-"Bytes" counts the bytes that a leader sends. The number is an upper bound if the hosts have
-different sizes.
+of hosts, L the number of ranks of the largest host. N is the size of the whole vector in bytes. In
+the docstrings below, "Bytes" is the number of bytes that a leader sends. The number is an upper
+bound if the hosts have different sizes.
 """
 
 from __future__ import annotations
@@ -272,8 +272,8 @@ class _Leaders:
         self.start = int(self.layout.shared)
 
     def exchange(self, top: Schedule, bundles: Iterable[Iterable[int]]) -> None:
-        """Adds the schedule `top` between the leaders. Each bundle of shares becomes one piece of
-        `top`.
+        """Adds the schedule `top`, which the leaders run among themselves. Each element of
+        `bundles` lists the shares that form one piece of `top`.
         """
         pieces = [list(bundle) for bundle in bundles]
         self.start = self.composer.add(top, self.leaders, pieces, start=self.start)

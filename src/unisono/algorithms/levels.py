@@ -42,8 +42,8 @@ class Hierarchy:
         levels: tuple[Level, ...],
         hosts: Hosts | None = None,
     ) -> Hierarchy:
-        """Returns the hierarchy, with the missing sizes filled in. If there are several hosts, two
-        levels without sizes match the hosts.
+        """Returns the hierarchy, with the missing sizes filled in. If there are several hosts and
+        two levels without sizes, level 0 is inside hosts and level 1 is between hosts.
 
         Raises `UnsupportedError` if the product of the sizes is not the number of ranks.
         """
@@ -123,8 +123,8 @@ class Hierarchy:
 
 
 def follows_hosts(levels: tuple[Level, ...], dims: Dims | None, hosts: Hosts | None) -> bool:
-    """Returns true if the hosts determine the sizes of two levels, because no other sizes are
-    given.
+    """Returns true if the sizes of the levels follow from the hosts. This is the case for several
+    hosts and two levels, if no sizes are given.
     """
     sized = dims is not None or any(level.size for level in levels)
     return hosts is not None and len(hosts) > 1 and len(levels or (_ANY, _ANY)) == 2 and not sized

@@ -2,7 +2,7 @@
 common link.
 
 `ring:channels=k` makes k equal rings. n is the number of ranks, and N is the size of the whole
-vector in bytes. "Bytes" counts the bytes that a rank sends.
+vector in bytes. In the docstrings below, "Bytes" is the number of bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "bidirectional_ring", cost=_both_ways_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Reduces each chunk towards its owner from both directions, each over half of the ring.
+    """Reduces each chunk towards its owner from both directions, along one half of the ring on each
+    side.
 
     Rounds: floor(n/2). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Wang et al. (2023),
     reversed.
@@ -109,7 +110,7 @@ def disjoint_rings(ranks: int) -> tuple[list[int], list[int]]:
     first = list(range(ranks))
     if ranks < 5:
         return first, first[::-1]
-    if ranks == 6:  # no second ring has a constant stride
+    if ranks == 6:  # no constant stride gives a second ring without common neighbours
         return first, [0, 2, 4, 1, 5, 3]
     stride = next(s for s in range(2, ranks) if gcd(s, ranks) == 1)
     return first, [i * stride % ranks for i in range(ranks)]

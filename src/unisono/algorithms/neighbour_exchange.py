@@ -1,9 +1,10 @@
-"""Neighbour exchange: each rank exchanges its latest pieces with its two neighbours in alternation.
+"""Neighbour exchange: each rank exchanges its latest pieces alternately with its left and its right
+neighbour.
 
 The algorithm needs half the rounds of a ring, and ranks send only to neighbours. n is the number of
-ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes that the busiest
-rank sends. For odd n, the last rank first sends its piece to the previous rank, and finally
-receives all other pieces from the previous rank.
+ranks, and N is the size of the whole vector in bytes. In the docstrings below, "Bytes" is the
+number of bytes that the busiest rank sends. For odd n, the last rank first sends its piece to the
+previous rank, and finally receives all other pieces from the previous rank.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 `reduce_broadcast:chain` uses `chain` for both operations.
 `reduce_broadcast:reduce=chain,broadcast=direct` names an algorithm for each operation. n is the
-number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes that the
-busiest rank sends. A cost is the sum of the costs of both operations. The sum is an upper bound if
-their busiest ranks differ.
+number of ranks, and N is the size of the whole vector in bytes. In the docstrings below, "Bytes" is
+the number of bytes that the busiest rank sends. A cost is the sum of the costs of both operations.
+The sum is an upper bound if their busiest ranks differ.
 """
 
 from __future__ import annotations

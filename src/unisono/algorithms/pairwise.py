@@ -1,7 +1,7 @@
 """Pairwise exchange: in round k, every rank r sends one message to rank r + k (modulo n).
 
-n is the number of ranks, N the size of all pieces of a rank in bytes. "Bytes" counts the bytes that
-a rank sends.
+n is the number of ranks, N the size of all pieces of a rank in bytes. In the docstrings below,
+"Bytes" is the number of bytes that a rank sends.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Parallel aggregated trees (PAT): far distances first, with a limit on the pieces per message.
 
-While a message has fewer than `aggregation` pieces, the rounds are the rounds of a binomial tree,
-with far distances first. After that, the algorithm visits the remaining subtrees depth first,
+While messages have fewer than `aggregation` pieces, the algorithm runs the rounds of a binomial
+tree, with far distances first. After that, the algorithm visits the remaining subtrees depth first,
 `aggregation` trees at a time. So only few data are in transit at any time. A limit of n/2 or more
 needs the fewest rounds. A limit of 1 needs one round for each piece. n is the number of ranks and A
-the limit. N is the size of the whole vector in bytes. "Bytes" counts the bytes that a rank sends.
+the limit. N is the size of the whole vector in bytes. In the docstrings below, "Bytes" is the
+number of bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def _scatter_cost(ranks: int, *, aggregation: int = 4) -> Cost:
 
 @algorithm(Op.ALL_GATHER, "pat", cost=_gather_cost)
 def all_gather(ranks: int, *, aggregation: int = 4) -> Schedule:
-    """Sends each piece along a binomial tree whose root is the piece's owner. All trees use the
-    corresponding edge at the same time.
+    """Sends each piece along a binomial tree whose root is the piece's owner. The trees of all
+    pieces have the same shape, and use corresponding edges at the same time.
 
     Rounds: a + s - 1, where A = 2^a and s = ceil(n/A) rounded up to a power of two (and at most n).
     Bytes: (n-1)/n x N. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter
@@ -70,7 +71,9 @@ def _send(b: Builder, offsets: range, distance: int) -> None:
 
 
 def _shape(ranks: int, aggregation: int) -> tuple[int, int]:
-    """Returns the number of rounds of the first phase, and the size of the remaining subtrees."""
+    """Returns the number of rounds in which messages grow (the first phase), and the size in ranks
+    of the subtrees that remain after this phase.
+    """
     if aggregation < 1 or aggregation & (aggregation - 1):
         raise UnsupportedError(f"pat: expected a power of two as aggregation, got {aggregation}")
     depth = (ranks - 1).bit_length()

@@ -48,7 +48,9 @@ class Fold:
 
     @property
     def extra_rounds(self) -> int:
-        """Number of rounds before and after the exchange."""
+        """Number of rounds before and after the exchange together: 2 if there are extra ranks, else
+        0.
+        """
         return 2 if self.extra else 0
 
     def rank(self, member: int) -> int:
@@ -122,8 +124,8 @@ def all_gather_cost(ranks: int) -> Cost:
 
 
 def all_reduce_cost(ranks: int, of_members: Callable[[int], Cost]) -> Cost:
-    """Returns the cost of `all_reduce`. If there are extra ranks, the odd rank of a pair reduces
-    and sends N more bytes.
+    """Returns the cost of `all_reduce`. If there are extra ranks, the odd rank of a pair reduces N
+    bytes and sends N bytes in addition to the cost `of_members`.
     """
     fold = Fold.of(ranks)
     more = Fraction(1 if fold.extra else 0)

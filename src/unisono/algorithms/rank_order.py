@@ -1,5 +1,5 @@
-"""All-reduce that always reduces in rank order, so that the bits of the result do not depend on the
-hosts.
+"""All-reduce that always reduces in rank order, so that the result has the same bits for any
+distribution of ranks over hosts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def _cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "rank_order", cost=_cost, exact=False)
 def all_reduce(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Rank i reduces part i from the contributions of all ranks. Then an all-gather sends each part
-    to each other host once.
+    """Rank i reduces part i from the contributions of all ranks. Then an all-gather sends each
+    reduced part only once to every other host.
 
     The result has the same bits as with `direct`, with about half as many bytes between hosts. An
     algorithm that first reduces inside each host sends fewer bytes, but reduces in another order

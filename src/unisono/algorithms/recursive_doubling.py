@@ -1,8 +1,8 @@
 """Recursive doubling: exchanges at doubling distances, in about log2(n) rounds, for short messages.
 
 n is the number of ranks. m is the largest power of two that is at most n. e = n - m is the number
-of extra ranks (see `folding`). N is the size of the whole vector in bytes. "Bytes" counts the bytes
-that the busiest rank sends.
+of extra ranks (see `power_of_two_ranks`). N is the size of the whole vector in bytes. In the
+docstrings below, "Bytes" is the number of bytes that the busiest rank sends.
 """
 
 from __future__ import annotations

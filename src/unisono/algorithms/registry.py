@@ -202,7 +202,7 @@ def cost(
 
 
 def block_bytes(op: Op | str, name: str) -> int | None:
-    """Returns the `block_bytes` in the algorithm's string, or None.
+    """Returns the executor's block size in bytes if the algorithm's string sets it, else None.
 
     >>> block_bytes("all_reduce", "direct:block_bytes=65536")
     65536

@@ -1,7 +1,7 @@
 """Ring algorithms: n-1 rounds between neighbours, with the fewest bytes on links that form a ring.
 
-n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes
-that a rank sends.
+n is the number of ranks, and N is the size of the whole vector in bytes. In the docstrings below,
+"Bytes" is the number of bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from unisono.types import Op
 
 
 def all_gather_cost(ranks: int) -> Cost:
-    """Returns the cost of `all_gather`."""
+    """Returns the cost of `all_gather`: each rank sends n-1 pieces, one per round."""
     return of_all_gather(ranks - 1, ranks - 1, ranks)
 
 
 def reduce_scatter_cost(ranks: int) -> Cost:
-    """Returns the cost of `reduce_scatter`."""
+    """Returns the cost of `reduce_scatter`: each rank sends and reduces n-1 pieces, one per round."""
     return backwards(all_gather_cost(ranks), ranks)
 
 
 def all_reduce_cost(ranks: int) -> Cost:
-    """Returns the cost of `all_reduce`."""
+    """Returns the cost of `all_reduce`: the reduce-scatter plus the all-gather."""
     return scatter_then_gather(all_gather_cost(ranks), ranks)
 
 

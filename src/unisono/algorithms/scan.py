@@ -18,13 +18,13 @@ from unisono.types import Op
 
 
 def _steps(ranks: int) -> int:
-    """Returns the number of doubling steps that reach all ranks."""
+    """Returns the number of steps of recursive doubling among `ranks` ranks: ceil(log2(ranks))."""
     return (ranks - 1).bit_length()
 
 
 def _after_shift(ranks: int, scan: Cost) -> Cost:
-    """Returns the cost of an exscan: a shift by one rank, then this scan over all ranks except the
-    first.
+    """Returns the cost of an exscan: a shift by one rank, then a scan over all ranks except the
+    first. `scan` is the cost of this scan.
     """
     shift = Cost(rounds=1, bytes_sent=Fraction(1))
     return shift + scan if ranks > 2 else shift

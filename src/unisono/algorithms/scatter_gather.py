@@ -1,7 +1,7 @@
 """Rooted operations for long messages, which distribute the root's work over all ranks.
 
-n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes" counts the bytes
-that a rank sends.
+n is the number of ranks, and N is the size of the whole vector in bytes. In the docstrings below,
+"Bytes" is the number of bytes that a rank sends.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ class Composer:
         return start + part.num_rounds
 
     def _scratch(self, locations: int, places: Numbers, width: int) -> Numbers:
-        """Allocates places for the scratch locations of a part, each as large as a piece."""
+        """Allocates scratch of the composed schedule for the scratch locations of an added
+        schedule. Each location is as large as one chunk of the added schedule.
+        """
         lines, _, shares = places.shape
         base = self.builder.collective.num_chunks + self.builder.scratch
         self.builder.scratch += locations * shares * width
@@ -200,7 +202,7 @@ def on_ranks(schedule: Schedule, order: Sequence[int]) -> Schedule:
 
 
 def _pieces(op: Op, order: Sequence[int]) -> list[int]:
-    """Returns the new piece of each piece when `order[r]` replaces rank r."""
+    """Returns the new number of each piece after rank r gets the number `order[r]`."""
     if op in BY_PART:
         return [0]
     if op is Op.ALL_TO_ALL:
@@ -221,7 +223,8 @@ def _rectangle(shares: ArrayLike | Sequence[Sequence[int]]) -> Numbers:
 
 
 def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Returns the moves of the transfers, with chunks mapped to places of `width` chunks.
+    """Maps the transfers of an added schedule to moves in the composed schedule. Each chunk of the
+    added schedule becomes places of `width` adjacent chunks.
 
     The result has four arrays, with one entry per move: the number of the transfer, the source, the
     destination, and the number of chunks. Adjacent moves are merged. The numbers of transfers
@@ -249,7 +252,7 @@ def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, 
 
 
 def _cut(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Cuts transfers whose chunks are not adjacent in `places`.
+    """Cuts transfers of an added schedule whose chunks are not adjacent in the composed schedule.
 
     Returns three arrays, with one entry per result: the number of the transfer, the offset of the
     first chunk, and the number of chunks in `places`. If any transfer is cut, all transfers are cut

@@ -3,8 +3,8 @@
 In step s the partner is at distance (1 - (-2)^(s+1)) / 3: 1, -1, 3, -5, 11, ... For odd ranks, the
 distance has the opposite sign. On a torus (`dims`, powers of two), the steps alternate between the
 axes. n is the number of ranks. m is the largest power of two that is at most n. e = n - m is the
-number of extra ranks (see `folding`). N is the size of the whole vector in bytes. "Bytes" counts
-the bytes that the busiest rank sends.
+number of extra ranks (see `power_of_two_ranks`). N is the size of the whole vector in bytes. In the
+docstrings below, "Bytes" is the number of bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "swing", cost=_scatter_cost, exact=False)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Each rank sends its partner the pieces of the partner's half, first to near partners, last to
-    far partners.
+    """In each step, each rank sends its partner the half of its remaining pieces that the partner
+    must reduce. Near partners come first, far partners last.
 
     Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N for powers of
     two, else at most (m-1 + n-1 + sum of min(2^k, e) over k < log2(m))/n x N. Source: De Sensi et
@@ -132,8 +132,8 @@ def _on_all_ports(dims: Dims, ports: int) -> Schedule:
 
 
 def _turned(grid: Grid, coords: tuple[int, ...], turn: int, direction: int) -> int:
-    """Returns the rank with these coordinates, which begin with axis `turn`. `direction` -1 negates
-    all coordinates.
+    """Returns the rank at these coordinates, of which the first belongs to axis `turn` and the
+    others to the following axes. `direction` -1 negates all coordinates.
     """
     back = coords[-turn:] + coords[:-turn] if turn else coords
     return grid.number([direction * at % size for at, size in zip(back, grid.dims, strict=True)])
@@ -148,7 +148,9 @@ def _torus(ranks: int, dims: Dims | None) -> Dims | None:
 
 
 def _partners(dims: Dims) -> list[list[int]]:
-    """Returns the partners in each step, starting with the last step of the reduce-scatter."""
+    """Returns the partner of each rank in each step, starting with the last step of the
+    reduce-scatter.
+    """
     grid = Grid(dims=dims)
     depth = max(size.bit_length() for size in dims)
     turns = [

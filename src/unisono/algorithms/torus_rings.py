@@ -1,11 +1,11 @@
 """Rings that visit all ranks of a torus along its links and share no link.
 
-In `torus_rings:4x4`, a torus of two axes with at least 3 ranks each has two Hamiltonian cycles that
-share no link. Each cycle is used in both directions. So four quarters of the vector keep all four
-links of a rank busy. Any other shape has one cycle, also used in both directions. If the string has
-no sizes, the argument `levels` of `build` gives the sizes. Without this argument, the sizes are as
-equal as possible. n is the number of ranks, and N is the size of the whole vector in bytes. "Bytes"
-counts the bytes that a rank sends.
+A torus of two axes with at least 3 ranks each (such as `torus_rings:4x4`) has two Hamiltonian
+cycles that share no link. Each cycle is used in both directions. So four quarters of the vector
+keep all four links of a rank busy. Any other shape has one cycle, also used in both directions. If
+the string has no sizes, the argument `levels` of `build` gives the sizes. Without this argument,
+the sizes are as equal as possible. n is the number of ranks, and N is the size of the whole vector
+in bytes. In the docstrings below, "Bytes" is the number of bytes that a rank sends.
 """
 
 from __future__ import annotations
