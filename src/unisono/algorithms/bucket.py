@@ -26,7 +26,9 @@ from unisono.types import Op
 
 
 def gather_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Returns the cost of `all_gather`. The number of directions (`ways`) does not change the cost."""
+    """Returns the cost of `all_gather`. The cost does not depend on the number of directions
+    (`ways`).
+    """
     _check_ways(ways)
     rounds = sum(size - 1 for size in axes_of(ranks, dims))
     return of_all_gather(rounds, ranks - 1, ranks)

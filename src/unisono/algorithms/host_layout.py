@@ -112,7 +112,7 @@ class HostLayout:
         return min(range(most, 2 * most + 1), key=lambda columns: (self._busiest(columns), columns))
 
     def worker(self, host: int, column: int, columns: int) -> int:
-        """Returns the rank of a host that processes a column. The columns of one rank are adjacent."""
+        """Returns the rank of a host that processes a column. Each rank has adjacent columns."""
         ranks = self.hosts[host]
         return ranks[column * len(ranks) // columns]
 

@@ -17,12 +17,12 @@ from unisono.types import Op
 
 
 def all_gather_cost(ranks: int) -> Cost:
-    """Returns the cost of `all_gather`: each rank sends n-1 pieces, one per round."""
+    """Returns the cost of `all_gather`: each rank sends one piece per round."""
     return of_all_gather(ranks - 1, ranks - 1, ranks)
 
 
 def reduce_scatter_cost(ranks: int) -> Cost:
-    """Returns the cost of `reduce_scatter`: each rank sends and reduces n-1 pieces, one per round."""
+    """Returns the cost of `reduce_scatter`: each rank sends and reduces one piece per round."""
     return backwards(all_gather_cost(ranks), ranks)
 
 

@@ -30,8 +30,8 @@ class Allocation:
 
     - `address`: the reference of each value, 0 for a value without memory.
     - `shared`: the values that other ranks read in place (single copy).
-    - `length`: the reference of a part of the rank's input or output, as long as the step's chunk,
-      for each step.
+    - `length`: for each step, a reference to a part of the rank's input or output that is as long
+      as the step's chunk.
     - `num_tmp`: the number of private places of each rank.
     - `uniform`: true for a rank that moves a chunk and has no input or output of the chunk's
       length. All pieces must then have the same length.
@@ -102,7 +102,8 @@ def _lengths(flow: Dataflow, staging: Staging) -> tuple[Numbers, NDArray[np.bool
     uniform = np.zeros(collective.ranks, np.bool_)
     foreign = np.flatnonzero(~(given | wanted))
     if len(foreign):
-        # A relay of gather, scatter or all_to_all knows only the lengths of its own pieces.
+        # In gather, scatter and all_to_all, a rank that forwards a chunk of other ranks knows only
+        # the lengths of its own pieces.
         space = Space.OUT if collective.op is Op.SCATTER else Space.IN
         length[foreign] = words(space, rank[foreign], 0, part[foreign])
         uniform[rank[foreign]] = True
@@ -120,7 +121,8 @@ def _wanted(flow: Dataflow) -> NDArray[np.bool_]:
 def _number_places(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Numbers]:
     """Numbers the places of each rank in the order of their first occurrence.
 
-    Returns a number for each entry, and the count of each rank. The entries are ordered by rank.
+    Returns the number of each entry's place, and the number of places of each rank. The entries are
+    ordered by rank.
     """
     _, first, which = np.unique(place, return_index=True, return_inverse=True)
     counts = np.bincount(rank[first], minlength=ranks)

@@ -42,7 +42,7 @@ class Builder:
         self.scratch = scratch
         self.round = 0
         self._blocks: list[tuple[int, tuple[Any, ...]]] = []  # (number of transfers, fields)
-        self._single: list[tuple[int, ...]] = []  # transfers added since the last block
+        self._single: list[tuple[int, ...]] = []  # transfers that are not yet in a block
 
     def copy(
         self,

@@ -1,9 +1,8 @@
 """Proof that a schedule performs its collective, and that its execution plans can run.
 
-The plans of `lower` never deadlock and never race, for any number d >= 1 of blocks in the
-slots. The proof orders all posts by (block, round, half). In the first half of a round, a rank
-posts the inputs that it sends. In the second half, the rank posts the values that it has
-received.
+The plans of `lower` never deadlock and never race, if each rank has slots for any number d >= 1 of
+blocks. The proof orders all posts by (block, round, half). In the first half of a round, a rank
+posts the inputs that it sends. In the second half, the rank posts the values that it has received.
 
 1. A value that a round reads is an input or the result of an earlier round. The owner posts an
    input in the first half of this or an earlier round. The owner posts a result in the second

@@ -34,7 +34,9 @@ class NumberedPlaces:
 
     @classmethod
     def of(cls, schedule: Schedule, *used: Numbers) -> NumberedPlaces:
-        """Returns the places of a schedule whose moves use these keys."""
+        """Returns the places of a schedule. `used` contains the keys of the places that the moves
+        of the schedule use.
+        """
         collective, locations = schedule.collective, schedule.num_locations
         ranks = range(collective.ranks)
         initial = _keys((rank * locations, collective.initial(rank)) for rank in ranks)
@@ -49,22 +51,22 @@ class NumberedPlaces:
         return len(self.keys)
 
     def number(self, keys: Numbers) -> Numbers:
-        """Returns the numbers of places from their keys."""
+        """Returns the numbers of the places with these keys."""
         return keys if self.keys is None else self.keys.searchsorted(keys)
 
     def ranks(self, places: Numbers) -> Numbers:
-        """Returns the ranks of places from their numbers."""
+        """Returns the ranks of the places with these numbers."""
         keys = places if self.keys is None else self.keys[places]
         return keys // self.schedule.num_locations
 
     def located(self, places: Numbers) -> tuple[Numbers, Numbers]:
-        """Returns the ranks and the locations of places from their numbers."""
+        """Returns the ranks and the locations of the places with these numbers."""
         keys = places if self.keys is None else self.keys[places]
         rank, location = np.divmod(keys, max(1, self.schedule.num_locations))
         return rank, location
 
     def at(self, place: int, number: int) -> str:
-        """Returns the description of a place and a round for an error message."""
+        """Returns the text that describes a place and a round in an error message."""
         key = place if self.keys is None else int(self.keys[place])
         rank, location = divmod(key, self.schedule.num_locations)
         return at(self.schedule, rank, location, number)
@@ -140,7 +142,7 @@ def name(schedule: Schedule) -> str:
 
 
 def at(schedule: Schedule, rank: int, chunk: int, number: int) -> str:
-    """Returns the name of a place and a round for error messages."""
+    """Returns the text that describes a rank's chunk and a round in an error message."""
     return f"{name(schedule)}: rank {rank}, chunk {chunk}, round {number}"
 
 

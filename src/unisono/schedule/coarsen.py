@@ -75,8 +75,8 @@ def assemble(
 
 
 def coarsen(schedule: Schedule) -> Schedule:
-    """Returns an equivalent schedule with the fewest parts. Adjacent parts with equal moves become
-    one part.
+    """Returns an equivalent schedule that cuts each piece into as few parts as possible. Adjacent
+    parts with equal moves become one part.
 
     Programs for thousands of threads cut a message into more parts than their algorithm needs. The
     comparison ignores channels. A joined part gets the channels of its first part. Returns a
@@ -103,7 +103,8 @@ def coarsen(schedule: Schedule) -> Schedule:
     smaller = Collective(
         op=collective.op, ranks=collective.ranks, parts=parts // factor, root=collective.root
     )
-    # A chunk is piece * parts + part. The factor divides both the number of parts and the part.
+    # The number of a chunk is piece * parts + part. `factor` divides both `parts` and the part
+    # numbers of the kept moves.
     kept = (
         m._replace(src_chunk=m.src_chunk // factor, dst_chunk=m.dst_chunk // factor)
         for part in by_part[::factor]
@@ -113,7 +114,9 @@ def coarsen(schedule: Schedule) -> Schedule:
 
 
 def _keep_parts(moves: list[Move], collective: Collective) -> bool:
-    """Returns True if no move takes a part to the location of another part."""
+    """Returns True if every move goes to a location with the same part number, and no move uses
+    scratch.
+    """
     inside = range(collective.num_chunks)
     return all(
         m.src_chunk in inside
@@ -124,8 +127,8 @@ def _keep_parts(moves: list[Move], collective: Collective) -> bool:
 
 
 def _joinable_parts(by_part: list[list[Move]]) -> int:
-    """Returns the largest group size, a divisor of the number of parts, with which the adjacent
-    parts of each group have equal moves.
+    """Returns the largest number of adjacent parts that can be joined into one part, because their
+    moves are equal. This number divides the number of parts.
     """
     parts = len(by_part)
     routes = [

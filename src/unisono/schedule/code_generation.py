@@ -37,7 +37,7 @@ def emit(
     borders = staging.starts[ranks.start : ranks.stop + 1] - first
     edges = np.concatenate(([0], ends))[borders] + np.arange(
         len(borders)
-    )  # plus the final post of each earlier rank
+    )  # each earlier rank also has a final post
     head = ends - (closing > 0) - args - 1 + flow.rank[value] - ranks.start
     table = np.zeros(edges[-1], ROW)
     last = max(len(flow.moves.rounds) - 1, 0)
@@ -136,8 +136,8 @@ class _Reads:
 
 
 def _waits(flow: Dataflow, staging: Staging, reads: _Reads, value: Numbers, stages: int) -> Numbers:
-    """Returns the reads that need a wait. The post of such a read is later than all posts of the
-    peer that the rank has already waited for.
+    """Returns the reads before which the rank must wait for a post of a peer. This post is later
+    than all posts of the peer for which the rank has already waited.
     """
     remote = np.flatnonzero(reads.remote)
     peer, need = flow.rank[reads.operand[remote]], staging.post[reads.operand[remote]]

@@ -113,7 +113,7 @@ class Collective:
         return rank == chunk // self.parts
 
     def summands(self, rank: int) -> range:
-        """Returns the ranks whose contributions the rank's output combines. Valid only for
+        """Returns the ranks whose contributions are combined in the rank's output. Valid only for
         operations that reduce.
         """
         if self.op is Op.SCAN:
@@ -121,7 +121,7 @@ class Collective:
         return range(rank if self.op is Op.EXSCAN else self.ranks)
 
     def contributors(self, rank: int, chunk: int) -> frozenset[int]:
-        """Returns the ranks whose contributions the chunk must contain in this rank's output."""
+        """Returns the ranks whose contributions must be in this chunk of the rank's output."""
         if self.op.reduces:
             return frozenset(self.summands(rank))
         if self.op in (Op.BROADCAST, Op.SCATTER):

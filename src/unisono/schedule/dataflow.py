@@ -115,8 +115,8 @@ def _live_folds(
 def folds_in_rank_order(schedule: Schedule) -> bool:
     """Returns true if every result is one left-to-right fold of the contributions in rank order.
 
-    All such schedules give the same bits for each element, for any arithmetic. Schedules without
-    reductions always return true. Raises `ScheduleError` for a wrong schedule.
+    All such schedules give bit-identical results, for any reduction and data type. Schedules
+    without reductions always return true. Raises `ScheduleError` for a wrong schedule.
 
     >>> from unisono import algorithms
     >>> folds_in_rank_order(algorithms.build("all_reduce", "direct", ranks=4))
@@ -145,7 +145,7 @@ def _replay(
         dst, number = moves.dst[where], numbers[where]
         source = held[moves.src[where]]
         own[where] = held[dst]
-        held[dst[::-1]] = number[::-1]  # of several moves to one place, the first remains
+        held[dst[::-1]] = number[::-1]  # if several moves write one place, the first is kept
         made[where] = held[dst]
         read[where] = source
         chunk[number] = chunk[source]

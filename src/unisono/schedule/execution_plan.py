@@ -1,7 +1,7 @@
 """Execution plan: the sequence of records of one rank, which the executors interpret once per
 block.
 
-`csrc/execution/plan.h` defines the same layout of readers.
+The layout of readers is also defined in `csrc/execution/plan.h`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ READER_BYTES = _READER.size
 
 
 class Reader(NamedTuple):
-    """A reader of a slot: another rank `rank` reads the plan's slot `slot` after the plan's post
-    `post`.
+    """Another rank that reads a slot of the plan's rank. Rank `rank` reads slot `slot` after post
+    `post` of this plan.
     """
 
     post: int

@@ -37,7 +37,7 @@ class RankPlan:
     - `slots`: the number of staging slots of each rank.
     - `uniform`: true if some rank needs pieces of the same length.
     - `in_place`: true if the input and output of every rank may be the same memory.
-    - `in_rank_order`: the value of `Dataflow.in_rank_order`.
+    - `in_rank_order`: true if every result is reduced in rank order (see `Dataflow`).
     """
 
     plan: ExecutionPlan
@@ -67,7 +67,8 @@ def lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[Execution
 
 
 def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) -> RankPlan:
-    """Returns the same plan as `lower(schedule, shares_memory=shares_memory)[rank]`, but faster.
+    """Returns the same plan as `lower(schedule, shares_memory=shares_memory)[rank]`. This function
+    is faster than `lower`, because it generates the records of one rank only.
 
     Raises the same errors as `lower`.
 

@@ -81,7 +81,7 @@ class _Chunks:
         if moved.min() < 0:
             self._refuse(src[np.argmin(moved)], number, "is read while empty")
         index = np.arange(len(dst))
-        writer[dst] = index  # of several moves to one place, the last remains
+        writer[dst] = index  # if several moves write one place, the last is kept
         self._check_local(number, src[moves.local[where]], dst)
         repeated = np.flatnonzero(writer[dst] != index)
         if len(repeated):
@@ -115,7 +115,7 @@ class _Chunks:
             self._refuse(wanted[i], _last(self.moves), f"{what} at the end")
 
     def _check_local(self, number: int, read: Numbers, dst: Numbers) -> None:
-        last = self._writer[read]  # a stale entry if this round does not write the place
+        last = self._writer[read]  # an old entry if the place is not written in this round
         written = (last < len(dst)) & (dst[np.minimum(last, len(dst) - 1)] == read)
         if written.any():
             what = "is read by its own rank and written in the same round"
@@ -200,8 +200,8 @@ class _Contributions:
         return np.bitwise_or(own, moved, out=own)
 
     def _fold(self, number: int, src: Numbers, dst: Numbers, reduce: NDArray[np.bool_]) -> None:
-        """Replays a round in which several moves write one place, with one operand per place at a
-        time.
+        """Replays a round in which several moves write the same place. Each pass adds at most one
+        operand to each place.
         """
         order = np.argsort(dst, kind="stable")
         ordered = dst[order]

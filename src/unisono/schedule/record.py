@@ -1,7 +1,7 @@
 """Records, which are the instructions of an execution plan, and their storage as columns of
 numbers.
 
-`csrc/execution/plan.h` defines the same layout of records and references.
+The layout of records and references is also defined in `csrc/execution/plan.h`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class Flag(IntFlag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """A reference: a part of a piece (IN, OUT), a staging slot of any rank (SLOT), private memory
-    (TMP), or another rank's memory whose address is in its slot `index` (SHARED).
+    """A reference to a part of a piece (IN, OUT), to a staging slot of any rank (SLOT), to private
+    memory (TMP), or to memory of another rank that is read in place (SHARED). For SHARED, slot
+    `index` of the other rank contains the address.
     """
 
     space: Space = Space.IN
@@ -86,7 +87,8 @@ class Ref:
 
 
 def words(space: Space, rank: Any, index: Any, part: Any = 0) -> Any:
-    """Encodes references as 64-bit integers, equal to their eight bytes.
+    """Encodes references as 64-bit integers, whose eight little-endian bytes are the result of
+    `Ref.pack`.
 
     >>> Ref.of(words(Space.TMP, np.array([1, 2]), 5)[1].item())
     Ref(space=<Space.TMP: 3>, rank=2, index=5, part=0)
@@ -99,7 +101,7 @@ NO_REF = Ref()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One instruction.
+    """One instruction of an execution plan.
 
     - COPY: copies `src` to `dst`, and to `dst2` with HAS_DST2.
     - REDUCE: folds the `src` of the `nsrc` following ARG records, from left to right, into `dst`
@@ -151,7 +153,7 @@ class Records(Sequence[Record]):
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Records:
-        """Returns the records as rows."""
+        """Converts records to rows of numbers."""
         if isinstance(records, Records):
             return records
         return cls(np.frombuffer(b"".join(record.pack() for record in records), ROW))

@@ -58,13 +58,11 @@ class _ReplayedRank:
     inputs: dict[int, Content] = field(default_factory=dict)
     results: dict[int, Content] = field(default_factory=dict)
     aliased_inputs: dict[int, int] = field(default_factory=dict)
-    """Input at the address of each output in an in-place call."""
+    """The input that has the same address as each output, in an in-place call."""
     memory: dict[int, dict[int, Content]] = field(default_factory=dict)
-    """Content of the memory of each reference, for each block."""
+    """Content of the memory to which each reference points, in each block."""
     shared_slots: dict[int, dict[int, _Slot]] = field(default_factory=dict)
-    """Slots that hold an address, for each block and each reference of the memory at this
-    address.
-    """
+    """Slots that hold the address of memory, by block and by the reference to this memory."""
     posted: list[int] = field(default_factory=list)
     post_clocks: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -96,7 +94,8 @@ def check_plans(
 
 
 def lead_of(round_: int, rounds: int, lead: int) -> int:
-    """Returns the number of blocks by which a round runs ahead of the last round.
+    """Returns the lead of a round: the number of blocks by which the executor runs this round ahead
+    of the schedule's last round.
 
     >>> [lead_of(r, 6, 2) for r in range(6)]
     [2, 2, 1, 1, 0, 0]
@@ -169,7 +168,7 @@ class _Replay:
     def _run(self, rank: _ReplayedRank, row: Row) -> bool:
         code, value = row[0], rank.step * self.stages + row[4]
         rank.clock[rank.plan.rank] += 1
-        if code == _WAIT:  # the peer makes this post `earlier` steps before
+        if code == _WAIT:  # the peer posts `earlier` steps before this rank waits
             earlier = self.leads[row[6]] - self.leads[row[5]]
             return self._join(rank, row[2], value - earlier * self.stages)
         if code == _POST:
@@ -179,8 +178,8 @@ class _Replay:
         return True
 
     def _enter(self, rank: _ReplayedRank) -> bool:
-        """Enters a block, if all ranks have finished the block whose slots the new block reuses.
-        The reused block is `depth` blocks earlier. Returns false otherwise.
+        """Enters a block if all other ranks have finished an older block whose slots are reused.
+        The older block is `depth` blocks earlier. Returns false if the rank cannot enter.
         """
         if rank.plan.num_slots == 0 or rank.block < self.depth:
             return True
@@ -189,15 +188,15 @@ class _Replay:
         return all(self._join(rank, peer, need) for peer in others)
 
     def _join(self, rank: _ReplayedRank, peer: int, need: int) -> bool:
-        """Merges the clock of the peer's first post with a number of at least `need`. Returns false
-        if the peer has not made such a post.
+        """Merges a clock of the peer into the rank's clock: the clock of the peer's first post
+        whose number is at least `need`. Returns false if the peer has not made such a post.
         """
         other = self.ranks[peer]
         at = bisect_left(other.posted, need)
         if at == len(other.posted):
             return False
         theirs = other.post_clocks[at]
-        if rank.clock[peer] < theirs[peer]:  # otherwise the rank knows all this through other ranks
+        if rank.clock[peer] < theirs[peer]:  # otherwise the clock already includes this post
             rank.clock = list(map(max, rank.clock, theirs))
         return True
 
@@ -303,7 +302,7 @@ class _Replay:
         shared_slot = shared_slots.get(ref)
         if shared_slot is None and ref in rank.aliased_inputs:
             shared_slot = shared_slots.get(rank.aliased_inputs[ref])
-            if shared_slot is None or shared_slot.content == content:  # the content does not change
+            if shared_slot is None or shared_slot.content == content:  # equal content does no harm
                 return
             readers = (r.rank for r in rank.plan.readers if r.slot == shared_slot.index)
             if all(shared_slot.reads.get(r, rank.clock[r] + 1) <= rank.clock[r] for r in readers):

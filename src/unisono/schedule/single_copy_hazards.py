@@ -1,5 +1,5 @@
-"""Analysis of single copy, which finds the ranks that may overwrite their own input in the same
-block.
+"""Analysis of single copy (reads of another rank's memory in place), which finds the ranks that can
+safely overwrite their own input.
 
 Memory that other ranks read in place must not change before all readers have finished. Results
 never change. An input changes only if the output is in the same memory. In this case, the owner
@@ -55,8 +55,8 @@ def read_in_time(
     overwritten = first_written(flow, staging, written[steps])[in_place_outputs(flow, given)]
     owner, reader = flow.rank[given], flow.rank[into]
 
-    # Compare the reader's first post after its read with the reader's posts that the owner has
-    # waited for before its write.
+    # `needed` is the number of the reader's first post after its read. `known` is the number of the
+    # reader's last post for which the owner has waited before its write.
     posts = np.concatenate(([0], (staging.closing > 0).cumsum()))
     needed = posts[step_of[into]] - posts[staging.starts[reader]] + 1
     known = _waited(flow, staging, step_of, owner * ranks + reader, overwritten)

@@ -22,8 +22,8 @@ from unisono.schedule.dataflow import Dataflow
 class Staging:
     """Steps, slots and posts of all ranks.
 
-    Operand i of the flow goes into value `target[i]`. `remote[i]` is true if another rank reads the
-    operand.
+    Operand i of the data flow (see `Dataflow.operands`) is an operand of value `target[i]`.
+    `remote[i]` is true if another rank reads the operand.
 
     `steps` are the values that the ranks process, in order. The steps of rank r are `starts[r] :
     starts[r + 1]`. A step writes its value, unless the value is an input. For an input, `fills` is
@@ -69,7 +69,7 @@ def stage(flow: Dataflow) -> Staging:
     staged[flow.operands[remote]] = True
     fills = staged[steps] & ~copied_out
     filling = np.flatnonzero(fills)
-    before = filling.searchsorted(starts)  # number of slots of all earlier ranks
+    before = filling.searchsorted(starts)  # total number of slots of all lower ranks
     slot, post, posted = (np.full(numbers, -1), *np.zeros((2, numbers), np.int64))
     rounds = len(flow.moves.rounds)
     round_ = np.minimum(position // 2 % (rounds + 1), max(rounds - 1, 0))
@@ -99,9 +99,11 @@ def stage(flow: Dataflow) -> Staging:
 
 
 def _closing_steps(position: Numbers, filling: Numbers) -> Numbers:
-    """Returns the last step of each position whose steps fill slots."""
+    """Returns the steps that end with a post: the last step of each position (see `_steps`) at
+    which slots are filled.
+    """
     ends = np.concatenate((run_starts(position)[1:], [len(position)]))
-    full = ends.searchsorted(filling, "right")  # the positions that fill slots
+    full = ends.searchsorted(filling, "right")  # the position of each step that fills a slot
     found: Numbers = ends[full[run_starts(full)]] - 1
     return found
 
@@ -112,8 +114,8 @@ def _steps(
     """Returns the values of all steps, the position of each step, and a mask of the inputs that are
     copied to the output.
 
-    Steps with equal position run between two opportunities to post. Positions are in ascending
-    order.
+    Steps with equal position run one after another, without a post between them. Positions are in
+    ascending order.
     """
     ranks, rounds = flow.moves.places.schedule.collective.ranks, len(flow.moves.rounds) + 1
     position = flow.rank[flow.made] * rounds + flow.round[flow.made]

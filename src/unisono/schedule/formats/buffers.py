@@ -71,7 +71,7 @@ def operation_name(op: Op) -> str:
 
 
 def pieces(op: Op, ranks: int) -> int:
-    """Returns the number of pieces in the larger of a GPU's input and output.
+    """Returns the number of pieces of a GPU's input or output, whichever is larger.
 
     The number of chunks per loop in a file is this number times the number of parts of a piece.
     """
@@ -127,7 +127,7 @@ class Buffers:
         return self._outputs
 
     def size(self, rank: int, buffer: Buffer) -> int | None:
-        """Returns the number of chunks in a buffer of the caller, or None for scratch."""
+        """Returns the number of chunks of a GPU's input or output, or None for scratch."""
         if buffer is Buffer.SCRATCH:
             return None
         count = (

@@ -74,7 +74,8 @@ def _check_size(collective: Collective, rank: int, buffer: Buffer, chunks: int, 
     count = (
         collective.input_pieces(rank) if buffer is Buffer.INPUT else collective.output_pieces(rank)
     ) * collective.parts
-    # If the collective gives this rank no such buffer, the buffer is separate memory.
+    # If the rank has no input or output in this collective, the buffer is private memory of any
+    # size.
     if count and chunks > count:
         raise ScheduleError(
             f"{where} has {chunks} {buffer} chunks, but {collective.op} gives it {count}"
@@ -187,8 +188,8 @@ class _ProgramInterpreter:
             connection.messages.append((where, results, dict(thread.clock)))
 
     def _flag(self, thread: Thread[MscclStep], other: int, after: int) -> Clock | None:
-        """Returns the clock of the first flag at or after step `after`, or None before this
-        flag.
+        """Returns the clock of the first flag that threadblock `other` has set at or after step
+        `after`. Returns None if there is no such flag yet.
         """
         flags = self.flags[self.by_place[thread.gpu, other].number]
         return next((clock for at, clock in flags if at >= after), None)

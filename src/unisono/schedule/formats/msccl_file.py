@@ -81,8 +81,8 @@ class Gpu:
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """A whole MSCCL file. `chunks` is the number of chunks per loop, in the larger of input and
-    output.
+    """A whole MSCCL file. `chunks` is the number of chunks per loop of a GPU's input or output,
+    whichever is larger.
     """
 
     name: str

@@ -52,7 +52,7 @@ class BufferChunk(NamedTuple):
 
 
 class BufferChunks:
-    """Buffer chunks of all locations of all ranks."""
+    """The buffer chunk that stores each location of each rank."""
 
     def __init__(self, collective: Collective, scratch: int) -> None:
         self._ranks = [self._of(collective, scratch, rank) for rank in range(collective.ranks)]

@@ -37,12 +37,14 @@ class Range(NamedTuple):
     length: int
 
     def cells(self, at: int) -> list[Cell]:
-        """Returns cell `at` of the range, on all its GPUs."""
+        """Returns the cell at index `at` of the range, once for each GPU of the range."""
         return [Cell(gpu, self.buffer, self.start + at) for gpu in self.gpus]
 
 
 class MscclppChannel(NamedTuple):
-    """One end of a channel. `number` counts the channels of one kind from `gpu` to `peer`."""
+    """One end of a channel. `number` is the index of the channel among all channels of the same
+    kind from `gpu` to `peer`.
+    """
 
     kind: str
     gpu: int
@@ -71,8 +73,8 @@ class MscclppStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MscclppPlan:
-    """A whole MSCCL++ plan. `chunks` is the number of chunks in the larger of a GPU's input and
-    output.
+    """A whole MSCCL++ plan. `chunks` is the largest number of chunks in the input or output of any
+    GPU.
     """
 
     name: str
@@ -169,7 +171,9 @@ class Fields:
 
 
 def _flat(block: Fields) -> Iterator[Fields]:
-    """Yields the operations of a threadblock. The operations of a pipeline occur once."""
+    """Yields the operations of a threadblock. The operations of a pipeline are yielded once, not
+    once per iteration of the pipeline.
+    """
     for op in block.objects("ops"):
         if op.text("name") == "pipeline":
             yield from op.objects("ops")

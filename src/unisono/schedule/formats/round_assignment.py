@@ -3,8 +3,9 @@ allows.
 
 The conversion makes three passes over the values, in the order of their writes:
 
-- A received value with a single use, on its own GPU, is not stored. The user reads the sender's
-  memory directly. (The executor of Unisono stages the value anyway.)
+- A received value that is used only once, on the GPU that received it, is not stored. The operation
+  that uses the value reads the sender's memory directly. (The executor of Unisono stages the value
+  anyway.)
 - A chain of reductions into one cell becomes one reduction with many operands.
 - Each value is written in the earliest round in which its operands exist and no later reader needs
   the previous content of its location.
@@ -59,7 +60,9 @@ def _uses(values: list[Value]) -> Counter[Value]:
 
 
 def _forward(values: list[Value], outputs: Iterable[Value]) -> None:
-    """Replaces each received value that has only one local use by the value's remote source."""
+    """Replaces each received value that is used only once, on the receiving GPU, by the sender's
+    value.
+    """
     uses = _uses(values)
     uses.update(outputs)
     for user in values:
@@ -98,8 +101,8 @@ def _flatten(values: list[Value]) -> None:
 
 
 def _lasts(operand: Value, user: Value, later: Value) -> bool:
-    """Returns true if `later` can read this operand of `user`. A value of another GPU is staged if
-    needed.
+    """Returns true if the value `later` can still read an operand of the value `user`. An operand
+    of another GPU can always be copied to scratch in time.
     """
     if (
         operand.gpu != later.gpu
@@ -111,7 +114,9 @@ def _lasts(operand: Value, user: Value, later: Value) -> bool:
 
 
 class _Clash(Exception):
-    """The program reads an input after it wrote the output that shares the input's location."""
+    """Raised if the program reads an input after it has written the output that shares the input's
+    location.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -205,9 +210,7 @@ class _Plan:
         reduce: bool,
         channel: int,
     ) -> _Content:
-        """Writes a location in the first round that is not before `free` and in which all sources
-        exist.
-        """
+        """Writes a location in the first round from round `free` on in which all sources exist."""
         number = max(free, *(source.ready for source in sources))
         late = [
             s
@@ -236,7 +239,7 @@ class _Plan:
     def _read(self, source: _Content, rank: int, number: int) -> None:
         location = self.locations[source.rank, source.location]
         if location.content is not source:
-            return  # overwritten in this round or later; the caller checked this
+            return  # the caller has checked that no earlier round overwrites the source
         if source.rank == rank:
             location.read_here = max(location.read_here, number)
         else:

@@ -6,8 +6,8 @@ synchronisation orders events. Each thread has a vector clock. Messages, flags a
 clocks to other threads. In any order of the threads, a read must follow the write of its value, and
 a write must follow all earlier reads and writes of its cell. Otherwise the program has a race.
 
-The result is a list of the written values, in an order that every race-free run respects. `rounds`
-reads this list.
+The result is a list of the written values, in an order that every race-free run respects.
+`round_assignment` reads this list.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Thread(Generic[S]):
     clock: Clock = field(default_factory=dict)
 
     def learn(self, clock: Clock) -> None:
-        """Orders the events of `clock` before the next step of this thread."""
+        """Records that all events of `clock` precede the next step of this thread."""
         mine = self.clock
         for thread, steps in clock.items():
             if mine.get(thread, 0) < steps:
