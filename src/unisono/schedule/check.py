@@ -1,7 +1,7 @@
 """Proof that a schedule performs its collective, and that its execution plans can run.
 
-The plans of `lower` never deadlock and never race, if each rank has slots for any number d >= 1 of
-blocks. The proof orders all posts by (block, round, half). In the first half of a round, a rank
+The plans of `lower` never deadlock and never race, for every number d >= 1 of blocks that the slots
+can hold. The proof orders all posts by (block, round, half). In the first half of a round, a rank
 posts the inputs that it sends. In the second half, the rank posts the values that it has received.
 
 1. A value that a round reads is an input or the result of an earlier round. The owner posts an

@@ -7,7 +7,7 @@ import numpy as np
 from unisono.topology import Floats, Ints, Topology, middle
 from unisono.types import Op
 
-# Four amounts of data that an operation on n ranks must move, as fractions of N: the total that all
+# Four amounts of data that an operation on n ranks must move, in multiples of N: the total that all
 # ranks send, the most that one rank sends, the most that one rank receives, and the amount that
 # crosses the bisection in one direction. Each element of a reduction is sent n-1 times, wherever
 # the sum is computed.
@@ -51,8 +51,9 @@ def _rates(topology: Topology, ends: Ints) -> Floats:
 
 
 def _needs(op: Op, n: int, low: int) -> tuple[float, float, float, float]:
-    """Returns the total sent, the most sent by a rank, the most received by a rank, and the amount
-    that crosses the bisection. Data cross from a half of `low` ranks to the other half."""
+    """Returns four amounts in multiples of N: the total that is sent, the most that one rank sends,
+    the most that one rank receives, and the amount that crosses the bisection. These data cross
+    from the half with `low` ranks to the other half."""
     others, fewer = (n - 1) / n, min(low, n - low) / n
     return {
         Op.ALL_REDUCE: (2.0 * (n - 1), 1.0, 1.0, 1.0),

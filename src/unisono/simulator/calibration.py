@@ -91,8 +91,8 @@ def holdout(
 
 
 def worse_holdout(samples: Sequence[Sample], *, algorithm: str | None = None) -> Holdout | None:
-    """Returns the `holdout` of the half that has the larger mean error. A caller therefore cannot
-    choose the better half.
+    """Runs `holdout` for both halves of the sizes, and returns the result with the larger mean
+    error. A caller therefore cannot choose the better half.
 
     >>> times = [
     ...     Sample(op="all_reduce", ranks=4, nbytes=n, seconds=6e-6 + 1.5e-9 * n)

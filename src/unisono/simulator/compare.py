@@ -147,7 +147,8 @@ def build(
     routing = topology.routing
     whole = ranks is None or ranks == topology.num_ranks
     if levels is None and whole and isinstance(routing, Lattice) and len(routing.sizes) > 1:
-        # The last axis of a lattice varies fastest, but `levels` begin with the innermost group.
+        # Rank numbers vary fastest along the last axis of a lattice, but `levels` begin with the
+        # innermost group.
         levels = tuple(reversed(routing.sizes))
     return algorithms.build(op, name, ranks=ranks or topology.num_ranks, levels=levels)
 

@@ -28,7 +28,8 @@ class Order(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Times and rates of a rank itself. By default a rank costs no time; only links do.
+    """Times and rates of the rank itself, in addition to the times of links. By default, only links
+    take time.
 
     Raises `ValueError` for a negative time, and for a rate that is not positive.
 
@@ -104,10 +105,11 @@ class Conditions:
     seed: int = 0
     """Seed of the hash that chooses among equal paths."""
     messages: LinkModel | None = None
-    """A measured model of messages. The links of ranks get the model's rate; the rates of other
-    links change by the same factor. A message first waits for the delay that the model has for its
-    size, then occupies links for the rest of its time. The delay includes the latencies of links.
-    Bytes in results are the bytes that the occupied links could have carried."""
+    """A measured model of the time of a message. All links' bandwidths are multiplied by one
+    factor, so that the fastest link of any rank gets the model's bandwidth. A message first waits
+    for the delay that the model has for its size, then occupies links for the rest of its time. The
+    delay includes the latencies of links. Bytes in results are the bytes that the occupied links
+    could have carried."""
 
     def __post_init__(self) -> None:
         if self.paths < 1:

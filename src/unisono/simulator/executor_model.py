@@ -31,9 +31,9 @@ HEADER_BYTES = 80
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Executed:
-    """Tasks in columns, as `native.simulator_messages` returns them, but with sizes in bytes.
-    `needs` are the tasks that each task waits for. A negative number -1 - r means the gate of rank
-    r."""
+    """Tasks as columns, in the form of `native.simulator_messages`, but with sizes in bytes instead
+    of chunks. `needs` are the tasks that each task waits for. A negative number -1 - r means the
+    gate of rank r (the task that must end before the rank takes part)."""
 
     kind: NDArray[np.uint8]
     round: NDArray[np.int32]
@@ -73,7 +73,7 @@ class _Task:
 
 
 class _Log:
-    """All tasks, and the progress that each rank has sent to each other rank."""
+    """All tasks, and the progress that each rank has sent to every other rank."""
 
     def __init__(self) -> None:
         self.tasks: list[_Task] = []
@@ -120,7 +120,8 @@ class _Log:
 
 
 class _RankRun:
-    """Runs one rank's records from first to last. Attributes have the names of the C++ executor."""
+    """Runs one rank's records from first to last. The attributes have the same names as in the C++
+    executor."""
 
     def __init__(
         self, plan: ExecutionPlan, log: _Log, blocks: Blocks, lengths: list[float], gates: bool
@@ -137,8 +138,8 @@ class _RankRun:
         self.readers = sorted({reader.rank for reader in plan.readers})
         self.sources = sorted({row[1] for row in self.rows if row[0] == Code.WAIT})
         self.seen: dict[int, int] = defaultdict(int)
-        self.awaited: list[int] = []  # by block: the progress that its readers must acknowledge
-        self.unacknowledged: list[tuple[int, int]] = []  # (peer, block read from peer)
+        self.awaited: list[int] = []  # the progress that the readers of each block must acknowledge
+        self.unacknowledged: list[tuple[int, int]] = []  # (peer, block that was read from the peer)
         self.now = self._join([-1 - plan.rank] if gates else [])
 
     def _readers(self) -> dict[int, list[int]]:
@@ -148,7 +149,7 @@ class _RankRun:
         return found
 
     def run(self) -> None:
-        """Runs all blocks."""
+        """Adds the tasks of all blocks to the log."""
         for step in range(len(self.lengths) + self.lead):
             if self.plan.num_slots and self.depth <= step < len(self.lengths):
                 for reader in self.readers:

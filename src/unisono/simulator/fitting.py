@@ -1,5 +1,5 @@
-"""Fits a piecewise linear function of the size to measured times, with few lines and robust to
-outliers."""
+"""Fits measured times by a piecewise linear function of the size. The fit has few lines and is
+robust to outliers."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def fit(nbytes: Floats, seconds: Floats, noise: Floats | float = _NOISE) -> tupl
 
 
 def _knots(x: Floats, y: Floats, noise: Floats) -> Ints:
-    """Returns the indices of the sizes at which lines end. They minimise the sum of errors and of a
-    fixed cost per line."""
+    """Returns the indices of the sizes at which lines end. These sizes minimise the sum of the
+    errors plus a fixed cost per line."""
     last, price = len(x) - 1, np.log(len(x))
     best, back = np.full(len(x), np.inf), np.zeros(len(x), np.int64)
     best[0] = 0.0
@@ -85,8 +85,9 @@ def _drop_knots(knots: Floats, x: Floats, y: Floats, noise: Floats, price: float
 
 
 def _through(knots: Floats, x: Floats, y: Floats, noise: Floats) -> Floats:
-    """Returns times at the knots. The lines between them minimise the squares of relative errors
-    over noise, with repeated Huber weights."""
+    """Returns the fitted time at each knot. The lines between the knots minimise the sum of the
+    squares of (relative error / noise). Huber weights, which are updated in each iteration, reduce
+    the influence of outliers."""
     basis = np.stack([np.interp(x, knots, row) for row in np.eye(len(knots))], axis=1)
     scaled = basis / (y * noise)[:, None]
     goal = 1 / noise

@@ -23,10 +23,10 @@ from unisono.topology import Floats, Ints, Ragged, ints, starts_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trees:
-    """Messages that consist of several transfers. `group` is the number of each transfer's message.
-    Each message has a number of `chunks`; `joined` is true for a tree. Each tree has the resources
-    that it uses, the number of `streams` on each resource, a source, and the latency of its longest
-    path.
+    """Messages of a schedule, each of which combines one or more transfers. `group` contains, for
+    each transfer, the number of its message. Each message has a number of `chunks`; `joined` is
+    true for a tree. Each tree has the resources that it uses, the number of `streams` on each
+    resource, a source, and the latency of its longest path.
     """
 
     group: NDArray[np.int32]
@@ -59,7 +59,7 @@ def trees_of(job: Job, network: NetworkPaths) -> Trees | None:
     rows = np.flatnonzero(joined[group])
     link, owner, latency = _routes_of(network, src[rows], dst[rows], ints(t.channel[rows]))
     owner = rows[owner]
-    number = np.cumsum(joined) - 1  # index of each tree among the trees
+    number = np.cumsum(joined) - 1  # number of each message among the trees, if it is a tree
     longest = np.zeros(int(joined.sum()))
     np.maximum.at(longest, number[group[rows]], latency)
     tree, resource, streams = _streams(network, number[group[owner]], link, src[owner], dst[owner])

@@ -10,15 +10,16 @@ from unisono.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """Block size, lead and depth of the executor; see `docs/hosts.md` and
-    `csrc/execution/executor.h`."""
+    """Parameters of the executor's blocks: their size, the lead of early rounds, and the number of
+    blocks with slots. See `docs/hosts.md` and `csrc/execution/executor.h`."""
 
     block_bytes: float
     """Bytes of each chunk in one block."""
     lead: int = 2
-    """Number of blocks by which the first round runs ahead of the last round."""
+    """Number of blocks by which the executor runs the first round of the schedule ahead of the last
+    round."""
     depth: int = 4
-    """Number of blocks for which a rank has slots."""
+    """Number of blocks for which a rank has staging slots at the same time."""
 
     def __post_init__(self) -> None:
         if not 0 < self.block_bytes < inf or self.depth < 1 or self.lead < 0:
@@ -50,8 +51,8 @@ class Job:
     start_s: float = 0.0
     """Earliest time in seconds at which a rank takes part."""
     first_round: int = 0
-    """Number that is added to the job's rounds for `Order.STREAMS`, to order the rounds of all
-    jobs."""
+    """Number that is added to the job's round numbers, so that `Order.STREAMS` can order the
+    messages of several jobs."""
     blocks: Blocks | None = None
     """Blocks in which the executor runs the job on different hosts. With None, the job has no
     blocks, and a message leaves when its values are available."""

@@ -33,7 +33,7 @@ class Limits:
 
 def fastest_first(op: Op | str, names: Sequence[str], ranks: int) -> dict[str, int]:
     """Returns the expected number of transfers of each algorithm, ordered by expected simulation
-    time. A simulation is fast if it has few transfers and few of them run at once."""
+    time. A simulation is fast if the schedule has few transfers, and few transfers per round."""
     found = {name: expected_transfers(op, name, ranks) for name in names}
 
     def work(name: str) -> float:

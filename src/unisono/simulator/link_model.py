@@ -75,7 +75,7 @@ class LinkModel:
 
     @property
     def bandwidth_Bps(self) -> float:
-        """Bandwidth of large messages."""
+        """Bandwidth of the largest messages (the last regime), in bytes per second."""
         return 1.0 / self.regimes[-1].byte_s
 
     @property
@@ -86,22 +86,23 @@ class LinkModel:
         return np.maximum(self._column("alpha_s"), 0.0)
 
     def load(self, nbytes: Floats) -> Floats:
-        """Returns the time without the delay, as the bytes that a link of `bandwidth_Bps` carries
-        in this time."""
+        """Returns the bytes that a link of `bandwidth_Bps` carries in the time of each message,
+        without the message's delay."""
         left = self.at(nbytes) - self.delays_s[self.regime_of(nbytes)]
         return np.maximum(left, 0.0) * self.bandwidth_Bps
 
     def lightest(self, nbytes: float) -> float:
         """Returns the smallest ratio of `load` to size among messages of up to `nbytes`. The ratio
-        is below 1 if small messages have a higher rate than large messages, as in caches."""
+        is below 1 if small messages have a higher rate than large messages, for example because
+        small messages fit into a cache."""
         line = [regime for regime in self.regimes if regime.least <= nbytes]
         parts = [r.byte_s + min(r.alpha_s, 0.0) / max(r.least, 1.0) for r in line]
         return max(0.0, min(parts)) * self.bandwidth_Bps
 
     def network(self, topology: Topology) -> Topology:
-        """Returns a network with the measured rate. The links of ranks get the model's rate; the
-        rates of other links change by the same factor. Latencies become 0, because the model
-        contains them.
+        """Returns a network with the measured bandwidth. All links' bandwidths are multiplied by
+        one factor, so that the fastest link of any rank gets the model's bandwidth. Latencies
+        become 0, because the model contains them.
 
         >>> from unisono import topology
         >>> line = Regime(least=0, alpha_s=1e-6, byte_s=1e-9)
@@ -139,8 +140,8 @@ class LinkModel:
 
 
 def message(op: Op | str, algorithm: str, ranks: int) -> tuple[int, float]:
-    """Returns an algorithm's number of rounds, and the fraction of N that the busiest rank sends
-    per round."""
+    """Returns an algorithm's number of rounds, and the fraction of the operation's bytes that the
+    busiest rank sends per round."""
     found = cost(op, algorithm, ranks=ranks)
     rounds = max(1, found.rounds)
     return rounds, float(found.bytes_sent) / rounds

@@ -20,8 +20,8 @@ _WHOLE_SPREAD = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measured time: the seconds of an operation. `nbytes` is the size of a rank's larger
-    buffer."""
+    """One measured time: the seconds of an operation. `nbytes` is the size of a rank's input or
+    output buffer, whichever is larger."""
 
     op: str
     ranks: int

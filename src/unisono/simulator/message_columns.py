@@ -43,7 +43,8 @@ def message_columns(
 def reductions_in_switches(
     trees: Trees, kind: NDArray[np.uint8], needs: NDArray[np.int32], starts: Ints
 ) -> Ints:
-    """Returns the reductions that the switches of the trees perform."""
+    """Returns the row numbers of the reductions that switches perform, because their messages
+    belong to trees."""
     reductions = np.flatnonzero(kind == TaskKind.REDUCTION)
     message = (np.cumsum(kind == TaskKind.MESSAGE) - 1)[needs[starts[reductions]]]
     found: Ints = reductions[trees.joined[message]]

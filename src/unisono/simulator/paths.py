@@ -119,7 +119,8 @@ class NetworkPaths:
 
 
 def _merge_rows(parts: list[tuple[Ints, Ragged]], total: int) -> Ragged:
-    """Merges lists from several parts. Each part has lists and their row numbers in the result."""
+    """Merges several collections of lists into one collection. Each collection comes with the row
+    numbers that its lists have in the result."""
     counts = np.zeros(total, np.int64)
     for rows, (_, starts) in parts:
         counts[rows] = np.diff(starts)
@@ -144,7 +145,7 @@ def _spread(each: list[Ragged]) -> tuple[Ragged, Floats]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Paths:
-    """Paths in columns, as the engine takes them; see `csrc/simulator/event_loop.h`."""
+    """Paths as columns, in the form that the engine expects; see `csrc/simulator/event_loop.h`."""
 
     values: NDArray[np.int32]
     starts: Ints
@@ -283,7 +284,7 @@ class PathBuilder:
 
 
 def _sums(values: Floats, starts: Ints) -> Floats:
-    """Returns the sum of each list. The sums of equal lists are equal to the last bit."""
+    """Returns the sum of each list. Equal lists have bit-identical sums."""
     count = len(starts) - 1
     owner = np.repeat(np.arange(count), np.diff(starts))
     return np.bincount(owner, values, minlength=count).astype(np.float64)

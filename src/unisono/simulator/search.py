@@ -1,4 +1,4 @@
-"""Searches the fastest algorithm, channel count and rank order of an operation on a network."""
+"""Searches for the fastest algorithm, channel count and rank order of an operation on a network."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class SearchResult:
 @dataclass(slots=True)
 class Search:
     """Results of a search: the best combination of each algorithm, the fastest first. `simulated`
-    is the number of simulations, `pruned` the number of combinations whose bytes alone take too
-    long, and `late` the number of combinations that the time budget excluded."""
+    is the number of simulations. `pruned` is the number of combinations that were not simulated,
+    because sending their bytes alone takes longer than the best time so far. `late` is the number
+    of combinations that the time budget excluded."""
 
     found: list[SearchResult] = field(default_factory=list)
     simulated: int = 0
@@ -69,9 +70,9 @@ def search(
     budget_s: float = 60.0,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> Search:
-    """Searches the fastest combination of algorithm, channel count and rank order by simulation.
-    Tries algorithms with channel counts, then rank orders of the three fastest combinations, then
-    exchanges of two ranks in the best order.
+    """Searches for the fastest combination of algorithm, channel count and rank order by
+    simulation. Tries algorithms with channel counts, then rank orders of the three fastest
+    combinations, then exchanges of two ranks in the best order.
 
     The cost model determines the order of trials and excludes algorithms that cannot win. An
     algorithm cannot win if the bytes of its busiest rank need more than the best time so far. No
@@ -132,8 +133,8 @@ class _Run:
     def _candidates(
         self, names: Sequence[str], channels: Sequence[int]
     ) -> Iterator[tuple[str, str, float]]:
-        """Yields (algorithm, name with channel count, seconds of the bytes alone), the best
-        predicted first."""
+        """Yields (algorithm, name with channel count, seconds that sending the bytes takes without
+        latencies), ordered by predicted time."""
         ranks = self.topology.num_ranks
         ranked: list[tuple[float, int, str, str, float]] = []
         for base in names:
@@ -215,7 +216,8 @@ def _in_channels(name: str, count: int) -> str:
 
 
 def _orders(topology: Topology) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields names and rank orders that differ from each other and from the plain numbering."""
+    """Yields the name and the rank order of each order to try, without duplicates and without the
+    order 0, 1, 2, and so on."""
     ranks = topology.num_ranks
     plain = tuple(range(ranks))
     seen = {plain}

@@ -106,7 +106,8 @@ def _jobs(what: Schedule | Sequence[Job | Compute], nbytes: float | None) -> lis
 
 
 def _in_order(jobs: Sequence[Job | Compute]) -> list[int]:
-    """Returns the numbers of the jobs, ordered so that each job follows the jobs of its `after`."""
+    """Returns the numbers of the jobs, ordered so that each job comes after the jobs that its
+    `after` names."""
     numbers: dict[str, int] = {}
     for number, job in enumerate(jobs):
         if job.name and job.name in numbers:
@@ -198,7 +199,8 @@ def _engine(paths: PathBuilder, tasks: Tasks, capacity: Floats, bins: int) -> Si
 
 
 def _by_link(network: NetworkPaths, values: NDArray[Any]) -> NDArray[Any]:
-    """Returns the values of the intact network's links from the values of all resources."""
+    """Returns a value for each link of the intact network, from the values of all resources. Failed
+    links get 0."""
     found = np.zeros((len(network.original.links), *values.shape[1:]), values.dtype)
     found[network.links] = values[: network.num_links]
     return found

@@ -22,8 +22,8 @@ from unisono.topology import Floats, Ints, distinct, ints, starts_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tasks:
-    """Tasks in columns, as the engine takes them; see `csrc/simulator/event_loop.h`. `job`, `kind`
-    and the fields after `kind` are only for `Steps`."""
+    """Tasks as columns, in the form that the engine expects; see `csrc/simulator/event_loop.h`.
+    `job`, `kind` and the fields after `kind` are only for `Steps`."""
 
     path: NDArray[np.int32]
     bytes: Floats
@@ -64,7 +64,7 @@ class TaskBuilder:
             )
 
     def add(self, number: int) -> None:
-        """Adds the tasks of one job. The jobs of its `after` must already be added."""
+        """Adds the tasks of one job. The jobs that its `after` names must already be added."""
         job = self.jobs[number]
         gates = self._gates(number, job)
         if isinstance(job, Compute):
