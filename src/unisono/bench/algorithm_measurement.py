@@ -27,8 +27,8 @@ than all measurements; `unisono check` verifies them."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementLength:
     """Length of a measurement: `rounds` rounds of all algorithms, which take about `budget_s`
-    seconds in total. An algorithm is dropped if its first trial takes over `drop` times as long as
-    the fastest."""
+    seconds in total. An algorithm is dropped if its first trial takes more than `drop` times as
+    long as the fastest first trial."""
 
     rounds: int = 5
     budget_s: float = 0.5

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-_STRIDE = 64 // 8  # int64 values of one cache line
+_STRIDE = 64 // 8  # number of int64 values in a cache line of 64 bytes
 
 
 class StartLine:
@@ -32,7 +32,8 @@ class StartLine:
         path.write_bytes(bytes(ranks * _STRIDE * 8))
 
     def wait(self, timeout_s: float = 60.0) -> None:
-        """Waits until all ranks have called this function. Raises TimeoutError."""
+        """Waits until all ranks have called this function. Raises TimeoutError if this takes more
+        than `timeout_s`."""
         self._round += 1
         self._counts[self._rank] = self._round
         deadline_s = time.monotonic() + timeout_s

@@ -30,7 +30,8 @@ class Operation:
     """True if messages are sent between ranks 0 and 1, 2 and 3, and so on, by all pairs at the same
     time."""
     bus_numerator: int = 1
-    """Numerator of the bus factor, which is numerator x (n-1)/n if `bus_scales`, otherwise 1."""
+    """Numerator of the bus factor. The bus factor is numerator x (n-1)/n on n ranks if `bus_scales`
+    is true. Otherwise it is 1."""
     bus_scales: bool = True
 
     def bus_factor(self, ranks: int) -> float:
@@ -109,8 +110,8 @@ def reductions_of(dtype: str, op: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One case to measure. `nbytes` is the requested size; `size_bytes` is the size that fits the
-    pieces.
+    """One case to measure. `nbytes` is the requested size. `size_bytes` is the size that is
+    measured, at which each piece has a whole number of elements.
 
     The size is the size of a rank's larger buffer, as in nccl-tests: of the output of all_gather,
     the input of reduce_scatter, or either buffer of all_to_all.
@@ -159,7 +160,7 @@ class Case:
 
     @property
     def pieces(self) -> int:
-        """Number of pieces of the larger buffer."""
+        """Number of pieces of the larger buffer: one per rank, or 1 if the buffer is not split."""
         return self.ranks if self.operation.x_split or self.operation.out_split else 1
 
     @property
@@ -174,8 +175,8 @@ class Case:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Number of elements of each piece of the larger buffer, ordered by rank if there is one
-        piece per rank."""
+        """Number of elements of each piece of the larger buffer. If the buffer has one piece per
+        rank, the numbers are ordered by rank."""
         count, n = self.count, self.pieces
         if not self.operation.uneven:
             return (count // n,) * n
@@ -183,8 +184,8 @@ class Case:
         return tuple(end - start for start, end in pairwise(ends))
 
     def lengths(self, rank: int) -> tuple[int, ...]:
-        """Returns the lengths of the pieces in a rank's split buffer. Each piece is for one rank or
-        from one rank.
+        """Returns the lengths of the pieces in a rank's split buffer. Each piece is sent to one
+        rank or received from one rank.
 
         In an all_to_all_v, the lengths are `shares`, rotated by the rank. Send and receive lengths
         are therefore equal, and the total is the same on all ranks.
@@ -193,7 +194,7 @@ class Case:
         return self.shares[rotation:] + self.shares[:rotation]
 
     def piece(self, rank: int) -> int:
-        """Returns the number of elements of a rank's buffer that is not split."""
+        """Returns the number of elements of a rank's buffer that is not split into pieces."""
         return self.shares[rank % self.pieces]
 
     @property
@@ -202,7 +203,7 @@ class Case:
 
     @property
     def outstanding(self) -> int:
-        """Number of messages of a rank that are outstanding at the same time.
+        """Number of messages of a rank that have begun and are not complete, at the same time.
 
         >>> [Case(op="stream", ranks=2, nbytes=n << 20).outstanding for n in (1, 4, 64)]
         [64, 32, 4]
@@ -214,8 +215,8 @@ class Case:
 
     @property
     def messages(self) -> int:
-        """Number of successive messages in a call, by which the time of the call is divided. A
-        ping_pong has one message in each direction."""
+        """Number of successive messages in a call. The time of a call is divided by this number to
+        get the time per message. A ping_pong has one message in each direction."""
         return 2 if self.op == "ping_pong" else self.outstanding
 
     def sends(self, rank: int) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""Placement of ranks on the hosts of a lab, and the time limit that the links impose."""
+"""Placement of ranks on the hosts of a lab, and two numbers that give the shortest possible time of
+an operation: the bytes of the busiest host, and the rate of the links."""
 
 from __future__ import annotations
 

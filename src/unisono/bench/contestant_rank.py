@@ -23,7 +23,8 @@ from unisono.errors import UnsupportedError
 
 
 class Worker:
-    """The state of a rank between commands: the driver of the library and the current case."""
+    """The state that a rank keeps from one command to the next: the driver of the library and the
+    current case."""
 
     def __init__(self, peer: Peer, start_line: StartLine) -> None:
         self._peer = peer
@@ -56,7 +57,7 @@ class Worker:
 
     def _choose(self, algorithm: str) -> Message:
         self._repeat = self._peer.choose(algorithm).repeat(self._case, self._x, self._out)
-        self._repeat(1)  # raises an error if the algorithm is not supported
+        self._repeat(1)  # raises an error now if the library does not support the algorithm
         return {}
 
     def _verify(self) -> Message:
@@ -116,7 +117,8 @@ def serve(channel: RankConnection, worker: Worker) -> None:
             reply = worker.answer(message)
         except UnsupportedError as error:
             reply = {"error": str(error)}
-        except Exception as error:  # any error of a library is the result of this contestant
+        except Exception as error:
+            # Any error of a library is reported as the result of this contestant.
             reply = {"error": f"{type(error).__name__}: {error}"}
         channel.send(reply)
 

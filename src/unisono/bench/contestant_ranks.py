@@ -104,7 +104,8 @@ class ContestantRanks:
         self._ask({"do": "bind", "case": case.to_dict()})
 
     def choose(self, algorithm: str) -> None:
-        """Selects the algorithm for the current case (only for Unisono)."""
+        """Selects the algorithm for the current case. Raises CaseError if the library cannot do
+        this; only Unisono's own communicator can."""
         self._ask({"do": "choose", "algorithm": algorithm})
 
     def verify(self) -> int:
@@ -112,8 +113,8 @@ class ContestantRanks:
         return sum(int(reply["wrong"]) for reply in self._ask({"do": "verify"}))
 
     def time_s(self, iterations: int) -> float:
-        """Returns the seconds per call of the slowest rank, the mean of `iterations` successive
-        calls."""
+        """Returns the seconds per call of the slowest rank, as the mean over `iterations`
+        successive calls."""
         replies = self._ask({"do": "time", "iterations": iterations})
         began_s = [float(reply["began_s"]) for reply in replies]
         self.late_s = tuple(time_s - min(began_s) for time_s in began_s)

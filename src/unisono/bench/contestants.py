@@ -159,7 +159,7 @@ def mpi_command(
         if ranks > usable_cores() and not options:
             words += [
                 "--oversubscribe"
-            ]  # only if necessary, because waiting ranks then yield their core
+            ]  # not always, because with this option waiting ranks yield their core
     return (*_with(environment), str(launcher), *words, *options, *program)
 
 

@@ -8,8 +8,8 @@ from unisono.communicator import Explanation
 
 
 def explain_choice(op: str, nbytes: int, ranks: int) -> Explanation:
-    """Returns the explanation of rank 0's communicator, with newly measured times. Raises
-    `UnsupportedError` for an unknown operation."""
+    """Returns rank 0's explanation of the chosen algorithm, with times that all ranks measure now.
+    Raises `UnsupportedError` for an unknown operation."""
     algorithms.names(op)  # raises an error for an unknown operation before a process starts
     answers: list[Explanation] = unisono.run(_explain_rank, ranks=ranks, args=(op, nbytes))
     return answers[0]

@@ -1,5 +1,5 @@
-"""The journal of `unisono tune`, from which a run can be resumed. The file has one line per
-measured cell."""
+"""The journal of `unisono tune`, from which a run can be resumed. After a head line, the file has
+one line per measured cell (an operation, a number of ranks and a size)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Journal:
                 cell = MeasuredCell(op=found["op"], ranks=found["ranks"], nbytes=found["nbytes"])
                 self.cells[cell] = {str(k): float(v) for k, v in found["times_s"].items()}
             except (KeyError, TypeError, ValueError, AttributeError):
-                if number <= len(rest):  # the last line may be incomplete
+                if number <= len(rest):  # ignore an incomplete last line
                     raise ValueError(
                         f"{self.path}: expected a measurement in line {number}"
                     ) from None

@@ -75,8 +75,8 @@ _FOLDS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Elements [offset, offset + count) of a buffer, which have the elements of a tile from `start`
-    on."""
+    """Elements [offset, offset + count) of a buffer. They repeat the elements of `tile`, beginning
+    with the tile's element `start`."""
 
     offset: int
     count: int
@@ -124,7 +124,7 @@ def count_wrong(case: Case, rank: int, x: Array, out: Array, call: Callable[[], 
 
 
 def _given(case: Case, rank: int, exchange: int, count: int) -> Iterator[Segment]:
-    """Yields the contents of a rank's x before a call."""
+    """Yields the segments that make up a rank's input x before a call."""
     if case.operation.paired:
         yield from _messages(case, rank, exchange)
     else:

@@ -120,7 +120,7 @@ def _run_file(comm: Communicator, file: str) -> str:
             call = bind(comm, case, x, out, algorithm=schedule)
             try:
                 wrong = count_wrong(case, comm.rank, x, out, call)
-            except UnsupportedError as error:  # raised on all ranks
+            except UnsupportedError as error:  # raised on all ranks, so no rank waits for another
                 return f"{dtype}, {nbytes} bytes: {error}"
             if wrong:
                 return f"{dtype}, {nbytes} bytes: {wrong} wrong elements on rank {comm.rank}"

@@ -48,8 +48,8 @@ class Row:
     measurements: tuple[Measurement, ...]
     probes_s: tuple[float, ...] = ()
     payload_Bps: float | None = None
-    """Payload rate of a link in bytes per second, measured directly after the row; only between
-    hosts."""
+    """Payload rate from host 0 to host 1 in bytes per second, over all rails, measured directly
+    after the row. None without a lab."""
     predicted_s: float | None = None
     """Seconds per call of Unisono that a link model predicts."""
 

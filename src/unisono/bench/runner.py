@@ -22,8 +22,8 @@ from unisono.communicator import estimate_call_s
 _MAX_ITERATIONS = 200_000
 _CALIBRATION_S = 2e-3
 _OVERHEAD = 1.4
-"""Ratio of the time of a row to the time of its timed calls. The rest is warm-up, calibration and
-verification."""
+"""Ratio of the time of a row to the time of its timed calls. The remaining time is warm-up,
+calibration and verification."""
 
 Observer = Callable[[str, float], None]
 """A function that is called with the current step, and with the fraction of the run that is done
@@ -118,7 +118,7 @@ def _start_all(
     skipped: dict[str, str] = {}
     for number, name in enumerate(names):
         if name == NETWORK:
-            continue  # needs no processes
+            continue  # the limit of the network is calculated without processes
         observe(f"starting {name}", 0.0)
         own_cluster = None if cluster is None else replace(cluster, port=cluster.port + number)
         world = ContestantRanks(Contestant(name=name), ranks, bind=bind, cluster=own_cluster)
@@ -131,8 +131,8 @@ def _start_all(
 
 
 def _with_limit(row: Row, cluster: Cluster) -> Row:
-    """Adds the limit of the links to a row, at their current rate, which is measured while all
-    ranks sleep."""
+    """Adds the shortest time that the links allow to a row. This time follows from the links'
+    current rate, which is measured while all ranks sleep."""
     payload_Bps = probe_payload_Bps(cluster.lab)
     limit_s = network_bytes(row.case, cluster.lab.hosts) / payload_Bps
     limit = Measurement(contestant=NETWORK, times_s=(limit_s,))

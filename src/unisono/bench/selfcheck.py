@@ -77,7 +77,8 @@ def run_checks(ranks: int) -> Checks:
     """Checks all operations on `ranks` new processes."""
     try:
         answers: list[_RankAnswer] = unisono.run(_check_rank, ranks=ranks, args=(ranks,))
-    except Exception as error:  # an error of the ranks is a result of the check
+    except Exception as error:
+        # If the ranks raise an error, the check reports it as its result.
         return Checks(ranks=ranks, facts=gather_facts(None), verdicts=(), error=str(error))
     verdicts = tuple(_merge(parts) for parts in zip(*(a.verdicts for a in answers), strict=True))
     readable = all(answer.reads_neighbour for answer in answers)

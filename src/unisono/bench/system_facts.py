@@ -24,8 +24,8 @@ class Fact:
 
 
 def gather_facts(reads_neighbour: bool | None) -> tuple[Fact, ...]:
-    """Returns facts of this machine. `reads_neighbour` is the ranks' result of `read_neighbour`, or
-    None."""
+    """Returns facts of this machine. `reads_neighbour` is True if `read_neighbour` returned True on
+    all ranks, and None if this is not known."""
     machine = describe_machine()
     probe_s = probe_core_latency_s()
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())

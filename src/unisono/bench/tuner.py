@@ -74,8 +74,8 @@ def default_algorithm(op: Op, nbytes: int, ranks: int) -> str:
 
 
 def candidates(op: Op, nbytes: int, ranks: int) -> list[str]:
-    """Returns the default algorithm, then algorithms that the cost model does not exclude, the
-    fastest predicted first."""
+    """Returns the default algorithm, then other algorithms with the shortest predicted times, the
+    fastest first. Algorithms with much longer predicted times than the fastest are left out."""
     default = default_algorithm(op, nbytes, ranks)
     names = [name for name in algorithms.names(op) if name != default]
     cores = usable_cores()

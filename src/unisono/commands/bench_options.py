@@ -16,7 +16,8 @@ from unisono.types import DType, Op, ReduceOp
 
 
 class Api(StrEnum):
-    """The interface of Unisono that is measured."""
+    """The interface of Unisono that is measured: its own communicator, or its backend for
+    torch.distributed."""
 
     NATIVE = "native"
     TORCH = "torch"

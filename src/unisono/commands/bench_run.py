@@ -69,7 +69,7 @@ class BenchRequest:
     json_path: str | None = None
     plot_path: Path | None = None
     models: tuple[LinkModel, ...] = ()
-    """Link models that predict our times; empty without predictions."""
+    """Link models that predict Unisono's times; empty if no predictions are requested."""
 
     def __post_init__(self) -> None:
         assert self.cases  # constructing the cases validates them
@@ -95,7 +95,7 @@ class BenchRequest:
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """Names of contestants, with ours first and the limit last."""
+        """Names of contestants, with Unisono first and the limit last."""
         limit = MEMORY if self.hosts is None else NETWORK
         return tuple(dict.fromkeys((self.ours, *self.against, limit)))
 

@@ -78,14 +78,14 @@ def _run_everywhere(made: Lab, command: list[str]) -> int:
         readers.append(reader)
     codes = [process.wait() for process in processes]
     for host in range(made.hosts):
-        made.kill(host)  # otherwise background processes keep the output open
+        made.kill(host)  # ends background processes, which would keep the output open
     for reader in readers:
         reader.join()
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
 def _forward_output(stream: IO[str], prefix: str) -> None:
-    with stream, suppress(BrokenPipeError):  # stop if standard output is closed
+    with stream, suppress(BrokenPipeError):  # stops if standard output is closed
         for line in stream:
             sys.stdout.write(prefix + line)
             sys.stdout.flush()

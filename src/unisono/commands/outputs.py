@@ -23,8 +23,8 @@ _Output = TypeVar("_Output", Path, str, None)
 
 
 def writable(path: _Output) -> _Output:
-    """Returns the path of an output file after a check; used as an option's callback. Creates
-    missing folders. Raises a usage error if the file cannot be written.
+    """Returns the path of an output file if the file can be written. Options use this function as a
+    callback. Creates missing folders. Raises a usage error if the file cannot be written.
 
     >>> writable("-")
     '-'

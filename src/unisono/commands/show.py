@@ -66,8 +66,8 @@ def _list_algorithms(options: ShowOptions) -> None:
 
 
 def _write_drawings(options: ShowOptions) -> tuple[ScheduleView, list[Path]]:
-    """Draws the schedule. Returns its view and the paths of the written files. Raises ValueError or
-    OSError."""
+    """Writes the requested drawings of the schedule. Returns the schedule's view (the data that are
+    drawn) and the paths of the files. Raises ValueError or OSError."""
     from unisono.bench import parse_size
     from unisono.show import view
 

@@ -112,8 +112,8 @@ def summary(
 
 
 def _contents(sources: Sequence[str], every: bool) -> list[bytes]:
-    """Returns the contents of timelines' files: of the given processes and files, or of all
-    jobs."""
+    """Returns the contents of the timelines of the given processes and files. With `every`, returns
+    the timelines of all jobs instead."""
     from unisono.timeline import RankDump, files_of, files_of_jobs, load_contents
 
     if bool(sources) == every:

@@ -119,7 +119,8 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _peers(found: list[int], ranks: int) -> str:
-    """Returns peers as text: `all` if they are all other ranks and more than one, else ranges."""
+    """Returns the numbers of peers as text: `all` if they are all other ranks (two or more), else
+    ranges of numbers."""
     return "all" if len(found) == ranks - 1 > 1 else ranges(found)
 
 
@@ -212,7 +213,7 @@ def _pattern_of_chunks(schedule: Schedule, transfers: Sequence[Transfer]) -> str
 
 
 def _offset(differences: Iterable[int], modulus: int) -> str | None:
-    """Returns `r`, `r+k` or `r-k` if all differences are equal modulo the number of ranks, else
+    """Returns `r`, `r+k` or `r-k` if all differences are equal to 0, k or -k modulo `modulus`, else
     None."""
     found = {difference % modulus for difference in differences}
     if len(found) != 1:

@@ -50,7 +50,7 @@ class Panels:
 
     @property
     def height(self) -> float:
-        """The height of a panel."""
+        """Height of a panel, in units of the SVG."""
         rows = 24 + self.cell_height * self.collective.ranks if self.view.wanted else 0
         return _TOP + _STAGE + rows
 

@@ -112,7 +112,8 @@ class _Picture:
             yield panel
 
     def _head(self, width: float) -> Iterator[str]:
-        """Yields the title, the summary, the facts, and the problem of the schedule."""
+        """Yields the title, the summary and the facts of the schedule, and the error if the
+        schedule is wrong."""
         view = self.view
         yield draw_text(0, 0, view.title, size=22, weight=650)
         for line in _wrap(view.summary, 13, width):

@@ -19,11 +19,11 @@ from unisono.show.placement import Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundView:
-    """One round: its transfers, their effect, and the number of chunks that are finished after the
-    round.
+    """One round: its transfers, their effect, and `done`, the number of locations that have their
+    final contents after the round.
 
-    `sent` and `links` count chunks that leave a rank, by rank and by link, without transfers within
-    a rank.
+    `sent` has the number of chunks that each rank sends to other ranks, and `links` the number of
+    chunks that each link carries. Transfers within a rank do not count.
     """
 
     number: int
@@ -72,8 +72,8 @@ class ScheduleView:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Facts as (name, value): number of rounds, size of a chunk, amounts of data of ranks and
-        links."""
+        """Facts as (name, value): the number of rounds, the size of a chunk, and the amounts of
+        data that ranks send and receive and that links carry."""
         ranks = range(self.schedule.collective.ranks)
         links = self.links
         sent, received = Counter[int](), Counter[int]()
@@ -90,7 +90,8 @@ class ScheduleView:
         ]
 
     def is_done(self, place: Place, held: Held | None) -> bool:
-        """Returns True if the location has a finished chunk that its rank must have at the end."""
+        """Returns True if the location has its final contents: a chunk that its rank must have at
+        the end, with all contributions."""
         return held is not None and _is_done(self.schedule, place, held)
 
 
@@ -163,15 +164,16 @@ def _is_done(schedule: Schedule, place: Place, held: Held) -> bool:
 
 
 def _in_order(schedule: Schedule) -> Schedule:
-    """Returns the schedule. Raises `ScheduleError` if its transfers are not ordered by round."""
+    """Returns the schedule unchanged. Raises `ScheduleError` if its transfers are not ordered by
+    round."""
     if (np.diff(schedule.columns.round) < 0).any():
         raise ScheduleError("the transfers must be ordered by round")
     return schedule
 
 
 def _is_builtin(schedule: Schedule) -> bool:
-    """Returns True if the schedule is equal to the built-in schedule of its name, which tests have
-    proved."""
+    """Returns True if the schedule is equal to the built-in schedule of the same name, which tests
+    have proved correct."""
     collective, name = schedule.collective, schedule.algorithm
     try:
         builtin = build(collective.op, name, ranks=collective.ranks, root=collective.root or 0)

@@ -22,7 +22,8 @@ _PIECES = "2:5 is the piece of rank 2 for rank 5"
 
 
 def table(view: ScheduleView, *, every: bool = False) -> RenderableType:
-    """Returns the facts and rounds of a schedule. With `every`, nothing is omitted.
+    """Returns the facts and rounds of a schedule. With `every`, all rounds and all transfers are
+    listed.
 
     >>> from rich.console import Console
     >>> from unisono import algorithms, show

@@ -25,8 +25,8 @@ class AlignedRank:
     host."""
 
     def unix_ns(self, time_ns: int) -> int:
-        """Returns the Unix time of a time of the rank's clock. All ranks' results are comparable
-        within `error_ns`."""
+        """Converts a time of the rank's clock to Unix time, in ns. Results of different ranks are
+        comparable within the ranks' `error_ns`."""
         return self.alignment.to_common_ns(time_ns) + self.calendar_ns
 
     @property
@@ -84,7 +84,8 @@ def _links(dumps: Sequence[RankDump]) -> _Links:
 
 
 def _measured(links: _Links, common: str) -> dict[str, ClockAlignment]:
-    """Returns the alignments of all clocks that are connected with `common` by comparisons."""
+    """Returns the alignment of each clock that was compared with the clock `common`, directly or
+    through other clocks."""
     found = {common: ClockAlignment(readings=())}
     reached = deque([common])
     while reached:
@@ -97,7 +98,8 @@ def _measured(links: _Links, common: str) -> dict[str, ClockAlignment]:
 
 
 def _through(near: ClockAlignment, readings: Sequence[ClockReading], common: str) -> ClockAlignment:
-    """Returns the alignment of a clock that was compared with an aligned clock."""
+    """Returns the alignment of a clock, from its comparisons with another clock whose alignment
+    `near` is known."""
     composed: list[ClockReading] = []
     for each in sorted(readings, key=lambda reading: reading.at_ns):
         near_ns = each.at_ns + each.offset_ns
@@ -115,8 +117,8 @@ def _through(near: ClockAlignment, readings: Sequence[ClockReading], common: str
 def _calendar_ns(
     dumps: Sequence[RankDump], measured: dict[str, ClockAlignment], common: str
 ) -> int:
-    """Returns the Unix time at which the common clock showed 0, according to a host with this clock
-    if there is one."""
+    """Returns the Unix time at which the common clock showed 0. If a host with the common clock has
+    a dump, the calendar clock of this host is used."""
     known = [dump for dump in dumps if dump.clock in measured] or list(dumps)
     nearest = min(known, key=lambda dump: (dump.clock != common, dump.rank))
     alignment = measured.get(nearest.clock, ClockAlignment(readings=()))

@@ -46,17 +46,17 @@ class ClockCommunicator(Protocol):
 
     @property
     def rank(self) -> int:
-        """Number of this rank."""
+        """Number of this rank, from 0."""
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host."""
 
     def send(self, x: Any, dst: int, tag: int = 0) -> Any:
-        """Sends an array."""
+        """Sends the array `x` to rank `dst`."""
 
     def recv(self, x: Any, src: int, tag: int = 0) -> Any:
-        """Receives an array."""
+        """Receives a message from rank `src` into the array `x`."""
 
 
 def clock_identity() -> str:
@@ -69,7 +69,7 @@ def clock_identity() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return uuid.uuid4().hex  # a unique text, so that ranks compare their clocks
+        return uuid.uuid4().hex  # unique, because it is unknown which processes share a clock
     try:
         return f"{boot} {os.readlink('/proc/self/ns/time')}"
     except OSError:  # a kernel without time namespaces
@@ -79,8 +79,8 @@ def clock_identity() -> str:
 def compare_clocks(
     comm: ClockCommunicator, now_ns: Callable[[], int], clock: str
 ) -> ClockReading | None:
-    """Compares this rank's clock with rank 0's clock. Only the first rank of each other host
-    compares its clock; other ranks return None.
+    """Compares this rank's clock with rank 0's clock. On each host except that of rank 0, only the
+    first rank compares its clock; all other ranks return None.
 
     `clock` is the name of this rank's clock. All ranks must call this function. Raises the errors
     of `send` and `recv`. Takes 16 round trips for each host except that of rank 0.

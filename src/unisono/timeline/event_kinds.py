@@ -30,10 +30,10 @@ class EventKind(IntEnum):
     ENDED = 7
     """The phase `name` of step `number` ended."""
     FAILED = 8
-    """An error ended the controller, or the operation on the tensor `name`."""
+    """An error ended the controller. `name` is the type of the error."""
     PLANNED = 9
     """The tensor `name`, of `value` bytes, is in bucket `number`. This event is repeated from time
-    to time, because the ring overwrites old events."""
+    to time, because the ring buffer overwrites old events."""
 
 
 ENTRY: Final = struct.Struct("<QqqqqqIHHQ")
@@ -57,7 +57,7 @@ ENTRY_DTYPE: Final = np.dtype(
         ("check", "<u8"),
     ]
 )
-assert ENTRY_DTYPE.itemsize == ENTRY.size == 64  # one cache line
+assert ENTRY_DTYPE.itemsize == ENTRY.size == 64  # the size of a cache line
 
 CONTROLLER_THREAD: Final = "unisono-controller"
 """Name of a controller's own thread, whose waits do not delay the program."""

@@ -56,7 +56,8 @@ def merge_dumps(dumps: Sequence[RankDump], torch_traces: Sequence[TorchTrace] = 
 
 
 def _pids(ranks: Sequence[AlignedRank]) -> list[int]:
-    """Returns a process number for each dump: the rank, unless two dumps have the same rank."""
+    """Returns a process number for each dump: its rank. If two dumps have the same rank, all dumps
+    get the numbers 0, 1, 2, ... instead."""
     plain = [rank.dump.rank for rank in ranks]
     return plain if len(set(plain)) == len(plain) else list(range(len(plain)))
 

@@ -37,9 +37,9 @@ class RankDump:
     names: tuple[str, ...]
     events: NDArray[np.void]
     lost: int
-    """Number of older events that the ring has overwritten."""
+    """Number of older events that the ring buffer has overwritten."""
     torn: int
-    """Number of events that are incomplete, because they were being written."""
+    """Number of events that are incomplete, because the rank was writing them."""
 
     @staticmethod
     def parse(content: bytes) -> RankDump:
@@ -60,13 +60,14 @@ class RankDump:
         )
 
     def name_of(self, event: Any) -> str:
-        """Returns the name of an event."""
+        """Returns the name of an event, such as a tensor's name, or a note if the name table was
+        full."""
         return self.names[event["name"]] or "(name table full)"
 
 
 def save_dumps(path: Path, contents: Sequence[bytes]) -> None:
-    """Writes the contents of several timelines' files into one file. Raises `ValueError` for
-    contents that are not a timeline.
+    """Writes several timelines into one file. Each element of `contents` is the content of a
+    timeline's file. Raises `ValueError` for contents that are not a timeline.
 
     >>> save_dumps(Path("/dev/null"), [b"something else"])
     Traceback (most recent call last):

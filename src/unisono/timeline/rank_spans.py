@@ -111,8 +111,10 @@ class _SpanFinder:
         self.found = RankSpans(extent=Interval(first, last))
         self._names = dump.names
         self._by_number: dict[int, CollectiveSpan] = {}
-        self._waiting: dict[str, tuple[int, int]] = {}  # by tensor: time of submission, bytes
-        self._carried: dict[int, list[TensorSpan]] = {}  # by number of the collective
+        # For each tensor that waits: its time of submission, and its size in bytes.
+        self._waiting: dict[str, tuple[int, int]] = {}
+        # For the number of each collective: the tensors that it carries.
+        self._carried: dict[int, list[TensorSpan]] = {}
         self._open_phases: dict[tuple[str, int], int] = {}
         self._buckets = _buckets(dump)
         act = {

@@ -66,18 +66,18 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowestRank:
-    """The rank with the longest time without waits in a step. `part` is the part of this time that
-    exceeds the median of the ranks most."""
+    """The rank with the longest time without waits in a step. `part` is the phase, or the time
+    outside of phases, in which this rank exceeds the median of all ranks by the most."""
 
     rank: int
     part: str
     part_s: float
     median_s: float
-    """Median of the part's time over all ranks."""
+    """Median over all ranks of the time in `part`, in seconds."""
 
     @property
     def text(self) -> str:
-        """The rank, the part and the times, as text."""
+        """The rank, its time in `part`, and the median of all ranks in ms, as text."""
         return (
             f"rank {self.rank}: {1e3 * self.part_s:.2f} ms {self.part}, "
             f"median {1e3 * self.median_s:.2f} ms"
@@ -113,8 +113,8 @@ class JobSummary:
         return [(len(found), _median_step(found)) for _, found in sorted(by_rank.items())]
 
     def slowest_line(self) -> str:
-        """Returns the rank that was slowest most often, and the part of its time that was long, as
-        text."""
+        """Returns a line of text with the rank that was slowest most often, the phase in which it
+        was slow, and by how many ms."""
         found = [step.slowest for step in self.steps if step.slowest is not None]
         if not found:
             return "No rank is slower than the others by 1 % of a step."
@@ -195,7 +195,8 @@ def _has_ended(phases: Sequence[PhaseSpan], before: Sequence[PhaseSpan] | None) 
 
 
 def _end(spans: RankSpans, phases: Sequence[PhaseSpan]) -> int:
-    """Returns the end of the last step: the end of its last phase or of a later wait."""
+    """Returns the time at which the last step ended: the end of its last phase, or of a wait that
+    ended later."""
     ended = max(phase.when.ended_ns for phase in phases)
     return max([ended, *(wait.when.ended_ns for wait in _program_waits(spans))])
 

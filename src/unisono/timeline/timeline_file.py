@@ -1,9 +1,9 @@
 """The file of a timeline: layout in bytes, writer and reader.
 
-The file has a head with sizes, two copies of the facts, the table of names, and the ring of events.
-Facts are JSON with a checksum. The two copies are written alternately, so one copy is always
-complete. The owner writes through a memory map. Any process may read the file at any time, even
-after the owner was killed.
+The file has a head with sizes, two copies of the facts (rank, job, host, clock and so on), the
+table of names, and the ring buffer of events. Facts are JSON with a checksum. The two copies are
+written alternately, so one copy is always complete. The owner writes through a memory map. Any
+process may read the file at any time, even after the owner was killed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from unisono.timeline.event_kinds import ENTRY, ENTRY_DTYPE
 
 MAGIC: Final = b"UNISONOT"
 _VERSION: Final = 1
-_HEAD: Final = struct.Struct("<8sIIQQ")  # magic, version, bytes of an entry, entries, name bytes
-_FACTS: Final = struct.Struct("<QII")  # generation, length, checksum
+_HEAD: Final = struct.Struct("<8sIIQQ")  # magic, version, bytes per event, events, bytes of names
+_FACTS: Final = struct.Struct("<QII")  # generation (larger in the newer copy), length, checksum
 _FACTS_BYTES: Final = 2000
 _FACTS_AT: Final = (96, 96 + _FACTS_BYTES)
 NAMES_AT: Final = 4096
@@ -31,17 +31,18 @@ NAMES_BYTES: Final = 1 << 18
 ENTRIES_AT: Final = NAMES_AT + NAMES_BYTES
 _LENGTH: Final = struct.Struct("<H")
 _LONGEST_NAME: Final = 200
-_KEPT_HEAD: Final = 60  # bytes of a long name's begin
+_KEPT_HEAD: Final = 60  # bytes that are kept from the beginning of a long name
 _MOST_NAMES: Final = 65_535
 
 
 def file_bytes(entries: int) -> int:
-    """Returns the size in bytes of a file whose ring has this number of events."""
+    """Returns the size in bytes of a file whose ring buffer has space for this number of events."""
     return ENTRIES_AT + entries * ENTRY.size
 
 
 class FactsWriter:
-    """Writes the facts of a timeline. Readers always find a complete copy."""
+    """Writes the facts of a timeline (rank, job, host, clock and so on). Readers always find a
+    complete copy."""
 
     def __init__(self, memory: Any, entries: int) -> None:
         _HEAD.pack_into(memory, 0, MAGIC, _VERSION, ENTRY.size, entries, NAMES_BYTES)
@@ -63,8 +64,8 @@ class FactsWriter:
 
 
 class NameTable:
-    """A table of names in a fixed number of bytes. All names for which the table has no space have
-    number 0.
+    """A table of names in a fixed number of bytes. New names for which the table has no space get
+    the number 0.
 
     Names of more than 200 bytes are shortened in the middle.
     """

@@ -112,7 +112,8 @@ def find_files(where: Sequence[Path] | None = None) -> list[TimelineFile]:
     found: list[TimelineFile] = []
     for folder in folders() if where is None else where:
         for path in folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or not a timeline
+            # The file may have been removed meanwhile, or may not be a timeline.
+            with contextlib.suppress(OSError, ValueError):
                 pid = int(path.name.partition("-")[0])
                 made_s = path.stat().st_mtime
                 found.append(
@@ -155,7 +156,8 @@ def files_of_jobs(job_of: Callable[[Path], str]) -> list[TimelineFile]:
     """
     found: list[tuple[str, TimelineFile]] = []
     for each in find_files():
-        with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or being made
+        # The file may have been removed meanwhile, or may still be incomplete.
+        with contextlib.suppress(OSError, ValueError):
             found.append((job_of(each.path), each))
     if not found:
         raise UnsupportedError(

@@ -44,7 +44,8 @@ class Record(Protocol):
 
 
 class TimelineWriter:
-    """A rank's timeline: a ring of the rank's last events, in a file that other processes can read.
+    """A rank's timeline: a ring buffer of the rank's last events, in a file that other processes
+    can read.
 
     The file is removed with this object, or when the process ends normally. The file remains if the
     process is killed, or after `keep`. If there is no space for the file, nothing is recorded and
@@ -66,7 +67,7 @@ class TimelineWriter:
         clock: str | None = None,
     ) -> None:
         """Makes the file. `job` is a text that is equal on all ranks of a job. `events` is the
-        length of the ring. With 0 events, nothing is recorded; the default is
+        number of events in the ring buffer. With 0 events, nothing is recorded; the default is
         `UNISONO_TIMELINE_EVENTS`. `now_ns` and `clock` are a clock and its name, by default the
         kernel's monotonic clock.
         """
@@ -76,7 +77,7 @@ class TimelineWriter:
         self.now_ns = now_ns
         self.record: Record = _ignore
         self.ring: native.TimelineRing | None = None
-        """The ring to which `record` writes; None if nothing is recorded."""
+        """The ring buffer to which `record` writes; None if nothing is recorded."""
         self.next_number = itertools.count(1).__next__
         """Returns the next number of a collective or bucket of this rank; numbers are unique."""
         self._facts: dict[str, Any] = {}
@@ -94,7 +95,7 @@ class TimelineWriter:
         try:
             memory = mmap.mmap(descriptor, file_bytes(events))
         finally:
-            os.close(descriptor)  # the map's copy of the descriptor keeps the lock
+            os.close(descriptor)  # the memory map has a copy, which keeps the file locked
         self._facts = _facts(rank, size, job, now_ns, clock)
         self._writer = FactsWriter(memory, events)
         self._writer.write(self._facts)
@@ -139,7 +140,7 @@ def _ignore(
 
 
 def _ring(memory: mmap.mmap, events: int, clock: Callable[[], int] | None) -> native.TimelineRing:
-    """Returns a ring that writes to the file's memory."""
+    """Returns a ring buffer of events in the file's memory."""
     table = NameTable(memory)
     content = np.frombuffer(memory, np.uint8)
 
@@ -154,8 +155,8 @@ def _ring(memory: mmap.mmap, events: int, clock: Callable[[], int] | None) -> na
 def _facts(
     rank: int, size: int, job: str, now_ns: Callable[[], int], clock: str | None
 ) -> dict[str, Any]:
-    # Read the calendar clock and the rank's clock at the same time. Of 5 attempts, use the
-    # shortest.
+    # Read the calendar clock between two readings of the rank's clock. Of 5 attempts, use the one
+    # that took the least time.
     readings = [(now_ns(), time.time_ns(), now_ns()) for _ in range(5)]
     before_ns, wall_ns, after_ns = min(readings, key=lambda each: each[2] - each[0])
     return {
@@ -171,13 +172,13 @@ def _facts(
 
 
 def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not in a forked child
+    if os.getpid() == owner:  # a forked child must not remove its parent's file
         path.unlink(missing_ok=True)
 
 
 def _disown_in_children(ring: native.TimelineRing) -> None:
     """Stops recording in forked children, which share the parent's memory but must not write to its
-    ring."""
+    ring buffer."""
     reference = weakref.ref(ring)
 
     def disown() -> None:

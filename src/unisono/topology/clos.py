@@ -65,19 +65,21 @@ class Clos(Routing):
         return along(topology, np.stack(stops, axis=1), src, dst, seed)
 
     def representatives(self, topology: Topology) -> tuple[Ints, Floats]:
-        """Returns one representative rank for all ranks."""
+        """Returns rank 0, which represents all ranks."""
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
     def bisection_sides(self, topology: Topology) -> Ints:
-        """Returns the cut between halves of the pods. A single pod is cut between halves of its
-        leaves, and a single group of leaves between halves of each leaf's ranks."""
+        """Returns the cut through the middle. Several pods are cut into two halves of the pods, and
+        a single pod into two halves of its leaves. With only one leaf, or one per rail, the ranks
+        of each leaf are cut into two halves."""
         leaves = self.pods * self.leaves
         side = np.full(topology.num_nodes, -1, dtype=np.int64)
         rank = np.arange(self.num_ranks)
         if leaves == self.rails:
-            # Each leaf has ranks on both sides, and a path through another leaf is not shorter.
+            # Each leaf has ranks on both sides, so the cut goes through the links of ranks, not
+            # through the links of spines.
             side[:] = 0
-            # The leaf itself is on the side of the larger half.
+            # All switches are on side 0, which has the larger half of the ranks.
             side[rank] = rank // self.rails >= (self.hosts + 1) // 2
             return side
         whole = self.leaves if self.pods > 1 else self.rails

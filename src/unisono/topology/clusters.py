@@ -62,7 +62,8 @@ class JoinedServers(Routing):
         return join(parts)
 
     def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
-        """Returns the ranks of servers that represent the other servers in the fabric."""
+        """Returns the ranks of a few servers. They represent all ranks, because the network cards
+        of these servers represent all cards in the fabric."""
         count, shape = len(self.ports), self.fabric.routing
         found = shape.representatives(self.fabric)
         even = isinstance(shape, Clos) and (shape.hosts % count == 0 or shape.rails == count)

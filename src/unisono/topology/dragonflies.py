@@ -44,8 +44,9 @@ class DragonflyGroups(Routing):
         return self.groups * self.switches * self.hosts
 
     def group_ports(self) -> Ints:
-        """Returns the ports of a group as [offset, copy]. The ports of row d have links to the
-        group d groups ahead; -1 means no port.
+        """Returns a table of the ports of a group, with the indices [offset, copy]. The ports in
+        row d have links to the group whose number is larger by d, modulo the number of groups. The
+        value -1 means no port.
 
         Port p belongs to switch p // ports, or to spine p // ports with `plus`.
         """
@@ -55,8 +56,8 @@ class DragonflyGroups(Routing):
         if others:
             counts[1:] = ports // others
             left = ports % others
-            # The links of one offset are the links of the opposite offset in reverse, so both get
-            # equal numbers of ports.
+            # A link at an offset is, for the group at its other end, a link at the negative
+            # offset. So both offsets get equal numbers of ports.
             for offset in range(1, (self.groups + 1) // 2):
                 if left >= 2:
                     counts[[offset, self.groups - offset]] += 1

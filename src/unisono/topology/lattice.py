@@ -61,8 +61,8 @@ class Lattice(Routing):
         return join(parts)
 
     def distance_counts(self, topology: Topology) -> Floats:
-        """Returns the convolution of the axes' counts, because a distance is the sum of the
-        distances along the axes."""
+        """Returns the number of ordered pairs of ranks at each distance, as the convolution of the
+        numbers along each axis. A distance is the sum of the distances along the axes."""
         counts = np.ones(1)
         for _, size, wrap in self._axes():
             one, two = np.meshgrid(np.arange(size), np.arange(size))
@@ -108,7 +108,8 @@ class Complete(Routing):
         return topology.link_ids(src[go], dst[go]), starts_of(go.astype(np.int64))
 
     def distance_counts(self, topology: Topology) -> Floats:
-        """Returns a distance of one link for all pairs of different ranks."""
+        """Returns the number of ordered pairs of ranks at each distance: all pairs of different
+        ranks have a distance of one link."""
         n = topology.num_ranks
         return np.array([n, n * (n - 1)] if n > 1 else [n], dtype=np.float64)
 
@@ -192,7 +193,7 @@ def _lattice(
     stride = 1
     for size in sizes:
         at = rank // stride % size
-        # Two ranks have only one link, even on an axis of rings.
+        # On an axis with two ranks, the two directions of a ring are the same link, so add it once.
         start = rank[at < (size if wrap and size > 2 else size - 1)]
         at = start // stride % size
         wiring.join(start, start + ((at + 1) % size - at) * stride, cable)

@@ -45,8 +45,8 @@ def distance_counts(topology: Topology) -> Floats:
 
 
 def _by_switch(topology: Topology) -> tuple[Ints, Floats]:
-    """Returns representatives: one rank of all ranks whose only link goes to the same switch, and
-    every other rank."""
+    """Returns ranks that represent all ranks. Ranks whose only link goes to the same switch have
+    one representative. Each other rank represents itself."""
     links, n = topology.links, topology.num_ranks
     out = np.bincount(links.src, minlength=topology.num_nodes)[:n]
     into = np.bincount(links.dst, minlength=topology.num_nodes)[:n]

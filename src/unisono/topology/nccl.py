@@ -133,8 +133,8 @@ def _read_nvlinks(found: _Found, root: Xml.Element) -> None:
 
 
 def _pcie(pci: Xml.Element) -> float:
-    """Returns the bytes per second of a device's PCIe link. Missing values are those of generation
-    3 with 16 lanes.
+    """Returns the bytes per second of a device's PCIe link. If the file does not have the speed or
+    the width, generation 3 or 16 lanes are assumed.
     """
     speed = pci.get("link_speed", "").split(" ")[0]
     width = int(pci.get("link_width") or 0) or 16
@@ -286,7 +286,7 @@ def _bus(node: int) -> str:
 
 
 def _lanes(rate: float) -> tuple[str, int]:
-    """Returns the GT/s and the number of lanes of a PCIe link that is closest to a rate. Among
-    equal links, prefers more lanes."""
+    """Returns the GT/s and the number of lanes of the PCIe link whose bandwidth is closest to
+    `rate`. If several are equally close, prefers more lanes."""
     choices = [(speed, width) for width in (16, 8, 4, 2, 1) for speed in _SPEEDS]
     return min(choices, key=lambda c: abs(c[1] * _LANE[c[0]] / 80 * 1e9 - rate))

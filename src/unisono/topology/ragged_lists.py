@@ -1,4 +1,6 @@
-"""Lists of different lengths as two arrays: `values`, and `starts` with an extra last entry."""
+"""Lists of different lengths, stored as two arrays. `values` has the elements of all lists one
+after another. `starts` has the index of each list's first element, then the number of all
+elements."""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def starts_of(counts: Ints) -> Ints:
 
 
 def counting(counts: Ints) -> Ints:
-    """Returns the numbers 0, 1, ... of each list, for lists with these lengths.
+    """Returns the numbers 0, 1, ... of the elements of each list, one list after another, for lists
+    with these lengths.
 
     >>> counting(ints([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]
@@ -104,8 +107,8 @@ def pick(count: Ints | int, *words: Ints | int) -> Ints:
 
 
 def distinct(keys: Ints) -> tuple[Ints, Ints]:
-    """Returns the different keys in ascending order, and the index of each key's value among them,
-    like `np.unique`.
+    """Returns the different keys in ascending order, and for each key its index among the different
+    keys, like `np.unique`.
 
     Keys must not be negative. Dense keys are not sorted, which is faster.
 

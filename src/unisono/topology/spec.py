@@ -77,7 +77,7 @@ def names() -> tuple[str, ...]:
 
 
 def vary(text: str, name: str, value: str) -> str:
-    """Returns the spec with a new value of one option. In `server/network`, an option of the
+    """Returns the spec with a new value of the option `name`. In `server/network`, an option of the
     network takes precedence.
 
     `name` is a parameter of the function that builds the network, or `bandwidth`, `latency` or
@@ -123,7 +123,7 @@ def _with(part: str, key: str, value: str, first: str) -> str:
     head, _, rest = part.partition(":")
     words = [word for word in rest.split(",") if word]
     kept = [word for word in words if (word.split("=")[0] if "=" in word else first) != key]
-    bare = key == "sizes"  # a spec has sizes without a name
+    bare = key == "sizes"  # sizes are given without a name, as in torus:4x4
     return f"{head}:{','.join([value, *kept] if bare else [*kept, f'{key}={value}'])}"
 
 

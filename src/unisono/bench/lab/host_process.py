@@ -1,5 +1,5 @@
 """The program that keeps one host of the lab alive. It sleeps in the host's namespaces until its
-owner ends.
+owner, the process that created the lab, ends.
 
 The namespaces have no names, so they exist only while a process runs in them. Standard input is a
 pipe that only the owner has open. When the owner ends for any reason, the pipe is closed. This
@@ -53,7 +53,7 @@ def main(name: str, names_file: str) -> None:
     """Sets up host `name`, prints "up", and waits until standard input is closed."""
     for command in (
         ["hostname", name],
-        ["mount", "-t", "sysfs", "none", "/sys"],  # for this host's /sys/class/net
+        ["mount", "-t", "sysfs", "none", "/sys"],  # shows this host's interfaces
         ["mount", "--bind", names_file, "/etc/hosts"],
         ["ip", "link", "set", "lo", "up"],
     ):

@@ -195,7 +195,7 @@ class Lab:
         """Ends all processes in the lab, and removes the lab. Does not raise."""
         for process in self._host_processes.values():
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.close()  # makes the holder end
+            process.stdin.close()  # the host process ends when this pipe is closed
         for process in self._host_processes.values():
             try:
                 process.wait(_COMMAND_S)
@@ -207,7 +207,7 @@ class Lab:
         self._host_processes.clear()
 
     def _hold(self) -> None:
-        """Starts the holder processes of all hosts and of the switch, and waits until they are
+        """Starts the processes that keep the hosts and the switch alive, and waits until they are
         ready."""
         names = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
         names += "".join(f"{self.address(host)} host{host}\n" for host in range(self.hosts))
@@ -222,7 +222,7 @@ class Lab:
                 assert process.stdout is not None
                 if process.stdout.readline() != "up\n":
                     raise LabError(f"host {host} of the lab did not start; see the messages above")
-        # Hosts have the file mounted, so they can read it after its name is removed.
+        # The file is deleted here. Hosts can still read it, because they have mounted it.
 
     def _connect_hosts(self) -> None:
         """Creates bridges, links, addresses and rate limits."""
@@ -274,12 +274,12 @@ def _start_host_process(name: str, names_file: str) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # so that Ctrl-C interrupts only the owner
+        start_new_session=True,  # so that Ctrl-C does not interrupt the hosts
     )
 
 
 def _port(host: int, rail: int) -> str:
-    """Returns the name of the switch's interface of a link."""
+    """Returns the name of the switch's interface to a host on one rail."""
     return f"h{host}r{rail}"
 
 

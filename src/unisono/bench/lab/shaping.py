@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SEGMENTS = 65_536
-_SHARE = 10  # number of the first peer's class
+_SHARE = 10  # number of tc's class for data to or from the first peer
 _REST = 9
 
 
@@ -15,11 +15,13 @@ class Shaping:
     """Configuration of the ports of a lab. By default, each port has one FIFO queue."""
 
     burst: str = "256k"
-    """Size of the burst that a port transmits after a pause, in tc's notation."""
+    """Amount of data that a port may transmit faster than its rate after a pause, in tc's
+    notation."""
     segment_bytes: int = _SEGMENTS
     """Maximum bytes of a packet that a host passes to its link."""
     fair: bool = False
-    """True if a port has a queue for each other host, and serves the queues in turn."""
+    """True if a port has a queue for each other host, and divides its rate evenly among the queues
+    that are not empty."""
     first_window: int | None = None
     """Initial window of a connection, in packets of 1,448 bytes. None means the kernel's default,
     10."""

@@ -28,20 +28,21 @@ class Peer(ABC):
 
     @abstractmethod
     def bind(self, case: Case, x: Array, out: Array) -> Call:
-        """Returns a function that performs the operation of a case once and returns after local
-        completion.
+        """Returns a function that performs the operation of a case once. The function returns when
+        the operation is complete on this rank.
 
         The caller keeps x and out alive. If the result is written to x, out has length 0. bfloat16
         and 8-bit floats are passed as bit patterns. Raises UnsupportedError.
         """
 
     def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
-        """Returns a function that repeats an operation with messages between pairs. Raises
-        UnsupportedError."""
+        """Returns a function like that of `repeat`, for an operation that sends messages between
+        pairs of ranks. Raises UnsupportedError."""
         raise UnsupportedError(f"{type(self).__name__} has no {case.op}")
 
     def repeat(self, case: Case, x: Array, out: Array) -> Repeat:
-        """Returns a function that repeats the operation of a case. Raises UnsupportedError."""
+        """Returns a function that performs the operation of a case a given number of times. Raises
+        UnsupportedError."""
         if case.operation.paired:
             return self.exchange(case, x, out)
         return partial(_repeat, self.bind(case, x, out))

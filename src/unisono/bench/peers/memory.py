@@ -1,5 +1,5 @@
-"""The limit of the memory: every rank reads or writes its N bytes once, all ranks at the same
-time."""
+"""The limit that the memory's bandwidth sets: every rank multiplies or copies its N bytes once, and
+all ranks do so at the same time."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _copy_all(pairs: list[tuple[Array, Array]], times: int) -> None:
 
 
 def _ones(count: int) -> Array:
-    """Returns an array that begins at a page boundary, because some cores copy much slower between
-    different offsets in a page."""
+    """Returns an array that begins at a page boundary. On some cores, copies are much slower if the
+    source and the target begin at different offsets in a page."""
     whole = np.empty(count * 4 + _PAGE_BYTES, np.uint8)
     start = -whole.ctypes.data % _PAGE_BYTES
     found = whole[start : start + count * 4].view(np.float32)

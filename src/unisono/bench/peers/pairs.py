@@ -35,8 +35,8 @@ def bind_messages(
     irecv: Begin,
     finish: Finish,
 ) -> Repeat:
-    """Returns a function that repeats the case's operation between this rank and its partner.
-    `message` converts an array to the library's type."""
+    """Returns a function that performs the case's operation between this rank and its partner a
+    given number of times. `message` converts an array to the library's type."""
     outgoing = [message(part) for part in cut(x, case.sends(rank)[0])]
     incoming = [message(part) for part in cut(out, case.receives(rank)[0])]
     partner, leads = rank ^ 1, rank % 2 == 0

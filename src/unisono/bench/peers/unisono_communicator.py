@@ -61,8 +61,8 @@ def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -
 
 
 def exchange(comm: Communicator, case: Case, x: Array, out: Array) -> Repeat:
-    """Returns a function that repeats the case's operation with messages between pairs; see
-    `Peer.exchange`."""
+    """Returns a function that performs the case's operation, which sends messages between pairs of
+    ranks, a given number of times; see `Peer.exchange`."""
     return bind_messages(
         case,
         comm.rank,
@@ -78,14 +78,15 @@ def exchange(comm: Communicator, case: Case, x: Array, out: Array) -> Repeat:
 
 
 def _begin_each(transfer: Callable[..., Any], messages: Sequence[Any], partner: int) -> list[Any]:
-    """Begins all messages like `begin_each`, but with Unisono's keyword argument. A `partial` with
-    this argument would be slower."""
+    """Begins all messages like `begin_each`, but with Unisono's argument `async_op=True`. Passing a
+    `functools.partial` with this argument to `begin_each` would be slower."""
     return [transfer(message, partner, async_op=True) for message in messages]
 
 
 def _uneven_arguments(comm: Communicator, case: Case, x: Array, out: Array) -> list[Any]:
-    """Returns the arguments of a v-collective. They include the counts of all ranks, as for MPI; in
-    an all_to_all_v, they include only the counts of this rank."""
+    """Returns the arguments of a v-collective. As in MPI, they contain the number of elements of
+    every rank. The arguments of an all_to_all_v contain only the numbers that this rank sends and
+    receives."""
     shares, own = case.shares, case.lengths(comm.rank)
     match case.op:
         case "all_gather_v":

@@ -20,7 +20,8 @@ _BINS = 192
 
 
 def run(task: SimulationRequest, svg_path: Path | None, sizes: str, show: Show) -> Output:
-    """Compares algorithms on one network."""
+    """Simulates the algorithms on one network. Returns the table, the JSON document, lines and
+    files of the command."""
     entries, bound = task.compare(task.nbytes, show), task.bound_s(task.topology)
     first = best(entries)
     files = list(pictures(task, first))
@@ -43,8 +44,8 @@ def run(task: SimulationRequest, svg_path: Path | None, sizes: str, show: Show) 
 
 
 def too_large_lines(task: SimulationRequest, reasons: Mapping[str, str]) -> list[str]:
-    """Returns lines with the reasons for skipped algorithms, and with a command that simulates the
-    first of them."""
+    """Returns lines with the reason for each skipped algorithm, and a command that simulates the
+    first skipped algorithm without limits."""
     if not reasons:
         return []
     first = next(iter(reasons))

@@ -67,8 +67,8 @@ def table(task: SimulationRequest, done: Search, bound: float) -> Table:
 
 
 def order_lines(done: Search) -> list[str]:
-    """Returns a line with the rank order of the best combination. Returns no line for the plain
-    numbering."""
+    """Returns a line with the rank order of the best combination, or no line if the ranks keep the
+    order of the topology."""
     placement = done.found[0].placement
     if placement is None:
         return []

@@ -61,8 +61,8 @@ class SimulationRequest:
 
     @property
     def limits(self) -> Limits | None:
-        """Limits of the simulation, or None for named algorithms, whose simulations are not
-        limited."""
+        """Limits of the time and of the number of transfers if all algorithms are simulated. None
+        if the user named the algorithms, which are then simulated without limits."""
         from unisono.simulator import Limits
 
         return Limits(budget_s=self.budget_s) if self.names is None else None
@@ -84,7 +84,8 @@ class SimulationRequest:
 
     @property
     def model_lines(self) -> list[str]:
-        """A line about the origin of the link model; empty if no model is used."""
+        """A line about the measurement from which the link model comes. No line if no model is
+        used."""
         model = self.conditions.messages
         if model is None:
             return []
@@ -133,7 +134,8 @@ def read_names(op: str, algorithm: str | None, names: str) -> list[str] | None:
     """Parses the algorithms of --compare; None means all. Raises ValueError for unknown names."""
     if algorithm is not None:
         return [algorithm]
-    # Names may contain commas (`swing:dims=4x4,ports=4`), but most do not.
+    # Options of a name may contain commas (`swing:dims=4x4,ports=4`). A text that contains `;` or
+    # `:` is therefore split at each `;`.
     cut = names.split(";" if ";" in names or ":" in names else ",")
     found = [name.strip() for name in cut if name.strip()]
     if not found:
@@ -142,13 +144,15 @@ def read_names(op: str, algorithm: str | None, names: str) -> list[str] | None:
         return None
     elsewhere = {name for each in Op for name in algorithms.names(each)}
     for name in found:
-        if name.partition(":")[0] not in elsewhere:  # algorithms of other operations are skipped
+        if name.partition(":")[0] not in elsewhere:
+            # This raises an error for an unknown name. Algorithms of other operations are skipped
+            # later, by the simulator.
             algorithms.find(op, name)
     return found
 
 
 def read_levels(text: str | None) -> tuple[int, ...] | None:
-    """Parses sizes such as 4x8. Raises ValueError."""
+    """Parses the sizes of groups of ranks, such as 4x8, innermost first. Raises ValueError."""
     if text is None:
         return None
     try:
@@ -170,7 +174,7 @@ def _takes_levels(op: str, name: str) -> bool:
     try:
         found = algorithms.find(op, name)
     except UnsupportedError:
-        return False  # the simulator skips an algorithm of another operation
+        return False  # an algorithm of another operation, which the simulator skips
     names_its_own = "dims=" in name or name.startswith("level")
     return not names_its_own and "dims" in {parameter.name for parameter in found.parameters}
 
@@ -231,7 +235,8 @@ def _read_part(word: str) -> tuple[str, float]:
 
 
 def read_model(path: Path, op: str, ranks: int) -> LinkModel:
-    """Reads the link model of the most similar measurement in a file. Raises ValueError."""
+    """Reads the link models in a file. Returns the model whose measurement is most similar to `op`
+    on `ranks` ranks. Raises ValueError."""
     from unisono.simulator import models_of, nearest
     from unisono.text_files import reading
 

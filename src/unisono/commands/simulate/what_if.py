@@ -30,7 +30,8 @@ def read(text: str) -> tuple[str, list[str]]:
 def run(
     task: SimulationRequest, text: str, compute: str | None, svg_path: Path | None, show: Show
 ) -> Output:
-    """Runs the sweep and returns its output. `compute` is a time such as 10ms."""
+    """Runs the sweep and returns its output. `compute` is the time for which each rank computes
+    before it communicates, such as 10ms."""
     from unisono.topology import seconds
 
     compute_s = None if compute is None else seconds(compute)
@@ -97,7 +98,7 @@ def table(
         *(["of the bound"] if any(bounds) else []),
         *([] if compute_s is None else ["scale factor"]),
     ]
-    counts = name != "ranks"  # else the first column has the counts
+    counts = name != "ranks"  # otherwise the first column is the number of ranks
     head = [name, *(["ranks"] if counts else []), "algorithm"]
     found = comparison.new_table(title, *head, *comparison.COLUMNS, *extra)
     for point, bound in zip(points, bounds, strict=True):

@@ -198,8 +198,8 @@ def _order_by_bridge(topology: Topology) -> NDArray[np.float64]:
 
 
 def _joined(shape: JoinedServers) -> NodePositions:
-    """Places the fabric, with the nodes of each server at the position of the server's
-    endpoints."""
+    """Places the fabric (the network between servers). The nodes of each server are at the position
+    of the server's endpoints in the fabric."""
     outer = node_positions(shape.fabric).points
     inner = node_positions(shape.server).points
     inner = inner - inner.min(axis=0)

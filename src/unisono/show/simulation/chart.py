@@ -151,7 +151,9 @@ def _spread(places: Sequence[float]) -> list[float]:
     >>> _spread([100.0, 100.0, 300.0])
     [93.0, 107.0, 300.0]
     """
-    groups: list[list[float]] = []  # for each group of adjacent names: positions minus line offsets
+    # One list per group of names that touch each other. For each name, the list has the wanted
+    # position minus the height of the names above it in the group.
+    groups: list[list[float]] = []
     for place in places:
         groups.append([place])
         while len(groups) > 1:

@@ -129,8 +129,8 @@ def _address(device: Path) -> str | None:
 
 
 def _bridges(real: Path) -> Iterator[tuple[str, float | None]]:
-    """Yields the address and the rate of the link above for each bridge of a device from the root
-    on, then for the device."""
+    """Yields an address and a rate for each bridge from the root down to a device, then for the
+    device itself. The rate is that of the link towards the root."""
     for path in (*reversed(real.parents), real):
         if _ADDRESS.fullmatch(path.name):
             yield path.name, _lane_rate(path)
