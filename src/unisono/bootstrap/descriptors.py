@@ -1,4 +1,6 @@
-"""Checks early that a rank has enough file descriptors, so that it can still report a shortage."""
+"""Checks that a rank has enough file descriptors while some are left for the report of a
+shortage.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def shortage_of(needed: int, whose: str) -> Shortage | None:
             held.append(os.eventfd(0, os.EFD_CLOEXEC))
     except OSError as error:
         if error.errno not in _REMEDIES:
-            return None  # another kind of descriptor may still be permitted
+            return None  # the system may deny eventfd but permit other descriptors
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         remedy = _REMEDIES[error.errno].format(limit=limit)
         return Shortage(

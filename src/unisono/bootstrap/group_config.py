@@ -47,7 +47,9 @@ class GroupConfig:
     """Shape of the staging memory. None: chosen from the number of ranks, this host and
     `staging_bytes`."""
     names: Sequence[int] = ()
-    """Rank numbers for error texts, if the ranks are part of a larger group."""
+    """Numbers of the ranks for error texts, if the group is part of a larger group. Empty: 0 to
+    `size` - 1.
+    """
     watch: Callable[[], None] | None = None
     """Called every 20 ms while this rank waits for others. It raises `RendezvousError` when waiting
     has become useless."""

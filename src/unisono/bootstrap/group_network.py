@@ -1,4 +1,4 @@
-"""The part of a world's network that one group uses."""
+"""The network between the hosts of a world, and the connections that one group uses in it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Network(Protocol):
         """
 
     def form_recovered(self, config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """Forms the group that replaces a failed one, with a control group of its own."""
+        """Forms the group that replaces a failed group, and a new control group for its ranks."""
 
 
 class GroupNetwork:
@@ -73,7 +73,8 @@ class GroupNetwork:
 
 
 def ranks_by_host(host_of: Sequence[int]) -> Hosts:
-    """Groups ranks by host, given the host of each rank. Hosts keep the order of their first ranks.
+    """Groups ranks by host, given the host of each rank. Hosts are in the order of their first
+    ranks.
 
     >>> ranks_by_host([7, 3, 7])
     ((0, 2), (1,))

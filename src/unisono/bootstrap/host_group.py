@@ -21,7 +21,7 @@ def join_host_group(
     timeout_s: float,
     single_copy: SingleCopy = SingleCopy.AUTO,
 ) -> JoinedGroup:
-    """Forms the group of this rank's host, whose ranks are `found.host_of(rank)` in this order.
+    """Forms the group of all ranks of this rank's host, in the order of `found.host_of(rank)`.
 
     The segments of all hosts have the same shape, `found.shape`. Raises `RendezvousError` if ranks
     with equal host keys cannot share memory.

@@ -16,7 +16,7 @@ def join_group(
     group_config: GroupConfig, settings: Settings, bootstrap_store: BootstrapStore | None = None
 ) -> JoinedGroup:
     """Joins the group; returns when all ranks have joined. The ranks find each other through
-    `store` if given, else through the rendezvous.
+    `bootstrap_store` if given, else through the rendezvous.
 
     If the rendezvous is not an address, all ranks are on this host. In this case the network is not
     used, and its modules are not imported.

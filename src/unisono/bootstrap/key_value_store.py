@@ -1,9 +1,10 @@
 """Bootstrap through a key-value store, such as torch's.
 
-Rank 0 opens a round with a random name. Every rank stores its text under that round, and rank 0
-stores all texts as one result. Each text begins with a random token of its rank, and a rank accepts
-only a result that contains its token. So a rank never accepts values of an earlier attempt in the
-same store (a restart by torchrun, a second `init`), and no key needs to be deleted.
+Rank 0 starts a round, which is one attempt to exchange texts, and gives it a random name. Every
+rank stores its text under that round, and rank 0 stores all texts as one result. Each text begins
+with a random token of its rank, and a rank accepts only a result that contains its token. So a rank
+never accepts values of an earlier attempt in the same store (a restart by torchrun, a second
+`init`), and no key needs to be deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any, Protocol
 from unisono.bootstrap.tcp_store_frames import MOST_TEXT_BYTES, pack_texts, unpack_texts
 from unisono.errors import RendezvousError
 
-_ENTRY = struct.Struct("<16sII")  # token, rank, size; then the rank's text
+# header of an entry: random token, rank, size; the rank's text follows
+_ENTRY = struct.Struct("<16sII")
 _POLL_S = 0.5
 """Interval at which a waiting rank checks whether rank 0 has opened a new round."""
 _VERDICT_S = 1.0
@@ -79,7 +81,7 @@ class KeyValueBootstrap:
 
 
 class _Exchange:
-    """One rank's part in one exchange of texts."""
+    """One exchange of texts among all ranks, as run by one rank."""
 
     def __init__(
         self, store: Store, name: str, rank: int, size: int, deadline: float, timeout_s: float
@@ -92,7 +94,7 @@ class _Exchange:
         self._timeout_s = timeout_s
 
     def lead(self, entry: bytes) -> list[bytes]:
-        """Runs rank 0's part: opens a round, waits for all texts, stores the result."""
+        """Runs the exchange on rank 0: starts a round, waits for all texts, stores the result."""
         round_id = secrets.token_hex(8)
         self._store.set(f"{self._name}/round", round_id)
         missing = self._missing(round_id, "")
@@ -117,8 +119,9 @@ class _Exchange:
         return entries
 
     def follow(self, entry: bytes) -> list[bytes]:
-        """Runs another rank's part: stores its text in every round that rank 0 opens, until a
-        result contains that text."""
+        """Runs the exchange on another rank: stores its text in every round that rank 0 starts,
+        until a result contains that text.
+        """
         written_in = ""
         while True:
             left_s = self._deadline + _VERDICT_S - time.monotonic()
@@ -133,7 +136,7 @@ class _Exchange:
             if not self._wait([self._key(round_id, "all")], min(_POLL_S, left_s)):
                 continue
             problem, *entries = unpack_texts(self._store.get(self._key(round_id, "all")))
-            # the result of an earlier attempt; a newer round may include this rank
+            # This is the result of an earlier attempt, so wait for a newer round.
             if entry not in entries:
                 time.sleep(min(_POLL_S, left_s) / 10)
                 continue

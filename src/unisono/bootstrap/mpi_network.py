@@ -30,10 +30,10 @@ _NAME_BYTES = 16
 def open_mpi_group(
     link: MpiLink, group_config: GroupConfig, here: Sequence[int], open_group: OpenGroup
 ) -> tuple[Group, MpiWatch]:
-    """Makes the group of `link`'s ranks; the ranks `here` are on this host and share a segment.
+    """Makes the group of `link`'s ranks. Those on this host, `here`, share a segment.
 
-    `local` configures the ranks of this host; `open_group` makes the group. Returns the group and
-    the watcher of its peers on other hosts. Raises `RendezvousError`.
+    `group_config` configures the ranks of this host; `open_group` makes the group. Returns the
+    group and the watcher of its peers on other hosts. Raises `RendezvousError`.
     """
     group = join_segment(group_config, open_group).group
     away = [rank for rank in range(link.comm.size) if rank not in here]
@@ -52,9 +52,9 @@ class _EnteredGroup:
 class MpiNetwork:
     """A `Network` over MPI.
 
-    A group's MPI communicator is freed after all its ranks have left, when this rank next forms or
-    leaves a group. The communicator of a failed group stays until MPI is finalised, because MPI may
-    still move data for it.
+    Once all ranks of a group have left it, this rank frees the group's MPI communicator the next
+    time that it forms or leaves any group. The communicator of a failed group stays until MPI is
+    finalised, because MPI may still move data for it.
     """
 
     def __init__(self, link: MpiLink, found: WorldFacts) -> None:
@@ -65,7 +65,7 @@ class MpiNetwork:
         self._pid = os.getpid()
 
     def form(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """Forms a group of these ranks of the world, in this order; all of them call this.
+        """Forms a group of these ranks of the world, in this order; all of them must call this.
 
         A group on one host uses shared memory only. Raises `RendezvousError` if ranks are missing.
         """
@@ -131,7 +131,7 @@ class MpiNetwork:
         self.connections()
 
     def _give_back(self) -> None:
-        """Frees the MPI communicators that all their ranks have left."""
+        """Frees the MPI communicators of groups that all their ranks have left."""
         for _ in range(len(self._releases)):
             with contextlib.suppress(IndexError):  # another thread may empty the queue
                 release = self._releases.popleft()
@@ -172,9 +172,10 @@ def join_by_mpi(group_config: GroupConfig, settings: Settings) -> JoinedGroup:
 
 
 def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
-    """Makes the link of the group `members`, whose ranks must all call this.
+    """Makes the link of the group `members`, which contains the group's MPI communicator.
 
-    Runs in a thread of its own, because MPI waits for all members without a timeout.
+    All ranks of the group must call this. A separate thread calls MPI, because MPI waits for all
+    members without a timeout.
     """
     made: list[MpiLink | Exception] = []
 

@@ -10,7 +10,7 @@ import numpy as np
 from unisono.errors import RendezvousError
 from unisono.transport import load_mpi
 
-_UNENDED: list[object] = []  # requests, whose memory MPI may use until MPI is finalised
+_UNENDED: list[object] = []  # keeps requests alive: MPI may use their memory until it is finalised
 _FIRST_NAP_S, _LAST_NAP_S = 20e-6, 5e-3
 
 

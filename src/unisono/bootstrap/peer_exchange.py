@@ -83,8 +83,8 @@ class RankFacts:
     addresses: Sequence[tuple[str, int]]
     """IP literal and port at which the rank listens for other hosts, one pair for each rail."""
     staging_bytes: int
-    """Bytes of staging memory for all ranks of the host with the most ranks; rank 0's value
-    applies.
+    """Bytes of staging memory on the host with the most ranks, for all its ranks together. Rank 0's
+    value applies to all ranks.
     """
     host: HostKey = field(default_factory=this_host)
     cores: int = field(default_factory=usable_cores)
@@ -99,7 +99,9 @@ class WorldFacts:
     """Facts about a world; equal on all its ranks."""
 
     hosts: tuple[tuple[int, ...], ...]
-    """The ranks of each host (candidates), in the order of the hosts' first ranks."""
+    """The ranks of each host according to their host keys, which are not proven yet. Hosts are in
+    the order of their first ranks.
+    """
     peer_infos: tuple[PeerInfo, ...]
     """Peer info of all ranks, by rank."""
     world: bytes
@@ -109,8 +111,9 @@ class WorldFacts:
     secret: bytes = field(repr=False)
     """The job's secret, else a random secret that rank 0 sent through the store."""
     shape: StagingShape
-    """Shape of the staging memory in every host's segment, and in the mirrors of ranks of other
-    hosts."""
+    """Shape of the staging memory in every host's segment, and in the mirrors: each rank's private
+    copies of the staging memory of ranks on other hosts.
+    """
 
     def host_of(self, rank: int) -> tuple[int, ...]:
         """Returns the ranks of this rank's host."""
@@ -158,8 +161,9 @@ def exchange_facts(
 
 
 def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> StagingShape:
-    """Chooses the staging shape. Across hosts, more blocks are in flight: some are in the network
-    while others wait."""
+    """Chooses the staging shape. Several hosts need more blocks in flight than one host, since some
+    blocks are in the network while others wait.
+    """
     shape = shape_for(fullest, cores, staging_bytes)
     if hosts == 1:
         return shape

@@ -46,11 +46,11 @@ _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
 _HELLO_TIMEOUT_S = 5.0
 _INT, _RIGHTS = struct.Struct("i"), socket.SCM_RIGHTS
-_REPORT_S = 30.0  # limit of rank 0's wait for the others if it only reports a failure
+_REPORT_S = 30.0  # maximum seconds for which rank 0 waits for other ranks only to report a failure
 
 
 def join_segment(group_config: GroupConfig, open_group: OpenGroup = open_group) -> JoinedGroup:
-    """Joins the group of `config.size` ranks; returns when all have joined.
+    """Joins the group of `group_config.size` ranks; returns when all have joined.
 
     Raises `RendezvousError` if a rank is missing at the timeout, or if ranks disagree about rank or
     size. Raises `AuthenticationError` if another user runs the listener.
@@ -141,8 +141,9 @@ def _closed_on_failure(group: Group) -> Iterator[None]:
 
 
 def _wanted_single_copy(group_config: GroupConfig) -> SingleCopy:
-    """Returns rank 0's decision on single copy, for `single_copy_for` on all ranks. NEVER if no
-    call would use single copy."""
+    """Returns rank 0's choice of single copy, which all ranks pass to `single_copy_for`. The choice
+    is NEVER if no call would use single copy.
+    """
     wanted = group_config.single_copy
     if wanted is SingleCopy.AUTO and meshed_cores():
         wanted = SingleCopy.ALWAYS
@@ -166,7 +167,7 @@ def _agree_on_single_copy(
 
 
 def _create_segment(group_config: GroupConfig, nonce: bytes) -> int:
-    # Descriptors: the memory, the listener, and a connection to each other rank.
+    # Needs descriptors for the memory, the listener, and a connection to each other rank.
     shortage = shortage_of(group_config.size + 1, group_config.label)
     if shortage is not None:
         raise RendezvousError(shortage.why)
@@ -298,7 +299,7 @@ def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
 
 def _follow(group_config: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
     deadline = time.monotonic() + group_config.timeout_s
-    shortage = shortage_of(2, group_config.label)  # the connection and the memory
+    shortage = shortage_of(2, group_config.label)  # descriptors for the connection and the memory
     if shortage is not None and shortage.free == 0:
         raise RendezvousError(shortage.why)  # no descriptor is left for a report to rank 0
     with connect(group_config, deadline) as leader:
@@ -349,7 +350,7 @@ def _decline(leader: socket.socket) -> None:
 
 
 def _text(peer: socket.socket) -> str:
-    """Returns the other end's reason for a refusal."""
+    """Receives the reason that the other rank gives for its refusal."""
     return peer.recv(_MOST_TEXT_BYTES).decode(errors="replace")
 
 
@@ -396,7 +397,7 @@ def _receive_verdict(leader: socket.socket) -> tuple[SingleCopy, bytes]:
 
 
 def _receive_agreement(leader: socket.socket) -> bool:
-    """Returns rank 0's answer: whether all ranks can read each other's memory."""
+    """Returns True if rank 0 answers that all ranks can read each other's memory."""
     answer = _receive(leader, 1)
     if answer == _REFUSAL:
         raise RendezvousError(_text(leader))

@@ -29,8 +29,9 @@ caches.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleCopyRules:
-    """Ranges of lengths in bytes, by operation. A call uses single copy if its longest part is in
-    the range."""
+    """Ranges of piece lengths in bytes, by operation. A call uses single copy if its longest piece
+    is in the range of its operation.
+    """
 
     pieces: Mapping[Op, range] = field(default_factory=dict)
     block_bytes: int = _BLOCK_BYTES

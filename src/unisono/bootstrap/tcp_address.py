@@ -33,8 +33,9 @@ class TcpAddress:
     text: str
 
     def digest(self) -> bytes:
-        """Returns a hash that distinguishes jobs that use one port, one after another or by
-        mistake."""
+        """Returns a hash that differs between jobs with the same port, which they may use one after
+        another or by mistake.
+        """
         return hashlib.sha256(self.text.encode()).digest()[:16]
 
     def warning(self) -> str:
@@ -114,7 +115,8 @@ def dial(addresses: list[Address], timeout_s: float) -> socket.socket:
         try:
             connection.settimeout(timeout_s)
             connection.connect(address)
-            # The kernel may give a free port of this host to the dialer itself (self-connect).
+            # If no process listens at a port of this host, the kernel may choose this port as the
+            # source port, and the socket connects to itself.
             if connection.getsockname() != connection.getpeername():
                 return connection
             failure = ConnectionRefusedError(errno.ECONNREFUSED, "no process listens")

@@ -29,10 +29,11 @@ _NAME_BYTES = 16
 
 
 class TcpNetwork:
-    """A `Network` over TCP; it exists while this rank is in one of the world's groups.
+    """A `Network` over TCP. It is closed when this rank has left all groups of the world.
 
-    `control_group` has the ranks that inform each other of lost ranks; None means the world.
-    `entered` holds the groups of all control groups, which share the connection manager.
+    `control_group` names the control group, whose ranks inform each other of lost ranks; None means
+    the world's. `entered` holds the groups of all control groups, which share the connection
+    manager.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class TcpNetwork:
         self._entered = set[bytes]() if entered is None else entered
 
     def form(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """Forms a group of these ranks of the world, in this order; all of them call this.
+        """Forms a group of these ranks of the world, in this order; all of them must call this.
 
         A group on one host uses shared memory only. Raises `RendezvousError` if ranks of this host
         are missing. The first call waits for ranks of other hosts.
@@ -76,8 +77,9 @@ class TcpNetwork:
         return self._manager
 
     def form_recovered(self, group_config: GroupConfig, members: Sequence[int]) -> JoinedGroup:
-        """Forms a group that replaces a failed one. Its ranks wait for each other in a control
-        group of their own, in which the first rank sends its data to the others."""
+        """Forms a group that replaces a failed group. Its ranks form a new control group, in which
+        they wait for each other and the first rank sends its data to the others.
+        """
         hosts = self._hosts(members)
         if len(hosts) == 1:
             return join_segment(group_config)
@@ -151,7 +153,7 @@ class TcpNetwork:
 
 
 def _no_watch() -> None:
-    """Does nothing: the watch of a group that needs no checks."""
+    """Does nothing. Used as `watch` if nothing must be checked while a rank waits for others."""
 
 
 def join_by_tcp(
@@ -160,7 +162,8 @@ def join_by_tcp(
     settings: Settings,
     security: Security,
 ) -> JoinedGroup:
-    """Joins the world whose ranks find each other through `store`; returns when all have joined.
+    """Joins the world whose ranks find each other through `bootstrap_store`; returns when all have
+    joined.
 
     Raises `RendezvousError` if a rank is missing at the timeout, `AuthenticationError` if this rank
     is rejected.

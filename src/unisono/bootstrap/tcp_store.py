@@ -36,8 +36,8 @@ the moment, or rank 0 may reject clients because too many unknown clients connec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refused:
-    """Successive refusals, of a proof or of a connection, by the process that listens at the
-    rendezvous.
+    """Consecutive refusals by the process that listens at the rendezvous. It refused this rank's
+    proof if `proof`, else closed the connection. At the time `until`, this rank stops trying.
     """
 
     proof: bool
@@ -140,7 +140,9 @@ class TcpStore:
         return leader
 
     def _introduce(self, leader: socket.socket, hello: Hello, mine: bytes, deadline: float) -> None:
-        """Returns when rank 0 has admitted this rank. Raises `OSError`, `AuthenticationError`."""
+        """Identifies this rank to rank 0, and returns when rank 0 has admitted this rank. Raises
+        `OSError`, `AuthenticationError`.
+        """
         until = max(min(deadline, time.monotonic() + _ATTEMPT_S), time.monotonic() + _VERDICT_S)
         if self._handshake_secret is not None:
             authenticate(

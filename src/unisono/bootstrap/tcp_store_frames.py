@@ -52,7 +52,7 @@ class Hello:
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """Returns a message of rank 0."""
+    """Returns a message of rank 0: its kind, the length of the payload, and the payload."""
     return FRAME.pack(kind, len(payload)) + payload
 
 
@@ -67,7 +67,9 @@ def pack_texts(texts: Sequence[bytes]) -> bytes:
 
 
 def unpack_texts(data: bytes) -> list[bytes]:
-    """Unpacks the texts. Raises `RendezvousError` if the lengths do not fit."""
+    """Unpacks the texts. Raises `RendezvousError` if their lengths do not add up to the length of
+    `data`.
+    """
     count = _COUNT.unpack_from(data)[0] if len(data) >= _COUNT.size else -1
     start = _COUNT.size * (count + 1)
     if not 0 < start <= len(data):

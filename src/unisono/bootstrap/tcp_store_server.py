@@ -31,7 +31,7 @@ _REFUSAL_S = 2.0
 
 
 class Client:
-    """A connection to rank 0, and its progress."""
+    """A connection to rank 0, with the messages that have been received and those to be sent."""
 
     def __init__(self, connection: Connection, secret: bytes | None, security: Security) -> None:
         connection.setblocking(False)
@@ -63,14 +63,16 @@ class Client:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
 
     def send(self, data: bytes) -> None:
-        """Sends as much as possible at once, and keeps the rest. Raises `OSError`."""
+        """Sends as much as possible without waiting, and keeps the remaining bytes for later.
+        Raises `OSError`.
+        """
         self._outgoing += data
         with contextlib.suppress(BlockingIOError):
             while self._outgoing:
                 del self._outgoing[: self.connection.send(self._outgoing)]
 
     def receive(self) -> None:
-        """Reads data, at most up to the end of the next message.
+        """Reads the data that has arrived, and handles each complete message.
 
         Raises `AuthenticationError` for a message that a rank would not send, `OSError` when the
         connection ends.
@@ -151,7 +153,9 @@ class TcpStoreServer:
             self._selector.register(listener, selectors.EVENT_READ)
 
     def exchange(self, mine: bytes, timeout_s: float) -> list[bytes]:
-        """Returns the texts of all ranks, when all ranks have them. Raises `RendezvousError`."""
+        """Returns the texts of all ranks, after all ranks have received these texts. Raises
+        `RendezvousError`.
+        """
         try:
             while len(self._clients) < self._size - 1:
                 self._require_time(
@@ -239,7 +243,7 @@ class TcpStoreServer:
 
     def _serve(self, client: Client, events: int) -> None:
         if client.connection.fileno() < 0:
-            return  # rejected earlier in this round of events
+            return  # rejected while an earlier event of the same `select` was handled
         try:
             if events & selectors.EVENT_WRITE:
                 client.send(b"")

@@ -1,9 +1,9 @@
 """Bootstrap through the store that torchrun gives its ranks, for programs that call `unisono.init`.
 
-Apart from `torch_backend`, only this module imports torch, and only when a rank that torchrun
-started has to find ranks of other hosts: the store's protocol is torch's own. Torch's rendezvous
-opens the store. So this module uses the store of torchrun's agents if the agents share one.
-Otherwise torch finds the same store again when the program makes its process groups.
+This module imports torch, because the store's protocol is torch's own. It does so only when a rank
+that torchrun started has to find ranks of other hosts. Torch's rendezvous opens the store. So this
+module uses the store of torchrun's agents if the agents share one. Otherwise torch finds the same
+store again when the program makes its process groups.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ WATCH_S = 0.02
 
 _VERDICT_S = 1.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_USERS_S = 1.0  # interval at which a rank that finds no rank 0 checks for rank 0 of another user
+_USERS_S = 1.0  # interval at which a rank that finds no rank 0 checks if another user runs rank 0
 
 
 def user_of(connection: socket.socket) -> int:
@@ -52,8 +52,10 @@ def listen(group_config: GroupConfig, deadline: float) -> socket.socket:
 
 
 def connect(group_config: GroupConfig, deadline: float) -> socket.socket:
-    """Connects to rank 0. Raises `RendezvousError` if rank 0 does not listen in time, or belongs to
-    another user. Raises `AuthenticationError` if the listener belongs to another user."""
+    """Connects to rank 0. Raises `RendezvousError` if rank 0 does not listen in time, or if another
+    user runs rank 0. Raises `AuthenticationError` if another user listens at this user's socket
+    name.
+    """
     pause_s = 0.001
     check_at = time.monotonic() + _USERS_S
     while True:
@@ -84,8 +86,8 @@ def connect(group_config: GroupConfig, deadline: float) -> socket.socket:
             + "; if the listener is not a rank of this job, choose another rendezvous than "
             f"{group_config.rendezvous!r}"
         )
-    # Rank 0 may have begun to wait later than this rank; its report is useful even after this
-    # deadline.
+    # Rank 0 may have started later than this rank, so its deadline and its report may come after
+    # this rank's deadline.
     leader.settimeout(max(deadline - time.monotonic(), 0) + _VERDICT_S)
     return leader
 

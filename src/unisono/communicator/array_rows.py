@@ -1,4 +1,6 @@
-"""Arrays as rows of their leading dimension: numbers of rows, pieces and output buffers."""
+"""Arrays as rows of their leading dimension: splits them into pieces, checks their numbers of rows,
+and prepares output buffers.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,8 @@ def split(array: Array, counts: Sequence[int]) -> list[Array]:
 
 
 class RowBuffer(NamedTuple):
-    """The caller's output for rows from all ranks. If `pieces`, the result is one array per
-    rank.
+    """The argument `out` of a call that receives rows from all ranks. If `pieces` is True, the call
+    returns one array per rank.
     """
 
     out: Array | Sequence[Array] | None
@@ -77,8 +79,8 @@ class RowBuffer(NamedTuple):
         return isinstance(self.out, (list, tuple))
 
     def to_receive(self, have: Rows, ranks: int) -> list[int]:
-        """Returns the rows expected from each rank, `ANY` if `out` does not determine the
-        number.
+        """Returns the number of rows that `out` has for each rank; `ANY` (unknown) unless `out` is
+        a list.
         """
         if not self._listed:
             return [ANY] * ranks
@@ -90,7 +92,9 @@ class RowBuffer(NamedTuple):
         ]
 
     def capacity(self, have: Rows) -> int:
-        """Returns the total number of expected rows, `ANY` if `out` does not determine it."""
+        """Returns the total number of rows of `out`; `ANY` (unknown) unless `out` is a single
+        array.
+        """
         return (
             ANY if self.out is None or self._listed else require_alike(self.out, have, "out").count
         )
@@ -106,7 +110,9 @@ class RowBuffer(NamedTuple):
             )
 
     def known_result(self) -> Any:
-        """Returns the result if the call knows it before the counts, else a `DeferredResult`."""
+        """Returns the call's result if it does not depend on the counts of other ranks, else a
+        `DeferredResult`.
+        """
         known = self.out is not None and (self._listed or not self.pieces)
         return self.out if known else DeferredResult()
 
@@ -127,7 +133,7 @@ class RowBuffer(NamedTuple):
 
 
 def require_alike(array: Array, have: Rows, what: str, other: str = "x") -> Rows:
-    """Returns the rows of `array`. Errors call the arrays `what` and `other`.
+    """Returns `array` as rows. Error texts call it `what`, and the array of `have` is `other`.
 
     Raises `ValueError` unless the rows of `array` have the type and size of the rows in `have`.
     """
@@ -170,7 +176,9 @@ def checked(counts: Iterable[Any], ranks: int, what: str) -> list[int]:
 
 
 def table_of(counts: Any, ranks: int) -> Table | None:
-    """Returns a table of counts from each rank to each rank; None if `counts` is not a table."""
+    """Returns the numbers of rows from each rank to each rank; None unless `counts` is
+    two-dimensional.
+    """
     if not hasattr(counts, "__len__") or not len(counts) or not hasattr(counts[0], "__len__"):
         return None
     if len(counts) != ranks:
@@ -181,7 +189,7 @@ def table_of(counts: Any, ranks: int) -> Table | None:
 
 
 def require_sum(counts: list[int], have: Rows, what: str) -> None:
-    """Raises `ValueError` unless the counts add up to the rows of x."""
+    """Raises `ValueError` unless the counts add up to the number of rows of x."""
     if sum(counts) != have.count:
         raise ValueError(f"x has {have.count} rows, but {what} add up to {sum(counts)}: {counts}")
 

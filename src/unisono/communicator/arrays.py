@@ -64,14 +64,14 @@ def stage(array: Array, *, writable: bool) -> Staged:
     located = _ARRAYS.locate(array, writable)
     if located is not None:
         return Staged(located, array)
-    dtype_of(array)  # raises for objects that a copy would not help
+    dtype_of(array)  # raises unless `array` is an array of a supported type
     if isinstance(array, np.ndarray):
         return _stage_numpy(array, writable=writable)
     return _stage_tensor(array, writable=writable)
 
 
 def dtype_of(array: Array, what: str = "") -> DType:
-    """Returns the element type. Raises `UnsupportedError` for other types.
+    """Returns the element type of an array. Raises `UnsupportedError` for an unsupported type.
 
     Raises `TypeError` unless `array` is an array; the error text begins with `what`.
 
@@ -89,7 +89,7 @@ def dtype_of(array: Array, what: str = "") -> DType:
 
 
 def _not_an_array(found: object, what: str = "") -> TypeError:
-    """Returns the error for an object that is not an array; its text begins with `what`."""
+    """Returns the error for an object that is not an array; the error's text begins with `what`."""
     kind = type(found).__name__
     text = f"{what}expected a NumPy array or a CPU torch tensor, not {kind}"
     if isinstance(found, np.ma.MaskedArray):
@@ -152,7 +152,9 @@ def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
 
 
 def stage_pieces(arrays: Sequence[Array], ranks: int, *, writable: bool, what: str) -> list[Staged]:
-    """Returns the memory of one array per rank. Raises `ValueError` if their types differ."""
+    """Returns the memory of `arrays`, one array per rank. Raises `ValueError` if their types
+    differ.
+    """
     if len(arrays) != ranks:
         raise ValueError(f"{what}: expected one array per rank, {ranks}, not {len(arrays)}")
     pieces = [stage(array, writable=writable) for array in arrays]
@@ -169,7 +171,7 @@ def empty_like(like: Array, shape: tuple[int, ...]) -> Array:
 
 
 def widened(array: Array, factor: float | None = None) -> Array:
-    """Returns a contiguous float32 copy of an array of 16- or 8-bit floats, with any strides.
+    """Returns a contiguous float32 copy of 16- or 8-bit floats, which may have any strides.
 
     Multiplies each element by `factor`, a float32, if given.
     """
@@ -178,7 +180,8 @@ def widened(array: Array, factor: float | None = None) -> Array:
     if isinstance(array, np.ndarray):
         wide = np.empty(shape, np.float32)
     else:
-        # Find torch's float32 type with one element: torch converts larger tensors with threads.
+        # Convert one element to find torch's float32 type, since torch starts threads to convert
+        # larger tensors.
         float32 = array.new_empty(()).float().dtype
         wide = array.detach().new_empty(shape, dtype=float32)
     address = stage(wide, writable=True).located[0]

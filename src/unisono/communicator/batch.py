@@ -22,15 +22,15 @@ from unisono.communicator.work import JoinedWork, MessageWork, Work
 from unisono.errors import AbortedError, UnisonoError, UnsupportedError
 from unisono.types import Op
 
-_MOST_PACKED_BYTES = 32 << 10  # above this size, a copy costs more than the exchange that it saves
+_MOST_PACKED_BYTES = 32 << 10  # packing larger arrays costs more time for copies than it saves
 
 
 class BatchedWork(Work):
     """The handle of one call of a batch, for use after the block."""
 
     def __init__(self, name: str, finish: Callable[[], Any] | None = None) -> None:
-        """`name` is the name of the call. If several calls were packed into one, `finish` completes
-        this call.
+        """`name` is the name of the call. If this call is packed with others, `finish` completes
+        this call and returns its result.
         """
         super().__init__(self._outcome)
         self._name = name
@@ -121,7 +121,7 @@ class _Single(NamedTuple):
     handles: Sequence[BatchedWork]
 
     def ready(self, engine: Engine) -> Call:
-        """Returns the call to begin."""
+        """Returns the recorded call."""
         return self.call
 
     def spans(self) -> Iterator[tuple[int, int, bool]]:
@@ -130,8 +130,8 @@ class _Single(NamedTuple):
         """
         if self.call.then is not None:
             return
-        # If inputs and outputs are the same list, the rank may write its result elsewhere, or have
-        # no result.
+        # If inputs and outputs are one list, the call may write its result elsewhere, or have no
+        # result on this rank. So count this memory as read, not as written.
         written = self.call.outputs if self.call.outputs is not self.call.inputs else []
         yield from ((at, at + nbytes, False) for at, nbytes in self.call.inputs)
         yield from ((at, at + nbytes, True) for at, nbytes in written)
@@ -156,7 +156,8 @@ class _Pack:
         address = buffer.ctypes.data
         pack.gather(address)
         request = self._request._replace(lengths=(buffer.nbytes,), packed=lengths)
-        # No single call needs float32 copies, so choose a plan that does not need them.
+        # None of the packed calls needs float32 copies alone. Use the plan of one of them, since
+        # the usual plan for the packed length may need copies.
         if engine.call_cache.widens(request):
             small = engine.call_cache.choose(request.op, self._request.lengths[0])
             request = request._replace(algorithm=small.plan.name)
@@ -199,7 +200,7 @@ class Batch(JoinedWork):
         self._engine.stop_recording()
         if error is not None:
             if self._calls and isinstance(error, Exception):
-                self._engine.refuse("batch", error)  # other ranks may begin its collectives
+                self._engine.refuse("batch", error)  # other ranks may begin the batch's collectives
             self._cancel(error)
             return
         try:

@@ -1,4 +1,4 @@
-"""Bytes that a call moves, by the closed form of its operation.
+"""Bytes that a call moves, computed by a formula for each operation.
 
 The counters of a communicator add these bytes for each call. They depend on the operation, the
 lengths and the rank only, so every algorithm counts the same. A rank moves these bytes if each
@@ -37,11 +37,11 @@ class CallVolume(NamedTuple):
 def elements_moved(
     op: Op, counts: Sequence[int], *, rank: int, ranks: int, root: int = -1
 ) -> tuple[int, int]:
-    """Returns the elements that a rank sends to others and receives from others.
+    """Returns the numbers of elements that a rank sends to others and receives from others.
 
-    `counts` are the elements of each piece: one piece for an operation in place, one per rank if
-    the larger buffer has a piece for each rank. An all_to_all has one count per rank, or one count
-    from each rank to each rank. See `CommunicatorStats` for the formulas.
+    `counts` are the elements of each piece. An operation in place has one piece. An operation whose
+    larger buffer is split among the ranks has one piece per rank. An all_to_all has one count per
+    rank, or one count from each rank to each rank. See `CommunicatorStats` for the formulas.
 
     >>> elements_moved(Op.ALL_REDUCE, [12], rank=0, ranks=4)  # 2 (n-1)/n N
     (18, 18)
@@ -59,7 +59,7 @@ def elements_moved(
         return moved, moved
     if op is Op.ALL_TO_ALL:
         return _exchanged(counts, rank, ranks)
-    if op.scans:  # a chain from rank 0 to the last rank
+    if op.scans:  # each rank but the last sends to the next rank
         return counts[0] * (rank < others), counts[0] * (rank > 0)
     own, total = counts[rank if len(counts) > 1 else 0], sum(counts)
     if op is Op.REDUCE_SCATTER:
@@ -121,7 +121,9 @@ def internal_volume(nbytes: int, *, ranks: int) -> CallVolume:
 
 
 def made_internal(call: native.Prepared) -> native.Prepared:
-    """Returns the same call, counted as one that the library makes for itself."""
+    """Returns the same call, but its counters are those of calls that the library makes for
+    itself.
+    """
     _, _, sent, received = call.volume
     volume = CallVolume(row=_INTERNAL, calls=1, bytes_sent=sent, bytes_received=received)
     return call.with_volume(volume)

@@ -18,7 +18,7 @@ from unisono.schedule import Schedule
 from unisono.selection import Demands, SelectedRule, SelectionTable
 from unisono.types import DType, LengthsFrom, Op, ReduceOp
 
-_MOST_REMEMBERED = 4096  # unit: calls; an uneven call counts once for each of its pieces
+_MOST_REMEMBERED = 4096  # number of calls; a call with uneven pieces counts once per piece
 _FLOAT32_BYTES = 4
 _VOTE_BYTES = 8
 _ALSO = {"product": "prod", "average": "avg"}
@@ -26,12 +26,13 @@ _SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTE
 
 
 class CallRequest(NamedTuple):
-    """All values of a call that the ranks must agree on, and `lengths_from`, which only errors use.
+    """All values of a call that must be equal on all ranks, and `lengths_from`, which only error
+    texts use.
 
-    `lengths` are the bytes of each piece: one piece for an operation in place, one per rank if the
-    larger buffer has a piece for each rank, one per pair of ranks for an uneven all_to_all.
-    `caller_dtype` is the caller's element type if `dtype` is the type of a wider copy. `packed` are
-    the lengths of several arrays that are packed into one buffer.
+    `lengths` are the bytes of each piece. An operation in place has one piece. An operation whose
+    larger buffer is split among the ranks has one piece per rank; an uneven all_to_all has one per
+    pair of ranks. `caller_dtype` is the caller's element type if `dtype` is the type of a wider
+    copy. `packed` are the lengths of several arrays that are packed into one buffer.
     """
 
     op: Op
@@ -57,7 +58,9 @@ class CallRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmChoice:
-    """The plan for a call, and the rule that selected it (None: the caller chose)."""
+    """The plan for a call, and the rule that selected it. The rule is None if the caller named the
+    algorithm.
+    """
 
     plan: LoadedPlan
     selected: SelectedRule | None
@@ -106,7 +109,8 @@ class CallCache:
         self._free = _MOST_REMEMBERED
 
     def name(self, algorithm: str | Schedule | None) -> str | None:
-        """Returns the name of an algorithm for requests. Proves and stores a caller's schedule.
+        """Returns the name by which requests refer to the algorithm. If the caller gave a schedule,
+        proves that it is right and stores it.
 
         Raises `ScheduleError` for a wrong schedule and `TypeError` for other objects.
         """
@@ -125,7 +129,7 @@ class CallCache:
         dtype_bytes: int | None = None,
         narrow: bool = False,
     ) -> AlgorithmChoice:
-        """Chooses the plan for a call of `nbytes` in the caller's larger buffer.
+        """Chooses the plan for a call whose larger buffer (input or output) has `nbytes`.
 
         `narrow` is True for 16- and 8-bit floats. Raises `UnsupportedError` if the algorithm is not
         permitted or cannot serve the call; the text states whether the caller or a rule chose the
@@ -152,7 +156,9 @@ class CallCache:
         return AlgorithmChoice(plan=plan, selected=selected)
 
     def form(self, choice: AlgorithmChoice, op: Op, nbytes: int) -> LoadedPlan:
-        """Returns the variant of the chosen plan for a call with pieces of equal length."""
+        """Returns the chosen plan or its single-copy variant, whichever serves a call with equal
+        pieces.
+        """
         piece_bytes = nbytes // self._ranks if op in _SHARED else nbytes
         return self._executor.serving(choice.plan, op, piece_bytes)
 
@@ -186,7 +192,8 @@ class CallCache:
     def widens(self, request: CallRequest) -> bool:
         """Returns True if the plan would round narrow floats more than once.
 
-        This happens with nested reductions, and with a multiplication before the reduction.
+        This happens if a rounded partial result is reduced again, or if contributions are
+        multiplied before the reduction.
         """
         if not (request.op.reduces and request.dtype.is_narrow_float):
             return False
@@ -222,8 +229,8 @@ class CallCache:
         return found
 
     def exchange(self, op: Op, dtype: DType, root: int, nbytes: int) -> native.Prepared:
-        """Returns the call in which each rank sends its `nbytes` of counts for `op` to all
-        ranks.
+        """Returns the call that exchanges counts before `op`: each rank sends its `nbytes` of
+        counts to all ranks.
         """
         key = (op, dtype, root, nbytes)
         found = self._remembered.get(key)
@@ -244,14 +251,18 @@ class CallCache:
         return found
 
     def split_exchange(self, nbytes: int) -> native.Prepared:
-        """Returns the call in which each rank sends `nbytes` to all ranks, to split the group."""
+        """Returns the call that exchanges data before a `split`: each rank sends `nbytes` to all
+        ranks.
+        """
         plan = self.choose(Op.ALL_GATHER, nbytes * self._ranks).plan
         args = Arguments(op=Op.ALL_GATHER, dtype=DType.UINT8, count=nbytes, splits=True)
         volume = internal_volume(nbytes, ranks=self._ranks)
         return self._executor.prepare(plan, args, piece_bytes=nbytes, volume=volume)
 
     def vote(self) -> native.Prepared:
-        """Returns the call that reduces one int64 of each rank to the minimum."""
+        """Returns the call that reduces the votes of all ranks, one int64 each, to their
+        minimum.
+        """
         key = "vote"
         found = self._remembered.get(key)
         if found is None:

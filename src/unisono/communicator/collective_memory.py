@@ -40,8 +40,8 @@ def _shares(located: Located, ranks: int) -> Memory:
 
 
 def lengths_of(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
-    """Returns the bytes of each piece. Raises `ValueError` if one array for all ranks has no equal
-    shares.
+    """Returns the bytes of each piece. Raises `ValueError` if `staged` is one array for all ranks
+    that cannot be split into equal shares.
     """
     if len(staged) == 1 and staged[0].count % ranks:
         raise ValueError(
@@ -72,7 +72,7 @@ def copied_where_overlapping(sources: list[Staged], targets: list[Staged]) -> li
 
 
 def _extent(staged: list[Staged]) -> Located:
-    """Returns the memory from the start of the first array to the end of the last."""
+    """Returns the smallest memory region that contains all these arrays."""
     start = min(each.located[0] for each in staged)
     return start, max(sum(each.located[:2]) for each in staged) - start, staged[0].located[2]
 
@@ -98,6 +98,8 @@ def restoring(targets: list[Staged]) -> Callable[[], None] | None:
 
 
 def text_of(staged: Staged, nbytes: int | None = None) -> str:
-    """Returns the number and type of elements for an error text; of `nbytes` bytes if given."""
+    """Returns the number and type of the elements, for an error text. If `nbytes` is given, counts
+    only the elements in `nbytes` bytes.
+    """
     count = staged.count if nbytes is None else nbytes // staged.dtype.size_bytes
     return f"{count} elements of {staged.dtype.name.lower()}"

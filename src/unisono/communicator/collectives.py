@@ -69,7 +69,7 @@ def in_place(
         change = change if factor is None else None  # widened has applied the factor
         request = _wide(request)
     elif change is not None and (engine.recording or not receives):
-        own = duplicate(x)  # leave x unchanged: the batch may be cancelled
+        own = duplicate(x)  # x must not change: the batch may be cancelled, or x is only input
     if own is not None:
         memory = stage(own, writable=True)
         complete = assigning(x, own) if receives else None
@@ -99,8 +99,8 @@ def gathering(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes the call of an all_gather or gather. The input is one piece, the output one piece per
-    rank.
+    """Makes the call of an all_gather or gather. The input is this rank's piece; the output has the
+    pieces of all ranks.
 
     `lengths` are the bytes of all pieces. In a gather, a rank other than the root needs this
     argument if the lengths differ. Errors name `lengths_from` as the origin of the lengths.
@@ -167,8 +167,8 @@ def scattering(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes the call of a reduce_scatter or scatter. The input is one piece per rank, the output
-    one piece.
+    """Makes the call of a reduce_scatter or scatter. The input has one piece for each rank; the
+    output is this rank's piece.
 
     For `lengths` and `lengths_from`, see `gathering`.
     """
@@ -274,7 +274,7 @@ def all_to_all(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes the call of an all_to_all. Input and output are one piece per rank.
+    """Makes the call of an all_to_all. Input and output each have one piece for each rank.
 
     `lengths` are the bytes from each rank to each rank, if pieces differ in length. They agree with
     this rank's pieces. Errors name `lengths_from` as the origin of the lengths.
@@ -311,7 +311,7 @@ def all_to_all_between(
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
     """Makes an all_to_all from memory that `both_sides` has prepared."""
-    if len(set(lengths)) == 1:  # an even call: one length per rank is enough
+    if len(set(lengths)) == 1:  # all pieces have one length, so one length per rank is enough
         lengths = lengths[: engine.size]
     request = _request(
         engine, Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm, lengths_from

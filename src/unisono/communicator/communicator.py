@@ -117,7 +117,7 @@ class Communicator:
 
     @property
     def timeline(self) -> TimelineWriter:
-        """The record of this rank's last events, which all communicators of the same world
+        """The record of this rank's most recent events, which all communicators of the same world
         share.
         """
         return self._timeline.open()
@@ -301,7 +301,8 @@ class Communicator:
     # ---- refusal, abort and close
 
     def refuse(self, name: str, error: Exception) -> None:
-        """Tells the other ranks that this rank does not make its next collective call, `name`.
+        """Tells the other ranks that this rank raises an error instead of making its next
+        collective call, `name`.
 
         The program is about to raise `error`, which is the reason. Ranks that refuse the same call
         stay in step with this rank. Ranks that make the call raise `MismatchError` with this
@@ -323,8 +324,8 @@ class Communicator:
         self._finalizer()
 
     def _require_open(self) -> None:
-        """Raises `AbortedError` if the communicator is closed. Methods that make no call use this
-        check.
+        """Raises `AbortedError` if the communicator is closed. Only methods that begin no native
+        call need this check.
         """
         if not self._finalizer.alive:
             raise AbortedError("this communicator is closed")

@@ -1,4 +1,4 @@
-"""Counts of a communicator: calls, bytes and seconds waited, by operation.
+"""Counters of a communicator for each operation: calls, bytes, and seconds of waiting.
 
 `stats` is a method of `Communicator`.
 """
@@ -24,9 +24,9 @@ class OperationStats:
     calls: int = 0
     """Calls that ended without an error."""
     bytes_sent: int = 0
-    """Bytes from this rank to others, by the closed form of the operation."""
+    """Bytes from this rank to others, by the operation's formula in `CommunicatorStats`."""
     bytes_received: int = 0
-    """Bytes from others to this rank, by the closed form of the operation."""
+    """Bytes from others to this rank, by the operation's formula in `CommunicatorStats`."""
     wait_s: float = 0.0
     """Seconds that calls waited for other ranks; see `CommunicatorStats`."""
 
@@ -90,9 +90,10 @@ class CommunicatorStats:
     "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier", "scan", "exscan", "send",
     "recv"."""
     internal: OperationStats
-    """Collectives that the library makes for itself: exchanges of lengths in v-collectives, votes
-    of a `Controller`, the agreement of `split`, and comparisons of calls that reduce by a Python
-    function."""
+    """Collectives that the library makes for itself: exchanges of lengths before v-collectives,
+    votes before the collectives of a `Controller`, exchanges in `split`, and comparisons of calls
+    that reduce by a Python function.
+    """
 
     @property
     def calls(self) -> int:

@@ -57,7 +57,7 @@ def in_place(
     folded = {Op.SCAN: engine.rank + 1, Op.EXSCAN: engine.rank}.get(op, engine.size)
 
     def complete() -> None:
-        if rows is not None and folded > 0:  # false on rank 0 of an exscan
+        if rows is not None and folded > 0:  # rank 0 of an exscan has nothing to fold
             assign(x, _fold(engine, reduction, _each(rows)[:folded]))
 
     gathering = collectives.gathering(engine, gather, x, rows, root, None)
@@ -76,8 +76,8 @@ def reduce_scatter(
     algorithm: str | Schedule | None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes a reduce_scatter with any reduction. For `lengths_from`, see
-    `collectives.scattering`.
+    """Makes a reduce_scatter with any reduction. Error texts name `lengths_from` as the origin of
+    the lengths.
     """
     if not callable(reduction):
         return collectives.scattering(
@@ -117,8 +117,8 @@ def _each(rows: Array) -> list[Array]:
 
 
 def _fold(engine: Engine, function: Function, contributions: list[Array]) -> Array:
-    """Returns f(... f(f(x_0, x_1), x_2) ..., x_n-1). An error of f aborts the group with this
-    cause.
+    """Returns f(... f(f(x_0, x_1), x_2) ..., x_n-1). If f raises an error, aborts the group with
+    this error as the cause.
     """
     acc = contributions[0]
     shape, dtype = tuple(acc.shape), acc.dtype
@@ -148,8 +148,8 @@ def _exchange(
     root: int,
     algorithm: str | Schedule | None,
 ) -> tuple[Call, NDArray[np.uint8]]:
-    """Returns a call that gathers a description of each rank's call, and the array of
-    descriptions.
+    """Returns a call that gathers each rank's call as text for a comparison, and the array for
+    these texts.
     """
     if algorithm is not None:
         raise UnsupportedError(
@@ -170,7 +170,7 @@ def _exchange(
 def _after(
     engine: Engine, exchange: Call, texts: NDArray[np.uint8], call: Call, counted_as: CallRequest
 ) -> Call:
-    """Returns a call that runs `exchange`, then `call`, which the counters count as `counted_as`.
+    """Returns a call that runs `exchange`, then `call`. The counters record `call` as `counted_as`.
 
     Raises `MismatchError` if the exchanged texts differ. Functions are compared by name only.
     """

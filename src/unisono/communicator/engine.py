@@ -47,8 +47,9 @@ class DeferredResult:
 class Call(NamedTuple):
     """A collective call that is ready to run.
 
-    `keep` keeps its memory alive until the call has ended. `complete` then copies the result to the
-    caller's array. `then`, if not None, makes a second call that runs directly after this one.
+    `keep` refers to the call's memory, so that the memory stays alive until the call has ended.
+    `complete` then copies the result to the caller's array. `then`, if not None, makes a second
+    call that runs directly after this one.
     """
 
     prepared: native.Prepared
@@ -61,7 +62,9 @@ class Call(NamedTuple):
     then: Callable[[], PreparedCall] | None = None
 
     def finish(self) -> Any:
-        """Completes the call after its end and returns the result. Must run only once."""
+        """Returns the result after the call has ended. First copies it to the caller's array if
+        necessary, so this must run only once.
+        """
         if self.complete is not None:
             self.complete()
         return self.result.value if isinstance(self.result, DeferredResult) else self.result
@@ -85,7 +88,9 @@ class MessageCall(NamedTuple):
         return f"recv from {'any rank' if self.peer < 0 else f'rank {self.peer}'}{tag}"
 
     def finish(self) -> Any:
-        """Completes the message after its end and returns the result. Must run only once."""
+        """Returns the result after the message has ended. First copies a received message to the
+        caller's array if necessary, so this must run only once.
+        """
         if not self.sends:
             self.staged.restore()
         return self.result
@@ -98,10 +103,10 @@ class CallRecorder(Protocol):
         """Returns True if calls of this thread belong to the batch."""
 
     def add_call(self, name: str, call: Call, async_op: bool) -> Any:
-        """Records a collective and returns the return value of its method."""
+        """Records a collective. Returns the value that the communicator's method returns."""
 
     def add_messages(self, messages: Sequence[MessageCall], result: Any, async_op: bool) -> Any:
-        """Records sends and receives and returns the return value of their method."""
+        """Records sends and receives. Returns the value that the communicator's method returns."""
 
 
 class Engine:
@@ -118,8 +123,8 @@ class Engine:
         *,
         single_copy: SingleCopy = SingleCopy.NEVER,
     ) -> None:
-        """`network` is the group's network if its ranks are on several hosts. `single_copy` states
-        whether the ranks should read each other's memory and are able to.
+        """`network` is the group's network if its ranks are on several hosts. `single_copy` is
+        NEVER if some rank cannot read another rank's memory.
         """
         self.group = group
         self.network = network
@@ -188,7 +193,9 @@ class Engine:
         self._quick.stop_recording()
 
     def pack_into(self, request: CallRequest, most_bytes: int, pack: native.Pack) -> None:
-        """Lets `quick` add calls with the type and reduction of `request` to `pack`."""
+        """Lets the fast path `quick` add all_reduces of at most `most_bytes` to `pack`, if they
+        have the type and reduction of `request`.
+        """
         self._quick.pack_into(request.dtype, request.reduction, most_bytes, pack)
 
     def collective(self, name: str, async_op: bool, make: Callable[..., Call], *args: Any) -> Any:
@@ -214,7 +221,7 @@ class Engine:
         try:
             yield
         except CommunicationError:
-            raise  # all ranks raise this error
+            raise  # all ranks raise this error, so it needs no report
         except Exception as error:
             self.refuse(name, error)
             raise
@@ -254,8 +261,8 @@ class Engine:
         call: Call | None,
         finish: Callable[[], Any] | None,
     ) -> CollectiveWork:
-        """Begins the reduction of `votes`, one number of each rank. Runs `call` next if the result
-        is not 0.
+        """Begins a voted call: reduces `votes`, one number of each rank, and then runs `call` if
+        the result is not 0.
 
         `finish` is called once after the end, and returns the result.
         """
@@ -271,8 +278,8 @@ class Engine:
     def voted_all_reduce(
         self, vote: native.Prepared, call: native.Prepared, lengths: Sequence[int]
     ) -> native.VotedAllReduce:
-        """Prepares a vote and the all_reduce `call` that follows it; `lengths` are the bytes of its
-        arrays.
+        """Prepares `vote` and the all_reduce `call`, which runs if all ranks vote yes. `lengths`
+        are the bytes of each array that `call` reduces.
         """
         pending = self._pending_calls
         return native.VotedAllReduce(
@@ -283,7 +290,8 @@ class Engine:
         self._pending_calls.keep(work)
         try:
             work.job = submit()
-        # the call has not begun: errors of signal handlers are raised only after the begin
+        # This error means that the call has not begun; errors of signal handlers come only after
+        # the begin.
         except UnisonoError:
             self._pending_calls.release(work)
             raise
@@ -294,7 +302,9 @@ class Engine:
     def exchange_messages(
         self, messages: Sequence[MessageCall], result: Any, async_op: bool
     ) -> Any:
-        """Exchanges messages in any order. Returns `result`, or a `Work` that returns it."""
+        """Sends and receives messages in any order. Returns `result`; if `async_op`, returns a
+        `Work`.
+        """
         if self.recorder is not None and self.recorder.is_recording_thread():
             return self.recorder.add_messages(messages, result, async_op)
         if not messages:
@@ -314,7 +324,8 @@ class Engine:
     def begin_messages(
         self, messages: Sequence[MessageCall], *, in_background: bool
     ) -> list[native.Request | MessageWork]:
-        """Begins messages, receives first, so that arriving messages need no intermediate storage.
+        """Begins all receives and then all sends, so that arriving messages need no intermediate
+        storage.
 
         With `in_background` the messages progress while the program does other work.
         """

@@ -10,8 +10,8 @@ _LONG_S = 0.02
 
 
 def estimate_call_s(time_s: Callable[[int], float], *, least_s: float, most: int) -> float:
-    """Returns seconds per call, timed over back-to-back calls that take at least `least_s` in
-    total, but over at most `most` calls.
+    """Returns the seconds per call of back-to-back calls. Increases their number until they take
+    `least_s` in total, up to `most` calls.
 
     `time_s(n)` runs n calls and returns seconds per call. The result is the best of a few trials.
     If a trial with an interruption of milliseconds counted, the next measurement would have too few

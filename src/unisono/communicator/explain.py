@@ -36,7 +36,8 @@ def explain(
     dtype_bytes: int = 4,
     measure: bool = False,
 ) -> Explanation:
-    """Explains which algorithm serves a call of `nbytes` (in the caller's larger buffer), and why.
+    """Explains which algorithm serves a call, and why. `nbytes` is the length of the caller's
+    larger buffer (input or output).
 
     The explanation has the rule and its source, predicted and measured times, and the runner-up.
     `dtype_bytes` is the size of one element, for rules that depend on it. Measured times come from
@@ -67,7 +68,7 @@ def explain(
 
 
 def _timed(comm: Communicator, found: Explanation, root: int, dtype_bytes: int) -> Explanation:
-    """Returns the explanation with times measured now."""
+    """Returns the explanation with newly measured times of its algorithms."""
     if dtype_bytes not in _DTYPES:
         raise UnsupportedError(f"dtype_bytes: expected one of {sorted(_DTYPES)}, not {dtype_bytes}")
     calls = {found.algorithm: _call(comm, found, root, dtype_bytes, None)}
@@ -86,8 +87,8 @@ def _timed(comm: Communicator, found: Explanation, root: int, dtype_bytes: int) 
 def _call(
     comm: Communicator, found: Explanation, root: int, dtype_bytes: int, algorithm: str | None
 ) -> Callable[[], Any]:
-    """Returns a function that makes the explained call with `algorithm`; None means the chosen
-    one.
+    """Returns a function that makes the explained call with `algorithm`; None means the algorithm
+    that the library chooses.
     """
     op = found.op
     if op is Op.BARRIER:
@@ -107,15 +108,16 @@ def _call(
 
 
 def _time_alternately(comm: Communicator, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Returns seconds per call of each algorithm: the median over repetitions of the slowest rank's
-    time.
+    """Returns the seconds per call of each algorithm: the median of several repetitions, each timed
+    on its slowest rank.
     """
     repetitions: dict[str, list[float]] = {}
     calls_of: dict[str, int] = {}
     for name, call in calls.items():
         try:
             call()
-        # raised on all ranks, for example by a reproducible communicator
+        # All ranks raise this, for example if a reproducible communicator does not permit the
+        # algorithm.
         except UnsupportedError:
             continue
         # All ranks see the same times, so all make the same number of calls.

@@ -96,7 +96,9 @@ class Explanation:
 def _estimates(
     op: Op, nbytes: int, hosts: Hosts, chosen: str, table: SelectionTable
 ) -> Iterator[Estimate]:
-    """Yields the known times of every algorithm that can serve the call."""
+    """Yields the predicted time of every algorithm that can serve the call, and the measured time
+    if known.
+    """
     alone = len(hosts) == 1
     times_s = table.times_s(op, nbytes, sum(map(len, hosts))) if alone else {}
     known = algorithms.names(op) if alone else candidates(op)

@@ -92,7 +92,7 @@ def group(
 
 @contextmanager
 def _named_in_errors(call: str, advice: str) -> Iterator[None]:
-    """Adds the name of the call and an advice to a `RendezvousError`."""
+    """Adds the call and `advice` to the text of a `RendezvousError`."""
     try:
         yield
     except RendezvousError as error:

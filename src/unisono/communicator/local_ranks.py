@@ -24,7 +24,7 @@ from unisono import config
 from unisono.communicator.pickling import pack
 from unisono.errors import CommunicationError, PeerLostError, UnisonoError
 
-_GRACE_S = 2.0  # time for the other ranks to report after the first failure
+_GRACE_S = 2.0  # seconds that the other ranks have for their reports after the first failure
 _PR_SET_PDEATHSIG = 1
 
 

@@ -39,9 +39,9 @@ class Probed(NamedTuple):
 def send(self: Communicator, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
     """Sends `x` to rank `dst`, which may be this rank.
 
-    A message of a few KiB may return before the receiver asks for it; a larger one waits for its
-    receiver. With `async_op=True` the call returns at once, and the program must not change `x`
-    until the `Work` is done.
+    The send of a message of a few KiB may return before the receiver asks for it. The send of a
+    larger message waits for the receiver. With `async_op=True` the call returns at once, and the
+    program must not change `x` until the `Work` is done.
     """
     done = self._messages.send(x, dst, tag, async_op)
     if done is not NotImplemented:
@@ -275,7 +275,9 @@ def _sending(engine: Engine, x: Array, dst: int, tag: int, name: str = "dst") ->
 def _sending_beside(
     engine: Engine, x: Array, dst: int, incoming: Sequence[MessageCall]
 ) -> MessageCall:
-    """Makes the message of `x` to a neighbour. Copies `x` if an incoming message overwrites it."""
+    """Makes the message that sends `x` to a neighbour. Copies `x` if an incoming message overwrites
+    it.
+    """
     message = _sending(engine, x, dst, _NEIGHBOR_TAG, "a neighbour")
     if any(overlap(message.staged.located, each.staged.located) for each in incoming):
         return message._replace(staged=stage(duplicate(x), writable=False))
@@ -307,7 +309,7 @@ def _pieces(x: Array | Sequence[Array], count: int, what: str) -> Sequence[Array
 def _allocate(
     x: Array | Sequence[Array], sent: int, received: int, symmetric: bool
 ) -> Array | list[Array]:
-    """Allocates arrays to receive pieces of the lengths that this rank sends."""
+    """Allocates `out` for pieces that are as long as the pieces that this rank sends."""
     if isinstance(x, (list, tuple)):
         if not symmetric:
             raise ValueError("neighbor_exchange needs out if x is a list and sources are given")

@@ -42,10 +42,10 @@ def premul_sum(factor: Any) -> PremulSum:
 
 
 def scale(array: Any, factor: Any) -> None:
-    """Multiplies contiguous elements in place.
+    """Multiplies the elements of a contiguous array by `factor`, in place.
 
-    Raises `UnsupportedError` for a factor of a wider kind, such as a float factor of integers, and
-    `ValueError` for a factor whose shape does not fit.
+    Raises `UnsupportedError` for a factor of a wider kind, such as a float factor for integer
+    elements, and `ValueError` for a factor whose shape does not fit.
 
     >>> x = np.array([1, 2, 3], np.int32)
     >>> scale(x, 2)
@@ -81,8 +81,8 @@ def float_factor(reduction: object) -> float | None:
 
 
 def _scale_complex(x: NDArray[Any], by: NDArray[Any]) -> None:
-    # NumPy's own complex product fuses multiplication and addition in some elements but not in
-    # others.
+    # NumPy's own complex product is not used: it fuses multiplication and addition in some elements
+    # but not in others.
     real = x.real * by.real - x.imag * by.imag
     x.imag = x.real * by.imag + x.imag * by.real
     x.real = real

@@ -1,4 +1,5 @@
-"""Algorithms that a reproducible communicator may run: every element is one fold in rank order.
+"""Algorithms that a reproducible communicator may run: every element of the result is a fold of the
+contributions in rank order.
 
 The bits of an element then depend only on its contributions and their ranks. They do not depend on
 message length, position in the message, algorithm or hosts. This holds for any kind of link, since
@@ -57,6 +58,6 @@ def _allowed(executor: NativeExecutor, op: Op, root: int, *, narrow: bool) -> It
         try:
             plan = executor.plan(op, name, root)
         except UnsupportedError:
-            continue  # it does not serve this number of ranks
+            continue  # the algorithm does not serve this number of ranks
         if is_reproducible(plan, narrow=narrow):
             yield name

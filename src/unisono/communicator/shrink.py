@@ -33,14 +33,13 @@ def shrink(
     timeout_s: float | None = None,
     selection: Selectable | None = None,
 ) -> Communicator:
-    """Makes a communicator of the ranks that are left, in their order in this communicator.
+    """Makes a communicator of the remaining ranks, in their order in this communicator.
 
-    Collective over the ranks that are left; all of them get the same members. The call is possible
-    in any state: after any `CommunicationError`, after an error of another rank, and without an
-    error. Afterwards this communicator refuses all work, and its pending calls end with
-    `AbortedError`. The new communicator has the same settings, timeout and selection. For
-    `selection`, see `split`. The new communicator's `former_ranks` are the ranks' numbers in this
-    communicator.
+    Collective over the remaining ranks; all of them get the same members. The call is possible in
+    any state: after any `CommunicationError`, after an error of another rank, and without an error.
+    Afterwards this communicator refuses all work, and its pending calls end with `AbortedError`.
+    The new communicator has the same settings, timeout and selection. For `selection`, see `split`.
+    The new communicator's `former_ranks` are the ranks' numbers in this communicator.
 
     - A rank that dies before the new group is complete is excluded too. The next call on the new
       group detects a rank that dies later; another `shrink` can then remove it.
@@ -90,7 +89,9 @@ def shrink(
 
 
 def _joined(former: Communicator, found: RecoveredGroup) -> Communicator:
-    """Returns the communicator of a recovered group, with the settings of the former one."""
+    """Returns the communicator of a recovered group, with the settings of the former
+    communicator.
+    """
     group_config = GroupConfig(
         rank=found.members.index(former.rank),
         size=len(found.members),

@@ -1,4 +1,6 @@
-"""Makes the `Call` of each v-collective, after an exchange of the counts where it is needed."""
+"""Makes the `Call` of each v-collective. If ranks do not know all counts, the call exchanges them
+first.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +196,9 @@ def _require_own_count(shares: list[int], rank: int, have: Rows) -> None:
 
 
 def _source(counts: Counts | None) -> LengthsFrom:
-    """Returns the argument that errors name if lengths differ, or NONE for exchanged counts."""
+    """Returns the argument that error texts name as the origin of the lengths; NONE if the counts
+    were exchanged.
+    """
     return LengthsFrom.NONE if counts is None else LengthsFrom.COUNTS
 
 
@@ -240,8 +244,8 @@ def _scattering_on_root(
 
 
 def _rows_on_root(x: Array | Sequence[Array] | None, ranks: int) -> tuple[Rows, list[int]]:
-    """Returns the root's rows, and the number of rows for each rank: `ANY` if x does not determine
-    it.
+    """Returns the root's `x` as rows, and the number of rows for each rank: `ANY` (unknown) unless
+    `x` is a list.
     """
     if x is None:
         raise ValueError("scatter_v needs x on the root")
@@ -262,7 +266,9 @@ def _require_shares(shares: list[int], have: Rows, to_send: list[int]) -> None:
 
 
 def _own_count(out: Array | None, have: Rows, listed: bool) -> int:
-    """Returns the number of rows that the root receives from itself: `ANY` if out is None."""
+    """Returns the number of rows that the root receives from itself: `ANY` (unknown) if `out` is
+    None.
+    """
     if out is not None:
         return require_alike(out, have, "out").count
     if not listed:

@@ -1,10 +1,10 @@
 """Voted calls: collectives that run only if every rank is ready.
 
-Each rank begins a voted call with its vote. The ranks first reduce the votes, 8 bytes, to their
-minimum. If all ranks are ready, the collective follows at once within the same call, and no Python
-runs in between. Otherwise the call is void: it ends without an error and changes no array. So a
-rank may begin a voted call before it knows whether the others are ready, and a rank that is not
-ready can end the wait of the others.
+Each rank begins a voted call with its vote, which states whether the rank is ready. The ranks first
+reduce the votes, 8 bytes, to their minimum. If all ranks are ready, the collective follows at once
+within the same call, and no Python runs in between. Otherwise the call is void: it ends without an
+error and changes no array. So a rank may begin a voted call before it knows whether the others are
+ready, and a rank that is not ready can end the wait of the others.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class VotedWork:
         self._votes = votes
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits for the end of the call. Returns the result; None for a void call. Raises the
-        errors of `Work.wait`.
+        """Waits for the end of the call. Returns the result; None if the call was void because a
+        rank was not ready. Raises the errors of `Work.wait`.
         """
         return self._work.wait(timeout_s)
 
@@ -99,8 +99,8 @@ def begin_unvoted(comm: Communicator, name: str, call: Call) -> CollectiveWork:
 class FusedAllReduce:
     """An all_reduce of several arrays as one message, in place; made once, called many times.
 
-    The arrays of later calls have the same types and lengths as those of the first. A single array
-    is reduced in place. Several arrays are copied into one buffer, and back at the end.
+    The arrays of all calls have the same types and lengths as `arrays`. A single array is reduced
+    in place. Several arrays are copied into one buffer, and back at the end.
     """
 
     def __init__(self, comm: Communicator, arrays: Sequence[Array], op: str) -> None:
@@ -114,7 +114,8 @@ class FusedAllReduce:
         )
         engine.call_cache.check(request)
         if engine.call_cache.widens(request):
-            # Use an algorithm that rounds once, as for each array alone.
+            # Use the algorithm of the shortest array, which rounds each result once, as if the
+            # arrays were reduced separately.
             small = engine.call_cache.choose(request.op, min(lengths), dtype_bytes=2, narrow=True)
             request = request._replace(algorithm=small.plan.name)
         if len(arrays) == 1:

@@ -13,7 +13,7 @@ from unisono.types import Op
 
 _OPS = tuple(Op)
 
-_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 10e-6, 1e-3  # sleeps between polls of different kinds of work
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 10e-6, 1e-3  # shortest and longest sleep of `_poll_for_any`
 
 _FAULTS: dict[int, type[errors.UnisonoError]] = {
     1: errors.PeerLostError,
@@ -85,7 +85,7 @@ class Work(ABC):
         if not self._wait_native(None if timeout_s is None else max(0.0, timeout_s)):
             raise TimeoutError(f"the call is still under way after {timeout_s:g} s (timeout)")
         if self._lock is not None:
-            with self._lock:  # a second thread finds the completed result
+            with self._lock:  # if two threads wait, only one completes the result
                 self._finish_once()
         return self._result
 
@@ -178,12 +178,14 @@ def _poll_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
         sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
 
 
-# the handle of one message, which C++ makes and waits for, without Python code
+# `native.Request` is the handle of one message. C++ makes it and waits for it without Python code.
 Work.register(native.Request)
 
 
 class CollectiveWork(Work):
-    """A pending collective. It has no `job` before it begins. `keep` keeps its memory alive."""
+    """A pending collective. Its `job` is None before the call begins. `keep` keeps its memory
+    alive.
+    """
 
     def __init__(
         self,
@@ -224,7 +226,7 @@ class CollectiveWork(Work):
 class PendingCalls:
     """Keeps the arrays of pending calls alive, even if the program drops its handles.
 
-    A call is kept before it begins; a call that C++ begins is kept in the same step. After the
+    A call is added before it begins. A call that C++ begins is added in the same step. After the
     begin, other threads read and write the arrays, and a signal handler may raise an error before
     the caller has the handle.
     """
@@ -256,7 +258,9 @@ class PendingCalls:
         self.prune()
 
     def prune(self) -> None:
-        """Releases ended works, once their number has doubled since the last time."""
+        """Releases the works that have ended, once the number of kept works has more than doubled
+        since the previous release.
+        """
         if len(self.held) <= self._prune_above:
             return
         # Iterate over a copy, and discard one by one: other threads may do the same.
@@ -267,7 +271,9 @@ class PendingCalls:
 
 
 class MessageWork(Work):
-    """A pending receive through a copy of the caller's array."""
+    """A pending receive into a copy of the caller's array. `finish` copies the message to the
+    array.
+    """
 
     def __init__(self, request: native.Request, finish: Callable[[], Any]) -> None:
         super().__init__(finish)
@@ -331,7 +337,8 @@ class JoinedWork(Work):
     def _poll(self) -> bool:
         return all(work._poll() for work in self.works)
 
-    def _cannot_complete(self) -> bool:  # like `test`, which stops at the first pending work
+    # asks only the first pending work, since `test` stops there
+    def _cannot_complete(self) -> bool:
         return next((work._cannot_complete() for work in self.works if not work._poll()), False)
 
     def _end_if_late(self, waited_s: float) -> None:
