@@ -1,4 +1,5 @@
-"""Control messages among ranks of several hosts: failures, departures, and each rank's last call.
+"""Control messages among ranks of several hosts: failures, departures, and each rank's most recent
+call.
 
 Each rank has a `ConnectionManager`. It joins the world, opens the connections of each group, and
 keeps the control channels. Every rank has a control channel to the control server on rank 0, which

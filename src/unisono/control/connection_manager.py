@@ -59,7 +59,8 @@ class ConnectionManager:
         self._bound: tuple[Address, ...] = tuple(one.getsockname()[:2] for one in self._listeners)
         self._loop = EventLoop()
         self._world_connections: WorldConnections | None = None
-        self._open = threading.Lock()  # taken by the thread that closes; no thread waits for it
+        # acquired by the first `close` and never released; no thread waits
+        self._open = threading.Lock()
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _abandon_in_child(this))
 
@@ -77,8 +78,8 @@ class ConnectionManager:
         peer_infos: Sequence[PeerInfo],
         timeout_s: float,
     ) -> None:
-        """Joins the ranks at `peer_infos` (by rank, including this one). Returns when rank 0 is
-        connected; on rank 0, when all ranks are.
+        """Joins the world of the ranks at `peer_infos`, which includes this rank. Returns when rank
+        0 is connected; on rank 0, returns when all ranks are connected.
 
         `world` is equal on all ranks, and no other world uses it; `secret` is the job's. Raises
         `RendezvousError` if ranks are missing at the timeout or lost, `AuthenticationError` if rank
@@ -155,20 +156,21 @@ class ConnectionManager:
         """Forms a control group of these world ranks, which must all call this. Returns the data of
         the first rank.
 
-        Calls `watch` repeatedly meanwhile, which may raise. Raises `RendezvousError` if ranks are
-        missing.
+        Calls `watch`, which may raise, repeatedly during the wait. Raises `RendezvousError` if
+        ranks are missing.
         """
         return self._require_joined().form_control_group(
             tag_of(control_group), members, rank0_data, timeout_s, watch
         )
 
     def drop_control_group(self, control_group: bytes) -> None:
-        """Leaves a control group whose group was not formed."""
+        """Leaves a control group after the forming of its group has failed."""
         self._require_joined().drop_control_group(tag_of(control_group))
 
     def open_inbox(self, attempt: Attempt, peers: Iterable[int]) -> RecoveryInbox:
-        """Begins to shrink a group on this rank. `peers` are the world ranks of the group's other
-        ranks, which are all dialed."""
+        """Begins to shrink a group on this rank: dials `peers`, the world ranks of the group's
+        other ranks. Returns the inbox for events of this attempt.
+        """
         peer_messages, inbox, others = (
             self._require_joined().peer_messages,
             RecoveryInbox(),
@@ -178,8 +180,9 @@ class ConnectionManager:
         return inbox
 
     def close_inbox(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
-        """Ends an attempt to shrink. Unless the attempt `finished`, tells the other ranks. If this
-        rank leaves the group `for_good`, ranks that begin to shrink later are told, too."""
+        """Ends an attempt to shrink. Unless the attempt `finished`, tells the other ranks that this
+        rank gave up. If this rank leaves the group `for_good`, ranks that begin to shrink later are
+        told, too."""
         peer_messages = self._require_joined().peer_messages
         self._loop.call(
             lambda: peer_messages.close_attempt(attempt, finished=finished, for_good=for_good)
@@ -191,7 +194,7 @@ class ConnectionManager:
         self._loop.call(lambda: peer_messages.send(attempt, to, data))
 
     def request_vote(self, attempt: Attempt, to: int, request: VoteRequest) -> None:
-        """Requests the vote of a rank's host on the group that replaces a failed group."""
+        """Requests the vote (Paxos) of a rank's host on the group that replaces a failed group."""
         peer_messages = self._require_joined().peer_messages
         self._loop.call(lambda: peer_messages.request_vote(attempt[0], to, request))
 

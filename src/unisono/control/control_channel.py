@@ -1,4 +1,6 @@
-"""A control channel: one connection for messages in both directions, with detection of its end."""
+"""A control channel: one connection for messages in both directions, which detects when the other
+end is lost.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ _log = logging.getLogger("unisono")
 
 _READ_BYTES = 1 << 16
 _MOST_PENDING_BYTES = 8 << 20
-# Maximum number of bytes of last-call queries and answers to a peer that has sent nothing since. A
-# stopped process does not read. Once these messages fill its kernel's buffers, that process would
-# look like a lost host.
+# Maximum number of bytes of queries for last calls, and of answers, that are sent to a peer while
+# the peer sends nothing. A stopped process does not read. Once these messages fill its kernel's
+# buffers, that process would look like a lost host.
 _MOST_UNREAD_BYTES = 8 << 10
-# Seconds of a silence that may be undetected: the time until a query starts, and the delay of a
-# busy machine.
+# Seconds by which a silence may be longer than measured, because it began before the query or the
+# machine is busy.
 _UNSEEN_S = 0.4
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -84,14 +86,15 @@ class ControlChannel:
             self._loop.later(0, self._flush)
 
     def send_query(self, message: ControlMessage) -> None:
-        """Sends a message that requires an answer. From now on, the host is lost if it is silent
-        for too long."""
+        """Sends a message that requires an answer. Until a message arrives, the host counts as lost
+        if it is silent for too long.
+        """
         self._waiting = True
         self.send(message)
 
     def mark_read(self) -> None:
-        """Records that the rank reads its messages: another connection received a message from
-        it.
+        """Records that the rank reads its messages, since a message from it arrived on another
+        connection.
         """
         self._unread_bytes = 0
 
@@ -134,8 +137,8 @@ class ControlChannel:
         except ValueError as error:
             self._end(f"sent a malformed message ({error})")
         except Exception as error:
-            # An error in unisono. A channel that is neither read nor ended would leave its rank
-            # without messages forever.
+            # A bug of unisono. End the channel: after an uncaught error the event loop would not
+            # read it any more, and nobody would notice that messages are missing.
             _log.exception("unisono failed to handle a message of another rank")
             self._end(
                 f"sent a message that this rank failed to handle: {type(error).__name__}: {error}"
@@ -159,8 +162,8 @@ class ControlChannel:
             self._loop.later(CHECK_INTERVAL_S, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Ends the channel if an acknowledgement is missing for too long. Repeats until it
-        arrives.
+        """Ends the channel if an acknowledgement is missing for too long. Repeats the check until
+        the acknowledgement arrives.
         """
         if self._over or self._silence is None:
             return

@@ -37,8 +37,9 @@ class ControlGroup:
         handle: Callable[[ControlMessage, ControlGroup], None],
         server_lost: Callable[[ControlGroup], None],
     ) -> None:
-        """`server_lost` is called when the server has left or is lost. After that, `world` sends
-        messages directly to the receiving ranks."""
+        """`server_lost` is called when the server has left or is lost. After that, messages go
+        directly to the receiving ranks.
+        """
         self.has_lost_server = False
         self._send_directly = world.send
         self.world = replace(world, send=self._send)
@@ -54,8 +55,9 @@ class ControlGroup:
         self._problem: UnisonoError | None = None
 
     def begin(self, host_s: float) -> None:
-        """Starts the server, or connects this rank, for which the server's host may take `host_s`
-        to answer."""
+        """Starts the server on the first member. On other members, connects to the server, whose
+        host may take `host_s` seconds to answer.
+        """
         config, first = self.world.config, self._members[0]
         if config.rank == first:
             hosts = {rank: config.peer_infos[rank].addresses[0][0] for rank in self._members}
@@ -72,8 +74,10 @@ class ControlGroup:
             )
 
     def wait(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
-        """Waits until this rank is connected; on the server, until all ranks are. Raises a failure
-        that occurred meanwhile. Calls `watch` repeatedly meanwhile, which may raise."""
+        """Waits until this rank is connected to the server; on the server, waits until all ranks
+        are connected. Raises a failure that occurs during the wait. Calls `watch`, which may raise,
+        repeatedly during the wait.
+        """
         deadline = time.monotonic() + timeout_s
         pause_s = timeout_s if watch is None else _WATCH_S
         while not self._complete.wait(pause_s):
@@ -95,8 +99,9 @@ class ControlGroup:
             )
 
     def take(self, sock: socket.socket, introduction: Introduction) -> str:
-        """Takes over a rank's connection to the server. Returns the reason for a refusal, else an
-        empty text."""
+        """Accepts a rank's connection to the server. Returns the reason if it is refused, else an
+        empty text.
+        """
         if self._server is None or not self._server.awaits(introduction.rank):
             return f"a second process claims to be rank {introduction.rank}"
         self._server.take(sock, introduction)
@@ -117,8 +122,8 @@ class ControlGroup:
             self._endpoint.leave()
 
     def ended(self) -> bool:
-        """Returns True if the server, or all clients of this server, have acknowledged the
-        departure.
+        """Returns True if the departure is acknowledged: on a client by the server, on the server
+        by all clients.
         """
         return self._endpoint is None or self._endpoint.ended()
 
@@ -162,7 +167,8 @@ class ControlGroup:
     def _send(self, message: ControlMessage) -> None:
         if self._endpoint is None or self._endpoint.send(message):
             return
-        # All ranks that share a group with a lost server have detected the loss themselves.
+        # The ranks of a group that includes the lost server detect the loss themselves, so they
+        # need no message.
         first = self._members[0]
         if first not in self.lost or first not in message.to:
             self._send_directly(message)

@@ -16,7 +16,7 @@ from enum import IntEnum
 from unisono.control.group_endpoint import Fault, fault_of
 from unisono.transport import NO_GROUP, TAG_BYTES
 
-# length of the rest, kind, origin, tag, number of addressed ranks
+# bytes that follow the head, kind, origin, tag of the group, number of addressed ranks
 _HEAD = struct.Struct(f"<IB3xI{TAG_BYTES}sI")
 _FAULT = struct.Struct("<I")
 CALLED_BYTES = 48
@@ -32,12 +32,12 @@ class MessageKind(IntEnum):
 
     WELCOME = 1  # from the server to a connected rank: the server's process id and data
     LEFT = 2  # a rank closed a group without a failure
-    FAILED = 3  # a group failed on a rank: fault and text
-    LAST_CALL_QUERY = 4  # query of each rank's last call, with the sender's last call
-    LAST_CALLS = 5  # the last calls of some ranks
-    LOST = 6  # a rank is lost: text
+    FAILED = 3  # a group has failed on a rank; body: fault and error text
+    LAST_CALL_QUERY = 4  # asks for each rank's most recent call; body: the sender's own
+    LAST_CALLS = 5  # the most recent calls of some ranks
+    LOST = 6  # a rank is lost; body: error text
     BYE = 7  # a rank leaves the control group without a failure
-    RECOVERY_TEXT = 8  # to a rank that shrinks a group: a recovery message of another rank
+    RECOVERY_TEXT = 8  # message of the recovery agreement between ranks that shrink a group
     VOTE_REQUEST = 9  # request for the vote of a host on the group that replaces a failed group
     VOTE_REPLY = 10  # answer to a vote request
 
@@ -74,7 +74,9 @@ class Frames:
         self._data = bytearray()
 
     def take(self, data: bytes) -> Iterator[ControlMessage]:
-        """Yields the messages that `data` completes. Raises `ValueError` for a malformed frame."""
+        """Adds the received bytes `data`, and yields the messages that are then complete. Raises
+        `ValueError` for a malformed frame.
+        """
         self._data += data
         while len(self._data) >= _HEAD.size:
             length, kind, origin, tag, count = _HEAD.unpack_from(self._data)
@@ -112,14 +114,14 @@ def unpack_failure(body: bytes) -> tuple[Fault, str]:
 
 
 def pack_last_calls(called: Iterable[tuple[int, bytes]]) -> list[bytes]:
-    """Packs last calls of ranks into as many bodies as needed; at least one."""
+    """Packs the most recent calls of ranks into message bodies: as many as needed, at least one."""
     entries = [_ENTRY.pack(rank, last) for rank, last in called]
     starts = range(0, max(len(entries), 1), _MOST_ENTRIES)
     return [b"".join(entries[start : start + _MOST_ENTRIES]) for start in starts]
 
 
 def unpack_last_calls(body: bytes) -> list[tuple[int, bytes]]:
-    """Returns last calls, by world rank. Raises `ValueError`.
+    """Returns pairs of a world rank and its most recent call. Raises `ValueError`.
 
     >>> (body,) = pack_last_calls([(3, bytes(CALLED_BYTES))])
     >>> unpack_last_calls(body) == [(3, bytes(CALLED_BYTES))]

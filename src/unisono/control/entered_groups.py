@@ -14,8 +14,9 @@ from unisono.control.recovery_vote import Vote, VoteReply, VoteRequest
 from unisono.native import Group
 from unisono.transport import Connection, Introduction
 
-_MOST_PARKED = 256  # connections of one rank for groups not entered yet
-_MOST_EARLY = 4096  # messages for groups not entered yet
+# maximum of one rank's connections that wait until this rank enters their groups
+_MOST_PARKED = 256
+_MOST_EARLY = 4096  # maximum of messages that wait until this rank enters their groups
 _MOST_DEPARTED = 4096
 
 
@@ -78,25 +79,30 @@ class EnteredGroups:
                 del self._departed[next(iter(self._departed))]
 
     def cast(self, tag: bytes, request: VoteRequest) -> VoteReply | None:
-        """Returns this host's reply to a vote request; None if the group is not entered."""
+        """Applies a vote request to this host's vote and returns the reply; None if this rank is
+        not in the group.
+        """
         return self._entered[tag].cast(request) if tag in self._entered else None
 
     def vote(self, tag: bytes) -> Vote | None:
         """Returns this host's vote on the group that replaces a failed group. If this rank has left
-        the group, returns the vote at that time."""
+        the group, returns the vote that the host had then.
+        """
         if tag in self._entered:
             return self._entered[tag].vote()
         return self._departed[tag].vote if tag in self._departed else None
 
     def leave_all(self) -> None:
-        """Leaves all groups, and closes parked connections."""
+        """Leaves all groups, and closes connections that wait for groups not entered yet."""
         for tag in list(self._entered):
             self.leave(tag)
         for sock, _ in self._unpark(lambda _: True):
             sock.close()
 
     def take(self, sock: Connection, introduction: Introduction) -> None:
-        """Takes over an authenticated connection."""
+        """Passes an authenticated connection to its group. Keeps the connection if this rank has
+        not entered the group yet.
+        """
         if introduction.tag in self._entered:
             self._take_connection(self._entered[introduction.tag], sock, introduction)
         elif introduction.tag in self._departed:
@@ -121,7 +127,7 @@ class EnteredGroups:
         control_group: ControlGroup,
         send: Callable[[ControlMessage], None] | None = None,
     ) -> None:
-        """Handles a message that arrived through a control group's server, or directly from a rank.
+        """Handles a message of another rank, sent through a control group's server or directly.
 
         `send` sends the answer to a direct message. Raises `ValueError` for a malformed message.
         """
@@ -134,8 +140,8 @@ class EnteredGroups:
         elif message.tag in self._entered:
             self._entered[message.tag].handle(message)
         elif message.kind is MessageKind.LAST_CALL_QUERY:
-            # This rank has not entered the group, or has left it, so there is no call to report. An
-            # empty answer tells that this rank is alive.
+            # This rank has not entered the group, or has left it, so it has no call to report. The
+            # empty answer shows that this rank is alive.
             departed = self._departed.get(message.tag)
             if departed is not None:
                 control_group, send = departed.control_group, None

@@ -32,7 +32,8 @@ from unisono.transport import (
     prepare,
 )
 
-_REPORT_DELAY_S = 0.2  # a dial may fail before the control server reports why
+# a failed dial is reported later than the control server's report of its cause
+_REPORT_DELAY_S = 0.2
 
 
 class GroupConnections:
@@ -59,12 +60,12 @@ class GroupConnections:
         )
         self._members = tuple(members)
         self._peers = {rank: peer for peer, rank in enumerate(members)}
-        self._reached: set[tuple[int, int]] = set()  # pairs of peer and kind
-        self._attached: dict[tuple[int, int], set[int]] = {}  # streams, by peer and kind
+        self._reached: set[tuple[int, int]] = set()  # (peer, kind) pairs of earlier `reach` calls
+        self._attached: dict[tuple[int, int], set[int]] = {}  # attached streams, by peer and kind
         self._awaited: set[tuple[int, int]] = set()
         self._dials: list[Dial] = []
         self._left: set[int] = set()
-        self._is_over = False  # if True, the native group is not called any more
+        self._is_over = False  # True once the native group must not be called any more
         self._failed = False
         self._has_sent_failure = False  # to the others
         self._has_lost_server = False
@@ -75,7 +76,7 @@ class GroupConnections:
 
     def leave(self) -> None:
         """Tells the other ranks that this rank leaves, and releases the native group."""
-        if not self._failed:  # report a failure now: later its message would reach no rank
+        if not self._failed:  # report a failure first, since a rank that has left reports nothing
             self._send_failure()
         self.world.loop.unwatch(self._events)
         for dial in self._dials:
@@ -116,8 +117,9 @@ class GroupConnections:
                 self._dial(peer, ConnectionKind(kind))
 
     def take(self, sock: Connection, introduction: Introduction) -> str:
-        """Takes over a connection that a peer of higher rank dialed. Returns the reason for a
-        refusal, else an empty text."""
+        """Accepts a connection that a peer of higher rank dialed. Returns the reason if it is
+        refused, else an empty text.
+        """
         peer = self._peers.get(introduction.rank)
         if peer is None or peer <= self._me or not self.world.is_remote(introduction.rank):
             return f"rank {introduction.rank} must not dial for this group"
@@ -130,8 +132,8 @@ class GroupConnections:
         return ""
 
     def accept_failed(self, why: str) -> None:
-        """Fails the group if it awaits a peer, because this rank has been unable to accept
-        connections for long.
+        """Handles that this rank has been unable to accept connections for long: fails the group if
+        it still awaits a peer's connection.
         """
         if self._awaited:
             ranks = sorted({self._members[peer] for peer, _ in self._awaited})
@@ -235,8 +237,8 @@ class GroupConnections:
                     self._failed = True
                     self._group.fail(fault, text)
             case MessageKind.LAST_CALL_QUERY:
-                # The server reports last calls itself. Without a server, the query contains the
-                # sender's last call.
+                # A query of the control server contains no call. Without a server, the query comes
+                # from a rank and contains that rank's most recent call.
                 if message.body:
                     self._take_calls([(message.origin, message.body)])
                 (body,) = pack_last_calls([(self.world.config.rank, self._called())])
@@ -249,7 +251,8 @@ class GroupConnections:
     def _take_leave(self, peer: int) -> None:
         if peer not in self._left:
             self._left.add(peer)
-            # The peer's last message may be on a connection that the loop reads later.
+            # Report the departure later, since the peer's last message may still be unread on
+            # another connection.
             self.world.loop.later(0, partial(self._report_left, peer))
 
     def _report_left(self, peer: int) -> None:
@@ -277,7 +280,9 @@ class GroupConnections:
             self._send(MessageKind.FAILED, self._members, pack_failure(*failure))
 
     def _query_last_calls(self) -> None:
-        """Asks all ranks for their last calls, at most four times a second."""
+        """Asks the ranks of other hosts for their most recent calls, at most four times a
+        second.
+        """
         wait_s = self._queried_at + QUERY_INTERVAL_S - time.monotonic()
         if wait_s > 0:
             if self._query_timer is None or self._query_timer.cancelled:

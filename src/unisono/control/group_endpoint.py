@@ -1,5 +1,5 @@
-"""Interface between the connection manager and its users: the native group, and locations of
-ranks.
+"""Types that the connection manager shares with its users: faults, locations of ranks, and the
+interface of the native group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Fault(IntEnum):
 
 
 def fault_of(number: int) -> Fault:
-    """Returns the fault of a number from a peer.
+    """Converts the number of a fault, which a peer has sent, to the fault.
 
     An unknown number is `SYSTEM`, as in the core: the peer's group has failed, and the text gives
     the reason.
@@ -40,7 +40,9 @@ def fault_of(number: int) -> Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerInfo:
-    """Location of a rank: the number of its host, and an address for each of its rails."""
+    """Location of a rank: the number of its host, and an address for each of its rails (network
+    interfaces).
+    """
 
     rank: int
     host: int
@@ -72,20 +74,24 @@ class GroupEndpoint(Protocol):
         """Returns the recorded failure."""
 
     def called(self) -> bytes:
-        """Returns this rank's last call: 48 bytes that only its peers interpret."""
+        """Returns this rank's most recent call, as 48 bytes that only the native groups of its
+        peers interpret.
+        """
 
     def record_last_call(self, peer: int, called: bytes) -> None:
-        """Records a peer's last call."""
+        """Records a peer's most recent call."""
 
     def exchange_successor(self, expected: int, desired: int) -> int:
-        """Compares and exchanges the shared word with this host's vote on the group that replaces a
-        failed group. Returns the previous value."""
+        """Sets the word with this host's vote on the group that replaces a failed group to
+        `desired`, if it equals `expected`. Returns the previous value. The host's ranks share the
+        word.
+        """
 
     def events_fd(self) -> int:
         """Returns a descriptor that is readable when `take_events` has an event."""
 
     def take_events(self) -> int:
-        """Returns the bits of new events, each bit once.
+        """Returns the events since the previous call, as bits.
 
         `FAILED_EVENT`: the group failed here. `OVERDUE_EVENT`: a rank here has waited for other
         hosts for a while.

@@ -1,4 +1,4 @@
-"""Last-call queries at the control server, by which ranks learn the last call of each rank.
+"""Queries at the control server, by which ranks learn the most recent call of each rank.
 
 Many ranks may query at once, and repeatedly. The server asks each rank of a group at most four
 times a second. Each querying rank receives only calls that it has not received yet.
@@ -27,10 +27,12 @@ Send = Callable[[int, ControlMessage], None]
 
 @dataclass(slots=True, kw_only=True)
 class _Answers:
-    """Known last calls of one group. `version` counts answers that changed a call."""
+    """Known most recent calls of one group's ranks. `version` increases when a rank's call
+    changes.
+    """
 
     version: int = 0
-    latest: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # by rank, with version
+    latest: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # by rank: version, call
     askers: dict[int, float] = field(default_factory=dict)  # time of the last query, by asking rank
     sent: dict[int, int] = field(default_factory=dict)  # last version sent, by asking rank
     members: tuple[int, ...] = ()
@@ -40,14 +42,16 @@ class _Answers:
 
 
 class LastCallQueries:
-    """Collects last calls by group, on `rank`. `send` sends a message to a rank."""
+    """Collects the most recent calls of ranks, by group, on the server's rank `rank`. `send` sends
+    a message to a rank.
+    """
 
     def __init__(self, loop: EventLoop, rank: int, send: Send) -> None:
         self._loop, self._rank, self._send = loop, rank, send
         self._groups: dict[bytes, _Answers] = {}
 
     def query(self, message: ControlMessage) -> None:
-        """Handles a query, which also holds the sender's own last call."""
+        """Handles a query of a rank, which also contains that rank's own most recent call."""
         now = time.monotonic()
         self._forget(now)
         known = self._groups.setdefault(message.tag, _Answers())
@@ -62,7 +66,7 @@ class LastCallQueries:
         self._report_soon(message.tag, known)
 
     def answer(self, message: ControlMessage, called: list[tuple[int, bytes]]) -> None:
-        """Handles a rank's answer, which counts only for that rank."""
+        """Records the call in a rank's answer. Ignores other ranks' calls in the answer."""
         known = self._groups.get(message.tag)
         if known is not None:
             for rank, last in called:
@@ -85,7 +89,7 @@ class LastCallQueries:
             known.next_round = None
         known.asked_at = now
         for rank in known.members:
-            # a rank that queried recently has sent its last call with the query
+            # a rank that queried recently has sent its most recent call with the query
             if now - known.askers.get(rank, float("-inf")) > QUERY_INTERVAL_S / 2:
                 self._send(
                     rank,

@@ -1,4 +1,4 @@
-"""Control messages of a group over MPI: failures and last calls.
+"""Control messages of a group over MPI: failures, and the most recent call of each rank.
 
 One thread per group sleeps until its group has an event, and checks for messages twenty times a
 second.
@@ -29,8 +29,8 @@ _POLL_S = 0.05
 _LAST_SENDS_S = 1.0
 _MOST_TEXT_BYTES = 4096
 _FAILED, _QUERY, _LAST_CALL = 1, 2, 3
-_UNENDED: list[object] = []  # memory that MPI may read until it is finalised
-_HEAD = struct.Struct("<BI")  # kind and fault, which precede a text or a last call
+_UNENDED: list[object] = []  # keeps sends alive: MPI may read their memory until it is finalised
+_HEAD = struct.Struct("<BI")  # kind and fault; an error text or a rank's most recent call follows
 
 
 class MpiWatch:
@@ -123,5 +123,5 @@ class MpiWatch:
 
     def _send(self, peer: int, data: bytes) -> None:
         mpi = self._link.mpi
-        with contextlib.suppress(mpi.Exception):  # a peer is lost: still tell the others
+        with contextlib.suppress(mpi.Exception):  # if a peer is lost, tell the others nevertheless
             self._sends.append((self._link.comm.Isend([data, mpi.BYTE], peer, WATCH_TAG), data))

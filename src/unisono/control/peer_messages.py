@@ -30,9 +30,9 @@ from unisono.control.recovery_vote import (
 from unisono.control.world import World
 from unisono.transport import TAG_BYTES, ConnectionKind, Dial, DialFailure, Introduction
 
-_MOST_WAITING = 4096  # messages for a group that this rank does not shrink yet
+_MOST_WAITING = 4096  # maximum of messages that wait until this rank begins to shrink their group
 _PROCESS_S = 5.0  # if the host answers but the process does not in this time, dial again
-_PAUSE_S = 0.1  # before a new dial, if this process is short of descriptors
+_PAUSE_S = 0.1  # pause before a new dial, if this process is short of descriptors
 _FOR_GOOD = b"for good"
 
 Attempt: TypeAlias = tuple[bytes, bytes]
@@ -54,7 +54,9 @@ class RecoveryText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteArrived:
-    """The reply of another rank's host; None if that rank has left the group and has no vote."""
+    """The arrival of a vote reply from another rank's host. The reply is None if that rank has left
+    the group and has no vote.
+    """
 
     source: int
     reply: VoteReply | None
@@ -125,8 +127,8 @@ class PeerMessages:
             self._peer_channel(rank)
 
     def close_attempt(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
-        """Ends an attempt. Unless the attempt `finished`, tells all reachable ranks not to wait. If
-        `for_good`, ranks that begin to shrink later are told, too."""
+        """Ends an attempt. Unless the attempt `finished`, tells all reachable ranks not to wait for
+        this rank. If `for_good`, ranks that begin to shrink later are told, too."""
         self._inboxes.pop(attempt, None)
         if not finished:
             body = attempt[1] + (_FOR_GOOD if for_good else b"")
@@ -134,7 +136,7 @@ class PeerMessages:
                 self._send_to(attempt[0], rank, MessageKind.LEFT, body)
 
     def send_message(self, message: ControlMessage) -> None:
-        """Sends a message about a group directly, if there is no control server.
+        """Sends a message about a group directly to its receivers, when there is no control server.
 
         A departure is sent only as an answer to one rank: other ranks detect it by their
         connections.
@@ -195,7 +197,8 @@ class PeerMessages:
         match message.kind:
             case kind if kind in _GROUP_MESSAGES:
                 self._handle(message)
-            # the rank left the group; with a body, it left an attempt to shrink
+            # Without a body, LEFT means that the rank left the group; with a body, that it left an
+            # attempt to shrink.
             case MessageKind.LEFT if not message.body:
                 self._handle(message)
             case MessageKind.VOTE_REQUEST:
@@ -226,8 +229,8 @@ class PeerMessages:
             channel.send(self._message(tag, MessageKind.VOTE_REPLY, b""))
 
     def _send_decision(self, tag: bytes, channel: ControlChannel) -> bool:
-        """Sends an earlier decision to a rank that asks later. Returns True if there is a
-        decision.
+        """Sends the decision, if there is one, to a rank that asks after it was made. Returns True
+        if there is one.
         """
         vote = self._groups.vote(tag)
         if vote is None or not vote.decided:
@@ -272,7 +275,7 @@ class _PeerChannel:
         if self._channel is None:
             if (
                 message.kind is MessageKind.LAST_CALL_QUERY
-            ):  # replaces an earlier query: queries repeat
+            ):  # queries repeat, so this one replaces an earlier one
                 asked = (message.kind, message.tag)
                 self._pending = [old for old in self._pending if (old.kind, old.tag) != asked]
             self._pending.append(message)
@@ -282,7 +285,9 @@ class _PeerChannel:
             self._channel.send(message)
 
     def mark_read(self) -> None:
-        """Records that the rank reads its messages: it has sent a message on another connection."""
+        """Records that the rank reads its messages, since it has sent a message on another
+        connection.
+        """
         if self._channel is not None:
             self._channel.mark_read()
 
@@ -330,7 +335,9 @@ class _PeerChannel:
 
     def _fail_later(self, failed: DialFailure) -> None:
         """Reports a failed dial later, since a dial may fail during its construction. If this
-        process is short of descriptors, every dial does."""
+        process is short of descriptors, every dial fails at once, so the report comes after a
+        pause.
+        """
         self._world.loop.later(_PAUSE_S if failed.here else 0, lambda: self._failed(failed))
 
     def _failed(self, failed: DialFailure) -> None:

@@ -28,7 +28,7 @@ the first. Returns the previous value."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """A vote. Requests of a ballot below `promised` are refused.
+    """A host's vote (Paxos). The host refuses requests of ballots with numbers below `promised`.
 
     `choice` was accepted under `ballot` (0: none). `decided` is True if enough other hosts accepted
     it, too.
@@ -66,12 +66,14 @@ class VotePhase(IntEnum):
 
     PROMISE = 1
     CHOOSE = 2
-    DECIDED = 3  # this choice is decided; not answered
+    DECIDED = 3  # tells that this choice is decided; gets no reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteRequest:
-    """A request of the rank that opened the ballot."""
+    """A request for a host's vote, from the rank that started the ballot (a numbered attempt to
+    agree).
+    """
 
     phase: VotePhase
     ballot: int
@@ -102,7 +104,7 @@ def cast(vote: Vote, request: VoteRequest) -> tuple[Vote, VoteReply]:
     >>> reply.yes, cast(vote, VoteRequest(phase=VotePhase.PROMISE, ballot=4))[1].yes
     (True, False)
     """
-    if request.phase is VotePhase.DECIDED:  # whatever was promised since
+    if request.phase is VotePhase.DECIDED:  # a decision holds, whatever the host has promised since
         latest, promised = max(vote.ballot, request.ballot), max(vote.promised, request.ballot)
         vote = Vote(promised=promised, ballot=latest, choice=request.choice, decided=True)
         return vote, VoteReply(to=request, yes=True, vote=vote)
@@ -115,8 +117,8 @@ def cast(vote: Vote, request: VoteRequest) -> tuple[Vote, VoteReply]:
 
 
 def cast_in(exchange: Exchange, request: VoteRequest) -> VoteReply:
-    """Applies a request to a vote in a shared word, which other ranks change, too. Returns the
-    reply.
+    """Applies a request to the vote in a shared word, which other ranks may change meanwhile.
+    Returns the reply.
     """
     seen = exchange(0, 0)
     while True:

@@ -89,7 +89,7 @@ class ControlServer(ControlEndpoint):
         return rank in self._hosts and rank != self._rank and rank not in self._seen
 
     def take(self, sock: socket.socket, introduction: Introduction) -> None:
-        """Takes over a rank's connection."""
+        """Accepts a rank's connection as its control channel, and sends the welcome message."""
         rank, pid = introduction.rank, introduction.pid
         self._seen.add(rank)
         self._channels[rank] = ControlChannel(

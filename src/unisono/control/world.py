@@ -57,15 +57,15 @@ class World:
     ) -> Dial:
         """Dials a rank of the world over a rail.
 
-        The rank's host may take `host_s` to answer, its process `process_s`; the default is the
-        world's join timeout.
+        The rank's host may take `host_s` seconds to answer. Its process may take `process_s`
+        seconds; the default is the world's join timeout.
         """
         config = self.config
         request = DialRequest(
             rank=to,
             address=config.peer_infos[to].addresses[rail],
-            # With one rail, the kernel chooses the source. With several rails, each connection uses
-            # the address of its rail.
+            # With one rail, the kernel chooses the source address. With several rails, each
+            # connection uses the address of its rail.
             source=None if self.rails(to) == 1 else config.sources[rail],
             secret=config.secret,
             purpose=purpose_of(config.world, to),

@@ -26,14 +26,14 @@ from unisono.transport import (
 )
 
 _LEAVE_S = 1.0
-_MOST_EARLY = 1024  # connections for control groups that do not exist on this rank yet
+_MOST_EARLY = 1024  # maximum of connections that wait until their control group exists on this rank
 
 
 class WorldConnections:
     """Acceptor, control groups and groups, on one event loop.
 
     Only the loop's thread uses `begin`, `leave`, `control_group`, `groups` and `peer_messages`;
-    other threads use the rest.
+    other threads use only the other methods.
     """
 
     def __init__(
@@ -70,8 +70,9 @@ class WorldConnections:
         )
 
     def wait(self) -> None:
-        """Waits until this rank is connected; on rank 0, until all ranks are. Raises any failure
-        that occurred meanwhile."""
+        """Waits until this rank is connected to rank 0; on rank 0, waits until all ranks are
+        connected. Raises a failure that occurs during the wait.
+        """
         self._world_group.wait(self._config.timeout_s)
 
     def control_group(self, tag: bytes) -> ControlGroup:
@@ -93,8 +94,8 @@ class WorldConnections:
         try:
             control_group.wait(timeout_s, watch)
         except AuthenticationError as error:
-            # The first rank proved its secret when it joined the world, so it must have ended
-            # during this proof.
+            # When the first rank joined the world, it proved that it knows the secret. So this
+            # proof failed because the rank has ended.
             self.drop_control_group(tag)
             raise RendezvousError(str(error)) from error
         except BaseException:
@@ -107,8 +108,9 @@ class WorldConnections:
         self._loop.call(lambda: self._end(tag))
 
     def leave(self) -> None:
-        """Leaves all groups, waits a short time for acknowledgements of the others, and ends the
-        loop. Only the loop's thread calls this."""
+        """Leaves all groups, waits a short time for the other ranks' acknowledgements, and ends the
+        loop. Only the loop's thread calls this.
+        """
         try:
             if self._acceptor is not None:
                 self._acceptor.close()

@@ -1,4 +1,6 @@
-"""Element-by-element definition of a REDUCE record's result, which the native kernels follow."""
+"""Defines the result of a REDUCE record (one instruction of a plan) for each element. The native
+kernels give the same result.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def fold(
 
 
 def _load(source: NDArray[np.uint8], dtype: DType) -> Array:
-    # A copy: the source need not be aligned, and the result may overwrite the source.
+    # Copy the source, since it may be unaligned and the result may overwrite it.
     if dtype.is_narrow_float:
         return widened(bits_of(source.copy(), dtype), dtype)
     values: Array = source.copy().view(_NUMPY[dtype])
@@ -172,7 +174,8 @@ def _maximum(acc: Array, x: Array) -> Array:
 
 
 def _complex_product(acc: Array, x: Array) -> Array:
-    # NumPy may fuse the multiplications and additions of its own complex product.
+    # NumPy's own complex product is not used: it may fuse multiplications and additions, and so
+    # round differently.
     result = np.empty_like(acc)
     result.real = acc.real * x.real - acc.imag * x.imag
     result.imag = acc.real * x.imag + acc.imag * x.real

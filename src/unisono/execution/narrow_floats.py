@@ -25,7 +25,7 @@ _BITS: dict[DType, type[np.generic]] = {
 
 
 def bits_of(data: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """Returns the elements as unsigned integers of their size; a view.
+    """Returns a view of the elements as unsigned integers of the same size.
 
     >>> bits_of(np.array([1], np.float16), DType.FLOAT16).tolist()
     [15360]
@@ -64,8 +64,8 @@ def narrowed(values: Floats, dtype: DType) -> NDArray[Any]:
         return np.where(np.isnan(values), np.uint16(0x7E00), halves)
     if dtype is DType.BFLOAT16:
         return float32_to_bfloat16(values)
-    # The upper half determines the result, with one bit that is set if the lower half is not 0.
-    # Only ties need that bit.
+    # The result depends only on the upper half of the float32 and on whether its lower half is 0.
+    # The latter matters only for ties.
     word = values.view(np.uint32)
     return np.asarray(_roundings(dtype)[word >> 16 | (word & 0xFFFF != 0)])
 
@@ -76,7 +76,7 @@ def bfloat16_to_float32(bits: NDArray[np.uint16]) -> Floats:
 
 
 def float32_to_bfloat16(values: Floats) -> NDArray[np.uint16]:
-    """Rounds to nearest even; every NaN becomes the same quiet NaN.
+    """Rounds to the nearest bfloat16, ties to even; every NaN becomes the same quiet NaN.
 
     >>> float32_to_bfloat16(np.array([1.0, 1.0039062], np.float32)).tolist()
     [16256, 16256]
@@ -88,7 +88,7 @@ def float32_to_bfloat16(values: Floats) -> NDArray[np.uint16]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Format:
-    """A format of one byte: a sign, an exponent, and `fraction` bits."""
+    """A floating-point format of one byte: a sign, an exponent, and `fraction` bits."""
 
     fraction: int
     bias: int
@@ -118,10 +118,10 @@ def _values(dtype: DType) -> Floats:
 
 @functools.cache
 def _roundings(dtype: DType) -> NDArray[np.uint8]:
-    """Returns the byte to which each upper half of a float32 rounds.
+    """Returns a table of the bytes to which float32 values round.
 
-    The index is the upper half, but its lowest bit is also set if any bit of the lower half is set.
-    The upper half has enough bits for correct rounding to a byte.
+    The index is the upper half of the float32, but its lowest bit is also set if any bit of the
+    lower half is set. The upper half has enough bits for correct rounding to a byte.
     """
     form = _FORMATS[dtype]
     values = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
@@ -129,7 +129,8 @@ def _roundings(dtype: DType) -> NDArray[np.uint8]:
     least = 1 - form.bias  # the exponent of subnormal numbers and of 0
     exponent = np.maximum(np.frexp(magnitude)[1] - 1, least)
     exponent[magnitude == 0] = least
-    # In units of the last place. A carry into the next exponent is encoded correctly by itself.
+    # Significands in units of the last place. If one rounds up to the next power of 2, the sum
+    # below still encodes it correctly.
     units = np.rint(np.ldexp(magnitude, form.fraction - exponent))
     encoded = units + ((exponent + form.bias - 1) << form.fraction)
     bits = np.minimum(encoded, form.largest)

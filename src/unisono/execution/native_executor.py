@@ -67,8 +67,8 @@ def block_bytes_for(
 
 
 def several_blocks(part_bytes: int, lead: int, least_bytes: int, most_bytes: int) -> int:
-    """Returns a block size, within bounds, that cuts a part into enough blocks for rounds to run
-    ahead.
+    """Returns a block size, within bounds, at which a part has enough blocks for the first rounds
+    to run ahead of the last rounds.
 
     >>> several_blocks(1 << 20, 2, 64 << 10, 512 << 10) >> 10
     172
@@ -104,8 +104,9 @@ class LoadedPlan:
     lead: int = 0
     """Number of blocks by which the first round of the schedule runs ahead of the last round."""
     least_block_bytes: int | None = None
-    """Minimum block size if small messages use smaller blocks, so that rounds can run ahead. None:
-    blocks always have `block_bytes`."""
+    """Minimum block size if small messages use smaller blocks, so that first rounds can run ahead
+    of last rounds. None: blocks always have `block_bytes`.
+    """
     single_copy_plan: LoadedPlan | None = None
     """The plan of the same schedule with single copy."""
 
@@ -130,10 +131,12 @@ class Arguments:
     caller_dtype: DType | None = None
     """The type of the caller's elements, if `dtype` is the type of a wider copy."""
     others: tuple[int, ...] = ()
-    """Other numbers that must be equal on all ranks."""
+    """Further numbers that must be equal on all ranks, such as the lengths of packed arrays."""
     reproducible: bool = False
     lengths_from: LengthsFrom = LengthsFrom.NONE
-    """The source of `lengths`, which errors name. It may differ between ranks."""
+    """The argument that `lengths` come from, which error texts name. It may differ between
+    ranks.
+    """
     splits: bool = False
     """True for the call that splits a group, so that errors name `split`."""
 
@@ -150,9 +153,9 @@ class NativeExecutor:
         reach: Callable[[set[int]], None] | None = None,
         single_copy_rules: SingleCopyRules = NO_SINGLE_COPY,
     ) -> None:
-        """`hosts` are the ranks of each host (None: a single host). `reach` is called for each plan
-        on several hosts, with the ranks with which this rank exchanges data. `single_copy_rules`
-        determine which calls use single copy."""
+        """`hosts` are the ranks of each host (None: a single host). If there are several hosts,
+        `reach` is called when a plan is made, with the ranks that exchange data with this rank.
+        `single_copy_rules` determine which calls use single copy."""
         self._group = group
         self._hosts = hosts
         self._reach = reach
@@ -160,13 +163,14 @@ class NativeExecutor:
         self._stores = stores
         self.single_copy_rules = single_copy_rules
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
-        # Schedules by identity, because hashing a large schedule takes longer than a small call.
-        # Equal schedules share a name, which contains a hash of the content.
+        # Known schedules by `id()`, because hashing a large schedule takes longer than a small
+        # call. Equal schedules share a name, which contains a hash of the content.
         self._known: dict[int, tuple[Schedule, str]] = {}
         self._adopted: dict[str, Schedule] = {}
 
     def adopt(self, schedule: Schedule) -> str:
-        """Proves a caller's schedule, unless it is known; returns its name in this executor.
+        """Proves that a caller's schedule is right, unless the schedule is known. Returns its name
+        in this executor.
 
         Raises `ScheduleError`.
         """
@@ -181,11 +185,12 @@ class NativeExecutor:
             self._adopted[name] = adopted
         if len(self._known) >= _MOST_ADOPTED:
             self._known.clear()
-        self._known[id(schedule)] = schedule, name  # keeps the id unique
+        # keeps the schedule alive, so that its id stays unique
+        self._known[id(schedule)] = schedule, name
         return name
 
     def plan(self, op: Op, algorithm: str, root: int, block_bytes: int | None = None) -> LoadedPlan:
-        """Returns the plan of this rank; lowers it at the first request. Raises `UnsupportedError`.
+        """Returns the plan of this rank; makes it at the first request. Raises `UnsupportedError`.
 
         `block_bytes` is a multiple of 4096. None means the value in the algorithm's string, else a
         value that suits the caches.
@@ -207,13 +212,13 @@ class NativeExecutor:
         else:
             _check_fit(schedule, op, ranks, root)
         plan = self._make(schedule, op, algorithm, root, block_bytes)
-        if op not in self.single_copy_rules.pieces:  # avoid the cost of lowering twice
+        if op not in self.single_copy_rules.pieces:  # no call needs a second plan
             return plan
         single_copy_plan = self._make(
             schedule, op, algorithm, root, block_bytes, shares_memory=True
         )
-        # Single copy needs a plan that permits calls in place. An all_to_all in place copies its
-        # input.
+        # Single copy needs a plan that is right even if input and output are the same array. An
+        # all_to_all copies its input in that case.
         usable = single_copy_plan.in_place or op is Op.ALL_TO_ALL
         return replace(plan, single_copy_plan=single_copy_plan) if usable else plan
 
@@ -258,8 +263,9 @@ class NativeExecutor:
         )
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
-        """Returns `plan`, or its single-copy plan if that serves a call whose longest piece has
-        this length."""
+        """Returns the single-copy plan of `plan` if the rules use single copy for a longest piece
+        of this length, else `plan`.
+        """
         if plan.single_copy_plan is None or not self.single_copy_rules.serves(op, longest_bytes):
             return plan
         return plan.single_copy_plan
@@ -272,7 +278,8 @@ class NativeExecutor:
         piece_bytes: int = 0,
         volume: tuple[int, int, int, int] = _UNCOUNTED,
     ) -> native.Prepared:
-        """Returns a call that lacks only its memory; `piece_bytes` is the length of equal pieces.
+        """Returns a call that lacks only its memory. `piece_bytes` is the length of each piece if
+        all are equally long.
 
         `volume` has the amounts that the call adds to the counters: row, calls, bytes sent, bytes
         received.

@@ -43,7 +43,9 @@ def num_blocks(
     dtype: DType,
     block_bytes: int,
 ) -> int:
-    """Returns how many times the plans run: once per block of the longest part on any rank."""
+    """Returns the number of times that the plans run. They run once for each block of the longest
+    part that any rank has.
+    """
     longest = max(
         (
             part_bytes(piece.nbytes, plan.parts, dtype)
@@ -97,7 +99,7 @@ def _begin(
     block_bytes: int,
     depth: int,
 ) -> list[_RankProgress]:
-    """Returns all ranks at the start of their plans, with empty slots."""
+    """Returns the state of all ranks at the start of their plans, with zeros in their slots."""
     ranks = [
         _RankProgress(
             plan=plan, records=tuple(plan.records), pieces=(list(inputs[i]), list(outputs[i]))
@@ -112,8 +114,8 @@ def _begin(
 
 
 def _run_to_end(machine: _Machine, ranks: list[_RankProgress], blocks: int) -> None:
-    """Runs the ranks in turn until all have done their blocks. Raises `ScheduleError` for a
-    deadlock."""
+    """Runs one record of each rank in turn, until all ranks have run all blocks. Raises
+    `ScheduleError` for a deadlock."""
     running = ranks
     while running:
         moved = [rank for rank in running if machine.step(rank)]
@@ -149,7 +151,9 @@ class _RankProgress:
     slots: Bytes = field(default_factory=lambda: np.zeros((0, 0, 0), np.uint8))
     tmp: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     shared_memory: dict[tuple[int, int], Bytes] = field(default_factory=dict)
-    """Memory that readers copy from by single copy, by (block modulo `depth`, slot)."""
+    """Memory from which other ranks read directly (single copy), by block modulo `depth` and
+    slot.
+    """
     pc: int = 0
     block: int = 0
     progress: int = 0

@@ -95,8 +95,9 @@ class CrossHostTransport:
         return texts
 
     def progress(self) -> frozenset[int]:
-        """Returns ranks that have ended on this host, have left the group, have given up, or are
-        unreachable."""
+        """Returns ranks of this host that have ended, and ranks of any host that have left the
+        group, have given up, or are unreachable.
+        """
         self._read(0)
         left = {rank for rank in self._others if not self._group.present(rank)}
         return frozenset(left | self._gave_up_ranks | self._unreachable)
@@ -120,8 +121,9 @@ class CrossHostTransport:
     # ---- the ledger
 
     def advance(self, expected: int, desired: int) -> int:
-        """Sets the ledger to `desired` if it equals `expected`; returns the previous value. Raises
-        `TooFewError` if too few hosts are reachable for a decision."""
+        """Sets the ledger, the word that records the decision, to `desired` if it equals
+        `expected`; returns the previous value. Raises `TooFewError` if too few hosts are reachable
+        for a decision."""
         if expected == desired:
             return self._entry()
         if desired // 2 >= END_OF_BALLOTS:
@@ -150,7 +152,7 @@ class CrossHostTransport:
         return poll.seen
 
     def _take_replies(self, poll: Poll) -> bool:
-        """Passes replies to the poll. Returns True if replies arrived."""
+        """Passes the vote replies that have arrived to `poll`. Returns True if there were any."""
         self._read(_POLL_S)
         replies, self._replies = self._replies, []
         for rank, reply in replies:
@@ -185,6 +187,8 @@ class CrossHostTransport:
     # ---- the new group
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:
-        """Forms the group of a ballot in the same way as other groups of the world."""
+        """Forms the group of a ballot (a numbered attempt) in the same way as other groups of the
+        world.
+        """
         group_config = recovered_group_config(self, request, ballot, members)
         return self._form(group_config, [self._members[rank] for rank in members])

@@ -29,7 +29,9 @@ _MOST_BYTES = 1 << 17
 
 
 class HostMessages:
-    """The socket of one rank. `name` identifies the group, and is secret to its user."""
+    """The socket of one rank. `name` identifies the group, and is known only to processes of its
+    user.
+    """
 
     def __init__(self, name: str, rank: int, ranks: int) -> None:
         self._name = name

@@ -9,8 +9,8 @@ from unisono.recovery.transport import RecoveryRequest, recovered_group_config
 
 
 class HostTransport:
-    """A `RecoveryTransport` on one host: datagrams between the ranks, and the ledger in the failed
-    group's memory.
+    """A `RecoveryTransport` on one host: datagrams between the ranks, and the ledger (the word that
+    records the decision) in the failed group's memory.
     """
 
     def __init__(self, group: native.Group, request: RecoveryRequest) -> None:
@@ -28,7 +28,9 @@ class HostTransport:
         return gone
 
     def advance(self, expected: int, desired: int) -> int:
-        """Sets the ledger to `desired` if it equals `expected`; returns the previous value."""
+        """Sets the ledger, the word that records the decision, to `desired` if it equals
+        `expected`; returns the previous value.
+        """
         return self._group.exchange_successor(expected, desired)
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:

@@ -1,4 +1,5 @@
-"""The recovery agreement: which ranks form the new group after a failure, as a pure function.
+"""The recovery agreement, as a pure function: determines which ranks form the new group after a
+failure.
 
 Each rank holds an `AgreementState`. `step` takes the state and an event, and returns the next state
 and the actions to take. The function uses no sockets, no clock and no threads. Its caller sends the
@@ -152,16 +153,20 @@ class AgreementState:
     leader: int = _NOBODY
     has_reported: bool = False
     reports: Mapping[int, int] = field(default_factory=dict)
-    """On the leader, the ready ballot of each rank that has reported since the last order."""
+    """On the leader, each rank that has reported since the most recent order, with the ballot whose
+    group that rank has formed (0: none).
+    """
     entry: int = 0
     yields_until: float = 0.0
-    """On the leader, time until which it does not write the ledger, since a lower rank leads,
-    too.
+    """On the leader, time until which it does not write the ledger, since a lower rank also leads
+    and goes first.
     """
     members: tuple[int, ...] = ()
-    """Members in the last order. If a group is ready, these are its members."""
+    """Members of the group in the most recent order. If a group is ready, these are its members."""
     proposed: tuple[int, ...] = ()
-    """On the leader, members in the order that it gives once it has written the ledger."""
+    """On the leader, members of the group in the order that it gives after it has written the
+    ledger.
+    """
     ready: int = 0
     is_busy: bool = False
     """True while an `Advance` or a `Form` is in progress."""
@@ -169,7 +174,7 @@ class AgreementState:
 
     @property
     def live(self) -> tuple[int, ...]:
-        """The ranks that are not out."""
+        """The ranks that are not out (dead, unreachable or too late)."""
         return tuple(rank for rank in range(self.ranks) if rank not in self.out)
 
 
@@ -193,7 +198,7 @@ def decided(entry: int) -> bool:
 
 
 def undecided(ballot: int) -> int:
-    """Returns the ledger's word while a ballot is in progress.
+    """Returns the ledger's word while a ballot (a numbered attempt to form a group) is in progress.
 
     >>> undecided(3), decided(undecided(3)), decided(undecided(3) + 1)
     (6, False, True)
@@ -202,7 +207,7 @@ def undecided(ballot: int) -> int:
 
 
 def step(state: AgreementState, event: Event, now: float) -> tuple[AgreementState, Actions]:
-    """Returns the next state, and the actions in order."""
+    """Returns the state after an event, and the actions to take, in order."""
     if state.has_ended:
         return state, ()
     match event:
@@ -225,9 +230,9 @@ def _receive(
     state: AgreementState, source: int, message: Message, now: float
 ) -> tuple[AgreementState, Actions]:
     if source in state.out:
-        # Messages of a rank that is out do not count. But the rank must learn that it is out, else
-        # it would form a group by itself. A `Hold` gets no answer: two ranks that consider each
-        # other lost would answer each other forever.
+        # Messages of a rank that is out have no effect. But the rank must learn that it is out,
+        # else it would form a group by itself. A `Hold` gets no answer: two ranks that consider
+        # each other lost would answer each other forever.
         answers = () if isinstance(message, Hold) else (_hold(state, source, now),)
         return state, answers
     state = replace(state, out=state.out | message.out)
@@ -343,7 +348,7 @@ def _follow(state: AgreementState, now: float) -> tuple[AgreementState, Actions]
 
 
 def _lead(state: AgreementState, now: float) -> tuple[AgreementState, Actions]:
-    """Begins the next order, if all ranks have reported since the last order."""
+    """Begins the next order, if all ranks have reported since the previous order."""
     others = [rank for rank in state.live if rank != state.rank]
     if not all(rank in state.reports for rank in others):
         return state, ()
@@ -355,8 +360,8 @@ def _lead(state: AgreementState, now: float) -> tuple[AgreementState, Actions]:
     if is_formed and all(state.reports[rank] == state.ready for rank in others):
         desired = state.entry + 1
     else:
-        # A ballot number greater than any earlier number, and different from the numbers of other
-        # ranks.
+        # Choose a ballot number that is greater than all earlier numbers and that no other rank can
+        # choose.
         latest = state.entry // 2
         desired = undecided((latest // state.ranks + 1) * state.ranks + state.rank)
     state = replace(state, proposed=state.live, is_busy=True)

@@ -1,5 +1,5 @@
-"""Changes the recovery's ledger, which consists of hosts' votes, and decides how many votes
-suffice.
+"""Changes the recovery's ledger, the word that records the decision, by votes of the hosts.
+Determines how many votes suffice.
 
 The ledger's word becomes a ballot's number when enough hosts promise to refuse lower ballots. The
 word becomes a decision when enough hosts choose the group formed under a ballot. Two such sets of
@@ -28,14 +28,14 @@ def suffices(yes: Set[int], voters: Set[int]) -> bool:
 
 
 def entry_of(vote: Vote) -> int:
-    """Returns the ledger's word according to one vote, which may be old."""
+    """Returns the ledger's word as one host's vote shows it. It may be out of date."""
     return undecided(vote.choice) + 1 if vote.decided else undecided(vote.promised)
 
 
 class Poll:
     """An attempt to change the ledger from `expected` to `desired`.
 
-    `hosts` holds the ranks that count, by host. A host's reply counts for all its ranks: one live
+    `hosts` are the voting ranks of each host. A host's reply counts for all its ranks: one live
     rank replies for itself, for ranks that share the word, and for ranks that its kernel knows to
     be dead.
 
@@ -69,7 +69,7 @@ class Poll:
         """Handles a rank's reply for its host; ignores a reply to an earlier request."""
         if self.seen is not None or reply.to != self.request:
             return
-        if not reply.yes:  # another rank opened a higher ballot
+        if not reply.yes:  # another rank has started a ballot with a higher number
             self.seen = entry_of(reply.vote)
             return
         self._votes.update({host: reply.vote for host in self._hosts if rank in host})

@@ -1,4 +1,4 @@
-"""Forms the group that replaces a failed one: the loop around `recovery/membership_agreement.py`.
+"""Forms the group that replaces a failed group: the loop around `recovery/membership_agreement.py`.
 
 The loop sends the messages, detects dead ranks, keeps the ledger, and forms groups. It reaches the
 old group only through `RecoveryTransport`, so it serves one host as well as several.
@@ -52,7 +52,7 @@ class RecoveredGroup:
 def recover(
     group: native.Group, request: RecoveryRequest, network: GroupNetwork | None
 ) -> RecoveredGroup:
-    """Forms a new group of the ranks of `group` that are left. All of them get the same members.
+    """Forms a new group of the remaining ranks of `group`, which all get the same list of members.
 
     Raises `AbortedError` if the others form a group without this rank, or may do so. A rank that
     raises has left the old group, so that no rank waits for it. But if too few ranks are reachable,
@@ -108,9 +108,9 @@ class _Loop:
     def _run(self) -> RecoveredGroup:
         timeout_s = 0.0
         while True:
-            # Messages first: after this rank was stopped for a while, it must not treat ranks as
-            # late whose messages are waiting. Then an observation, because the messages may have
-            # changed the ledger.
+            # Handle messages before the observation: if this rank was stopped for a while, ranks
+            # whose messages are waiting must not count as late. The messages may also have changed
+            # the ledger.
             for received in self._received(timeout_s):
                 if (recovered := self._handle(received)) is not None:
                     return recovered

@@ -24,7 +24,9 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Request of the leader to wait, because it waits at most `left_s` seconds for other ranks."""
+    """The leader's request to wait. The leader itself waits at most `left_s` seconds for other
+    ranks.
+    """
 
     out: frozenset[int]
     left_s: float

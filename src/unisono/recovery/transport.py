@@ -36,7 +36,9 @@ class RecoveryTransport(Protocol):
     """Connects a rank to the other ranks of a failed group. One thread uses it."""
 
     def send(self, to: int, data: bytes) -> None:
-        """Sends a message now or later, in order. Returns at once."""
+        """Sends a message to rank `to`, now or later, and returns at once. Messages stay in
+        order.
+        """
 
     def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
         """Returns the messages that have arrived, with their sources. Waits at most `timeout_s` for
@@ -48,14 +50,15 @@ class RecoveryTransport(Protocol):
         """
 
     def advance(self, expected: int, desired: int) -> int:
-        """Sets the ledger to `desired` if it equals `expected`; returns the previous value.
+        """Sets the ledger, the word that records the decision, to `desired` if it equals
+        `expected`; returns the previous value.
 
         Raises `TooFewError` if too few ranks are reachable to change the ledger.
         """
 
     def form(self, request: RecoveryRequest, ballot: int, members: tuple[int, ...]) -> JoinedGroup:
-        """Forms the group of a ballot. Raises `RendezvousError` if that fails, for example if a
-        member was lost or the ledger has changed."""
+        """Forms the group of a ballot (a numbered attempt). Raises `RendezvousError` if that fails,
+        for example if a member was lost or the ledger has changed."""
 
     def close(self, *, finished: bool) -> None:
         """Ends the attempt. Unless the attempt `finished`, the other ranks stop waiting for this
@@ -66,8 +69,8 @@ class RecoveryTransport(Protocol):
 def recovered_group_config(
     transport: RecoveryTransport, request: RecoveryRequest, ballot: int, members: tuple[int, ...]
 ) -> GroupConfig:
-    """Returns the configuration of a ballot's group: like any other group's, with a watch for lost
-    members.
+    """Returns the configuration of a ballot's group. Its `watch` raises an error if a member is
+    lost or the ledger has changed.
     """
 
     def watch() -> None:
