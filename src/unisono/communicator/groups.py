@@ -186,7 +186,7 @@ def _adopt_table(self: Communicator, rank0_data: bytes, watch: Callable[[], None
 def _begin_copy_of_rank_0(engine: Engine, x: np.ndarray) -> Work:
     """Begins to copy rank 0's `x` to all ranks, whose own `x` is zero.
 
-    This is a reduction, since a broadcast may end on a rank before others have arrived.
+    The copy is an all_reduce, since a broadcast may end on a rank before others have arrived.
     """
     request = CallRequest(Op.ALL_REDUCE, (x.nbytes,), DType.UINT8, ReduceOp.MAX)
     where = [(x.ctypes.data, x.nbytes)]

@@ -40,11 +40,11 @@ def all_gather_v(
 ) -> Any:
     """Gathers `x` of all ranks on all ranks; the number of rows may differ from rank to rank.
 
-    `counts` are the numbers of rows of each rank; all ranks give `counts` or none. Without `counts`
-    the ranks first exchange their numbers of rows. `out` has exactly these rows, or is a list of
-    one array per rank; None allocates `out`. Returns `out`, the rows in rank order; with
-    `pieces=True`, a list with one view of `out` per rank. A rank without data gives an array of no
-    rows.
+    `counts` has the number of rows of each rank. Either all ranks give `counts`, or no rank does.
+    Without `counts` the ranks first exchange their numbers of rows. `out` has exactly these rows,
+    or is a list of one array per rank; None allocates `out`. Returns `out`, the rows in rank order;
+    with `pieces=True`, a list with one view of `out` per rank. A rank without data gives an array
+    of no rows.
 
     >>> import numpy as np, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of all_gather_v") as comm:
@@ -103,9 +103,9 @@ def scatter_v(
     etc.
 
     `x` is one array or a list of one array per rank. On other ranks `x` is None and `out` is
-    required. `counts` are the numbers of rows of each rank; all ranks give `counts` or none.
-    Without `counts`, a rank's `out` and its array in the root's list determine the number, and must
-    agree. Returns `out`.
+    required. `counts` has the number of rows of each rank. Either all ranks give `counts`, or no
+    rank does. Without `counts`, a rank's `out` and its array in the root's list determine the
+    number, and must agree. Returns `out`.
     """
     return self._engine.collective(
         "scatter_v", async_op, scattering_rows, x, counts, root, out, algorithm
@@ -122,8 +122,8 @@ def reduce_scatter_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduces `x` over all ranks. Rank r gets the next `counts[r]` rows of the result, in rank
-    order.
+    """Reduces `x` over all ranks. The rows of the result are split among the ranks in rank order;
+    rank r gets `counts[r]` rows.
 
     `counts` must be equal on all ranks and add up to the rows of `x`. Returns `out`; None allocates
     `out`.

@@ -164,7 +164,7 @@ class ConnectionManager:
         )
 
     def drop_control_group(self, control_group: bytes) -> None:
-        """Leaves a control group after the forming of its group has failed."""
+        """Leaves a control group if its group could not be formed."""
         self._require_joined().drop_control_group(tag_of(control_group))
 
     def open_inbox(self, attempt: Attempt, peers: Iterable[int]) -> RecoveryInbox:

@@ -32,7 +32,7 @@ from unisono.transport import (
     prepare,
 )
 
-# a failed dial is reported later than the control server's report of its cause
+# seconds before a failed dial is reported; until then the control server may report its cause
 _REPORT_DELAY_S = 0.2
 
 
@@ -132,8 +132,8 @@ class GroupConnections:
         return ""
 
     def accept_failed(self, why: str) -> None:
-        """Handles that this rank has been unable to accept connections for long: fails the group if
-        it still awaits a peer's connection.
+        """Fails the group if it still awaits a peer's connection. Called when this rank has been
+        unable to accept connections for long.
         """
         if self._awaited:
             ranks = sorted({self._members[peer] for peer, _ in self._awaited})

@@ -27,7 +27,7 @@ class Fault(IntEnum):
 
 
 def fault_of(number: int) -> Fault:
-    """Converts the number of a fault, which a peer has sent, to the fault.
+    """Converts a number that a peer has sent to a fault.
 
     An unknown number is `SYSTEM`, as in the core: the peer's group has failed, and the text gives
     the reason.
@@ -82,9 +82,8 @@ class GroupEndpoint(Protocol):
         """Records a peer's most recent call."""
 
     def exchange_successor(self, expected: int, desired: int) -> int:
-        """Sets the word with this host's vote on the group that replaces a failed group to
-        `desired`, if it equals `expected`. Returns the previous value. The host's ranks share the
-        word.
+        """Sets the host's vote on the group that replaces a failed group to `desired` if it equals
+        `expected`. Returns the previous value. The vote is a word that the host's ranks share.
         """
 
     def events_fd(self) -> int:

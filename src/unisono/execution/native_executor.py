@@ -212,7 +212,7 @@ class NativeExecutor:
         else:
             _check_fit(schedule, op, ranks, root)
         plan = self._make(schedule, op, algorithm, root, block_bytes)
-        if op not in self.single_copy_rules.pieces:  # no call needs a second plan
+        if op not in self.single_copy_rules.pieces:  # single copy serves no call of this operation
             return plan
         single_copy_plan = self._make(
             schedule, op, algorithm, root, block_bytes, shares_memory=True

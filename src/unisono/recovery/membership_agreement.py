@@ -153,8 +153,8 @@ class AgreementState:
     leader: int = _NOBODY
     has_reported: bool = False
     reports: Mapping[int, int] = field(default_factory=dict)
-    """On the leader, each rank that has reported since the most recent order, with the ballot whose
-    group that rank has formed (0: none).
+    """On the leader, the ballot whose group each rank has formed (0: none), for the ranks that have
+    reported since the most recent order.
     """
     entry: int = 0
     yields_until: float = 0.0

@@ -77,7 +77,9 @@ def _create(options: Any, pg_options: Any = None) -> Any:
 
 
 def _autoload() -> None:
-    """Registers the backend on each `import torch`, as torch's entry point. It must never fail."""
+    """Registers the backend when torch calls this entry point, on each `import torch`. A failure
+    must not break the import.
+    """
     try:
         register()
     except Exception as error:

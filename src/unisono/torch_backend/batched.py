@@ -25,7 +25,8 @@ class Batched:
         self._left = 0
 
     def call(self, name: str, device: torch.device, *args: Any, **options: Any) -> Any:
-        """Sends or receives. The last message of a batch returns the work of the whole batch.
+        """Sends or receives a message. The last message of a batch returns the work of the whole
+        batch.
 
         The other messages return None, which torch drops from its results.
         """

@@ -47,7 +47,7 @@ class Deferred:
 class CoalescedCalls:
     """Replaces the communicator while calls are coalesced, and records the calls.
 
-    Because it replaces the communicator, calls outside coalescing need no check.
+    So calls outside coalescing need not check whether they are coalesced.
     """
 
     def __init__(self, comm: Any) -> None:

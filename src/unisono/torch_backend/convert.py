@@ -87,7 +87,9 @@ def seconds(timeout: timedelta | float | None) -> float | None:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a byte view of a tensor whose element type has no arithmetic here."""
+    """Returns a byte view of a tensor, to move elements of a type that is not in
+    `NATIVE_DTYPES`.
+    """
     if tensor.element_size() == 1:
         return tensor.detach().view(torch.uint8)  # allowed with any strides
     if not tensor.is_contiguous():
@@ -96,7 +98,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor, or a byte view of it if its element type has no arithmetic here."""
+    """Returns the tensor, or a byte view of it if its element type is not in `NATIVE_DTYPES`."""
     return tensor if tensor.dtype in NATIVE_DTYPES else as_bytes(tensor)
 
 
@@ -110,8 +112,8 @@ def movable_list(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def split_rows(tensor: torch.Tensor, sizes: list[int], ranks: int) -> list[torch.Tensor]:
-    """Returns views of consecutive rows of `tensor`, one per rank: `sizes` rows each, or equal
-    shares.
+    """Returns views of consecutive rows of `tensor`, one per rank. View r has `sizes[r]` rows; if
+    `sizes` is empty, all views are equally long.
     """
     rows = tensor.size(0)
     if not sizes:

@@ -80,7 +80,7 @@ class DataMovement(GroupBase):
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
-        """Issues several all_gather_single as one work."""
+        """Issues several `all_gather_single` calls and returns one work for all of them."""
         self._begin()
         calls = [
             partial(self._comm.all_gather, movable(source), movable(target))

@@ -1,4 +1,5 @@
-"""Dumps of the last calls of this process's groups, in the format of torch's flight recorder.
+"""Dumps of the most recent calls of this process's groups, in the format of torch's flight
+recorder.
 
 `TORCH_FR_BUFFER_SIZE` enables recording; its value is the number of calls to keep for each group. A
 group that ends with pending or failed calls writes a dump. `dump()` writes a dump at any time.
@@ -29,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 # The version of the format that torch 2.13 writes.
 _VERSION = "2.10"
-# The tool accepts only names of torch's own backends.
+# The tool (torchfrtrace) accepts only names of torch's own backends.
 _BACKEND_IN_DUMPS = "gloo"
 
 _Tensors = list[tuple[list[int], torch.dtype]]
 
 
 def dump(path: str | Path | None = None) -> Path:
-    """Writes the last calls of all groups of this process to a file; returns its path.
+    """Writes the most recent calls of all groups of this process to a file; returns its path.
 
     `path` defaults to `TORCH_FR_DUMP_TEMP_FILE` followed by the rank, the name that the tool
     expects. Raises `ValueError` if nothing was recorded.

@@ -60,7 +60,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
             self._change_tracing()
 
     def _change_tracing(self) -> None:
-        # only outside coalescing
+        # while calls are coalesced, `_comm` is their recorder and must not change
         if self._comm is self.communicator or isinstance(self._comm, TracedCommunicator):
             self._is_profiled = not self._is_profiled
             self._comm = self._comm_to_call()
@@ -90,7 +90,9 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
     def _in_order(
         self, calls: Sequence[Callable[..., Any]], tensors: list[torch.Tensor], later: bool
     ) -> WorkBase:
-        """Issues several calls in order as one work. Each call takes `async_op`."""
+        """Issues several calls in order and returns one work for all of them. Each call takes
+        `async_op`.
+        """
         if later:
             return self._pending(CombinedHandle([call(async_op=True) for call in calls]), tensors)
         for call in calls:

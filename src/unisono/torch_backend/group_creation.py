@@ -49,8 +49,8 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
 
 
 def _from_default_group(ranks: list[int], settings: config.Settings) -> Communicator | None:
-    """Makes a communicator from the default group, to share its connections, if it spans several
-    hosts.
+    """Makes a communicator that shares the default group's connections. Returns None unless the
+    default group spans several hosts and has the same value of `reproducible`.
     """
     world = dist.group.WORLD if dist.is_initialized() else None
     if not isinstance(world, ProcessGroup):

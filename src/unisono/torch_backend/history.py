@@ -1,4 +1,4 @@
-"""The last calls of one group, with the fields of torch's flight recorder."""
+"""The most recent calls of one group, with the fields of torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.torch_backend.private import current_stack
 
 
 class RecordedCall:
-    """One call with its arguments and its state. Holds no tensor."""
+    """One call with its arguments and its state. Does not keep tensors alive."""
 
     __slots__ = (
         "_handles", "ended", "frames", "inputs", "name", "order", "outputs", "peer", "time_ns",
@@ -62,7 +62,7 @@ class RecordedCall:
 
 
 class History:
-    """A ring buffer of the last `size` calls of a group."""
+    """A ring buffer of the most recent `size` calls of a group."""
 
     def __init__(self, size: int) -> None:
         self._entries: deque[RecordedCall] = deque(maxlen=size)

@@ -44,7 +44,7 @@ ROUTED = (*_MESSAGES, *_COLLECTIVES)
 class MixedGroup(ProcessGroup):
     """A process group that serves CPU tensors itself; torch's group serves the other devices.
 
-    It is a separate class, so that groups with CPUs only need no check of the device.
+    It is a separate class, so that calls of groups without other devices need not check the device.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class MixedGroup(ProcessGroup):
         group_desc: str | None = None,
         device_types: list[torch.device] | None = None,
     ) -> Any:
-        """Makes a group of some ranks, for all devices or the given ones. Returns None on other
-        ranks.
+        """Makes a group of the ranks `new_ranks`, for all devices or for `device_types`. Returns
+        None on other ranks.
 
         All ranks of the group must call this.
         """
@@ -118,8 +118,8 @@ class MixedGroup(ProcessGroup):
     def shrink_group(
         self, exclude: Sequence[int] = (), timeout: timedelta | None = None
     ) -> ProcessGroup:
-        """Makes a group of the living ranks without the excluded ones. This group then refuses all
-        work.
+        """Makes a new group of the living ranks, without those in `exclude`. After that, the old
+        group (`self`) refuses all work.
 
         The backends of other devices are created again, through the store.
         """
@@ -163,7 +163,7 @@ class MixedGroup(ProcessGroup):
 
 
 def _tensor_in(values: Any) -> torch.Tensor | None:
-    """Returns the first tensor among the arguments, or in lists of them."""
+    """Returns the first tensor among `values`, which may contain lists of tensors."""
     for value in values:
         if isinstance(value, torch.Tensor):
             return value
@@ -197,7 +197,7 @@ def _routed(name: str) -> Callable[..., Any]:
 def group_over(
     comm: Any, store: Any, global_ranks: list[int], others: OtherBackends | None
 ) -> ProcessGroup:
-    """Returns the process group of a communicator and of the backends for other devices."""
+    """Returns a process group over a communicator and, if given, the backends for other devices."""
     if others is None:
         return ProcessGroup(comm, store, global_ranks)
     return MixedGroup(comm, store, global_ranks, others)

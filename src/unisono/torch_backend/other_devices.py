@@ -32,7 +32,9 @@ _ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherBackends:
-    """Torch's process group of the same ranks, and the name of its backend for each device."""
+    """The backends for devices other than the CPU: torch's process group of the same ranks, and the
+    name of its backend for each device.
+    """
 
     group: Any
     backends: dict[str, str]
@@ -86,7 +88,7 @@ def other_backends_of(making: dict[str, Any]) -> OtherBackends | None:
         return None
     asked = _checked(making["backend_config"].get_device_backend_map())
     backends = {device: name for device, name in asked.items() if name != BACKEND_NAME}
-    # a third-party backend may use unisono internally
+    # a third-party backend for the CPU may use unisono internally
     if not backends or asked.get("cpu") != BACKEND_NAME:
         return None
     order = list(asked)

@@ -1,4 +1,4 @@
-"""The works that torch gets from a collective, and their futures."""
+"""The `Work` objects that torch gets from a collective, and their futures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.futures import Future
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profiling, span
 
-# Longest wait for a thread; a callback of the program may hang.
+# Maximum seconds to wait for the end of a thread, since a callback of the program may hang.
 _JOIN_S = 2.0
 
 
@@ -118,7 +118,7 @@ class Completer:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             _settle(*job)
-            del job  # else this frame would keep the last tensors alive until the next job
+            del job  # else this frame would keep the job's tensors alive until the next job
 
 
 def _settle(outcome: Future[Any], handle: CallHandle, tensors: list[torch.Tensor]) -> None:
@@ -138,7 +138,7 @@ def _value_or_raise(outcome: Future[Any]) -> Any:
 
 
 class PendingWork(WorkBase):  # type: ignore[misc]
-    """The torch work of a pending call. `pending` makes these objects."""
+    """Torch's `Work` for a pending call. The function `pending` makes these objects."""
 
     __slots__ = ("_completer", "_future", "_handle", "_tensors")
 
@@ -219,17 +219,17 @@ class FinishedWork(WorkBase):  # type: ignore[misc]
         self._tensors = tensors or []
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Returns at once."""
+        """Returns at once, since the call has ended."""
         return True
 
     def synchronize(self) -> None:
-        """Returns at once."""
+        """Returns at once, since the call has ended."""
 
     def block_current_stream(self) -> None:
-        """Returns at once."""
+        """Returns at once, since the call has ended."""
 
     def is_completed(self) -> bool:
-        """Returns True."""
+        """Returns True, since the call has ended."""
         return True
 
     def is_success(self) -> bool:

@@ -110,7 +110,9 @@ def current_stack() -> Any:
 
 
 def readable_stacks(stacks: list[Any]) -> list[list[dict[str, Any]]]:
-    """Returns name, file and line of each frame, innermost first."""
+    """Returns the function name, file and line of each frame of each stack, innermost frame
+    first.
+    """
     found: list[list[dict[str, Any]]] = _profiler.symbolize_tracebacks(stacks) if stacks else []
     return found
 
@@ -261,7 +263,8 @@ def hide_from_dynamo(*classes: type) -> None:
 
 def _skip_frames_of(function: FunctionType) -> None:
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    # Without the mark, dynamo can only fail to compile a graph that calls these methods.
+    # If torch lacks these names, the only effect is that dynamo fails to compile graphs that call
+    # these methods.
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from torch._C._dynamo import eval_frame
 

@@ -122,13 +122,14 @@ class ProcessGroup(Reductions, DataMovement):
     def shrink_group(
         self, exclude: Sequence[int] = (), timeout: timedelta | None = None
     ) -> ProcessGroup:
-        """Makes a group of the living ranks without the excluded ones. This group then refuses all
-        work.
+        """Makes a new group of the living ranks, without those in `exclude`. After that, the old
+        group (`self`) refuses all work.
         """
         comm = self.communicator.shrink(exclude, timeout_s=seconds(timeout))
         members = comm.former_ranks
         name = f"{self.group_name}:shrunk:{'-'.join(map(str, members))}"
-        # A prefix separates the keys, which contain rank numbers: the ranks have new numbers.
+        # Keys in the store contain rank numbers, and the ranks have new numbers. A prefix keeps the
+        # new keys apart from the old ones.
         store = prefixed(self.store, name)
         group = self._after(comm, store, [self.global_ranks[rank] for rank in members], name)
         name_group(group, name, "shrunk")

@@ -34,7 +34,7 @@ class Reductions(GroupBase):
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> WorkBase:
-        """Reduces over all ranks, in place."""
+        """Reduces a tensor over all ranks, in place."""
         try:
             reduction = REDUCE_OPS[hash(opts.reduceOp)]
             later = opts.asyncOp
@@ -67,7 +67,7 @@ class Reductions(GroupBase):
         *,
         root: int = 0,
     ) -> WorkBase:
-        """Reduces over all ranks, in place on the root."""
+        """Reduces a tensor over all ranks, in place on the root."""
         if isinstance(tensors, torch.Tensor):
             options = CallOptions(reduceOp=op, rootRank=root if opts is None else opts)
             with self._within(timeout):
@@ -110,7 +110,7 @@ class Reductions(GroupBase):
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
-        """Issues several reduce_scatter_single as one work."""
+        """Issues several `reduce_scatter_single` calls and returns one work for all of them."""
         self._begin()
         reduction, factor = reduce_op(_SUM if opts is None else opts.reduceOp)
         calls = [

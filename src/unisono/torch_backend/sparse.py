@@ -13,8 +13,8 @@ from unisono.types import ReduceOp
 def all_reduce_sparse(comm: Any, tensor: torch.Tensor, reduction: ReduceOp) -> None:
     """Sums or averages a COO tensor over all ranks, in place.
 
-    Sends only stored entries: with k ranks of z entries each, a rank receives k*z. Blocks even with
-    async_op=True, since the ranks must know the lengths before they send entries.
+    Sends only stored entries: with k ranks that have z entries each, a rank receives k*z entries.
+    Blocks even with async_op=True, since the ranks must know the lengths before they send entries.
     """
     if reduction not in (ReduceOp.SUM, ReduceOp.AVG):
         raise UnsupportedError(

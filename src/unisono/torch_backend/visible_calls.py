@@ -37,8 +37,7 @@ _PEER_AT = 1  # position of the peer among the arguments of send and recv
 class TracedCommunicator:
     """Replaces the communicator while its calls are traced.
 
-    Like `CoalescedCalls` it replaces the communicator, so that an untraced call needs only one
-    check.
+    So, as with `CoalescedCalls`, an untraced call needs only one check.
     """
 
     def __init__(self, comm: Any, history: History | None) -> None:

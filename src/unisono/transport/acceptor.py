@@ -1,5 +1,5 @@
-"""Accepts connections. Keeps only a few connections that are not authenticated, for a short
-time.
+"""Accepts connections. Limits the number of connections that are not authenticated, and the time
+for which it keeps them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SparingLog:
         self._last: dict[str, float] = {}
 
     def warn(self, key: str, text: str) -> None:
-        """Logs a warning, unless one with this key was logged within the last minute."""
+        """Logs a warning, unless a warning with this key was logged within the last minute."""
         now = time.monotonic()
         self._last = {k: at for k, at in self._last.items() if now - at < _LOG_EACH_S}
         if key not in self._last and len(self._last) < _MOST_LOGGED:
@@ -66,7 +66,7 @@ class Acceptor:
         self._loop, self._listeners = loop, listeners
         self._secret, self._purpose, self._security = secret, purpose, security
         self._arrived, self._accept_failed = arrived, accept_failed
-        self._pending: dict[IncomingSetup, float] = {}  # in order of arrival
+        self._pending: dict[IncomingSetup, float] = {}  # time of arrival, in order of arrival
         self._log = SparingLog()
         self._open = True
         self._failing_since: float | None = None

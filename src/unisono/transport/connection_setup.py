@@ -35,8 +35,8 @@ class SetupFailure:
 
 
 class _ConnectionSetup(ABC):
-    """Reads messages of known lengths and answers each message. Unless cancelled, ends by exactly
-    one call of `opened` or `failed`.
+    """Reads messages of known lengths and answers each message. Calls either `opened` or `failed`
+    once at the end, unless it is cancelled.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class _ConnectionSetup(ABC):
 
     @property
     def slow(self) -> bool:
-        """True if the listener may have ended its wait: on a busy machine, either end may be
-        late.
+        """True if the setup has taken so long that the listener may have stopped waiting. On a busy
+        machine, either end may be late.
         """
         return time.monotonic() - self._started_at >= LEAST_WAIT_S
 
@@ -132,7 +132,9 @@ class _ConnectionSetup(ABC):
             self.opened()
 
     def _secure(self) -> None:
-        """Raises `BlockingIOError` while the other end must send first."""
+        """Continues the TLS handshake. Raises `BlockingIOError` while the other end must send
+        first.
+        """
         handshake = self.handshake
         channel = self.sock.secure(self._security, dialing=handshake.dialing, key=handshake.tls_key)
         self.send(handshake.bind(channel))

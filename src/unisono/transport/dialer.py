@@ -24,7 +24,7 @@ from unisono.transport.introduction import Introduction
 from unisono.transport.security import Security
 from unisono.transport.sockets import Address, dial, format_address
 
-_ATTEMPT_S = 0.7  # the kernel would retry only after 1, 3 and 7 s
+_ATTEMPT_S = 0.7  # limit of one attempt; the kernel would retry only after 1, 3 and 7 s
 _PAUSE_S = 0.1
 _FINAL = (errno.ECONNREFUSED, errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT)
 _HERE = (  # errors of this host, not of the peer's host
@@ -40,8 +40,9 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialRequest:
-    """The target of a dial, this end's identity, and the times that the target's host and process
-    may take."""
+    """The target of a dial, this end's identity, and the seconds within which the target's host and
+    process must answer.
+    """
 
     rank: int
     address: Address

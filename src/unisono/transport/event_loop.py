@@ -96,7 +96,7 @@ class OneShotEvent:
 
 
 class Doorbell:
-    """A descriptor that wakes the thread. It stays open as long as an object refers to the
+    """A descriptor that wakes the loop's thread. It stays open as long as an object refers to the
     doorbell."""
 
     def __init__(self, fd: int) -> None:
@@ -203,7 +203,7 @@ class EventLoop:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         while not self._stopping:
             for key, _ in self._selector.select(self._next_timer_s()):
-                # Skips a descriptor that an earlier action of this round has unwatched.
+                # Skip a descriptor that an earlier action of this iteration has unwatched.
                 watched = self._selector.get_map().get(key.fd)
                 if watched is key and not self._guarded(key.data):
                     self.unwatch(key.fileobj)  # else the action would fail again at once, forever
@@ -256,7 +256,9 @@ class EventLoop:
         self._selector.close()
 
     def _drop_calls(self) -> None:
-        """Drops queued actions, which refer to groups, and wakes threads that wait for them."""
+        """Drops queued actions, which would keep groups alive, and wakes threads that wait for the
+        actions.
+        """
         with contextlib.suppress(IndexError):
             while True:
                 self._calls.popleft()[1].set()

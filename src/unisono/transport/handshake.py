@@ -44,12 +44,14 @@ _TLS_KEY = b"unisono tls 1.3 psk\0"
 
 
 class ProofRefusedError(AuthenticationError):
-    """Raised if the other end is a rank that closed the connection after this end's proof, because
-    the secrets differ."""
+    """Raised if the other end, which is a rank, closed the connection after this end's proof. So
+    the two ends have different secrets.
+    """
 
 
 class Handshake:
-    """The handshake of one end, without a socket: bytes in, bytes out.
+    """One end's part of the handshake, without a socket: takes received bytes and returns bytes to
+    send.
 
     Send `opening`. While `wanted_bytes` is not 0, pass exactly that many bytes to `take`, and send
     its result. If `wants_channel` is then true, start TLS, send the result of `bind`, and continue.
@@ -103,7 +105,9 @@ class Handshake:
 
     @property
     def greeted(self) -> bool:
-        """True if the other end has sent a valid greeting. A dialer has then sent its proof."""
+        """True if the other end has sent a valid greeting. If this end is the dialer, it has sent
+        its proof by then.
+        """
         return bool(self._peer_nonce)
 
     def take(self, message: bytes) -> bytes:
@@ -163,7 +167,8 @@ class Handshake:
         return self._mac(b"dialer" if of_dialer else b"listener")
 
     def _mac(self, role: bytes) -> bytes:
-        # All fields but the first have fixed lengths, and no role is a prefix of another.
+        # Different fields give different texts: all fields but the first have fixed lengths, and no
+        # role is a prefix of another.
         text = b"".join([role, b"\0", self._purpose, *self._nonces, self._channel])
         return hmac.digest(self._secret, text, "sha256")
 

@@ -69,11 +69,12 @@ def parse(spec: str) -> Pattern:
 def choose_interfaces(
     spec: str, interfaces: Sequence[Interface], *, rails: int | None = None
 ) -> list[Interface]:
-    """Returns the interfaces to use, at most `rails` of them; each is a rail.
+    """Returns the interfaces to use, at most `rails` of them. Each interface is a rail, over which
+    a rank connects to other hosts.
 
-    Interfaces that `spec` names keep its order. Others are sorted by name, so that hosts with equal
-    interfaces agree. An empty `spec` excludes interfaces to containers and virtual machines of this
-    host. Loopback is used only if `spec` names it or no other interface is left.
+    Interfaces that `spec` names are in the order of `spec`. Others are sorted by name, so that
+    hosts with equal interfaces agree. An empty `spec` excludes interfaces to containers and virtual
+    machines of this host. Loopback is used only if `spec` names it or no other interface is left.
 
     Raises `ValueError` for an invalid text, `RendezvousError` if no interface is left.
 
@@ -112,7 +113,7 @@ def available_interfaces(ip_version: int | None = None) -> list[Interface]:
 
 
 def _preferred(texts: Sequence[str], ip_version: int | None = None) -> str | None:
-    """Chooses one of an interface's addresses, some of which are hardware addresses."""
+    """Chooses one IP address of an interface, whose addresses also include hardware addresses."""
     addresses = []
     for text in texts:
         try:

@@ -23,7 +23,7 @@ MOST_STREAMS = 1024
 
 
 class ConnectionKind(IntEnum):
-    """Purpose of a connection. The native core knows the first two."""
+    """Purpose of a connection. The native core uses only the first two."""
 
     COLLECTIVES = 0
     P2P = 1

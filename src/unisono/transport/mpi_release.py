@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from unisono.transport.mpi_transport import LAST_TAG, MpiLink
 
-_MOST_BYTES = 8192  # MPI sends this length eagerly; heads and control messages are shorter
+# MPI sends this length without waiting for a receive; heads and control messages are shorter
+_MOST_BYTES = 8192
 
 
 class PendingRelease:
@@ -42,7 +43,9 @@ class PendingRelease:
         return True
 
     def _take(self) -> bool:
-        """Returns False if a message is too long: a rank missed a receive, so nothing is freed."""
+        """Receives the messages that have arrived. Returns False if one is too long, since then a
+        rank has missed a receive and nothing may be freed.
+        """
         mpi, comm = self._link.mpi, self._link.comm
         status = mpi.Status()
         while self._awaited and comm.Iprobe(mpi.ANY_SOURCE, mpi.ANY_TAG, status):

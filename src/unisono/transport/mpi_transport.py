@@ -19,7 +19,7 @@ from unisono.errors import PeerLostError, UnsupportedError
 WATCH_TAG = 0
 _TRANSPORTS = 2
 LAST_TAG = WATCH_TAG + 1 + 2 * _TRANSPORTS
-_FAREWELL_S = 0.5  # limit of the wait for incoming messages when a transport is closed
+_FAREWELL_S = 0.5  # maximum seconds to wait for incoming messages when a transport is closed
 _FAREWELL_NAP_S = 100e-6
 _NEEDS_MPI = "MPI as transport needs mpi4py: pip install 'unisono[mpi]'"
 
@@ -47,7 +47,7 @@ def load_mpi() -> ModuleType:
 
 
 class MpiLibrary:
-    """The message library of one transport: moves its messages over a communicator of MPI.
+    """The message library of one transport: moves its messages over an MPI communicator.
 
     Only one thread at a time calls the methods. Memory at a passed address must stay valid until
     the transfer with its ticket ends. Sizes are in bytes. Heads and payloads have separate tags, so
@@ -59,10 +59,11 @@ class MpiLibrary:
         self._comm = comm
         self._head_tag, self._payload_tag = WATCH_TAG + 1 + 2 * kind, WATCH_TAG + 2 + 2 * kind
         self._ring: list[Any] = []
-        self._first = 0  # oldest posted receive in `_ring`
-        self._next = 0  # next receive in `_ring` to post again
+        self._first = 0  # index of the oldest posted receive in `_ring`
+        self._next = 0  # index of the next receive in `_ring` to post again
         self._posted = 0
-        self._requests: list[Any] = []  # pending, parallel to the two lists below
+        # pending transfers; the next two lists have one entry for each
+        self._requests: list[Any] = []
         self._tickets: list[int] = []
         self._inward: list[bool] = []  # true for receives
         self.over = False
@@ -196,7 +197,9 @@ class MpiLibrary:
         return ended
 
     def _ended_one_by_one(self) -> list[tuple[int, str]]:
-        """Tests each request after an error, because the error does not name its requests."""
+        """Tests each request after an error, because the error does not name the requests that
+        failed.
+        """
         ended, left = [], []
         for transfer in zip(self._tickets, self._requests, self._inward, strict=True):
             ticket, request, _ = transfer
@@ -241,7 +244,9 @@ class MpiLink:
             group.Free()
 
     def library(self, kind: int) -> MpiLibrary:
-        """Makes the message library of the transport for collectives (0) or messages (1)."""
+        """Makes the message library of the transport for collectives (0) or point-to-point messages
+        (1).
+        """
         library = MpiLibrary(self.mpi, self.comm, kind)
         self._libraries.append(library)
         return library

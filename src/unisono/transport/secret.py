@@ -22,7 +22,8 @@ _log = logging.getLogger("unisono")
 
 
 def job_secret(settings: Settings) -> bytes | None:
-    """Returns the secret that the user gave: from the variable, else from the file; else None.
+    """Returns the secret from the variable UNISONO_JOB_SECRET or else from the user's file; None if
+    the user gave neither.
 
     White space around the secret is ignored, so a file may end in a line feed. Raises `ValueError`
     if the secret is empty or its file cannot be read.

@@ -13,7 +13,9 @@ _NO_SECRET = b"certificates prove all that is proved here"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """The protection. `tls` is the value of UNISONO_TLS; all connections share `context`."""
+    """Protection of the connections between hosts. `tls` is the value of UNISONO_TLS; all
+    connections share `context`.
+    """
 
     tls: str = "off"
     context: TlsContext | None = field(default=None, repr=False)

@@ -21,8 +21,8 @@ _UNACKED, _RECEIVED_MS = 24, 56  # offsets of these fields in struct tcp_info
 
 
 class Silence:
-    """Measurement of the silence on one connection since a send, by periodic calls of
-    `duration_s`.
+    """Measures how long a peer's acknowledgement has been missing on one connection. Make the
+    object after a send, and call `duration_s` periodically.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -1,8 +1,8 @@
 """Sockets between hosts: listening, dialing, and timeouts.
 
-While a rank does not wait for a peer, the kernel probes once a second and gives up late. Under a
-shorter TCP_USER_TIMEOUT, one or two probes lost in a short interruption would end the connection. A
-waiting rank measures the silence itself (`silence.py`).
+While a rank does not wait for a peer, the kernel sends one probe a second, and ends the connection
+only after a long silence. Under a shorter TCP_USER_TIMEOUT, one or two probes lost in a short
+interruption would end the connection. A waiting rank measures the silence itself (`silence.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Address = tuple[str, int]
 # From <netinet/tcp.h> and <netinet/in.h>; the socket module does not define them.
 _IP_BIND_ADDRESS_NO_PORT = 24
 _TCP_THIN_LINEAR_TIMEOUTS = 16
-_TCP_RTO_MAX_MS = 44  # Linux 6.15
+_TCP_RTO_MAX_MS = 44  # since Linux 6.15
 
 _LEAST_RTT_US = 148  # offset of tcpi_min_rtt in struct tcp_info
 _NAME_BYTES = 16  # maximum length of the name of a congestion control
@@ -29,7 +29,7 @@ _NAME_BYTES = 16  # maximum length of the name of a congestion control
 _NEAR_US = 3000  # longest round trip within one region
 _BACKLOG = 4096
 _PROBE_S = 1
-_LONGEST_RETRY_MS = 1000  # the kernel's minimum
+_LONGEST_RETRY_MS = 1000  # the smallest value that the kernel permits
 
 
 def format_address(address: Sequence[object]) -> str:
@@ -138,7 +138,7 @@ def prepare(sock: socket.socket, peer_timeout_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _user_timeout(sock, peer_timeout_s)
     for option, value in ((_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, _LONGEST_RETRY_MS)):
-        # With an older kernel, connections survive fewer short interruptions.
+        # An older kernel lacks the second option, so connections survive fewer short interruptions.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -181,8 +181,8 @@ def retry_often(sock: socket.socket) -> None:
 def probe_idle(sock: socket.socket, peer_timeout_s: float) -> None:
     """Probes an idle connection each second. An interruption shorter than `peer_timeout_s` does not
     end it."""
-    # The last answer may arrive up to one probe interval before the interruption, and the last
-    # probe may be sent up to one interval before the limit.
+    # Add two probe intervals: the last answer may arrive up to one interval before the
+    # interruption, and the last probe may be sent up to one interval before the limit.
     _user_timeout(sock, peer_timeout_s + 2 * _PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
