@@ -55,11 +55,10 @@ class CommunicatorStats:
     v-collective counts as its collective: all_gather_v as all_gather. Arrays that the library packs
     into one message (in a batch, in a `Controller`) count as one call each.
 
-    **Bytes** follow from the closed forms below, in the caller's element type. So they do not
-    depend on the algorithm, the transport or the hosts, and the sum of `bytes_sent` over all ranks
-    equals the sum of `bytes_received`. With n ranks, N elements in the larger buffer, and s
-    elements in this rank's share (its piece of `out` of a reduce_scatter, its `x` of an
-    all_gather):
+    **Bytes** follow from the formulas below, in the caller's element type. So they do not depend on
+    the algorithm, the transport or the hosts, and the sum of `bytes_sent` over all ranks equals the
+    sum of `bytes_received`. With n ranks, N elements in the larger buffer, and s elements in this
+    rank's share (its piece of `out` of a reduce_scatter, its `x` of an all_gather):
 
     | operation | sent | received |
     |---|---|---|

@@ -1,4 +1,4 @@
-"""Execution of execution plans.
+"""Executors of execution plans.
 
 `NativeExecutor` loads plans into the C++ core. `reference` interprets plans in Python, one rank
 after another; the native executor must match it bit for bit.
