@@ -61,7 +61,8 @@ std::optional<DType> dtype_named(std::string_view name) {
 }
 
 struct Pair {
-    // Types of the value and of the index, as kind and bytes in NumPy's notation.
+    // NumPy's short type names of the value and of the index: a letter for the kind, then the size
+    // in bytes.
     std::string_view value, index;
     DType dtype;
 };
@@ -69,8 +70,8 @@ constexpr std::array kPairs{
     Pair{"f4", "i4", DType::float32_int32}, Pair{"f8", "i8", DType::float64_int64},
     Pair{"i4", "i4", DType::int32_int32}, Pair{"i8", "i8", DType::int64_int64}};
 
-// Returns the type of pairs for a structured NumPy type of a value and an index of the same size,
-// without padding.
+// Returns the DType of (value, index) pairs that a structured NumPy type describes: two fields of
+// the same size, without padding. Returns nothing for any other structured type.
 std::optional<DType> pair_of(nb::handle type) {
     const nb::object names = type.attr("names");
     if (nb::len(names) != 2) return std::nullopt;
@@ -91,7 +92,8 @@ std::optional<DType> pair_of(nb::handle type) {
     return std::nullopt;
 }
 
-// Returns the type for a NumPy type. ml_dtypes uses torch's names for its types.
+// Returns the DType that has the name of a NumPy type. This also finds the extension types of
+// ml_dtypes (bfloat16, 8-bit floats), because they have the same names as torch's types.
 std::optional<DType> dtype_of_numpy(nb::handle type) {
     if (!type.attr("names").is_none()) return pair_of(type);
     const auto found = dtype_named(nb::cast<std::string>(type.attr("name")));
@@ -100,7 +102,7 @@ std::optional<DType> dtype_of_numpy(nb::handle type) {
 }
 
 std::optional<DType> dtype_of_torch(nb::handle type) {
-    const auto name = nb::cast<std::string>(nb::str(type));  // "torch.float32"
+    const auto name = nb::cast<std::string>(nb::str(type));  // such as "torch.float32"
     return dtype_named(std::string_view(name).substr(name.find('.') + 1));
 }
 

@@ -11,7 +11,7 @@ constexpr uint32_t kMajor = 1;
 constexpr const char* kAttribute =
     "__dlpack_c_exchange_api__";  // attribute of the array class: a capsule
 constexpr const char* kCapsule = "dlpack_exchange_api";
-constexpr int32_t kCpu = 1;  // device type
+constexpr int32_t kCpu = 1;  // DLPack's number of the device type CPU
 
 // Code and bits of an element type, in the order of `DType`. DLPack has no pairs.
 struct Element {
@@ -29,7 +29,7 @@ struct Tensor {
     uint8_t code, bits;
     uint16_t lanes;
     int64_t* shape;
-    int64_t* strides;  // in elements
+    int64_t* strides;  // strides in elements, not in bytes
     uint64_t byte_offset;
 };
 

@@ -42,7 +42,7 @@ std::string name_of(const nb::python_error& raised) {
 
 void set_python_error(const Error& error) {
     if (error.fault() == Fault::interrupted && PyErr_Occurred())
-        return;  // the signal handler has raised the exception
+        return;  // a signal handler has already set the exception
     const nb::object exception = exception_of(error);
     PyErr_SetObject(exception.type().ptr(), exception.ptr());
 }

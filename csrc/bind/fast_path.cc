@@ -67,9 +67,9 @@ Located located(const nb::tuple& t) {
 
 class FastPath {
   public:
-    // `make_work(op, (in, out), result)` makes the return value of an asynchronous call, and this
-    // class sets its `job`. A work in `held` keeps its arrays alive. `prune()` removes finished
-    // works.
+    // `make_work(op, (in, out), result)` makes the `Work` object that an asynchronous call returns.
+    // This class then sets the `job` of that object. A work stays in the set `held` until it is
+    // finished, and keeps its arrays alive. `prune()` removes the finished works from `held`.
     FastPath(std::shared_ptr<Group> group, nb::callable make_work, nb::set held, nb::callable prune,
              double inline_s)
         : group_(std::move(group)),
@@ -182,8 +182,9 @@ class FastPath {
                      target->address, target->bytes};
     }
 
-    // Adds the call to a pack. A known call has arrays that were neither copied nor converted, so
-    // they can be packed in place.
+    // Adds the call to a pack (small arrays that are sent as one message). Returns false if no pack
+    // takes it. The arrays of a known call were neither copied nor converted, so they can be packed
+    // from where they are.
     [[nodiscard]] bool record(const Found& found, nb::handle out) const {
         const CallArgs& args = found.call->args;
         if (args.op != OpKind::all_reduce || !found.plain) return false;

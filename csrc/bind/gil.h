@@ -14,7 +14,9 @@ template <class Ask>
 auto sleeping_at_the_end(Ask&& ask) noexcept {
     try {
         return ask();
-    } catch (...) {  // the unwinding of the stack, which must not continue from here
+    } catch (...) {
+        // The interpreter has ended and unwinds this thread's stack. The unwinding must not
+        // continue.
         for (;;) ::pause();
     }
 }

@@ -40,8 +40,8 @@ Pieces pieces_of(const Memory& memory) {
     return pieces;
 }
 
-// The row of the counters, the number of calls, and the bytes sent and received; see
-// unisono.communicator.call_volume.
+// What one call adds to the rank's counters: the row, the number of calls, the bytes sent, and the
+// bytes received; see unisono.communicator.call_volume.
 using VolumeTuple = std::tuple<uint32_t, uint32_t, uint64_t, uint64_t>;
 
 CallVolume volume_of(const VolumeTuple& volume) {
@@ -57,9 +57,9 @@ Execution bound(Group& group, const Prepared& call, const Memory& in, const Memo
     return group.dispatcher().or_fail([&] { return call.bind(pieces_of(in), pieces_of(out)); });
 }
 
-// Makes a continuation from the Python function `then`, which returns the next call as (call, in,
-// out). If the ranks disagree, `then` fails the group and raises. The thread that drives the calls
-// runs it.
+// Makes a continuation (a function that returns the call to run directly after another call) from
+// the Python function `then`, which returns that call as (call, in, out). If the ranks disagree,
+// `then` fails the group and raises. The thread that drives the calls runs it.
 Continuation continuation_of(Group& group, nb::object then) {
     if (then.is_none()) return {};
     const std::shared_ptr<PyObject> held(then.release().ptr(), [](PyObject* object) {
@@ -277,7 +277,7 @@ void register_group(nb::module_& m) {
         .def(
             "close",
             [](Group& self, double timeout_s) {
-                std::optional<nb::python_error> raised;  // the exception of a signal handler
+                std::optional<nb::python_error> raised;  // raised by a signal handler during close
                 const auto signals = [&raised] {
                     const WithGil gil;
                     if (PyErr_CheckSignals() != 0) raised.emplace();

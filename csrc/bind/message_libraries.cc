@@ -32,9 +32,9 @@ auto in_python(Call&& call) {
 }
 
 class PythonMessageLibrary final : public MessageLibrary {
-    // Calls a method that moves messages. Any error except `peer_lost` may come from a signal
-    // handler, at any point of the call. The library may have begun a transfer that the Python
-    // object has not recorded. Such a transfer continues.
+    // Calls a method that moves messages. An error other than `peer_lost` may come from a signal
+    // handler that interrupted the method at any point. The library may then have begun a transfer
+    // that the Python object has not recorded and cannot cancel, so the library counts as broken.
     template <class Call>
     std::invoke_result_t<Call&> moving(Call&& call) {
         try {
@@ -94,7 +94,7 @@ class PythonMessageLibrary final : public MessageLibrary {
                 const nb::error_scope raised;  // keeps the exception of a signal handler
                 return nb::cast<bool>(library_.attr("close")()) && !is_broken_;
             });
-        } catch (const std::exception&) {  // unknown transfers may still be pending
+        } catch (const std::exception&) {  // transfers may still be pending
             return false;
         }
     }

@@ -5,7 +5,8 @@
 #include "bind/register.h"
 
 NB_MODULE(_native, m) {
-    // Communicators may be alive at interpreter exit, which does not need a warning.
+    // Turns off nanobind's warning about objects that are alive at interpreter exit. Communicators
+    // may be alive then.
     nanobind::set_leak_warnings(false);
     unisono::bind::register_errors(m);
     unisono::bind::register_convert(m);

@@ -174,7 +174,7 @@ nb::object wait_any(const nb::list& works, const nb::object& timeout_s) {
     return nb::int_(*place);
 }
 
-// ---- keeper
+// ---- keeper of pending requests
 
 Keeper::~Keeper() {
     for (PyObject* const object : std::exchange(kept_, {})) {
@@ -200,13 +200,13 @@ void Keeper::release(BoundRequest& request) noexcept {
     BoundRequest::of(kept_.back()).place_ = request.place_;
     kept_.pop_back();
     request.keeper_ = nullptr;
-    Py_DECREF(object);  // comes last, because it may run any code
+    Py_DECREF(object);  // last, because a destructor may run any code
 }
 
 void Keeper::prune() noexcept {
-    // Begins with the last element, because the element that moves into a free place was already
-    // checked. Each release may run any code, which may keep and release other requests. Some
-    // requests then wait for the next prune.
+    // Checks the elements from last to first. A release fills the gap with the last element, which
+    // has then already been checked. Each release may also run any code, which may keep and release
+    // other requests. Some finished requests then stay until the next prune.
     for (size_t place = kept_.size(); place-- > 0;) {
         if (place >= kept_.size()) continue;
         BoundRequest& request = BoundRequest::of(kept_[place]);

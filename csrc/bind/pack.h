@@ -16,13 +16,14 @@ namespace unisono::bind {
 // Adds a pending work to the set that keeps the work and its arrays alive.
 inline void keep_in(const nanobind::set& held, const nanobind::object& work) noexcept {
     if (PySet_Add(held.ptr(), work.ptr()) == 0) return;
-    PyErr_Clear();  // no memory: the work is kept until the process ends
+    // The set has no memory for the work, so the work is never freed.
+    PyErr_Clear();
     work.inc_ref();
 }
 
 class Pack {
   public:
-    // `keep` holds the memory.
+    // Adds an array. The object `keep` owns the array's memory.
     void add(Address address, uint64_t bytes, nanobind::object keep) {
         memory_.emplace_back(address, bytes);
         keep_.push_back(std::move(keep));
@@ -54,8 +55,8 @@ class Pack {
 // Memory that a call accesses: start, end, true if the call writes, number of the call.
 using Span = std::tuple<Address, Address, bool, int64_t>;
 
-// The largest end addresses of the memory of the calls so far. Each call can exclude its own
-// memory.
+// The largest end address of the memory that the calls added so far access. `of_others(call)`
+// ignores the memory of this call itself, so the two largest ends of different calls are stored.
 class Reach {
   public:
     void add(Address end, int64_t call) noexcept {
@@ -76,7 +77,7 @@ class Reach {
         Address end = 0;
         int64_t call = 0;
     };
-    End first_, second_;  // the ends of two different calls
+    End first_, second_;  // of two different calls; the larger end is first
 };
 
 // Returns true if one call writes memory that another call accesses. Each array of a pack counts as

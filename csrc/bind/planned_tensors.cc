@@ -1,4 +1,5 @@
-// Submission of the tensors of a frozen plan: the part of a controller that runs for each tensor.
+// Submission of the tensors of a frozen plan. This is the code of a controller that runs for every
+// tensor of such a plan.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -16,7 +17,8 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-// Returns an attribute, or null after an error. Python code will run into the same error.
+// Returns an attribute, or null after an error. The error is cleared here, because the slower
+// Python code that runs instead will raise it again.
 nb::object attribute(nb::handle of, const nb::str& name) {
     nb::object found = nb::steal(PyObject_GetAttr(of.ptr(), name.ptr()));
     if (!found.is_valid()) clear_error();
@@ -40,8 +42,8 @@ struct Tensor {
     int64_t bytes;
 };
 
-// The parts of the loop that a submission needs. They refer to the loop, which refers to
-// PlannedTensors.
+// The objects of the controller's loop (loop.py) that a submission needs. They form a reference
+// cycle: they refer to the loop, and the loop refers to PlannedTensors.
 struct Loop {
     nb::object owner;
     nb::dict open;
@@ -58,8 +60,8 @@ struct Plan {
 // lacks. The GIL guards this class: no Python code runs while it changes the plan.
 class PlannedTensors {
   public:
-    // `open` holds the last handle of each name. `launch()` launches the full buckets. `ring`
-    // records the submissions, unless it is None.
+    // `open` maps each tensor name to its most recent handle. `launch()` launches the full buckets.
+    // `ring` records the submissions, unless it is None.
     PlannedTensors(nb::type_object handle, nb::object owner, nb::dict open, nb::callable launch,
                    nb::object ring)
         : handle_(std::move(handle)),
@@ -151,7 +153,8 @@ class PlannedTensors {
         return handle;
     }
 
-    // Counts a tensor of the bucket. Returns true if the bucket now has all of its tensors.
+    // Reduces the number of tensors that the bucket still lacks by one. Returns true if the bucket
+    // now has all of its tensors.
     [[nodiscard]] bool add_to(nb::handle bucket) const {
         const auto missing = nb::cast<int64_t>(attribute(bucket, missing_)) - 1;
         set(bucket, missing_, nb::int_(missing));

@@ -22,7 +22,7 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-// Returns NotImplemented, for arguments that Python must check first.
+// Returns NotImplemented. The caller in Python then checks the arguments and takes the slower path.
 nb::object unchecked() {
     return nb::borrow(Py_NotImplemented);
 }
@@ -49,21 +49,24 @@ class Messages {
     // True during a batch, whose calls Python records.
     bool recording = false;
 
-    // Stores that a connection to the rank exists or is being made.
+    // Records that a connection to the rank exists or is being made, so that the fast path may use
+    // it.
     void reach(uint32_t rank) {
         if (reached_.at(rank)) return;
         reached_[rank] = true;
         ++reached_ranks_;
     }
 
-    // Sends `x`. Returns None or the work, or `unchecked()` if nothing has happened.
+    // Sends `x`. Returns None, or the work of an asynchronous send, or `unchecked()` if no send was
+    // begun.
     nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle later) {
         const auto peer = whole(dst), number = whole(tag);
         if (recording || !peer || !number || !knows(*peer)) return unchecked();
         return transfer(x, *peer, static_cast<uint64_t>(*number), true, later);
     }
 
-    // Receives into `x`. Returns the source or the work, or `unchecked()` if nothing has happened.
+    // Receives into `x`. Returns the source rank, or the work of an asynchronous receive, or
+    // `unchecked()` if no receive was begun.
     nb::object recv(nb::handle x, nb::handle src, nb::handle tag, nb::handle later) {
         const auto peer = src.is_none() ? std::optional<int64_t>(p2p::kAnySource) : whole(src);
         const auto number = whole(tag);
@@ -100,8 +103,8 @@ class Messages {
         start(object, request, in_background);
     }
 
-    // Sends and receives at the same time, if the two memories do not overlap. Returns `out`, or
-    // `unchecked()` if nothing has happened.
+    // Sends `x` and receives into `out` at the same time, if the two arrays do not overlap in
+    // memory. Returns `out`, or `unchecked()` if neither was begun.
     nb::object sendrecv(nb::handle x, nb::handle dst, nb::handle out, nb::handle src,
                         nb::handle tag) {
         const auto to = whole(dst), from = whole(src), number = whole(tag);
@@ -173,7 +176,8 @@ class Messages {
     }
 
     void start(nb::handle object, BoundRequest& request, bool in_background) {
-        // Comes first: a signal handler may raise as soon as this returns.
+        // The request is kept before it begins, because a signal handler may raise an exception
+        // right afterwards.
         keeper_.keep(object, request);
         try {
             if (!request.try_begin(in_background)) request.begin(in_background);
@@ -223,7 +227,8 @@ class Messages {
         return a.address < b.address + b.bytes && b.address < a.address + a.bytes;
     }
 
-    // Waits for the end of a request after a failure, when one poll ends all requests.
+    // Ends a request after a failure, so that its memory can be reused. This never waits long,
+    // because after a failure one poll ends all requests.
     void end(p2p::Request& request) const noexcept {
         try {
             group_->p2p().wait(request, 0, -1, {});

@@ -24,9 +24,9 @@ static_assert(sizeof(TimelineEntry) == 64);
 
 class TimelineRing {
   public:
-    // `ids` has the numbers of known names, and `add` returns the number of a new name.
-    // `name_thread` returns the number of the calling thread's name. `clock` replaces the steady
-    // clock unless it is None.
+    // The ring stores numbers instead of names. `ids` maps each known name to its number,
+    // `add(name)` gives a new name a number, and `name_thread` returns the number of the calling
+    // thread's name. `clock` replaces the steady clock unless it is None.
     TimelineRing(Address entries, uint64_t count, nanobind::object keep, nanobind::dict ids,
                  nanobind::callable add, nanobind::callable name_thread, nanobind::object clock)
         : entries_(reinterpret_cast<TimelineEntry*>(at(entries))),

@@ -132,8 +132,9 @@ class VotedAllReduce {
         buffer_ = std::make_shared<std::vector<std::byte>>(bytes);
     }
 
-    // Begins the vote, and the call that follows the vote. Returns None if an array must be copied
-    // first. Requires that the work of the previous begin() has ended.
+    // Begins the vote, which is a small reduction that tells if all ranks are ready, and then the
+    // all_reduce itself. Returns None if an array must be copied first. Requires that the work of
+    // the previous begin() has ended.
     nb::object begin(const nb::tuple& arrays, double timeout_s) {
         if (arrays.size() != lengths_.size()) return nb::none();
         Carried carried{{}, buffer_};

@@ -1,4 +1,4 @@
-// Calls that follow a vote of all ranks.
+// Calls that run only if a preceding vote (a small reduction) finds that all ranks are ready.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace unisono::bind {
 
-// Returns a continuation that continues with `next` if the reduced vote at `vote` is not 0. It
-// stores the time of the agreement, if `agreed_ns` is not null.
+// Returns the continuation of the vote. It runs `next` if the result of the vote, at `vote`, is not
+// 0, which means that all ranks are ready. If `agreed_ns` is not null, it receives the time at
+// which the vote ended.
 [[nodiscard]] Continuation continuation_of_vote(const int64_t* vote, std::optional<Execution> next,
                                                 int64_t* agreed_ns = nullptr);
 

@@ -26,8 +26,8 @@ bool reduces(OpKind op) {
            op == OpKind::scan || op == OpKind::exscan;
 }
 
-// Returns the kind word of a call. Its lowest 24 bits must be equal on all ranks; the highest byte
-// may differ.
+// Returns a word with the operation, the reduction, the type, and the source of the lengths. The
+// lowest 24 bits (the first three) must be equal on all ranks; the highest byte may differ.
 uint32_t kind_of(const CallArgs& a) {
     // The reduction of an operation that does not reduce is ignored. Otherwise two equal calls
     // could have different words.
@@ -44,7 +44,7 @@ uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
     return h ^ (h >> 31);
 }
 
-// One record of the call history, as plain values.
+// A copy of one CallRecord of the call history, without atomics.
 struct Entry {
     uint64_t seq, count, hash;
     uint32_t kind;

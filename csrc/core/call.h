@@ -40,7 +40,8 @@ inline constexpr uint32_t kLengthsFrom = 3;
 inline constexpr uint32_t kRefusedKind = 0xff;
 inline constexpr uint64_t kRefusedHash = 0x5e'f0'5e'd0'00ULL;
 
-// The count of a call that only exchanges counts between ranks.
+// The value of CallArgs::count in a call that only tells all ranks the lengths of each rank's
+// pieces. The total is not known yet.
 inline constexpr uint64_t kUnknownCount = ~0ULL;
 
 struct CallArgs {
@@ -59,7 +60,7 @@ struct CallArgs {
 
 inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;
 
-[[nodiscard]] uint64_t fingerprint(const CallArgs& args) noexcept;  // 40 bits
+[[nodiscard]] uint64_t fingerprint(const CallArgs& args) noexcept;  // 40-bit hash
 
 // Returns the header of a call: seq (24 bits) | fingerprint (40 bits).
 [[nodiscard]] inline uint64_t header_of(uint64_t seq, uint64_t hash) noexcept {
@@ -100,11 +101,12 @@ static_assert(sizeof(Activity) == 48);
 void record_call(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept;
 void record_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept;
 [[nodiscard]] LastCall last_call_of(const RankControl& control) noexcept;
-// Stores the last call of a rank in its mirror, unless the mirror has a later call. Only one thread
-// may call this at a time.
+// Stores the last call of a rank on another host in the mirror, which is this rank's copy of that
+// rank's control words. Does nothing if the mirror already has a later call. Only one thread may
+// call this at a time.
 void update_last_call(RankControl& mirror, const LastCall& called) noexcept;
-// Returns true if both ranks have a record of call `seq` and the fingerprints differ. The record of
-// a rank on another host has only the calls that were received.
+// Returns true if both ranks have a record of call `seq` and the fingerprints differ. For a rank on
+// another host, there are records only of the calls that it has reported to this rank.
 [[nodiscard]] bool differ(const RankControl& one, const RankControl& other, uint64_t seq) noexcept;
 // Returns a text such as "all_reduce(sum, float32[1000])".
 [[nodiscard]] std::string call_text(const RankControl& control, uint64_t seq);

@@ -12,7 +12,8 @@ namespace unisono {
 
 inline constexpr size_t kLine = 64;  // a cache line; the CPU prefetches lines in pairs
 inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
-// Number of calls in a rank's history. The staging buffers keep the ranks fewer calls apart.
+// Number of calls in a rank's history. Unless it refuses calls, a rank is never this many calls
+// ahead of another rank, because it would first run out of free staging buffers.
 inline constexpr size_t kCallHistory = 256;
 inline constexpr size_t kFaultText = 1536;
 inline constexpr size_t kRefusalWords = 48;  // each word holds 8 characters
@@ -59,8 +60,9 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<int32_t> pid{0};
     std::atomic<uint64_t> process{
         0};  // identifies the process: equal for ranks that are threads of one process
-    std::atomic<int32_t> kept_fd{
-        0};  // 1 + a descriptor that stays open for ranks of the same process; see membership.cc
+    // 1 + the descriptor of the segment that this rank leaves open because other ranks of its
+    // process still need their locks, or 0; see membership.cc.
+    std::atomic<int32_t> kept_fd{0};
     std::atomic<uint64_t> token{
         0};  // address of the rank's token in its process; see single_copy.h
 
@@ -68,8 +70,9 @@ struct alignas(2 * kLine) RankControl {
     // cache line because peers read the words above with every message.
     alignas(2 * kLine) std::atomic<uint64_t> awaited_message{0};
 
-    // Core and progress of the last post; see store_policy.h. Each rank writes its beacon with
-    // every post of a large message. Peers read it once a block.
+    // The CPU core on which this rank made its last post (a publication of its progress), and that
+    // progress; see store_policy.h. Each rank writes its beacon with every post of a large message.
+    // Peers read it once a block.
     alignas(2 * kLine) std::atomic<uint64_t> beacon{0};
 
     alignas(2 * kLine) CallRecord calls[kCallHistory];
@@ -91,8 +94,9 @@ struct alignas(2 * kLine) GroupControl {
     uint64_t pair_slots, pair_bytes;  // slots and bytes for the messages from one rank to another
     uint8_t nonce[16];                // sent back to the owner as a proof that the memory is shared
     std::atomic<uint32_t> fences_needed;  // nonzero if a rank could not register for heavy barriers
-    // The agreed successor of this group, changed only by compare-and-exchange. If two ranks decide
-    // at the same time, the second one receives the decision of the first.
+    // The group that replaces this group after a failure, as agreed by the ranks. It is changed
+    // only by compare-and-exchange: if two ranks set it at the same time, the second one receives
+    // the value of the first.
     std::atomic<uint64_t> successor;
     std::atomic<uint64_t> turn;  // the rank whose liveness is checked next; see peer_checks.h
     alignas(2 * kLine) FaultRecord failure;

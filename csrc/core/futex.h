@@ -14,10 +14,11 @@ enum class Woken : uint8_t { rung, timed_out, interrupted };
 Woken futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, double timeout_s) noexcept;
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 
-// A full memory barrier between two threads, paid for by only one of them. heavy_barrier() runs a
-// barrier on every running thread of all registered processes, by membarrier(2), global expedited.
-// So the other thread needs no fence. register_for_heavy_barrier() registers the process; later
-// calls have no effect. It returns false if the kernel refuses.
+// A full memory barrier between two threads that costs time in only one of them. heavy_barrier()
+// makes every running thread of all registered processes execute a barrier, by membarrier(2) in its
+// global expedited form. So the other thread needs no fence of its own.
+// register_for_heavy_barrier() registers the process; later calls have no effect. It returns false
+// if the kernel refuses.
 [[nodiscard]] bool register_for_heavy_barrier() noexcept;
 void heavy_barrier() noexcept;
 

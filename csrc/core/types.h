@@ -44,7 +44,7 @@ enum class ReduceOp : uint8_t {
     land = 8,
     lor = 9,
     lxor = 10,
-    premul_sum = 11,  // sum of contributions that were scaled before
+    premul_sum = 11,  // sum of contributions, each scaled before the sum
     minloc = 12,
     maxloc = 13,
 };

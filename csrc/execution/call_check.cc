@@ -8,7 +8,8 @@
 
 namespace unisono {
 bool CallCheck::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
-    // Ranks of a host are further apart than the history is long only if calls are refused.
+    // The peer is so many calls ahead that the history has lost this call. On one host this happens
+    // only if the peer has refused its calls, because refused calls do not wait.
     if (view_.local(peer) && ahead_of(theirs, seq) >= static_cast<int32_t>(kCallHistory))
         mismatch(seq);
     uint64_t& verified = verified_[peer];

@@ -32,7 +32,8 @@ void check_interrupt(const Interrupted& interrupted, Membership& members) {
 
 }  // namespace
 
-// Runs the call and its continuation. Returns false if a wait would exceed `limit_s`.
+// Runs the call, and then the call that its continuation returns, if any. Returns false if a wait
+// would exceed `limit_s`.
 bool Dispatcher::drive(Execution& execution, Continuation& continuation, Deadline& deadline,
                        const Interrupted& interrupted, double limit_s) {
     while (executor_.advance(execution, deadline, interrupted, limit_s)) {
@@ -88,8 +89,8 @@ std::shared_ptr<Job> Dispatcher::submit(Execution execution, double timeout_s, d
         const DriverClaim claim(*this);
         if (claim && nothing_before()) {
             if (advance(*job, {}, inline_s)) return job;
-            // Queues the job before the claim ends, because no other call may overtake a started
-            // call.
+            // The job is queued while this thread still has the claim (the right to run calls).
+            // Otherwise another call could run before this call, which has started.
             enqueue(job);
             start_thread();
             return job;
@@ -223,8 +224,10 @@ std::shared_ptr<Job> Dispatcher::front() {
     return queue_.front();
 }
 
-// The order of the accesses guarantees one of two results. Either a thread that queues a call or
-// stops sees the end of the claim, or this function sees that thread.
+// Ends this thread's right to run calls. Another thread may queue a call, or stop the dispatcher,
+// at the same time. The order of the accesses guarantees that either that thread sees that the
+// claim has ended, or this function sees the queued call or the stop, and wakes the waiting
+// threads.
 void Dispatcher::end_claim() noexcept {
     driver_.store({});
     if (queued_.load() == 0 && !stopping_.load()) return;
@@ -268,7 +271,7 @@ void Dispatcher::await_driver(std::unique_lock<std::mutex>& lock) noexcept {
 // Drops the queued calls of a closed group. Requires the lock.
 void Dispatcher::drop_queued() noexcept {
     std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {
-        if (job.get() == driven_) return false;  // its driver finds the group closed
+        if (job.get() == driven_) return false;  // the thread that runs it finds the group closed
         executor_.abandon(job->execution_, "the communicator was closed");
         job->error_ = kClosed;
         job->ended_ns_ = steady_now_ns();

@@ -93,7 +93,8 @@ class Dispatcher {
     void stop() noexcept;
     // Returns true if no other thread drives a call.
     [[nodiscard]] bool quiet() const noexcept { return !driving() || driven_from_here(); }
-    // Returns true if no thread drives a call, including a call that this thread has interrupted.
+    // Returns true if no thread drives a call. In a signal handler, the call that the handler has
+    // interrupted counts as driven.
     [[nodiscard]] bool idle() const noexcept { return !driving(); }
 
   private:

@@ -102,10 +102,12 @@ void Executor::prepare(Execution& call) {
         invalid(call, "blocks of " + std::to_string(call.block_bytes) +
                           " bytes are too small for single copy: a slot holds an address of " +
                           std::to_string(sizeof(std::byte*)) + " bytes");
-    // The maximum includes the slots of peers, because this rank reads them.
+    // The maximum over all ranks, not only over this rank's own slots, because this rank also reads
+    // the slots of peers.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
     call.staging = staging_for(call, most * call.slot_bytes);
-    // Every block in flight needs a buffer, and a round to run.
+    // Limits the lead. Every block in flight needs a staging buffer and a round of its own, and
+    // there cannot be more of them than blocks.
     call.lead = static_cast<uint32_t>(std::min({uint64_t{call.lead}, call.staging->depth() - 1,
                                                 call.blocks - 1, uint64_t{plan.rounds} - 1}));
     reserve_scratch(call);
@@ -117,7 +119,7 @@ void Executor::reserve_scratch(const Execution& call) {
     if (bytes <= scratch_.size()) return;
     try {
         scratch_.resize(bytes);
-    } catch (const std::exception&) {  // memory is exhausted, or the size exceeds any vector
+    } catch (const std::exception&) {  // no memory, or more than a vector can hold
         throw Error(Fault::system, std::string(name_of(call.args.op)) + ": no memory for " +
                                        std::to_string(bytes) + " bytes of intermediate results");
     }
@@ -251,8 +253,8 @@ bool Executor::run_record(Wait& wait, const Record* record) {
 
 void Executor::choose_stores(Execution& call) noexcept {
     const auto& here = view_.here();
-    if (here.size() > 1 &&
-        StoreRule::needs_distance(call.policy, call.traffic)) {  // each block measures another peer
+    // Each block measures the distance to a different peer, in rotation.
+    if (here.size() > 1 && StoreRule::needs_distance(call.policy, call.traffic)) {
         const uint64_t step = 1 + call.block % (here.size() - 1);
         const uint32_t peer = here[(view_.place(members_.rank()) + step) % here.size()];
         distance_.measure(peer, view_.control(peer));

@@ -69,7 +69,8 @@ class StagingRing {
     [[nodiscard]] Place place(uint64_t ahead) const noexcept {
         return {size_class_, position(ahead), blocks_ + ahead};
     }
-    // Returns the progress at which all ranks have finished the block that used this buffer before.
+    // Returns a value of the progress counter. A rank that has reached it has finished the block
+    // that used this buffer before.
     [[nodiscard]] uint64_t reusable_at(uint64_t ahead) const noexcept {
         return ends_[position(ahead)];
     }
@@ -91,7 +92,7 @@ class StagingRing {
     uint64_t buffer_bytes_;
     uint64_t position_ = 0;       // buffer of the first unfinished block
     uint64_t blocks_ = 0;         // finished blocks
-    std::vector<uint64_t> ends_;  // by buffer: progress at the end of its latest block
+    std::vector<uint64_t> ends_;  // by buffer: the progress counter at the end of its latest block
 };
 
 // One call in flight: a plan, its arguments, and its state. The call can be interrupted and
@@ -102,7 +103,8 @@ struct Execution {
     uint64_t hash;  // fingerprint(args)
     CallVolume volume{};
     uint64_t block_bytes;
-    // Bytes of the longest piece of all ranks, so that all ranks count the same blocks.
+    // Bytes of the longest piece on any rank. Every rank divides this length into blocks, so that
+    // all ranks have the same number of blocks.
     uint64_t longest_bytes;
     Pieces in, out;
     StorePolicy policy = StorePolicy::adaptive;
@@ -114,22 +116,23 @@ struct Execution {
     std::shared_ptr<const std::string> refusal;
 
     Traffic traffic{};
-    Stores stores;  // store instructions for the current block
+    Stores stores;  // kinds of store instructions (cached or streaming) for the current block
 
     uint64_t seq = 0;                // number of the call; 0: not started
     StagingRing* staging = nullptr;  // staging buffers of the slots
     uint64_t slot_bytes = 0;         // bytes from one slot to the next
     uint64_t blocks = 0;
-    uint64_t step = 0;  // from 0 to blocks + lead
+    uint64_t step = 0;  // number of the current step, from 0 to blocks + lead
     size_t record = 0;
-    uint64_t block = 0;  // block of the current record
+    uint64_t block = 0;  // block for which the current record runs
     [[nodiscard]] uint64_t ended() const noexcept { return step > lead ? step - lead : 0; }
     [[nodiscard]] uint64_t ahead() const noexcept { return block - ended(); }
-    // Returns the number of blocks by which a round runs ahead of the last round.
+    // Returns the number of blocks by which this round runs ahead of the last round in each step;
+    // see `lead`.
     [[nodiscard]] uint32_t lead_of(uint32_t round) const noexcept {
         return lead == 0 ? 0 : lead - round * (lead + 1) / plan->rounds;
     }
-    uint32_t verified = 0;    // number of peers whose header agrees
+    uint32_t verified = 0;    // the next rank whose header must be compared
     size_t readers_done = 0;  // readers that have finished with this rank's shared memory
     bool announced = false;   // the peers can see this rank's header
 };
@@ -204,7 +207,8 @@ class Executor {
                                          : kernels::Store::cached;
     }
 
-    // Returns true if the blocks are so large that caches matter.
+    // Returns true if the blocks are so large that the choice between cached and streaming stores
+    // matters.
     [[nodiscard]] bool is_large(const Execution& call) const noexcept {
         return call.staging == &staging_rings_.back();
     }

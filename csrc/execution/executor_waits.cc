@@ -7,8 +7,8 @@ namespace unisono {
 namespace {
 
 constexpr double kNapWhileSending_s = 300e-6;
-constexpr uint64_t kMostUnverified =
-    16;  // calls; a comparison of 16 calls costs little more than a comparison of one call
+// Number of calls that may stay uncompared. To compare 16 calls costs little more than one.
+constexpr uint64_t kMostUnverified = 16;
 
 }  // namespace
 
@@ -18,7 +18,9 @@ bool Executor::reuse_slots(Wait& wait) {
     const uint64_t ahead = wait.call.ahead();
     const uint64_t target = wait.call.staging->reusable_at(ahead);
     for (const uint32_t peer : view_.here()) {
-        // The last value is stored, because each load moves a cache line that the peer writes.
+        // The last progress that was read is remembered, so that the peer's cache line is not
+        // loaded again when it is known to suffice. Each load would take the line from the peer,
+        // which writes it.
         uint64_t& passed = passed_[peer];
         if (peer == members_.rank() || passed >= target) continue;
         const auto& progress = view_.control(peer).progress;
@@ -30,7 +32,7 @@ bool Executor::reuse_slots(Wait& wait) {
     }
     if (!remote_slots_) return true;
     const Place place = wait.call.staging->place(ahead);
-    while (const auto peer = remote_slots_->pending_reader(place)) {  // the readers on other hosts
+    while (const auto peer = remote_slots_->pending_reader(place)) {  // for readers on other hosts
         const auto ready = [&] { return remote_slots_->has_read(*peer, place); };
         if (!wait_for(wait, *peer, ready)) return false;
     }
@@ -110,7 +112,8 @@ bool Executor::wait_local(Wait& wait, uint32_t peer, Ready ready) {
     const auto rest = [&](auto&& awake, double seconds) {
         if (!remote_slots_ || !remote_slots_->transport().needs_polling())
             return sleep_on(doorbell, awake, seconds);
-        remote_slots_->transport().poll();  // serves other hosts during this wait
+        // Moves the data for other hosts while this rank waits.
+        remote_slots_->transport().poll();
         const double nap_s = std::min(seconds, kNapWhileSending_s);
         const Woken woken = sleep_on(doorbell, awake, nap_s);
         return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
@@ -144,7 +147,8 @@ bool Executor::wait_remote(Wait& wait, uint32_t peer, Ready ready) {
         wait.interrupted, wait.limit_s);
 }
 
-// Checks readers to which no connection was made. A reader that has left does not take the data.
+// Checks the readers on other hosts to which no connection was made. Throws if such a reader has
+// left, because it will never take the data.
 void Executor::check_remote_readers(const Execution& call) {
     members_.require_healthy();
     for (const uint32_t peer : call.plan->readers_of_any) {

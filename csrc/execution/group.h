@@ -49,8 +49,8 @@ class Group {
     [[nodiscard]] Membership& members() noexcept { return members_; }
     [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
     [[nodiscard]] p2p::Engine& p2p() noexcept { return p2p_; }
-    // Returns true if a message's memory may be used after its call has returned; see
-    // `p2p::Message::keep`.
+    // Returns true if a transport may still access a message's memory after the call has returned;
+    // see `p2p::Message::keep`.
     [[nodiscard]] bool outlives_calls() const noexcept { return make_ != nullptr; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
     [[nodiscard]] bool can_read_peers() const noexcept { return executor_.can_read_peers(); }
@@ -111,8 +111,9 @@ class Group {
         dispatcher_.stop();
         p2p_.stop();
         if (members_.in_child() || closed_.exchange(true)) return;
-        // If another thread still drives the executor, that thread also drives the transport. The
-        // connections and the memory are then released with this object.
+        // If another thread is still running a call, only that thread may use the transport, so the
+        // transport is not closed here. The connections and the memory are then released by the
+        // destructor of this object.
         Transport* const transport = dispatcher_.quiet() ? transport_.get() : nullptr;
         if (transport && !members_.failed())
             transport->part();  // before any wait, so that both transports start to close
@@ -152,8 +153,9 @@ class Group {
     static constexpr double kLinger_s = 2;
 
     [[nodiscard]] uint32_t on_host() const noexcept { return segment_->shape().ranks; }
-    // Returns the grace of the dispatcher. With more ranks than cores, a progress thread that works
-    // beside its caller gains nothing.
+    // Returns the grace of the dispatcher, which is the time that the progress thread leaves to the
+    // caller to run a queued call itself. The time is longer with more ranks than cores, because
+    // there is then no free core on which the progress thread could work beside the caller.
     static std::chrono::microseconds grace_for(uint32_t ranks, uint32_t cores) noexcept {
         return std::chrono::microseconds(ranks <= cores ? 50 : 1000);
     }

@@ -31,7 +31,7 @@ enum class Action : uint16_t { copy = 0, reduce = 1, arg = 2, wait = 3, post = 4
 
 inline constexpr size_t kMostSources = 4096;  // operands of one reduction
 
-inline constexpr uint16_t kHasSecond = 1;  // also write dst2
+inline constexpr uint16_t kHasSecond = 1;  // the result is also written to dst2
 inline constexpr uint16_t kFinal = 2;      // the result has the contributions of all ranks
 inline constexpr uint16_t kShares = 4;     // store the address of dst in the slot dst2
 
@@ -40,11 +40,12 @@ struct Record {
     uint16_t sources;  // reduce: number of arg records that follow
     uint16_t peer;     // wait: the rank to wait for
     uint16_t flags;
-    uint32_t value;   // wait, post: progress within the block
-    uint16_t round;   // round of the schedule
+    // Wait, post: value of the progress counter, counted from the start of the block.
+    uint32_t value;
+    uint16_t round;   // round of the schedule to which the record belongs
     uint16_t posted;  // wait: the round in which the peer posts the value
     Ref dst, dst2, src;
-    Ref length;  // an `in` or `out` part that is as long as the moved data
+    Ref length;  // the moved data are as long as this part of `in` or `out`
 };
 static_assert(sizeof(Ref) == 8 && sizeof(Record) == 48);
 
@@ -72,16 +73,17 @@ class Plan {
     std::vector<Reader> readers;           // ordered by post, then by rank, then by slot
     std::vector<uint32_t> readers_of_any;  // ranks that read any slot of this rank
     std::vector<uint32_t> sources;         // ranks whose slots this rank reads
-    std::vector<Ref> slot_lengths;         // for each slot of this rank: a part of the same length
+    // For each slot of this rank: a part of the input or output that has the slot's length.
+    std::vector<Ref> slot_lengths;
     uint32_t rank, ranks;
     uint32_t pieces_in, pieces_out;
     uint32_t parts;               // number of parts of each piece
-    uint32_t stages;              // progress per block, equal on all ranks
+    uint32_t stages;              // increase of the progress counter per block, equal on all ranks
     uint32_t rounds;              // rounds of the schedule
     std::vector<uint32_t> slots;  // staging slots per block, by rank
     uint32_t scratch;
-    bool addresses_only;         // no slot of any rank holds data
-    bool shares_memory = false;  // this rank shares memory with its peers
+    bool addresses_only;         // the slots of all ranks hold only addresses (single copy)
+    bool shares_memory = false;  // peers read this rank's own memory
     bool reads_in_place = false;
     bool copies_only;  // this rank reduces nothing
 

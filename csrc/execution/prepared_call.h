@@ -15,7 +15,7 @@ struct Prepared {
     uint64_t piece_bytes;    // bytes of each piece, if all pieces are equal and contiguous
     uint64_t longest_bytes;  // bytes of the longest piece of all ranks
     StorePolicy policy;
-    uint32_t lead = 0;  // see Execution::lead
+    uint32_t lead = 0;  // blocks by which the first round runs ahead; see Execution::lead
     CallVolume volume{};
 
     // Makes a call on contiguous pieces that begin at `in` and `out`.

@@ -33,8 +33,9 @@ void RemoteSlots::end_block(const Plan& plan, const Place& place, uint64_t lead,
     for (const uint32_t source : plan.sources) {
         if (!view_.local(source)) owed_acks_.push_back({source, place.size_class, place.block});
     }
-    // A peer needs the acknowledgement before it uses this buffer again, `depth` blocks later. With
-    // a lead, this rank needs the peer's first round `lead` blocks before the end of a block.
+    // A peer needs the acknowledgement before it uses this buffer again, `depth` blocks later. If
+    // first rounds run `lead` blocks ahead, this rank needs the peer's next use of the buffer
+    // `lead` blocks earlier, so it acknowledges earlier.
     const uint64_t depth = view_.segment().size_class(place.size_class).depth;
     const uint64_t most = std::min((depth + 1) / 2, depth - lead);
     acknowledge(place.size_class,
@@ -53,7 +54,7 @@ void RemoteSlots::acknowledge(size_t size_class, Due due) {
     for (;;) {
         const auto found = std::find_if(owed_acks_.begin(), owed_acks_.end(), wanted);
         if (found == owed_acks_.end()) return;
-        // send_slots() removes the acknowledgement from the list.
+        // This removes the acknowledgement from the list, so the loop ends.
         send_slots(found->peer, {size_class, 0, 0}, {});
     }
 }
@@ -76,7 +77,8 @@ bool RemoteSlots::has_read(uint32_t peer, const Place& place) const noexcept {
     });
 }
 
-// Returns the target of a frame's payload. Slots go directly to the mirror of the peer.
+// Returns the address to which a frame's payload is received. Slots go directly to the mirror of
+// the peer, which is this rank's copy of the peer's staging buffers.
 std::byte* RemoteSlots::place(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {
         if (std::byte* text = fault_reports_.place(peer, frame)) return text;

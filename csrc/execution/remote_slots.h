@@ -39,8 +39,8 @@ class RemoteSlots final : public Receiver {
     // block. Sends the acknowledgements that peers will soon need for slots that this rank has
     // read.
     void end_block(const Plan& plan, const Place& place, uint64_t lead, uint64_t progress);
-    // Acknowledges all blocks of a size class. Needed before a call with a lead, because its peers
-    // need all acknowledgements at once.
+    // Acknowledges all blocks of a size class. Needed before a call whose first rounds run ahead
+    // (`lead` above 0): its peers begin with several blocks at once, and so need all buffers.
     void acknowledge_all(size_t size_class);
     // Returns a rank that has not acknowledged the previous block of this buffer, if any.
     [[nodiscard]] std::optional<uint32_t> pending_reader(const Place& place) noexcept;

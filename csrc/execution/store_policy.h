@@ -1,4 +1,5 @@
-// Chooses between stores through the caches and streaming stores past them.
+// Chooses between ordinary stores, which fill the caches, and streaming stores, which bypass the
+// caches and go to memory.
 //
 // The faster choice depends on the cores that the hypervisor has assigned, and changes while a
 // program runs. A staging slot in the peer's cache costs 4 times as much to read from a far core.
@@ -37,12 +38,13 @@ class Distance {
   private:
     std::vector<uint64_t> seen_;  // last beacon of each rank
     bool far_ = false;
-    int evidence_ = 0;  // grows with loads that suggest far cores
+    // Grows with each slow load, which suggests far cores, and shrinks with each fast load.
+    int evidence_ = 0;
 };
 
 // The properties of a call that the choice depends on, besides the distance.
 struct Traffic {
-    uint64_t bytes;       // bytes of the caller's larger buffer
+    uint64_t bytes;       // bytes of the caller's input or output, whichever is larger
     bool folds_in_place;  // the result overwrites this rank's own contribution
 };
 
@@ -60,7 +62,7 @@ class StoreRule {
                                 bool far) const noexcept;
 
   private:
-    // Below this, streaming stores are always slower.
+    // For calls with fewer bytes, streaming stores are always slower than cached stores.
     static constexpr uint64_t kLeastStreamed = 32 << 10;
     uint64_t ranks_;
     uint64_t cache_bytes_;  // bytes of the last-level cache

@@ -76,7 +76,7 @@ class Library final : public MessageLibrary {
     uint64_t slot_bytes_ = 0;
     uint32_t slots_ = 0, free_ = 0, next_ = 0;
     bool at_once_ = false;
-    uint8_t sum_ = 0;  // sum of all sent bytes, so that they are read
+    uint8_t sum_ = 0;  // sum of all sent bytes; computed only so that every byte is read
     std::deque<std::vector<std::byte>> heads_;
     std::vector<Transfer> under_way_;
     std::vector<Ended> ended_;

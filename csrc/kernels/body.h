@@ -99,8 +99,8 @@ UNISONO_INLINE void stream_vector(uint8_t* to, const uint8_t* from) {
 #endif
 }
 
-// Copies whole cache lines with streaming stores. The partial lines at both ends go through the
-// caches.
+// Copies whole cache lines with streaming stores. The partial lines at both ends are written by
+// ordinary (cached) stores.
 void stream_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
     constexpr size_t line_bytes = 64;
     size_t head = -reinterpret_cast<uintptr_t>(dst) % line_bytes;
@@ -156,7 +156,7 @@ constexpr void add_complex(Table& table, DType type) {
     table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
 }
 
-// Adds sums, products and averages of a 16- or 8-bit float.
+// Enters the kernels for sum, product and average of a 16- or 8-bit float type into the table.
 template <class Codec>
 constexpr void add_narrow_sums(Table& table, DType type) {
     table.at(type, ReduceOp::sum) = fold<Codec, Sum<float>>;
@@ -186,7 +186,8 @@ constexpr void add_logical(Table& table, DType type) {
 
 template <class T>
 constexpr void add_integer(Table& table, DType type) {
-    // Operations that do not depend on the sign or the width are compiled once.
+    // Sums and products do not depend on the sign, so signed and unsigned types share one kernel.
+    // Bitwise operations do not depend on the width either, so all types share one kernel.
     using Wrapped = typename UnsignedOf<sizeof(T)>::type;
     table.at(type, ReduceOp::sum) = fold<Plain<Wrapped>, Sum<Wrapped>>;
     table.at(type, ReduceOp::prod) = fold<Plain<Wrapped>, Prod<Wrapped>>;
@@ -199,7 +200,7 @@ constexpr void add_integer(Table& table, DType type) {
     add_logical<Wrapped>(table, type);
 }
 
-// Adds the reductions of booleans, which are all logical.
+// Enters the kernels for booleans into the table. All their reductions are logical operations.
 constexpr void add_bool(Table& table, DType type) {
     constexpr ReduceOp either[] = {ReduceOp::sum, ReduceOp::max, ReduceOp::bor};
     constexpr ReduceOp both[] = {ReduceOp::prod, ReduceOp::min, ReduceOp::band};

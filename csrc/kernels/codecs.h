@@ -110,7 +110,8 @@ struct NativeBfloat16 : Bfloat16 {
 
 // float16 by integer arithmetic, for CPUs without conversion instructions.
 struct PortableFloat16 : PairCodec {
-    static constexpr size_t unroll = 1;  // needs many registers
+    // Only one vector at a time, because the conversion needs many registers.
+    static constexpr size_t unroll = 1;
 
     UNISONO_INLINE static Acc load(const uint8_t* from) {
         const Words w = load_vector<Words>(from);
@@ -137,7 +138,8 @@ struct PortableFloat16 : PairCodec {
         // Changes the exponent bias. The carry out of the dropped bits rounds to even.
         const Words normal =
             (magnitude - ((127u - 15u) << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
-        // The addition of 0.5 drops and rounds exactly the bits that a subnormal lacks.
+        // For a subnormal result: the sum with 0.5 has its last bit where a float16 subnormal has
+        // its last bit. So the addition itself rounds to that bit.
         const Words half = Words{} + (126u << 23);
         const Words subnormal = (Words)((Floats)magnitude + (Floats)half) - half;
         const SignedWords m = (SignedWords)magnitude;
@@ -147,7 +149,8 @@ struct PortableFloat16 : PairCodec {
     }
 };
 
-// One 16-bit element for each float of a vector.
+// Vectors of 16-bit elements. `Shorts` has the width of all vectors; `Halves` has half the width,
+// with one element for each float of a vector.
 using Shorts = Vector<uint16_t>;
 typedef uint16_t Halves __attribute__((vector_size(vector_bytes / 2)));
 

@@ -1,7 +1,8 @@
 // Conversions between 16- or 8-bit floats and float32, and products of elements and a factor.
 //
-// A run class has two static functions. `widened` reads one element for each float of a vector.
-// `narrow` rounds the floats of a vector and writes as many elements.
+// Each class named ...Run converts consecutive elements of one type by two static functions.
+// `widened` reads as many elements as a vector has floats, and returns them as floats. `narrow`
+// rounds the floats of a vector and writes as many elements.
 #pragma once
 
 #include "kernels/float8.h"
@@ -162,7 +163,8 @@ constexpr void add_scale(Table& table, DType type) {
     table.scales[static_cast<size_t>(type)] = scale_plain<T, Prod<T>>;
 }
 
-// Adds all conversions, and the products of all types that have one.
+// Enters all conversions into the table, and the products with a factor for all types that support
+// them.
 constexpr void add_conversions(Table& table) {
     add_run<Float16Run>(table, DType::float16);
     add_run<Bfloat16Run>(table, DType::bfloat16);

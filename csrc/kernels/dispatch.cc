@@ -48,7 +48,7 @@ bool library_copy_is_slow(const uint8_t* dst, const uint8_t* src, size_t bytes) 
 #endif
 }
 
-// Copies without a fence.
+// Copies. After streaming stores, the caller must run a fence.
 void write(const Table& table, uint8_t* dst, const uint8_t* src, size_t bytes, Store store) {
     if (store == Store::streaming) {
         table.stream_copy(dst, src, bytes);
@@ -170,7 +170,8 @@ void copy2_with(const Table& table, void* dst, void* dst2, const void* src, size
 size_t runnable_tables(const Table* out[max_tables]) {
     size_t n = 0;
 #if defined(__x86_64__) && !defined(UNISONO_BASELINE_ONLY)
-#if defined(__clang__)  // older versions do not know f16c, and all CPUs with AVX2 have it
+// Older versions of clang cannot test for f16c, but all CPUs with AVX2 have it.
+#if defined(__clang__)
     const bool f16c = true;
 #else
     const bool f16c = __builtin_cpu_supports("f16c");

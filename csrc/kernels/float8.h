@@ -17,7 +17,8 @@ struct FloatQuad {
 template <int fraction, bool has_infinity>
 struct PortableFloat8 {
     static constexpr size_t elem_bytes = 1;
-    static constexpr size_t unroll = 1;  // needs many registers
+    // Only one vector at a time, because the conversion needs many registers.
+    static constexpr size_t unroll = 1;
     using Acc = FloatQuad;
 
     UNISONO_INLINE static Acc load(const uint8_t* from) {
@@ -53,8 +54,8 @@ struct PortableFloat8 {
         const Words magnitude = (w & 0x7F000000u) >> (24 - dropped);
         const SignedWords m = (SignedWords)magnitude;
         const Words normal = magnitude + rebias;
-        // Sets the magnitude as the fraction of the least normal number, then subtracts that
-        // number.
+        // Converts a subnormal element: puts its bits into the fraction of the least normal number
+        // of the type, then subtracts that number. The subtraction normalises the float32.
         const Words least = Words{} + least_normal;
         const Words subnormal = (Words)((Floats)(magnitude + least) - (Floats)least);
         const Words finite = m < (1 << 23) ? subnormal : normal;
@@ -71,7 +72,8 @@ struct PortableFloat8 {
         // Changes the exponent bias. The carry out of the dropped bits rounds to even.
         const Words odd = (magnitude >> dropped) & 1u;
         const Words normal = (magnitude - rebias + ((1u << (dropped - 1)) - 1u) + odd) >> dropped;
-        // The addition of `aligner` drops and rounds exactly the bits that a subnormal lacks.
+        // For a subnormal result: the sum with `aligner` has its last bit where a subnormal element
+        // has its last bit. So the addition itself rounds to that bit.
         const Words aligner = Words{} + (static_cast<uint32_t>(151 - bias - fraction) << 23);
         const Words subnormal = (Words)((Floats)magnitude + (Floats)aligner) - aligner;
         const SignedWords rounded =
@@ -90,7 +92,8 @@ template <int fraction, bool has_infinity>
 struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
     using Base = PortableFloat8<fraction, has_infinity>;
     using Acc = FloatQuad;
-    static constexpr size_t unroll = 1;  // each vector makes four parts
+    // Only one vector at a time, because it becomes four vectors of floats.
+    static constexpr size_t unroll = 1;
 
     UNISONO_INLINE static Acc load(const uint8_t* from) {
         const Shorts w = load_vector<Shorts>(from);
@@ -109,7 +112,8 @@ struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
     template <class V>
     UNISONO_INLINE static V to_half(V w) {
         if constexpr (is_moved) {
-            // The sign twice, then the magnitude. The largest magnitude becomes a NaN.
+            // The shift copies the sign bit to the right and moves the magnitude by one bit. The
+            // mask then clears the copied sign. The largest magnitude becomes a NaN.
             const V h = (V)((Signed<V>)w >> 1) & 0xBF80;
             return h | ((V)((h & 0x3F80) == 0x3F80) & 0x7C00);
         }
@@ -135,8 +139,9 @@ struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
         const Floats bounded = at_most(f);
         const SignedWords least = SignedWords{} + static_cast<int32_t>(Base::least_normal);
         const SignedWords exponent = (SignedWords)bounded & 0x7F800000;
-        // The addition of `aligner` drops and rounds exactly the bits that an element lacks.
-        // `aligner` is 1.5 times a power of two, so that numbers of both signs are aligned alike.
+        // The sum with `aligner` has its last bit where an element has its last bit, so the
+        // addition itself rounds to that bit. `aligner` is 1.5 times a power of two, so that this
+        // holds for numbers of both signs.
         const auto aligner =
             (Floats)((exponent > least ? exponent : least) + ((Base::dropped << 23) | 0x400000));
         Floats rounded = (bounded + aligner) - aligner;

@@ -1,9 +1,10 @@
 // Conversions between 8-bit floats and float32 accumulators, with the byte lookups of AVX-512
 // (VBMI).
 //
-// Two tables widen an element: its magnitude has seven bits, and bfloat16, the upper half of
-// float32, represents every element. To round an element, an addition makes a sum that holds the
-// element's digits. So four vectors become bytes without a conversion instruction.
+// To widen an element, its seven bits without the sign are looked up in two tables, for the low and
+// the high byte of the bfloat16. This type is the upper half of float32 and represents every
+// element. To round a float32, a large number is added to it, so that the last bits of the sum are
+// the digits of the rounded element. So four vectors become bytes without a conversion instruction.
 #pragma once
 
 #include "kernels/float8.h"
@@ -76,8 +77,8 @@ struct VbmiFloat8 : PortableFloat8<fraction, has_infinity> {
         return joined((Words)(even != even), (Words)(odd != odd));
     }
 
-    // Returns, in the lower half of each lane, the magnitude of the element plus `least_digits`,
-    // and above it the sign.
+    // Rounds floats to elements. The lower half of each lane of the result holds the magnitude of
+    // the element plus `least_digits`, with the sign above it.
     UNISONO_INLINE static Words digits(Floats f) {
         // The result has the sign of the first operand.
         constexpr int lesser_magnitude = 2, greater_magnitude = 3;
@@ -85,15 +86,16 @@ struct VbmiFloat8 : PortableFloat8<fraction, has_infinity> {
         const auto power = (Floats)((Words)number & 0xFF800000u);
         const Floats unit =
             _mm512_range_ps(power, (Floats)(Words{} + Base::least_normal), greater_magnitude);
-        // The sum is so large that it keeps only an element's digits. The addition rounds them into
-        // the lowest bits, below the exponent of `unit`.
+        // The sum is so large that its lowest bits are exactly the digits of an element, and the
+        // addition rounds to them.
         const auto sum = (Words)_mm512_fmadd_ps(unit, Floats{} + shift, number);
         return sum + (sum >> Base::dropped);
     }
 
     static constexpr float most = has_infinity ? 65536 : 448;  // 65536 becomes infinity
     static constexpr float shift = 1u << Base::dropped;
-    // The value of digits() for 0, with the raised least exponent.
+    // The magnitude that digits() returns for 0. It is not 0, because `unit` has at least the
+    // exponent of the least normal number.
     static constexpr auto least_digits =
         static_cast<uint16_t>(((Base::least_normal >> 23) + Base::dropped) << fraction);
 
@@ -108,7 +110,7 @@ struct VbmiFloat8 : PortableFloat8<fraction, has_infinity> {
         if (exponent == 0) exponent = 1;
         while (digits < implied) {
             digits *= 2;
-            --exponent;  // may fall below 0; the bias below makes it positive
+            --exponent;  // may become negative; the bias is added at the end
         }
         return ((exponent + 127 - Base::bias) << 7) + ((digits - implied) << (7 - fraction));
     }

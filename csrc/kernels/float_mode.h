@@ -27,12 +27,15 @@ class DefaultFloatMode {
   private:
 #if defined(__x86_64__)
     using Register = uint32_t;
-    static constexpr Register kMode = 0xE040;  // flush to zero, rounding mode, subnormals as zeros
+    // Bits of MXCSR: flush to zero, rounding mode, subnormals as zeros.
+    static constexpr Register kMode = 0xE040;
     static Register get() noexcept { return _mm_getcsr(); }
     static void set(Register mode) noexcept { _mm_setcsr(mode); }
 #elif defined(__aarch64__)
     using Register = uint64_t;
-    static constexpr Register kMode = 0x7C80000;  // AHP, DN, FZ, RMode, FZ16
+    // Bits of FPCR: AHP (other format of float16), DN (default NaN), FZ and FZ16 (flush to zero),
+    // RMode (rounding mode).
+    static constexpr Register kMode = 0x7C80000;
     static Register get() noexcept {
         Register mode;
         __asm__ __volatile__("mrs %0, fpcr" : "=r"(mode));

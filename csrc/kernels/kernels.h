@@ -13,9 +13,9 @@
 
 namespace unisono::kernels {
 
-// The way in which a destination is written. `cached`: through the caches. `streaming`: past the
-// caches, with non-temporal stores that a fence makes visible before the function returns. On CPUs
-// without such stores, `streaming` equals `cached`.
+// The way in which a destination is written. `cached`: by ordinary stores, which fill the caches.
+// `streaming`: by non-temporal stores, which bypass the caches; before the function returns, a
+// fence makes them visible. On CPUs without such stores, `streaming` equals `cached`.
 enum class Store : uint8_t { cached, streaming };
 
 // dst[i] = srcs[0][i] op srcs[1][i] op ..., left to right, for `count` elements. Requires nsrc >= 1

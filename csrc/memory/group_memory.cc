@@ -51,7 +51,8 @@ View::View(Segment& segment, uint32_t rank, HostRanks host_ranks)
     if (!away_.empty()) mirror_away();
 }
 
-// Makes one mapping for all mirrors. Only pages that are used take memory.
+// Makes one mapping for all mirrors, which are this rank's copies of the memory of ranks on other
+// hosts. Pages that are never used take no memory.
 void View::mirror_away() {
     size_t each = (sizeof(RankControl) + kPage - 1) / kPage * kPage;
     for (size_t s = 0; s < kSizeClasses; ++s) each += segment_.size_class(s).bytes(1);
@@ -66,7 +67,7 @@ void View::mirror_away() {
     std::byte* place = mirrors_;
     for (const uint32_t r : away_) {
         seen_[r].control = new (place) RankControl{};
-        std::byte* buffers = place + each;  // the buffers end where the next mirror begins
+        std::byte* buffers = place + each;  // the buffers are the last part of each mirror
         for (size_t s = kSizeClasses; s-- > 0;) {
             buffers -= segment_.size_class(s).bytes(1);
             seen_[r].buffers[s] = buffers;

@@ -1,6 +1,6 @@
-// A rank's view of the memory of all ranks of its group. Ranks of the same host are in the host's
-// segment. Ranks of other hosts have mirrors: private memory of the same layout, which a transport
-// fills.
+// A rank's view of the memory of all ranks of its group. The memory of ranks on the same host is in
+// the host's segment. For each rank of another host there is a mirror: private memory that has the
+// same layout and is filled by a transport.
 #pragma once
 
 #include <array>
@@ -35,8 +35,8 @@ class View {
         const std::lock_guard lock(mirror_mutex_);
         unisono::update_last_call(control(r), called);
     }
-    // Releases the memory; see Segment::give_back(). The RankControl of a mirror stays, because
-    // update_last_call() may still write it.
+    // Releases the memory of the segment and of the mirrors; see Segment::give_back(). Only the
+    // RankControl of each mirror is kept, because update_last_call() may still write it.
     void give_back() noexcept;
     // Keeps all memory mapped until the process ends.
     void keep() noexcept {
@@ -87,7 +87,7 @@ class View {
     size_t mirrors_bytes_ = 0;
     bool kept_ = false;
     int owner_pid_ = 0;
-    std::mutex mirror_mutex_;  // guards the call history of mirrors
+    std::mutex mirror_mutex_;  // guards the call histories in the mirrors
 };
 
 }  // namespace unisono

@@ -104,8 +104,8 @@ Membership::~Membership() {
 void Membership::give_back() noexcept {
     const std::lock_guard lock(release_mutex_);
     if (std::exchange(given_back_, true)) return;
-    // This precedes the release of the memory, because it finds the other ranks of this process
-    // through the memory.
+    // The descriptor is closed before the memory is released, because close_descriptor() finds the
+    // other ranks of this process in the memory.
     close_descriptor();
     view_.give_back();
 }
@@ -153,8 +153,9 @@ bool Membership::alive(uint32_t peer) const noexcept {
         return other.presence.load(std::memory_order_acquire) ==
                static_cast<uint32_t>(Presence::joined);
     };
-    // The bootstrap watches a rank that joins. A wait for a rank that has left reports the
-    // departure.
+    // A rank that has not joined or has left counts as alive here, because others detect its loss:
+    // the bootstrap watches a rank that is joining, and a wait for a rank that has left reports
+    // this itself.
     if (!joined()) return true;
     if (other.process.load(std::memory_order_relaxed) ==
         view_.own().process.load(std::memory_order_relaxed)) {
@@ -189,7 +190,8 @@ bool Membership::runs(uint32_t peer) const noexcept {
         if (got <= 0) continue;
         stat[static_cast<size_t>(got)] = 0;
         const char* const name_end = std::strrchr(stat.data(), ')');
-        // A thread that sleeps, waits or computes may be in the middle of a system call.
+        // A process runs if any of its threads is in a state other than stopped (T, t) or ended (Z,
+        // X, x). Such a thread may be in the middle of a system call.
         if (name_end && name_end[1] && !std::strchr("TtZXx", name_end[2])) return true;
     }
     return false;
@@ -258,7 +260,9 @@ void Membership::record(Fault fault, std::string_view text) noexcept {
 }
 
 void Membership::wake_all() noexcept {
-    for (uint32_t r = 0; r < ranks(); ++r) {  // in a mirror, only threads of this rank can sleep
+    // Includes the doorbells in the mirrors of remote ranks, on which only threads of this rank
+    // sleep.
+    for (uint32_t r = 0; r < ranks(); ++r) {
         ring_always(view_.control(r).doorbell);
         ring_always(view_.control(r).p2p);
     }
@@ -291,7 +295,8 @@ void Membership::raise() const {
 std::optional<Error> Membership::failure() const noexcept {
     const FaultRecord& failure = segment().group().failure;
     if (!failed()) return std::nullopt;
-    // The writer may have been killed between the states 1 and 2.
+    // Waits until the failure is written, but not without end: the writer may have been killed
+    // between the states 1 (being written) and 2 (readable).
     for (int i = 0; i < 1000 && failure.state.load(std::memory_order_acquire) != 2; ++i)
         ::usleep(100);
     if (failure.state.load(std::memory_order_acquire) != 2) return kNoReason;

@@ -14,19 +14,19 @@
 
 namespace unisono::p2p {
 
-inline constexpr uint64_t kInline = 24;     // bytes inside a slot
-inline constexpr uint32_t kTransfers = 64;  // large messages in flight in one direction
-inline constexpr uint32_t kAside =
-    kTransfers;  // an extra transfer for a message that the receiver asked for
+inline constexpr uint64_t kInline = 24;  // longest message that travels inside its slot, in bytes
+inline constexpr uint32_t kTransfers = 64;  // most large messages in flight in one direction
+// Number of the extra transfer for a message that the receiver asked for.
+inline constexpr uint32_t kAside = kTransfers;
 inline constexpr uint32_t kNoTransfer = 0xffffffff;  // value of Slot::transfer for an eager message
 
 struct alignas(kLine) Slot {
     // Number of the message, counted from 1. Written last, with release order.
     std::atomic<uint64_t> number;
-    // Atomic, because the sender may change these words while the receiver decides. The receiver
-    // loads each word only once.
+    // Atomic, because a faulty sender may change these words while the receiver checks and uses
+    // them. The receiver loads each word only once.
     std::atomic<uint64_t> tag, bytes;
-    std::atomic<uint64_t> place;  // position in the byte ring, not wrapped
+    std::atomic<uint64_t> place;  // position in the byte ring, counted on without wrapping around
     std::atomic<uint32_t> kind;   // element type
     std::atomic<uint32_t> transfer;
     std::byte data[kInline];
@@ -34,33 +34,41 @@ struct alignas(kLine) Slot {
 static_assert(sizeof(Slot) == kLine);
 
 enum class Phase : uint64_t {
-    idle = 0,     // free for the sender
-    offered = 1,  // the sender has filled the transfer; the receiver has not asked for it yet
-    // The sender has cancelled the message; if it was only offered, the receiver completes it.
+    idle = 0,  // the sender may use the transfer for a new message
+    // The sender has filled the transfer. The receiver has not begun to receive it.
+    offered = 1,
+    // The sender has cancelled the message. If the receiver finds this before it has begun to
+    // receive, it sets the phase to `complete`, so that the sender can use the transfer again.
     withdrawn = 2,
-    reading = 3,   // the receiver copies from the sender's memory, and the sender helps by writing
+    // The receiver copies from the sender's memory. A sender that waits helps: it writes into the
+    // receiver's memory.
+    reading = 3,
     staging = 4,   // the sender copies into the staging ring, the receiver copies out of it
     complete = 5,  // the receiver has all bytes
     // The receiver has given up: the sender may no longer write to the receiver's memory.
     revoked = 6,
-    claimed = 7,  // offered, but the sender cannot cancel the message while the receiver is alive
+    // Like `offered`, but the sender cannot cancel the message until the receiver has left the
+    // group.
+    claimed = 7,
 };
 
 struct alignas(2 * kLine) Transfer {
     std::atomic<uint64_t> phase;
     std::atomic<uint64_t> source;  // the sender's memory
     std::atomic<uint64_t> bytes, tag, kind;
-    // Staging: position of this transfer in the order of staged transfers.
+    // In phase `staging`: the number of this transfer in the order in which transfers are staged.
     std::atomic<uint64_t> turn;
-    std::atomic<uint64_t>
-        after;  // for a message that the receiver asked for: number of earlier messages in slots
-    // Number of claimed chunks in phase `reading`. The receiver claims from the front (low half),
-    // the sender from the back (high half). `written` counts the sender's chunks that are complete.
+    // For a message that the receiver asked for: number of messages that were sent in slots before
+    // it, and that must be received before it.
+    std::atomic<uint64_t> after;
+    // Number of claimed chunks in phase `reading`. The receiver claims chunks from the start of the
+    // message (counted in the low half), the sender from the end (counted in the high half).
+    // `written` counts the chunks that the sender has finished writing.
     alignas(kLine) std::atomic<uint64_t> claims;
     std::atomic<uint64_t> written;
     // Nonzero if the receiver has other messages at the same time. Chunks then have the largest
-    // size, so that sender and receiver move different messages. Two copies on the same pages slow
-    // each other.
+    // size, so that sender and receiver tend to work on different messages. Two ranks that copy
+    // from or to the same pages slow each other down.
     std::atomic<uint64_t> whole;
     std::atomic<uint64_t> target;  // the receiver's memory
     // Destination of the sender's write, in the form that process_vm_writev reads. The kernel reads
@@ -75,15 +83,16 @@ struct alignas(2 * kLine) Pair {
     std::atomic<uint64_t> slots_taken, bytes_taken, blocks_taken;
     // Written by the receiver with every step of a transfer. Read whenever the sender polls.
     alignas(2 * kLine) std::atomic<uint64_t> steps;
-    std::atomic<uint64_t> asked,
-        asked_tag;  // number of the receiver's last question, and the tag that it asks for
-    // Written by the sender.
-    // 0, or a number that changes with every send that has to wait.
+    // Number of the receiver's latest question for a held-back message (one for which there was no
+    // room), and the tag that it asks for.
+    std::atomic<uint64_t> asked, asked_tag;
+    // Written by the sender. 0 if no send has to wait for room, otherwise a number that changes
+    // with every send that has to wait.
     alignas(2 * kLine) std::atomic<uint64_t> held;
-    // The answer: number of the question << 8 | number of the found transfer + 1, or 0 if none was
-    // found.
+    // The sender's answer: number of the question << 8 | low byte. The low byte is 1 + the number
+    // of the transfer that carries the found message, or 0 if no held-back message has the tag.
     std::atomic<uint64_t> answered;
-    std::atomic<uint64_t> blocks;  // blocks that the sender has staged
+    std::atomic<uint64_t> blocks;  // number of blocks that the sender has staged
     alignas(2 * kLine) Transfer transfers[kTransfers + 1];
     // The slots, the byte ring and the staging ring follow.
 };

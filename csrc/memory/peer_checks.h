@@ -13,7 +13,8 @@ struct PeersDue {
     uint32_t first, count;
 };
 
-// A round takes 1 ms for each rank, but at least 50 ms (the length of a sleep) and at most 250 ms.
+// The time in which each rank is checked once (a round) is 1 ms times the number of ranks, but at
+// least 50 ms (the length of a sleep) and at most 250 ms.
 inline constexpr uint32_t kLeastRound_ms = 50, kMostRound_ms = 250;
 
 // Takes the ranks whose check is due at `now_us`. The upper half of `turn` is the next place; the

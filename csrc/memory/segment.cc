@@ -21,10 +21,12 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kPairSlots = 512, kFewPairSlots = 128;
 constexpr uint64_t kPairBytes = 128 * 1024, kLeastPairBytes = 4 * 1024;
-constexpr uint64_t kUsualPairs =
-    256 << 20;  // limit for the bytes of all pairs, unless the minimum size exceeds it
+// Limit for the total bytes of all pairs. With very many ranks the total exceeds it, because each
+// pair has a minimum size.
+constexpr uint64_t kUsualPairs = 256 << 20;
 constexpr uint32_t kMaxRanks = 4096;
-constexpr uint64_t kMostPairs = 1ULL << 46;  // limit in bytes; a process cannot map much more
+// Limit for the bytes of all pairs, because a process cannot map much more.
+constexpr uint64_t kMostPairs = 1ULL << 46;
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -34,7 +36,7 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
 constexpr uint64_t kTinyDepth = 128, kTinyBytes = 256;
 constexpr uint64_t kSmallDepth = 16, kSmallBytes = 4096;
 
-// Returns the size classes without their addresses.
+// Returns the depth and the buffer size of each size class. The addresses are still null.
 std::array<SizeClass, kSizeClasses> size_classes_of(const SegmentShape& s) {
     return {{{nullptr, kTinyDepth, kTinyBytes},
              {nullptr, kSmallDepth, kSmallBytes},
@@ -64,7 +66,8 @@ bool plausible(const SegmentShape& s) {
            s.buffer_bytes % kLine == 0 && std::has_single_bit(s.pair_slots) &&
            s.pair_slots <= 4096 && std::has_single_bit(s.pair_bytes) && s.pair_bytes >= kLine &&
            s.pair_bytes <= (1ULL << 30) &&
-           // Within these bounds no other product comes near 64 bits.
+           // This limits the size of all pairs. The bounds above keep all other products in
+           // offsets_of() far below 2^64, so no size wraps around.
            offsets_of(s).each_pair <= kMostPairs / s.ranks / s.ranks;
 }
 
@@ -84,14 +87,15 @@ int Descriptor::release() noexcept {
 }
 
 SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
-    // A third block in flight hides the jitter of the peers. With more ranks than cores, the ranks
-    // take turns on the cores, and a third block would only exceed the cache.
+    // With a third block in flight, a rank need not wait for a peer that is slightly late. With
+    // more ranks than cores, the ranks take turns on the cores, so a third block would gain nothing
+    // and only need more cache.
     if (ranks == 0 || ranks > kMaxRanks)
         throw Error(Fault::invalid, "a group has 1 to " + std::to_string(kMaxRanks) +
                                         " ranks, got " + std::to_string(ranks));
     const uint32_t depth = ranks <= cores ? 3 : 2;
-    const uint64_t least =
-        uint64_t{ranks} * 16 * 1024;  // a direct exchange needs a slot for each peer
+    // In a direct exchange, a buffer holds a slot for each peer.
+    const uint64_t least = uint64_t{ranks} * 16 * 1024;
     const uint64_t buffer = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
     // With many ranks, most pairs exchange few messages.
     const uint64_t each = kUsualPairs / ranks / ranks / (1 + kStagedBlocks);

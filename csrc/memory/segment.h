@@ -33,8 +33,8 @@ struct SegmentShape {
     uint32_t depth;
     uint64_t buffer_bytes;
     // Both are powers of two; see pair_memory.h.
-    uint64_t pair_slots;  // messages that may wait in one direction
-    uint64_t pair_bytes;  // capacity of the byte ring
+    uint64_t pair_slots;  // number of messages that may wait in one direction
+    uint64_t pair_bytes;  // length of the byte ring in bytes
 };
 
 // Returns a segment shape that suits `ranks` ranks on `cores` cores. `staging_bytes` is the total

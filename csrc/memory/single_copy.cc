@@ -10,7 +10,8 @@
 namespace unisono {
 namespace {
 
-// A process that ends loses its memory some time before its lock, so the check is repeated.
+// When a process ends, the kernel first removes its memory and only some time later its lock. So
+// after a failed copy, the check of the lock is repeated for a while.
 constexpr int kChecks = 500;
 constexpr useconds_t kBetweenChecks_us = 1000;
 
@@ -55,7 +56,8 @@ void CrossMemory::read(uint32_t rank, std::byte* dst, const std::byte* theirs, u
     }
 }
 
-// Tests the system call itself, because a sandbox may forbid only one of the two calls.
+// Tries process_vm_writev with no data, because a sandbox may permit process_vm_readv and forbid
+// this call.
 bool CrossMemory::may_write() noexcept {
     return ::process_vm_writev(::getpid(), nullptr, 0, nullptr, 0, 0) == 0;
 }

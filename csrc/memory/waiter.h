@@ -121,7 +121,7 @@ class Waiter {
         auto now = begun;
         for (int i = 0, crowded = 0; i < spin_policy_.yields && now - begun < kYielding; ++i) {
             if (ready()) {
-                WaitTime::add(waited_ns, now - begun);  // needs no other read of the clock
+                WaitTime::add(waited_ns, now - begun);  // no need to read the clock again
                 return true;
             }
             ::sched_yield();
@@ -148,7 +148,8 @@ class Waiter {
             // Makes the slow checks even if the doorbell keeps ringing for other ranks.
             if (woken != Woken::rung || elapsed_s - checked_s > check_s) {
                 make_slow_checks(interrupted);
-                if (elapsed_s > kSlowWait_s) members_.ask_other_hosts();  // for any kind of wait
+                // Any slow wait asks the other hosts, whatever the rank waits for.
+                if (elapsed_s > kSlowWait_s) members_.ask_other_hosts();
                 checked_s = elapsed_s;
             }
         }

@@ -28,8 +28,8 @@ class Endpoint {
     // Appends the message to the messages already sent. Returns false if there is no room for it
     // yet.
     virtual bool put(Request& send) = 0;
-    // Sends a held-back message out of order, as the answer to `asked`. Returns false if this is
-    // not possible yet.
+    // Sends a held-back message (one for which the peer had no room) before earlier ones, because
+    // the peer has asked for its tag; see `asked`. Returns false if this is not possible yet.
     virtual bool put_aside(Request& send) = 0;
     // Announces held-back messages. `number` changes with each new held-back message, and is 0 if
     // no message is held back.

@@ -200,7 +200,8 @@ bool Engine::advance_held(Peer& peer) {
     bool moved = false;
     while (!peer.held.empty()) {
         Request* const send = peer.held.front();
-        if (!peer.endpoint->put(*send)) break;  // may complete the request
+        // This may complete the request, and its owner may then destroy it.
+        if (!peer.endpoint->put(*send)) break;
         peer.held.pop_front();
         moved = true;
     }
@@ -245,9 +246,9 @@ bool Engine::advance_arrivals(Peer& peer) {
     return moved;
 }
 
-// Asks the peer for a held-back message if messages that no receive matches fill the room. Asks for
-// the tag of each posted receive in turn, and for a probed tag, until all are denied. Returns true
-// if an answer has arrived.
+// Asks the peer for a held-back message if the room is full of messages that no receive matches.
+// Asks for the tag of each posted receive, one after the other, and for the tag of a probe, until
+// the peer has denied them all. Returns true if an answer has arrived.
 bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
     switch (peer.endpoint->answer()) {
         case Endpoint::Answer::waiting:
@@ -261,8 +262,10 @@ bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
         case Endpoint::Answer::none:
             break;
     }
-    if (matcher_.unexpected_of(rank) == 0) return false;  // room becomes free without a question
-    // A change of either number may make a denied message available.
+    // All messages that have arrived are matched, so room becomes free without a question.
+    if (matcher_.unexpected_of(rank) == 0) return false;
+    // If the peer holds back a new message, or a receive is posted or removed, the peer may have a
+    // message that it denied before. The questions then start again.
     const uint64_t holds = peer.endpoint->held(), changes = matcher_.changes();
     if (peer.asked_holds != holds || peer.asked_changes != changes ||
         (probed && peer.asked_probed != probed))

@@ -99,10 +99,10 @@ class Engine final : private Receiver, private Completion {
   private:
     struct Peer {
         std::unique_ptr<Endpoint> endpoint;
-        std::deque<Request*> held;  // sends for which the peer has no room
+        std::deque<Request*> held;  // held-back sends, for which the peer has no room yet
         uint64_t holds = 0;         // number of sends that had to wait so far
-        // Questions to the peer for held-back messages: the index of the next posted receive to ask
-        // for, and the state at the time of the first question.
+        // Questions to the peer for held-back messages: the index of the posted receive for which
+        // to ask next, and the values of `held`, `changes` and `probed` when the questions began.
         size_t next_question = 0;
         uint64_t asked_holds = 0, asked_changes = 0;
         std::optional<uint64_t> asked_probed;

@@ -14,9 +14,10 @@ namespace unisono::p2p {
 namespace {
 
 constexpr double kSlice_s = 0.05;
-// Length of a sleep if both shared memory and a transport may deliver.
+// Length of a sleep in a wait for a message that may come through shared memory or through a
+// transport. One sleep cannot wait for both.
 constexpr double kNapBetween_s = 1e-3;
-constexpr uint64_t kPollsEach = 8;  // polls of the awaited peer before a poll of all peers
+constexpr uint64_t kPollsEach = 8;  // every 8th poll polls all peers, the others the awaited peer
 // Timing of the progress thread. If no waiting thread polls for kNap, the progress thread polls. It
 // stays awake for kLinger after the last message, because waking it costs as much as a message.
 constexpr std::chrono::microseconds kNap{200}, kLongestNap{3200};
@@ -66,8 +67,9 @@ bool Engine::test(Request& request, bool ends_without_peers) noexcept {
     return request.done();
 }
 
-// Makes the checks of a wait, for a program that calls `test` in a loop. The first call does not
-// ask other hosts yet. Requires the lock.
+// Makes the slow checks (liveness of peers) that a wait would make, for a program that calls `test`
+// in a loop. Every check except the first also asks the other hosts for their last calls. Requires
+// the lock.
 void Engine::inspect(std::chrono::steady_clock::time_point& last) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last < kInspectEach) return;
@@ -166,7 +168,9 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
     Deadline deadline(timeout_s);
     const auto inspect = [&] {
         members_.require_healthy();
-        // Without the lock, a message in transit would be in neither list.
+        // Without the lock, another thread could be moving a message from the endpoint to its
+        // receive. The message would then be found in neither, and the wait would fail although the
+        // message has arrived.
         const std::lock_guard lock(mutex_);
         check_departed(requests);
     };
@@ -203,7 +207,9 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
         try {
             return away ? transport_->sleep(nap_s, std::ref(awake))
                         : sleep_on(doorbell, awake, nap_s);
-        } catch (const Error& error) {  // an error of a message library, outside of `guarded`
+        } catch (const Error& error) {
+            // An error of a message library. It was not thrown inside `guarded`, which would have
+            // recorded it.
             if (!mutex_.held_here()) record(error);
             throw;
         }
@@ -240,7 +246,8 @@ bool Engine::all_peers_left(const Request& request) const {
     return departed;
 }
 
-// Fails the group if none of the requests can ever be done. Requires the lock.
+// Fails the group if no request can ever be done, because all their peers have left. Requires the
+// lock.
 void Engine::check_departed(Requests requests) {
     const auto all_left = [this](const Request* request) { return this->all_peers_left(*request); };
     if (!std::all_of(requests.begin(), requests.end(), all_left)) return;
@@ -319,7 +326,8 @@ void Engine::stop() noexcept {
         static_cast<void>(changed_.release());
         return;
     }
-    if (mutex_.held_here()) {  // in a signal handler: the destructor does the rest
+    // A signal handler stops the engine. The destructor does the remaining work.
+    if (mutex_.held_here()) {
         stopping_ = true;
         return;
     }

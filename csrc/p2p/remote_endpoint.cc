@@ -24,7 +24,8 @@ bool RemoteEndpoint::put(Request& send) {
     const bool departed = has_departed();
     if (departed && piece < send.message().bytes) return false;
     credit_ -= piece + kOverhead;
-    if (departed) {  // as on one host, where a small send to a departed rank completes at once
+    // Equals the behaviour on one host, where a small send to a departed rank completes at once.
+    if (departed) {
         completion_.complete(send);
     } else {
         send_message(send, piece, false);
@@ -77,7 +78,9 @@ bool RemoteEndpoint::withdraw(Request& send) noexcept {
     if (!has_departed()) return false;
     progress();
     if (!leaving_.empty() && !transport_.forget_messages(peer_)) return false;
-    ended_ = true;  // the transport never counts a forgotten frame
+    // From now on this endpoint sends nothing, because the transport never counts the dropped
+    // frames as handed over.
+    ended_ = true;
     for (auto each = leaving_.begin(); each != leaving_.end();) {
         Request* const done = each->done;
         const bool small = done && done->message().bytes <= kPiece;
@@ -86,7 +89,7 @@ bool RemoteEndpoint::withdraw(Request& send) noexcept {
             continue;
         }
         each = leaving_.erase(each);
-        if (small) completion_.complete(*done);  // as in `put`
+        if (small) completion_.complete(*done);  // a small send to a departed rank succeeds
     }
     std::erase_if(ungranted_, [&](const auto& each) { return each.second == &send; });
     return !send.done();
@@ -116,7 +119,8 @@ std::optional<Envelope> RemoteEndpoint::next() {
 
 bool RemoteEndpoint::accept(const Envelope& came, Request& receive) {
     Incoming& in = incoming_.at(came.id);
-    grant(in);  // before other changes: if this throws, the caller ends the receive
+    // Comes before any change to `in`: if this throws, the caller ends the receive.
+    grant(in);
     in.receive = &receive;
     if (!in.came) return true;
     try {
@@ -143,7 +147,7 @@ void RemoteEndpoint::settle(uint64_t id, Incoming& in) {
         give_back(in.piece + kOverhead);
     }
     in.data = {};
-    if (in.piece < in.envelope.bytes) return;  // the rest has not arrived
+    if (in.piece < in.envelope.bytes) return;  // further bytes have not arrived
     incoming_.erase(id);
     completion_.complete(*receive);
 }
@@ -169,7 +173,7 @@ Endpoint::Answer RemoteEndpoint::answer() {
 std::byte* RemoteEndpoint::place(const Frame& frame) {
     if (frame.kind == FrameKind::data) {
         Incoming& in = incoming_of(frame);
-        // Only one grant may write to the caller's memory.
+        // The peer may send these bytes only once, and only after this rank has granted them.
         if (!std::exchange(in.granted, false) || frame.bytes != in.envelope.bytes - in.piece)
             members_.fail_nonsense(
                 peer_, std::to_string(frame.bytes) + " bytes of a message without a grant");
@@ -193,8 +197,9 @@ std::byte* RemoteEndpoint::place(const Frame& frame) {
     in.credited = !aside;
     if (in.credited) stored_ += in.piece + kOverhead;
     in.data.resize(in.piece);
-    arrivals_.push_back(
-        in.envelope);  // early, so that the rest may be granted while these bytes arrive
+    // Announces the message before its first bytes have arrived. So the remaining bytes can be
+    // granted while the first bytes arrive.
+    arrivals_.push_back(in.envelope);
     if (aside) answer_ = Answer::found;
     return in.data.empty() ? &nowhere_ : in.data.data();
 }
@@ -210,7 +215,7 @@ RemoteEndpoint::Incoming& RemoteEndpoint::incoming_of(const Frame& frame) {
 void RemoteEndpoint::deliver(const Frame& frame) {
     switch (frame.kind) {
         case FrameKind::message: {
-            // A frame without bytes is not placed yet.
+            // Some transports do not call place() for a frame without bytes.
             if (!incoming_.contains(frame.number)) place(frame);
             Incoming& in = incoming_of(frame);
             in.came = true;
@@ -274,7 +279,8 @@ void RemoteEndpoint::fail(const Error& error) noexcept {
     arrivals_.clear();
 }
 
-// Keeps the memory that a transport that was given up may still use.
+// Keeps the memory of all unfinished messages until the process ends, because a transport that
+// could not stop its transfers may still use it.
 void RemoteEndpoint::keep_memory() noexcept {
     struct Kept {
         std::vector<std::shared_ptr<void>> messages;

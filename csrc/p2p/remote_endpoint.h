@@ -59,7 +59,7 @@ class RemoteEndpoint final : public Endpoint {
         std::vector<std::byte> data;  // bytes of the first frame, until a receive matches
         bool came = false;            // the first bytes have arrived
         bool granted = false;
-        bool credited = false;  // the first bytes count against the sender's credit
+        bool credited = false;  // the first bytes use some of the sender's credit
         Request* receive = nullptr;
     };
     // A frame whose memory is in use until the transport has handed it over.
@@ -80,9 +80,9 @@ class RemoteEndpoint final : public Endpoint {
     Completion& completion_;
     const uint32_t peer_;
 
-    // As sender.
-    static constexpr uint64_t kCredit = 256 << 10, kPiece = 64 << 10;  // bytes
-    static constexpr uint64_t kOverhead = 256;  // bytes that a message costs beyond its content
+    // The state of this rank as the sender of messages to the peer.
+    static constexpr uint64_t kCredit = 256 << 10, kPiece = 64 << 10;  // in bytes
+    static constexpr uint64_t kOverhead = 256;  // credit for each message besides its bytes
     uint64_t credit_ = kCredit;
     uint64_t ids_ = 0, left_frames_ = 0;
     std::unordered_map<uint64_t, Request*> ungranted_;
@@ -90,16 +90,16 @@ class RemoteEndpoint final : public Endpoint {
     std::optional<uint64_t> asked_tag_;
     uint64_t question_ = 0;
 
-    // As receiver.
+    // The state of this rank as the receiver of messages from the peer.
     std::unordered_map<uint64_t, Incoming> incoming_;
     std::deque<Envelope> arrivals_;  // messages that `next` has not returned yet
-    uint64_t owed_ = 0;              // credit not yet returned to the peer
-    uint64_t stored_ = 0;            // credit in use
+    uint64_t owed_ = 0;              // credit that is free again but not yet returned to the peer
+    uint64_t stored_ = 0;            // credit used by messages that no receive has taken
     uint64_t held_ = 0;
     uint64_t questions_ = 0;
     Answer answer_ = Answer::none;
     bool ended_ = false;
-    std::byte nowhere_{};  // target of payloads without content
+    std::byte nowhere_{};  // address to which a payload of 0 bytes is received
 };
 
 }  // namespace unisono::p2p

@@ -81,7 +81,9 @@ class SelfEndpoint final : public Endpoint {
     bool progress() override { return false; }
 
   private:
-    static constexpr uint64_t kMostCopied = 8192, kMostStored = 256 << 10;  // bytes
+    // Limits in bytes: the longest message that is copied so that its send completes at once, and
+    // the sum of all such copies.
+    static constexpr uint64_t kMostCopied = 8192, kMostStored = 256 << 10;
 
     struct Waiting {
         Envelope envelope;

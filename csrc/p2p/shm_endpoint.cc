@@ -15,8 +15,9 @@ namespace {
 // scheduled.
 constexpr uint64_t kUsuallyEager = 8 << 10, kMostEager = 16 << 10;
 constexpr uint64_t kMostAside = 256 << 10;  // bytes of unexpected messages kept outside the ring
-constexpr uint64_t kAsideIds =
-    1ULL << 63;  // ids from here on: transfers of requested held-back messages
+// Messages that this rank asked for have this id plus the number of their transfer; others have
+// smaller ids.
+constexpr uint64_t kAsideIds = 1ULL << 63;
 
 }  // namespace
 
@@ -95,8 +96,8 @@ void ShmEndpoint::publish(Slot& slot, const Request& send, uint64_t place,
     slot.transfer.store(transfer, std::memory_order_relaxed);
     slot.number.store(++put_, std::memory_order_release);
     ring_peer();
-    // Prefetches the next slot, which is in the cache of the receiver's core. Without this,
-    // fetching the slot takes as long as the rest of a small message.
+    // Prefetches the next slot, which is in the cache of the receiver's core. Otherwise the next
+    // message would wait for the slot, as long as all other work for a small message takes.
     __builtin_prefetch(&out_slot(put_), 1);
 }
 
@@ -125,7 +126,8 @@ std::optional<uint64_t> ShmEndpoint::asked() const noexcept {
 }
 
 bool ShmEndpoint::put_aside(Request& send) {
-    // The reserved transfer may hold an earlier answer that the receiver has not taken.
+    // Uses the transfer that is reserved for answers, or an ordinary one if the reserved transfer
+    // still carries an earlier answer that the receiver has not taken.
     const bool kept = std::none_of(outgoing_.begin(), outgoing_.end(),
                                    [](const Active& a) { return a.transfer == kAside; });
     if (!kept && free_.empty()) return false;
@@ -152,7 +154,8 @@ bool ShmEndpoint::withdraw(Request& send) noexcept {
         return t.phase.compare_exchange_strong(seen, static_cast<uint64_t>(Phase::withdrawn),
                                                std::memory_order_acq_rel);
     };
-    // A probed message belongs to its receiver until the receiver has left.
+    // A message that the receiver's probe has found cannot be withdrawn until the receiver has
+    // left.
     const auto unasked = [&] {
         return seen == static_cast<uint64_t>(Phase::claimed) && view_.has_left(peer_);
     };

@@ -49,7 +49,7 @@ class ShmEndpoint final : public Endpoint {
     struct Seen {
         uint64_t bytes, place;
         uint32_t transfer;
-        bool done;  // the slot may become free
+        bool done;  // the message is finished, so the slot may become free
     };
     // An unexpected message that was copied out of the ring to free space for later messages.
     struct Aside {
@@ -111,18 +111,18 @@ class ShmEndpoint final : public Endpoint {
     const uint64_t eager_bytes_;  // longest message that goes through the ring
     enum class Reach : uint8_t { unknown, none, reads, all } reach_ = Reach::unknown;
 
-    // As sender.
+    // The state of this rank as the sender of messages to the peer.
     const PairMemory out_;
     uint64_t put_ = 0;        // number of messages sent
     uint64_t put_bytes_ = 0;  // bytes of the byte ring used so far, gaps included
-    uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // the last values that were read
+    uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // latest known values of the peer's counters
     uint64_t answered_ = 0;
     uint64_t staged_turn_ = 0;  // number of the transfer that is staged now
-    uint64_t steps_seen_ = 0;   // the receiver's steps that need no more work here
+    uint64_t steps_seen_ = 0;   // number of the receiver's steps to which this rank has reacted
     std::vector<uint32_t> free_;
     std::vector<Active> outgoing_;
 
-    // As receiver.
+    // The state of this rank as the receiver of messages from the peer.
     const PairMemory in_;
     uint64_t seen_ = 0;                          // number of messages seen
     uint64_t released_ = 0;                      // number of messages whose slots are free again

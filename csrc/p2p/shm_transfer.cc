@@ -1,6 +1,7 @@
-// Large messages on one host. The receiver reads the sender's memory from the front, and a waiting
-// sender writes to the receiver's memory from the back. If the kernel forbids the reads, the sender
-// copies blocks into shared memory, and the receiver copies them out.
+// Large messages on one host. The receiver copies chunks from the sender's memory, beginning with
+// the first chunk. A waiting sender helps: it copies chunks into the receiver's memory, beginning
+// with the last chunk. If the kernel forbids the reads, the sender copies blocks into shared
+// memory, and the receiver copies them out.
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,10 +16,10 @@ namespace {
 // half the time of one call for the whole message. With quarters, the calls of the two ranks slow
 // each other.
 constexpr uint64_t kLeastChunk = 8 << 10, kMostChunk = 512 << 10;
-constexpr uint64_t kMostAtOnce = 4
-                                 << 20;  // bytes moved before the engine's other transfers continue
-constexpr uint64_t kFront = 0xffffffff;  // mask of the front count in `Transfer::claims`
-constexpr int kMostChecks = 100'000;     // checks for the end of a write
+// Bytes of one transfer that are moved before the other transfers of the engine get their turn.
+constexpr uint64_t kMostAtOnce = 4 << 20;
+constexpr uint64_t kFront = 0xffffffff;  // mask of the receiver's count in `Transfer::claims`
+constexpr int kMostChecks = 100'000;     // most checks if a write has ended
 constexpr useconds_t kBetweenChecks_us = 100;
 
 // The division of a message into chunks, equal at both ends.
@@ -148,8 +149,8 @@ bool ShmEndpoint::progress() {
     return advance_sends() || moved;
 }
 
-// Advances the outgoing transfers, but only after a step of the receiver, or after its own
-// progress, which may allow further progress.
+// Advances the outgoing transfers. Does nothing unless the receiver has made a step since the last
+// call, or the last call itself made progress, which may allow more.
 bool ShmEndpoint::advance_sends() {
     const uint64_t steps = out_.shared->steps.load(std::memory_order_acquire);
     if (steps == steps_seen_) return false;
@@ -178,7 +179,9 @@ bool ShmEndpoint::advance_receive(const Active& active) {
               t.written.load(std::memory_order_acquire) == claims >> 32;
     }
     if (!all) return moved;
-    members_.require_healthy();  // otherwise the data may be that of a failed sender
+    // If the group has failed, the sender may already have reused its memory, so the data may be
+    // wrong.
+    members_.require_healthy();
     Phase phase = active.phase;
     if (!exchange_phase(t, phase, Phase::complete)) {
         if (phase != Phase::withdrawn) nonsense_phase(phase);
@@ -192,7 +195,8 @@ bool ShmEndpoint::advance_receive(const Active& active) {
     return true;
 }
 
-// Reads chunks from the front, a limited number at a time.
+// Copies chunks from the sender's memory, the first unclaimed chunk first. One call copies only a
+// limited number of bytes.
 bool ShmEndpoint::read(Transfer& t, Request& receive) {
     const Message& m = receive.message();
     const Chunks chunks(t, m.bytes);
@@ -231,7 +235,8 @@ bool ShmEndpoint::advance_send(const Active& active) {
     }
 }
 
-// Writes chunks from the back, a limited number at a time.
+// Copies chunks into the receiver's memory, the last unclaimed chunk first. One call copies only a
+// limited number of bytes.
 bool ShmEndpoint::help(Transfer& t, const Request& send) {
     const Message& m = send.message();
     const Chunks chunks(t, m.bytes);
@@ -247,7 +252,9 @@ bool ShmEndpoint::help(Transfer& t, const Request& send) {
         // this code sees the revoked phase.
         t.write_to.store(target + at, std::memory_order_relaxed);
         t.write_bytes.store(bytes, std::memory_order_seq_cst);
-        const WriteOver over(t);  // counts a failed write too, after the failure is recorded
+        // At the end, counts the write as finished, even if it fails; its failure is recorded
+        // before that.
+        const WriteOver over(t);
         if (t.phase.load(std::memory_order_seq_cst) != static_cast<uint64_t>(Phase::revoked)) {
             const int error = cross_memory_.write(peer_, &t.write_to, m.data + at, bytes);
             if (error != 0 && phase_of(t) != Phase::revoked) cross_memory_.fail_write(peer_, error);

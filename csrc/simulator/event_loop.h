@@ -18,8 +18,8 @@ namespace unisono::simulator {
 struct Paths {
     Lists resources;
     std::span<const double> weights;  // one for each entry of resources.values; empty: all are 1
-    std::span<const int32_t>
-        server;  // the server that a task passes first, one task at a time; -1: none
+    // The server through which each task passes first, one task after the other; -1: none.
+    std::span<const int32_t> server;
     std::span<const double> busy_s;  // time that the server takes for each task
     // Delay between the server and the departure of the first byte.
     std::span<const double> delay_s;
@@ -30,11 +30,12 @@ struct Paths {
 // max-min fair rate. Every span has an entry for each task.
 struct Tasks {
     std::span<const int32_t> path;
-    std::span<const double>
-        bytes;    // infinite: the task never ends, and the simulation does not wait for it
+    // If infinite, the task never ends, and the simulation does not wait for it.
+    std::span<const double> bytes;
     Lists needs;  // tasks that must have arrived
-    std::span<const int32_t>
-        after;  // a task whose last byte must have left; -1: none. The span may be empty
+    // Another task, whose last byte must have left before this task starts; -1: none. The span may
+    // be empty, which means none for all tasks.
+    std::span<const int32_t> after;
 };
 
 // Results for each task: the times at which it began to send and at which it arrived, and the last
@@ -66,12 +67,13 @@ class Engine {
         bool arrives;  // true: the task arrives; false: it begins
     };
     struct Member {
-        double target;  // value of `served` at which this flow finishes
+        double target;  // value of ActivePath::served at which this flow finishes
         int32_t task;
         auto operator<=>(const Member&) const = default;
     };
-    // A path with flows. From now on, all flows of the path receive the same number of bytes, so
-    // one counter serves all flows.
+    // A path with flows. At each time all flows of the path have the same rate, so one counter of
+    // bytes (`served`) is enough for all of them. Each flow remembers the value of this counter at
+    // which it finishes.
     struct ActivePath {
         int32_t path = -1;
         double served = 0;
@@ -105,10 +107,11 @@ class Engine {
     Clock<Event> clock_;
     Deadlines finish_times_;      // by active path: time at which its next flow finishes
     std::vector<int32_t> waits_;  // by task: number of events that it still waits for
-    // By task: the tasks that need it, in the lists of wanted_starts_.
+    // The tasks that need a task, in one list for each task; wanted_starts_ has the start of each
+    // list.
     std::vector<int32_t> wanted_by_;
     std::vector<int64_t> wanted_starts_;
-    std::vector<int32_t> next_;       // by task: the task that waits until its last byte has left
+    std::vector<int32_t> next_;       // by task: the task that waits for its last byte to leave
     std::vector<double> free_s_;      // by server: time at which it is free
     std::vector<int32_t> active_at_;  // by path: its number in active_paths_; -1: none
     std::vector<ActivePath> active_paths_;

@@ -1,4 +1,5 @@
-// The values in the memory of every rank. A number represents each value.
+// The values that every rank holds at each location of its memory. Values are not data: each is a
+// number that stands for the tasks that produced it.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,8 @@ namespace unisono::simulator {
 // The value of a location before the first write.
 constexpr int32_t kInitial = -1;
 
-// One value for each location of each rank. A location is a unit of several chunks.
+// Stores one value for each unit of each rank. A unit is `unit` neighbouring locations, which
+// always have the same value.
 class DenseHoldings {
   public:
     DenseHoldings(uint32_t ranks, uint32_t locations, uint32_t unit)
@@ -32,8 +34,8 @@ class DenseHoldings {
     std::vector<int32_t> cells_;
 };
 
-// One value for each run of locations with the same history. Efficient for many ranks and long
-// runs.
+// Stores one value for each sequence of neighbouring locations (a run) with the same history. Saves
+// memory if there are many ranks and the sequences are long.
 class RunHoldings {
   public:
     RunHoldings(uint32_t ranks, uint32_t, uint32_t) : runs_(ranks) {}
@@ -52,7 +54,8 @@ class RunHoldings {
         int32_t value;
     };
 
-    // Returns the index of the run that begins at `chunk`. Splits a run if necessary.
+    // Returns the index of the run that begins at location `chunk`. If no run begins there, splits
+    // the run that contains it.
     static size_t cut(std::vector<Run>& runs, int32_t chunk) {
         const auto at = std::lower_bound(runs.begin(), runs.end(), chunk,
                                          [](const Run& run, int32_t c) { return run.first < c; });

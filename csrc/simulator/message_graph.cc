@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kMostCells = size_t{1} << 27;
 constexpr uint64_t kMostVisitsEach = 8;
-// A value with more producers gets a join task for all of them.
+// If a value has more producers than this, a join task is made that waits for all of them and takes
+// their place.
 constexpr size_t kMostProducers = 8;
 constexpr int32_t kNone = std::numeric_limits<int32_t>::min();
 
@@ -35,7 +36,7 @@ class MessageBuilder {
         m_.chunks.reserve(transfers);
     }
 
-    // Opens a task. The calls up to `close` describe this task.
+    // Adds a task. The calls from here to `close` describe it.
     int32_t open(Kind kind, int32_t round, int32_t src, int32_t dst, int32_t channel) {
         if (m_.kind.size() >= index(std::numeric_limits<int32_t>::max()))
             throw Error(Fault::invalid,
@@ -116,7 +117,7 @@ class Producers {
         const int32_t join = builder_.open(Kind::join, -1, -1, -1, 0);
         need(value);
         builder_.close();
-        // Values that share or extend this list use the join task from now on.
+        // From now on, the other values that refer to this list use the join task, too.
         list(value) = {join, join, 1};
         return join;
     }
@@ -130,8 +131,8 @@ class Producers {
 
     List& list(int32_t value) { return lists_[index(-2 - value)]; }
 
-    // Compares only the last producers. An older producer is added twice, which costs only an
-    // entry.
+    // Returns true if the producer is among the last kMostProducers producers of the value. An
+    // older producer is not found and so is added again, which costs only one more entry.
     bool among_last(int32_t value, int32_t producer) {
         for (size_t i = 0; i < kMostProducers && value < kInitial; ++i, value = list(value).rest)
             if (list(value).last == producer) return true;
@@ -302,7 +303,8 @@ class GraphBuilder {
     std::vector<int32_t> joined_;
 };
 
-// Returns the largest number of chunks that divides the ranges of all transfers.
+// Returns the largest unit, in chunks, such that the start and the length of every transfer are
+// multiples of it.
 uint32_t unit_of(const Transfers& t, uint32_t locations) {
     uint32_t unit = locations;
     for (size_t i = 0; i < t.round.size() && unit != 1; ++i)

@@ -15,7 +15,7 @@ struct Transfers {
 
 // The order in which a rank's messages leave, in addition to the dependencies of their values.
 enum class Order : uint32_t {
-    none = 0,     // each message leaves as soon as its values are present
+    none = 0,     // each message leaves as soon as the rank has its values
     program = 1,  // in each channel, the messages leave in the order of the schedule
     // The messages of a round leave once all earlier messages of the rank have been sent and have
     // arrived.
@@ -42,7 +42,7 @@ struct Messages {
     std::vector<double> chunks;  // chunks that are sent or reduced
     std::vector<int32_t> needs;  // tasks, or rank r as -1 - r
     std::vector<int64_t> needs_starts;
-    std::vector<int32_t> after;  // with Order::program; else empty
+    std::vector<int32_t> after;  // with Order::program, see Tasks::after; else empty
 };
 
 // Makes the messages. A message waits for the last writes to its values before its round. It waits

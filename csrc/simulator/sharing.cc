@@ -228,7 +228,8 @@ void Sharing::list_hops() {
     }
 }
 
-// Fills the paths in filling_ progressively: the resource with the lowest share is next.
+// Computes the rates of the paths in filling_ by progressive filling. Repeatedly takes the resource
+// that can give its paths the lowest equal rate, and fixes the rates of these paths.
 void Sharing::fill() {
     list_hops();
     heap_.clear();

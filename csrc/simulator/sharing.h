@@ -63,19 +63,20 @@ class Sharing {
     };
     struct Resource {
         std::vector<Entry> entries;
-        long double used = 0;    // use by all paths; during settle(), the use before it
-        uint32_t updates = 0;    // of `used`, since its last complete summation
+        // Total use by all paths, in bytes per second; during settle(), the use before it.
+        long double used = 0;
+        uint32_t updates = 0;    // updates of `used` since it was last summed up anew
         int32_t first = -1;      // first path of the list of paths that this resource limits
         uint32_t held = 0;       // number of paths that this resource limits
         double level = 0;        // rate of the paths that this resource limits, if any
         double top = 0;          // upper bound of all paths' rates
-        double old_level = 0;    // level before this settle()
+        double old_level = 0;    // value of `level` before this settle()
         long double others = 0;  // while filling: use of the paths that are not filled
         double room = 0;         // while filling: remaining capacity
         double wanting = 0;      // while filling: total weight of flows without a rate yet
         uint32_t unfixed = 0;
         uint32_t mark = 0;
-        size_t filled = 0;     // end of its list in hops_
+        size_t filled = 0;     // end of the resource's list in hops_
         uint32_t filling = 0;  // length of that list
         bool dirty = false;
     };

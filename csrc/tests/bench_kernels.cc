@@ -104,8 +104,8 @@ constexpr struct {
                     {"e4m3fn", DType::float8_e4m3fn},
                     {"e5m2", DType::float8_e5m2}};
 
-// Prints the rate of `call(bytes)`, which reads and writes `bytes` in total, as much as a copy of
-// half as many bytes.
+// Prints the rate of `call(bytes)`. The bytes that it reads and the bytes that it writes add up to
+// `bytes`.
 template <class F>
 void print_row(const char* name, const char* what, F call) {
     std::printf("%-8s%-16s", name, what);

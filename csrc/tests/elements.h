@@ -61,7 +61,7 @@ class Generator {
                 break;
             case DType::float8_e4m3fn:
             case DType::float8_e5m2:
-                // Few enough values to generate all of them.
+                // Random bit patterns. There are only 256, so all of them occur.
                 fill<uint8_t>(out, [&] { return random_(); });
                 break;
             case DType::float32_int32:

@@ -74,9 +74,9 @@ class Hosts {
         for (uint32_t r = 0; r < ranks; ++r) ranks_.push_back(rank_of(groups_[r], r));
     }
     ~Hosts() {
-        run([](Rank& rank) {
-            rank.close();
-        });  // in parallel: each rank waits briefly until the others have its last frames
+        // Ranks close in parallel, because each rank waits briefly until the others have its last
+        // frames.
+        run([](Rank& rank) { rank.close(); });
     }
 
     Rank& operator[](uint32_t r) { return ranks_[r]; }

@@ -48,8 +48,9 @@ inline int32_t receive(Rank& rank, Data& data, int32_t from, uint64_t tag,
     return request.source();
 }
 
-// Sends `count` messages to each other rank and receives as many, in another order than they
-// arrive. Counts the messages with wrong content. `bytes_of(seed)` is the length of a message.
+// Sends `count` messages to every other rank, and receives `count` messages from each of them. The
+// receives are not in the order of the sends. Adds to `wrong` the number of messages with wrong
+// content. `bytes_of(seed)` is the length of a message.
 template <class BytesOf>
 void exchange(Rank& rank, uint32_t ranks, uint64_t tag, uint64_t count, BytesOf bytes_of,
               std::atomic<int>& wrong) {

@@ -18,7 +18,7 @@ struct Narrow {
     using Bits = Bits_;
     static constexpr int width = 8 * sizeof(Bits);
     static constexpr int bias = (1 << (width - 2 - fraction)) - 1;
-    static constexpr int magnitudes = (1 << (width - 1)) - 1;  // as a mask
+    static constexpr int magnitudes = (1 << (width - 1)) - 1;  // mask of all bits except the sign
     static constexpr int largest =
         has_infinity ? magnitudes >> fraction << fraction : magnitudes - 1;
     Bits bits;

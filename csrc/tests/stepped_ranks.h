@@ -17,7 +17,7 @@ inline constexpr uint64_t kOther = 9;   // the tag of messages that no receive m
 inline constexpr size_t kEager = 8192;  // bytes of a message that goes through the byte ring
 inline constexpr size_t kMostEager =
     16384;  // largest eager message, in bytes, if ranks share cores
-// Number of eager messages that is larger than the room for them.
+// More eager messages than the peer has room for.
 inline constexpr size_t kMost = 60;
 inline constexpr size_t kLarge = 300'000;
 
@@ -51,7 +51,8 @@ class SteppedRanksOn {
             for (uint32_t r = 0; r < ranks_; ++r) poll(r);
         }
     }
-    // Returns true if the request succeeds after up to 1000 polls by all ranks.
+    // Polls all ranks until the request is done, but not without end. Returns true if the request
+    // succeeds.
     bool ends(p2p::Request& request) {
         for (int i = 0; i < 1000 && !request.done(); ++i) settle();
         return request.done() && !request.error();

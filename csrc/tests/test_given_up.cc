@@ -16,7 +16,8 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// The sender writes from the back and fails. The message must not count as received.
+// A sender that helps writes into memory of the receiver that is read-only, and so fails. The
+// receive must end with an error, not count as complete.
 void check_write_that_fails(Report& report) {
     constexpr size_t kBytes = 64 << 20;
     const PartlyReadOnly memory(kBytes);
@@ -101,7 +102,8 @@ void check_failures(Report& report) {
                     stepped.world()[0].close();
                     stepped.world()[1].close();
                 } else {
-                    // The other rank may already know of the failure.
+                    // Rank 0 may already know of rank 1's failure. Its own record then has no
+                    // effect.
                     for (const uint32_t rank : {1, 0})
                         stepped.world()[rank].members->record(Fault::aborted, "enough of this");
                 }
@@ -194,7 +196,8 @@ void check_stalled_send(Report& report, bool times_out) {
         report.check(own_bytes("VmHWM") < before + (8 << 20), what + ": it was copied");
 }
 
-// Each rank waits for a message from the next rank.
+// Each rank waits for a message from the next rank, in a cycle. The text of the timeout must name
+// all ranks of the cycle.
 void check_cycle(Report& report, Mapping mapping) {
     World world(shape_of(3, 2), mapping, 3);
     std::atomic<int> waiting{0};

@@ -61,7 +61,8 @@ void read(Report& report, const RankControl& history, const std::atomic<bool>& o
     report.check(found > 0, what + ": no read found a call");
 }
 
-// One thread makes calls while another reads their history.
+// One thread makes calls while another reads their history. No read may find a mixture of two
+// calls.
 void check_read_while_written(Report& report) {
     const auto history = std::make_unique<RankControl>();
     std::atomic<bool> over{false};
@@ -76,7 +77,8 @@ void check_read_while_written(Report& report) {
     reader.join();
 }
 
-// Calls of a rank on another host are reported over two paths, and one path is slower.
+// Two threads report the calls of a rank on another host, and one of them reports old calls. An old
+// report must not replace a newer one.
 void check_calls_reported_over_two_paths(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
     View view(segment, 0, HostRanks{2, {0}});
@@ -102,7 +104,8 @@ void check_calls_reported_over_two_paths(Report& report) {
                  "an old report replaced a newer one");
 }
 
-// The header has too few bits of the call number to order calls that are this far apart.
+// A very old report must not replace the latest one. The two calls are so far apart that the call
+// numbers in their headers, which have only 24 bits, do not tell which call is later.
 void check_calls_far_apart(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
     View view(segment, 0, HostRanks{2, {0}});

@@ -206,7 +206,8 @@ void check_hostile_answers(Report& report) {
     expect(report, h.receive(10, 2), Fault::system, "in phase 0", "an answer without a message");
 }
 
-// The receiver writes wrong values to the counters that the sender trusts.
+// The receiver writes wrong values to the counters that the sender reads. All sends must still end
+// once the group fails.
 void check_hostile_receiver(Report& report) {
     Data data = data_of(1, kLarge);
     for (const bool single_copy : {true, false}) {
@@ -235,7 +236,8 @@ void check_hostile_receiver(Report& report) {
     }
 }
 
-// Writes random values to random addresses of the shared memory.
+// The peer writes random values to random addresses of the shared memory. All requests must still
+// end once the group fails, and their memory must not be used afterwards.
 void check_random_hostility(Report& report) {
     for (uint64_t seed = 0; seed < 60; ++seed) {
         Hostile h(seed % 2);

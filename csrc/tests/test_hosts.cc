@@ -74,8 +74,8 @@ size_t bytes_of(uint64_t seed) {
     return lengths[seed * 7919 % std::size(lengths)];
 }
 
-// Each thread of each rank sends to the corresponding threads of all ranks, on its own host and on
-// other hosts.
+// Each thread of each rank sends to the corresponding threads of all other ranks, on its own host
+// and on other hosts. All messages must arrive unchanged.
 void check_messages(Report& report, const Layout& layout, uint32_t streams) {
     constexpr uint64_t kMessages = 5;
     Hosts world(layout, streams);

@@ -95,7 +95,8 @@ void check_torn_after_leaving(Report& report) {
            "the rest of a message after its sender has left");
 }
 
-// A poll of a message of a rank that has left ends that message. Messages of other ranks continue.
+// A receive from a rank that has left ends with an error when it is polled. A receive from another
+// rank goes on and still succeeds.
 void check_polling_after_leaving(Report& report) {
     World world(shape_of(3, 2), Mapping::one, 1);
     world[1].close();

@@ -14,7 +14,8 @@ using namespace unisono::test;
 using p2p::kAnySource;
 using p2p::kAnyTag;
 
-// The path of large messages.
+// How large messages move: by one copy between the ranks' memories, or by two copies through shared
+// memory.
 enum class Path : bool { copied_once = true, staged = false };
 
 void use(World& world, uint32_t ranks, Path path) {
@@ -36,8 +37,9 @@ size_t bytes_of(uint64_t seed) {
     return lengths[seed * 7919 % std::size(lengths)];
 }
 
-// Each thread of each rank sends to the corresponding threads of all ranks. Receives are posted
-// before and after the arrivals, in a different order than the sends.
+// Each thread of each rank sends to the corresponding threads of all other ranks. All messages must
+// arrive unchanged, although the receives are posted before or after the arrivals, and in a
+// different order than the sends.
 void check_exchange(Report& report, Mapping mapping, const SegmentShape& shape, Path path) {
     constexpr uint64_t kTags = 2, kMessages = 8;
     World world(shape, mapping, shape.ranks);
@@ -131,8 +133,8 @@ void check_wraps(Report& report, Mapping mapping, const SegmentShape& shape) {
     report.check(wrong == 0, "content of messages that wrap around");
 }
 
-// A waiting sender writes from the back. All parts of the message are correct, also if its length
-// does not divide evenly.
+// Large messages arrive unchanged, whichever rank comes first. This includes messages that the
+// sender helps to copy, and lengths that are not a multiple of the chunk.
 void check_large(Report& report, Mapping mapping, const SegmentShape& shape, Path path) {
     World world(shape, mapping, 2);
     use(world, 2, path);
@@ -170,8 +172,8 @@ void check_to_oneself(Report& report, Mapping mapping) {
                          std::to_string(bytes) + " bytes from a rank to itself");
         }
     }
-    // Receives messages in order and by tag. There are more messages than the receiver copies out
-    // of the ring.
+    // Sends so many messages that only some are copied and complete at once. Then receives all
+    // messages of one tag, and then those of the other, each in order.
     for (uint64_t k = 0; k < 60; ++k) {
         datas.push_back(data_of(k, 8000));
         begin(requests, rank, message(datas.back(), 0, k % 2), true);

@@ -56,7 +56,8 @@ void check_killed(Report& report, const std::string& what, const Asked& asked) {
     report.check(took.count() < 5, what + " detects the killed rank late");
 }
 
-// Tests the detection by a waiting thread and by a polling thread.
+// A killed rank must be detected by a rank that makes a call, one that polls a message, and one
+// that probes.
 void check_killed(Report& report) {
     std::vector<uint8_t> data(10);
     check_killed(report, "a call",
@@ -95,7 +96,7 @@ int count_open(const Descriptor& fd) {
     return count;
 }
 
-// A failed join has no lasting effect.
+// After a failed attempt to join a group, a second attempt can succeed.
 void check_joining_again(Report& report) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     int ready[2];
@@ -120,8 +121,9 @@ void check_joining_again(Report& report) {
     for (const int end : ready) ::close(end);
 }
 
-// Two ranks are in one process and one rank is in another process. The kernel keeps locks per
-// process, and drops all locks of a process when the first descriptor is closed.
+// Two ranks are in one process and a third rank is in another process. When one of the two leaves,
+// the third must not report the other as lost. This is difficult because the kernel keeps locks per
+// process, and drops all locks of a process when any descriptor of the file is closed.
 void check_other_rank_of_the_process_closed(Report& report) {
     const Descriptor fd(create_segment(shape_of(3, 2), World::nonce));
     const auto join = [&](uint32_t rank) {

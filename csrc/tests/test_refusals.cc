@@ -14,8 +14,8 @@ using namespace unisono::test;
 
 constexpr uint32_t kRanks = 3;
 
-// A signal handler runs in the middle of an interrupted call, so a call that the handler makes
-// cannot wait for the interrupted call.
+// A call by a signal handler in the middle of another call of the same thread must raise an error.
+// It cannot wait for the interrupted call, which continues only after the handler.
 void check_called_by_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     Outcome within;
@@ -28,7 +28,8 @@ void check_called_by_a_signal(Report& report, Mapping mapping) {
     expect(report, within, Fault::invalid, "signal handler", "a call by a signal handler");
 }
 
-// A rank that refuses many calls does not wait for the ranks that make them.
+// A rank that refuses many calls does not wait for the other ranks. A rank that makes the first of
+// these calls must still report a mismatch.
 void check_refused_far_ahead(Report& report, Mapping mapping) {
     World world(shape_of(2, 2), mapping, 1);
     for (size_t i = 0; i < 2 * kCallHistory; ++i) {

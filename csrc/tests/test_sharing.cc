@@ -119,7 +119,7 @@ void check_random_flows(Report& report, uint32_t seed, bool weighted) {
     std::vector<int> flows(net.paths(), 0);
     std::vector<double> reported(net.paths(), 0.0);
     for (int step = 0; step < 30; ++step) {
-        const auto changes = 1 + random() % 4;  // number of changes at one time
+        const auto changes = 1 + random() % 4;  // flows that start or end before rates are updated
         for (uint32_t i = 0; i < changes; ++i) {
             const size_t p = random() % net.paths();
             const int delta = flows[p] > 0 && random() % 2 ? -1 : 1;
@@ -132,7 +132,8 @@ void check_random_flows(Report& report, uint32_t seed, bool weighted) {
     }
 }
 
-// The textbook case: two links, one flow over both links, and one more flow on each link.
+// The textbook example of max-min fairness: two links, one flow over both links, and one more flow
+// on each link.
 void check_textbook(Report& report) {
     Network net;
     net.capacity = {100, 300};

@@ -1,6 +1,6 @@
 // Tests of unexpected messages and of cancelled requests. The receiver stores unexpected messages
-// as far as it has room. The sender holds back the rest, and the receiver asks for the message that
-// a receive wants.
+// (which no receive matches yet) as far as it has room. The sender holds back all further messages.
+// If a receive matches a held-back message, the receiver asks for it.
 #include <algorithm>
 
 #include "tests/report.h"
@@ -44,7 +44,8 @@ void check_room(Report& report) {
     take_all(report, stepped, sends, "the unexpected messages");
 }
 
-// Held-back messages of all lengths, on all paths, and with large messages behind them.
+// A receive gets its message even if the message is held back. Tests all lengths, on all paths, and
+// with a large message sent after the held-back message.
 template <class Some>
 void check_found(Report& report) {
     for (const bool single_copy : {true, false}) {
@@ -132,7 +133,8 @@ void check_order(Report& report) {
             if (before) stepped.send(two, 1);
             stepped.poll(1);               // rank 1 asks for the message
             if (!before) stepped.poll(0);  // rank 0 answers with the first message
-            // Room for the waiting messages and one more message: the first or the second.
+            // Frees room for the held-back messages and for one more message: `one` or `two`,
+            // whichever was not sent as the answer.
             const uint64_t enough = stepped.pair().slots_taken + waiting(sends) + 1;
             size_t taken = 0;
             for (; taken < sends.size() && stepped.pair().slots_taken < enough; ++taken)

@@ -21,8 +21,9 @@ class MessageLibrary {
     };
 
     virtual ~MessageLibrary() = default;
-    // Sets the memory that receives the heads of all ranks: a ring of `slots` messages of up to
-    // `slot_bytes`. Heads of one rank fill slots in the order of their sends.
+    // Sets the memory into which the library receives the heads (first messages of frames) from all
+    // ranks: a ring of `slots` slots, each for a head of up to `slot_bytes`. The heads of one rank
+    // fill slots in the order in which they were sent.
     virtual void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) = 0;
     // Frees the oldest filled slot.
     virtual void reuse() = 0;
@@ -30,11 +31,12 @@ class MessageLibrary {
     // ticket then.
     virtual bool send_head(uint32_t peer, const std::byte* data, uint64_t bytes,
                            uint64_t ticket) = 0;
-    // Payloads between two ranks are received in the order of their sends.
+    // Send and receive payloads. Payloads from one rank to another are received in the order in
+    // which they were sent.
     virtual bool send(uint32_t peer, const std::byte* data, uint64_t bytes, uint64_t ticket) = 0;
     virtual bool receive(uint32_t peer, std::byte* data, uint64_t bytes, uint64_t ticket) = 0;
-    // Makes progress. Appends finished transfers and returns the number of slots filled since the
-    // last call, in ring order.
+    // Makes progress. Appends the finished transfers to `ended`. Returns the number of slots that
+    // were filled since the last call of `poll`; they are filled in ring order.
     virtual uint32_t poll(std::vector<Ended>& ended) = 0;
     // Cancels the unfinished transfers. Returns false if some cannot be cancelled; all memory
     // passed to the library must then stay valid until the process ends.

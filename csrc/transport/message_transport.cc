@@ -16,7 +16,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMostSpans = 128;  // maximum number of spans in one head
-// Time of polling before the first nap. Payloads move only while a thread polls.
+// Time for which a waiting thread polls before its first nap. It is longer while payloads are
+// moving, because they move only while a thread polls.
 constexpr std::chrono::microseconds kSpin{200}, kSpinWhileMoving{20000};
 constexpr std::chrono::microseconds kFirstNap{20}, kLastNap{500};
 
@@ -39,7 +40,7 @@ MessageTransport::~MessageTransport() {
 }
 
 void MessageTransport::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
-    if (peers_[peer].left) return;  // the peer needs no more frames
+    if (peers_[peer].left) return;  // a rank that has left needs no more frames
     if (!is_p2p(frame.kind)) return post(peer, frame, loads);
     if (!is_callers(frame.kind)) return pack(peer, frame, loads, What::payload, 0);
     Peer& to = peers_[peer];
@@ -111,7 +112,8 @@ void MessageTransport::pack(uint32_t peer, const Frame& frame, std::span<const L
     }
 }
 
-// Starts a transfer of the library. The ticket ends at once or later.
+// Starts a transfer of the library. Its ticket ends at once if the library finishes the transfer at
+// once, otherwise in a later poll.
 template <class Call>
 void MessageTransport::start_transfer(const Ticket& ticket, Call&& call) {
     const uint64_t number = issue(ticket);
@@ -258,7 +260,8 @@ void MessageTransport::advance(uint32_t peer) {
     }
 }
 
-// Copies payloads to their targets, or starts their receives.
+// Copies the payloads that came with the head to their targets. Otherwise starts a receive into the
+// target of each payload.
 void MessageTransport::place(uint32_t peer, Incoming& in) {
     const std::byte* data = in.inside;
     Frame frame = in.frame;

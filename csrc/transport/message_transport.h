@@ -71,9 +71,12 @@ class MessageTransport final : public Transport {
         uint32_t missing = 0;  // payloads not yet received
     };
     struct Peer {
-        std::deque<bool>
-            leaving;  // frames with callers' memory after the first `handed` frames: true once sent
-        uint64_t handed = 0;  // number of frames with callers' memory that were sent, in order
+        // One entry for each frame with callers' memory after the first `handed` of them: true if
+        // it was sent.
+        std::deque<bool> leaving;
+        // Number of frames with callers' memory that were sent and have no unsent such frame before
+        // them.
+        uint64_t handed = 0;
         std::deque<Incoming> incoming;
         uint64_t came = 0;  // number of frames received
         bool left = false;
@@ -82,8 +85,8 @@ class MessageTransport final : public Transport {
     struct Ticket {
         What what;
         uint32_t peer;
-        // Head: number of its buffer; callers: number of its frame; arrival: number of the incoming
-        // frame.
+        // What the transfer belongs to. For `head`, the number of its buffer; for `callers`, the
+        // number of its frame; for `arrival`, the number of the incoming frame.
         uint64_t of;
     };
 

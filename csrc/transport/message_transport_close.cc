@@ -6,7 +6,8 @@
 #include "transport/message_transport.h"
 
 namespace unisono {
-// Closes the library, because only this cancels the transfers that have begun.
+// Drops all messages by closing the library, because there is no other way to cancel the transfers
+// that have begun.
 bool MessageTransport::forget_messages() noexcept {
     return close_library();
 }

@@ -14,7 +14,7 @@ namespace unisono {
 namespace {
 
 constexpr int kMostParts = 32;     // maximum number of heads and payloads in one system call
-constexpr int kMostDiscards = 64;  // reads at a time, because the input may be endless
+constexpr int kMostDiscards = 64;  // most reads in one discard(), as the input may be endless
 
 }  // namespace
 

@@ -91,7 +91,7 @@ class Stream {
     Channel channel_;
     Silence silence_;
     std::deque<Outgoing> queue_;
-    size_t front_sent_ = 0;  // sent bytes of the first frame, head included
+    size_t front_sent_ = 0;  // sent bytes of the first frame in the queue, with its head
     uint64_t waiting_bytes_ = 0;
     uint64_t handed_ = 0;
     int error_ = 0;

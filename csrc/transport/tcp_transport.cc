@@ -21,14 +21,17 @@ namespace {
 // Epoll data of the doorbell; a stream has peer << 32 | stream.
 constexpr uint64_t kDoorbell = ~0ULL;
 constexpr int kMostEvents = 64;
-constexpr int kMostReads = 64;              // reads of one stream before the other streams are read
-constexpr uint64_t kMostPartial = 1 << 16;  // posts that may arrive before an earlier one
-constexpr uint64_t kPiece = 128 << 10;   // bytes of one part of a load that several streams share
-constexpr uint64_t kUncut = 32 << 10;    // minimum bytes of a part, if a load is divided
-constexpr uint32_t kMostStreams = 1024;  // streams of a peer
+// Most reads of one stream in one poll, so that the other streams are read, too.
+constexpr int kMostReads = 64;
+// Number of posts that may arrive before an earlier post has arrived completely.
+constexpr uint64_t kMostPartial = 1 << 16;
+constexpr uint64_t kPiece = 128 << 10;   // most bytes of one part of a divided load
+constexpr uint64_t kUncut = 32 << 10;    // fewest bytes of one part of a divided load
+constexpr uint32_t kMostStreams = 1024;  // most streams to one peer
 
-// Returns the length of a load's parts. All parts are equal and each stream sends the same number,
-// because the last part decides when the whole load has arrived.
+// Returns the length of the parts into which a load is divided. The parts of a load have the same
+// length, and of a large load each stream sends the same number of parts. So no stream finishes
+// later than the others.
 uint64_t piece_bytes(uint64_t bytes, uint64_t streams) noexcept {
     const uint64_t turns = (bytes + streams * kPiece - 1) / (streams * kPiece);
     const uint64_t pieces = std::max<uint64_t>(1, std::min(bytes / kUncut, turns * streams));
@@ -299,7 +302,8 @@ void TcpTransport::arrived(uint32_t peer, const Frame& frame) {
 // Records the arrival of a part of a post.
 void TcpTransport::note(uint32_t peer, const Frame& frame) {
     Peer& from = peers_[peer];
-    const uint64_t ahead = frame.number - from.delivered - 1;  // wraps around for an old number
+    // This is huge for an old number, because the subtraction wraps around.
+    const uint64_t ahead = frame.number - from.delivered - 1;
     if (ahead >= kMostPartial) receiver_.nonsense(peer, "a frame out of order");
     if (from.partial.size() <= ahead) from.partial.resize(ahead + 1);
     Partial& partial = from.partial[ahead];

@@ -38,9 +38,10 @@ constexpr size_t kRecord = 16 << 10;  // the largest record of TLS
 // Bytes that are sealed together, and sent by one system call.
 constexpr size_t kBatch = 8 * kRecord;
 constexpr size_t kMostRead = 1 << 30;
-// AES-GCM allows 2^24.5 records under one key (RFC 8446, 5.5); records may be short.
+// AES-GCM allows 2^24.5 records under one key (RFC 8446, 5.5). The limit is counted in bytes here,
+// with at least kLeastRecord bytes for each record.
 constexpr uint64_t kUnderOneKey = 64ULL << 30;
-constexpr size_t kLeastRecord = 4 << 10;  // number of bytes that a shorter record counts as
+constexpr size_t kLeastRecord = 4 << 10;  // a shorter record counts as this many bytes
 
 std::string reason() {
     const unsigned long code = openssl().ERR_peek_error();
@@ -89,8 +90,8 @@ TlsSession::TlsSession(const TlsContext& context, int fd, bool dialing, const Ke
     o.SSL_set_bio(ssl_.get(), records, records);
     o.SSL_set_ex_data(ssl_.get(), 0, this);
     if (!by_certificate_) {
-        // The dialing end rejects a certificate in place of the key, because a certificate proves
-        // nothing without an authority.
+        // The end that dials rejects an end that shows a certificate instead of using the shared
+        // key. Without an authority, a certificate proves nothing.
         if (dialing) o.SSL_set_verify(ssl_.get(), kVerifyPeer, nullptr);
         dialing ? o.SSL_set_psk_use_session_callback(ssl_.get(), use_key)
                 : o.SSL_set_psk_find_session_callback(ssl_.get(), find_key);
@@ -193,8 +194,8 @@ bool TlsSession::shake() {
         return false;
     }
     ::explicit_bzero(key_.data(), key_.size());
-    // Without this check, the other end could use a certificate in place of the key, which proves
-    // nothing here.
+    // Without this check, the other end could show a certificate instead of using the shared key. A
+    // certificate proves nothing here.
     if (!by_certificate_ && o.SSL_session_reused(ssl_.get()) != 1)
         throw Error(Fault::stranger, "the other end did not use the key of this session for TLS");
     return true;
@@ -242,7 +243,7 @@ int TlsSession::use_key(ssl_st* ssl, const evp_md_st*, const unsigned char** ide
 
 int TlsSession::find_key(ssl_st* ssl, const unsigned char*, size_t, ssl_session_st** session) {
     const auto& self = *static_cast<const TlsSession*>(openssl().SSL_get_ex_data(ssl, 0));
-    *session = self.session_of_key();  // every identity names the only key of the session
+    *session = self.session_of_key();  // this session has only one key, so any identity names it
     return *session ? 1 : 0;
 }
 
@@ -281,8 +282,8 @@ ssize_t TlsSession::write(const iovec* parts, int count) noexcept {
     return static_cast<ssize_t>(std::exchange(begun_, 0));
 }
 
-// Encrypts the parts. Gathers small parts into one record, and copies all parts except those that
-// fill a record.
+// Encrypts the parts into records. Small parts are copied together into one record. A part that
+// fills a record is encrypted without a copy.
 bool TlsSession::seal(const iovec* parts, int count) noexcept {
     std::array<char, kRecord> together;
     size_t at = 0;  // offset in the first part

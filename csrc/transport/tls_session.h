@@ -69,7 +69,8 @@ class TlsSession {
     // Returns true if bytes were taken from the socket and not yet read. The socket does not report
     // them.
     [[nodiscard]] bool pending() const noexcept;
-    // Switches to a new key for later writes, because each key has a limit.
+    // Switches to a new key for all later writes, because only a limited number of records may be
+    // encrypted under one key.
     bool renew_key() noexcept;
     // Returns a description of the last call's error.
     [[nodiscard]] std::string problem() const;

@@ -16,17 +16,21 @@
 namespace unisono {
 
 enum class FrameKind : uint8_t {
-    load = 1,     // a part of the data of a post
-    post = 2,     // progress, sent after all data of the post
+    load = 1,     // some of the data of a post
+    post = 2,     // a rank's new progress; all data of the post are sent before it
     left = 3,     // the sender closes the group without a failure; its last frame
     message = 4,  // point-to-point: the first bytes of a message; see p2p/remote_endpoint.h
     // The sender's group has failed. The frame holds the fault, and the text as its payload. It is
     // the sender's last frame.
     failed = 5,
-    data = 6,       // the rest of message `number`, after a grant
-    grant = 7,      // requests the rest of message `number`
-    credit = 8,     // `number` bytes of credit for eager messages
-    held = 9,       // messages are held back: `number` changes with each new one; 0: none
+    // The bytes of message `number` after the first ones, sent after a grant.
+    data = 6,
+    // Asks for the bytes of message `number` after the first ones.
+    grant = 7,
+    credit = 8,  // gives `number` bytes of credit for eager messages
+    // Tells that messages are held back: `number` changes with each new one, and is 0 if there is
+    // none.
+    held = 9,
     question = 10,  // asks for a held-back message with the tag `place`
     denied = 11,    // answers question `number`: no held-back message has the tag
 };
@@ -36,8 +40,8 @@ enum class FrameKind : uint8_t {
 [[nodiscard]] constexpr bool is_p2p(FrameKind kind) noexcept {
     return kind == FrameKind::message || kind >= FrameKind::data;
 }
-// Returns true if the payload of a frame is in callers' memory. `Transport::handed` counts these
-// frames.
+// Returns true if frames of this kind have their payload in callers' memory. `Transport::handed`
+// counts the frames of these kinds only.
 [[nodiscard]] constexpr bool is_callers(FrameKind kind) noexcept {
     return kind == FrameKind::message || kind == FrameKind::data;
 }
@@ -47,13 +51,13 @@ struct Frame {
     FrameKind kind;
     uint8_t size_class;  // load, post: the sender's size class of staging buffers
     uint8_t pad[2];
-    uint32_t loads;     // post: number of load frames of the post
-    uint64_t number;    // load, post: number of the post, from 1; p2p: see FrameKind
-    uint64_t place;     // load, post: offset in the staging buffers; message: the tag
+    uint32_t loads;     // post: number of its `load` frames; message: 1 if it answers a question
+    uint64_t number;    // load, post: number of the post, from 1; others: see FrameKind
+    uint64_t place;     // load, post: offset in the staging buffers; message, question: tag
     uint64_t bytes;     // bytes of the payload
-    uint64_t progress;  // post: the sender's progress; message: total bytes
-    // Post: the sender's call; message, failed: only `kind` is set, to the element type or the
-    // fault.
+    uint64_t progress;  // post: the sender's progress; message: bytes of the whole message
+    // Post: the sender's most recent call. Message: only `kind` is set, to the element type.
+    // Failed: only `kind` is set, to the fault.
     LastCall called;
 };
 static_assert(sizeof(Frame) == 80);
@@ -69,9 +73,11 @@ struct Load {
 class Receiver {
   public:
     virtual ~Receiver() = default;
-    // Returns the target of the payload. Throws Error if the frame is invalid.
+    // Returns the address to which the transport must write the frame's payload. Throws Error if
+    // the frame is invalid.
     virtual std::byte* place(uint32_t peer, const Frame& frame) = 0;
-    // Takes a frame that has arrived completely, after all frames sent before it.
+    // Takes a frame that has arrived completely. The frames of one peer are delivered in the order
+    // in which they were sent.
     virtual void deliver(uint32_t peer, const Frame& frame) = 0;
     // Handles the end of a connection. Throws Error unless the end was expected.
     virtual void lost(uint32_t peer, const std::string& why) = 0;
@@ -83,8 +89,9 @@ class Receiver {
 class Transport {
   public:
     virtual ~Transport() = default;
-    // Sends a frame with its loads. The memory of the loads stays unchanged until the peer has
-    // answered by progress, or until `handed` has counted the frame.
+    // Sends a frame with its loads. The caller must not change the memory of the loads until the
+    // peer has acknowledged them by its progress, or, for point-to-point frames, until `handed` has
+    // counted the frame.
     virtual void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) = 0;
     // Returns the number of frames to the peer that no longer need the callers' memory.
     [[nodiscard]] virtual uint64_t handed(uint32_t peer) const noexcept = 0;
@@ -94,8 +101,9 @@ class Transport {
     // or a thread calls `wake`. Several threads may sleep at once; `wake` wakes all of them.
     virtual Woken sleep(double seconds, const std::function<bool()>& awake) = 0;
     virtual void wake() noexcept = 0;
-    // Drops all messages that were not handed over, after a failure. Returns true if the callers
-    // may reuse the memory. Otherwise the memory may be in use until the process ends.
+    // After a failure, drops all messages that were not yet handed over to the network. Returns
+    // true if the callers may reuse the memory. Otherwise the memory may be in use until the
+    // process ends.
     [[nodiscard]] virtual bool forget_messages() noexcept = 0;
     // Drops the messages to a peer that has left.
     virtual bool forget_messages(uint32_t peer) noexcept = 0;
