@@ -9,8 +9,8 @@ inline nanobind::str interned(const char* text) {
     return nanobind::steal<nanobind::str>(PyUnicode_InternFromString(text));
 }
 
-// Clears a Python error. An error that interrupts the program, such as KeyboardInterrupt, is
-// thrown.
+// Clears the current Python error. An exception that is not an `Exception`, such as
+// KeyboardInterrupt, is not cleared but thrown.
 inline void clear_error() {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) nanobind::raise_python_error();
     PyErr_Clear();

@@ -131,7 +131,8 @@ inline std::shared_ptr<const Plan> direct(uint32_t rank, uint32_t ranks) {
     return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks));
 }
 
-// A plan like `direct`, with single copy.
+// A plan like `direct`, but peers read each other's memory directly (single copy). The slots hold
+// only addresses.
 inline std::shared_ptr<const Plan> single_copy(uint32_t rank, uint32_t ranks) {
     Writer w;
     std::vector<Ref> sources;
@@ -190,7 +191,8 @@ inline std::shared_ptr<const Plan> all_gather(uint32_t rank, uint32_t ranks) {
     return w.post(2).plan(rank, ranks, 1, ranks, 1, 2, Slots(ranks, 1));
 }
 
-// A plan like `all_gather`, with single copy.
+// A plan like `all_gather`, but peers read each other's memory directly (single copy). The slots
+// hold only addresses.
 inline std::shared_ptr<const Plan> single_copy_gather(uint32_t rank, uint32_t ranks) {
     Writer w;
     w.share(slot(rank, 0), in(0)).post(1).copy(out(rank), in(0), in(0));

@@ -75,7 +75,8 @@ void check_simulated_intervals(Report& report, uint32_t ranks, uint32_t sleepers
                  what + std::to_string(taken) + " checks, at most " + std::to_string(most));
 }
 
-// Tests clocks that disagree, as in containers with their own time namespaces.
+// If the clocks of ranks differ much, as in containers with their own time namespaces, every rank
+// must still find that all checks are due.
 void check_clocks_that_disagree(Report& report) {
     std::atomic<uint64_t> turn{0};
     for (uint32_t us = 50'000; us < 1'000'000; us += 50'000) {
@@ -140,7 +141,8 @@ void check_many_sleepers(Report& report) {
     }
 }
 
-// All ranks but one compute. The only sleeping rank detects the loss of a rank.
+// One rank sleeps in a call while all other ranks compute, and so check nothing. The sleeping rank
+// must detect the loss of a rank alone.
 void check_one_sleeper(Report& report) {
     constexpr uint32_t ranks = 6;
     const Descriptor fd(create_segment(shape_of(ranks, 2), World::nonce));

@@ -114,7 +114,8 @@ void check_closed_during_a_call(Report& report, Mapping mapping) {
            "a call after close");
 }
 
-// A signal handler runs in the waiting thread, which holds locks.
+// A signal handler may close the group while it interrupts a waiting thread that holds locks. The
+// wait must end with an error, not in a deadlock.
 void check_closed_by_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     Call first(simple(Kind::direct, 100), 0, kRanks);
@@ -136,7 +137,8 @@ void check_closed_by_a_signal(Report& report, Mapping mapping) {
            Fault::aborted, "closed", "close by a signal handler during a wait");
 }
 
-// After a failed call, the owner unmaps memory that another thread of its process still reads.
+// After a failed call, a rank unmaps its memory while another rank still reads it. The call of the
+// other rank must then end with the group's failure or succeed. No other error may occur.
 void check_lent_memory_unmapped(Report& report) {
     constexpr uint64_t bytes = 256 << 20;
     World world(shape_of(2, 2), Mapping::own, 1);
@@ -183,7 +185,8 @@ void check_seconds(Report& report) {
     }
 }
 
-// Threads of other programs occupy the cores, so a rank that yields waits long until it runs again.
+// A timeout must be on time even if other threads occupy all cores, so that a rank that yields
+// waits long until it runs again.
 void check_timeout_on_busy_cores(Report& report, Mapping mapping) {
     std::atomic<bool> over{false};
     std::vector<std::thread> others;

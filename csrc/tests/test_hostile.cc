@@ -85,7 +85,8 @@ void check_hostile_slots(Report& report) {
     }
 }
 
-// Only the first read of a slot counts, even if the slot changes later.
+// If a hostile peer changes a slot after the receiver has read it, the receiver must use the values
+// of its first read.
 void check_slots_that_change(Report& report) {
     for (const size_t bytes : {10UL, 100UL, kEager}) {
         for (const bool aside : {false, true}) {

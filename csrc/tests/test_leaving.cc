@@ -56,7 +56,8 @@ void check_left_by_each_connection(Report& report) {
            "a second left frame is ignored");
 }
 
-// A rank that leaves without ever connecting reads nothing.
+// A call that sends to a rank which has left without ever connecting must end with an error,
+// because that rank will never read the data.
 void check_left_unconnected(Report& report) {
     FakePeer fake(1, false);
     std::thread later([&] {
@@ -68,7 +69,8 @@ void check_left_unconnected(Report& report) {
     later.join();
 }
 
-// The control channels may report that a rank has left before its last data arrives.
+// The control channels may report that a rank has left before its last data arrives. A call must
+// still receive these data.
 void check_left_before_its_last(Report& report) {
     FakePeer fake;
     std::thread later([&] {
@@ -240,7 +242,8 @@ void check_leaving_waits(Report& report) {
     closing.join();
 }
 
-// Unsent grants do not count as a message that this rank gave up.
+// A rank that leaves while some of its grants are unsent must still leave in good order: unsent
+// grants are not messages that it has given up.
 void check_unsent_grants(Report& report) {
     FakePeer fake(1, false);
     fake.attach(kMessages, 0, 1, 4 << 10);

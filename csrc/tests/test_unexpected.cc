@@ -152,7 +152,8 @@ void check_order(Report& report) {
     }
 }
 
-// An answer that no receive needs any more does not block other messages.
+// A receive may be cancelled after its message was requested. The answer, which no receive needs
+// any more, must not block other messages.
 template <class Some>
 void check_answers_no_longer_wanted(Report& report) {
     Some stepped;
