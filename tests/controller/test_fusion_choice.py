@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from controller.ledger import Ledger, SimulatedTransfer, Submission
 from controller.measured_program import all_cuts, cut, gradient
 from unisono.controller.fusion.buckets import Bucket, buckets_of, kind_of
+from unisono.controller.fusion.cost_fit import fit_cost
 from unisono.controller.fusion.fusion_choice import (
     best_buckets,
-    fit_cost,
     predicted_s,
     probe_buckets,
 )

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from unisono.parallel.layers import FeedForward, SelfAttention
 from unisono.parallel.rank_grid import RankGrid
-from unisono.parallel.run.predicted_grid_traffic import grid_elements
+from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
 from unisono.planner import Layout, TensorGrid, Transformer, layer_elements
 
 pytestmark = pytest.mark.torch

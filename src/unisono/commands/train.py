@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 
 from unisono.commands.command_options import with_options
-from unisono.commands.layout_options import LAYOUT_ONLY, LayoutOptions, Ranks
 from unisono.commands.outputs import JsonOption, given, result_console, write_json
 from unisono.commands.train_layout import dlrm, long, moe, train_one_layout
+from unisono.commands.train_layout_options import LAYOUT_ONLY, LayoutOptions, Ranks
 from unisono.errors import UnisonoError
 from unisono.train import (
     FULL_SCALE,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from unisono.commands.command_options import with_options
-from unisono.commands.layout_options import LayoutOptions
 from unisono.commands.outputs import progress, result_console, write_json
+from unisono.commands.train_layout_options import (
+    ClickOptions,
+    ExpertOptions,
+    LayoutOptions,
+    LayoutTaskOptions,
+)
 from unisono.errors import UnisonoError
 from unisono.train import (
     Event,
@@ -25,42 +29,6 @@ from unisono.train import (
     time_line,
     title,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayoutTaskOptions(LayoutOptions):
-    """The options of a training task that always runs with one layout."""
-
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 20
-    learning_rate: Annotated[float, typer.Option(min=0.0, help="The learning rate.")] = 2e-3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClickOptions(LayoutTaskOptions):
-    """The options of `unisono train dlrm`."""
-
-    global_batch: Annotated[
-        int, typer.Option(min=1, help="Samples of a step, of all ranks together.")
-    ] = 256
-    learning_rate: Annotated[float, typer.Option(min=0.0, help="The learning rate.")] = 0.02
-    placement: Annotated[
-        Literal["auto", "table", "row", "column", "replicated"],
-        typer.Option(help="How ranks divide the embedding tables; auto: by a cost model."),
-    ] = "auto"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertOptions(LayoutTaskOptions):
-    """The options of `unisono train moe`."""
-
-    capacity_factor: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            help="Most tokens that an expert takes of a sequence, over its mean load; "
-            "default: all of them.",
-        ),
-    ] = None
 
 
 def train_one_layout(

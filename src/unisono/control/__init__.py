@@ -10,8 +10,7 @@ is one host's vote on the group that replaces a failed one; `recovery` requests 
 from unisono.control.connection_manager import ConnectionManager
 from unisono.control.group_endpoint import PeerInfo
 from unisono.control.mpi_watch import MpiWatch
-from unisono.control.peer_messages import GaveUp, RecoveryText, Unreachable, VoteArrived
-from unisono.control.recovery_vote import (
+from unisono.control.paxos_acceptor import (
     END_OF_BALLOTS,
     Vote,
     VotePhase,
@@ -19,6 +18,7 @@ from unisono.control.recovery_vote import (
     VoteRequest,
     cast_in,
 )
+from unisono.control.peer_messages import GaveUp, RecoveryText, Unreachable, VoteArrived
 
 __all__ = [
     "END_OF_BALLOTS",

@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from unisono.control.group_endpoint import GroupEndpoint, PeerInfo
+from unisono.control.paxos_acceptor import VoteRequest
 from unisono.control.peer_messages import Attempt, RecoveryInbox
-from unisono.control.recovery_vote import VoteRequest
 from unisono.control.world import WorldConfig
 from unisono.control.world_connections import WorldConnections
 from unisono.errors import AbortedError, RendezvousError

@@ -10,7 +10,7 @@ from unisono.control.control_group import ControlGroup
 from unisono.control.control_messages import ControlMessage, MessageKind
 from unisono.control.group_connections import GroupConnections
 from unisono.control.group_endpoint import GroupEndpoint
-from unisono.control.recovery_vote import Vote, VoteReply, VoteRequest
+from unisono.control.paxos_acceptor import Vote, VoteReply, VoteRequest
 from unisono.native import Group
 from unisono.transport import Connection, Introduction
 

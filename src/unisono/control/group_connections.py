@@ -19,7 +19,7 @@ from unisono.control.control_messages import (
 )
 from unisono.control.group_endpoint import FAILED_EVENT, OVERDUE_EVENT, Fault, GroupEndpoint
 from unisono.control.last_call_query import QUERY_INTERVAL_S
-from unisono.control.recovery_vote import Vote, VoteReply, VoteRequest, cast_in
+from unisono.control.paxos_acceptor import Vote, VoteReply, VoteRequest, cast_in
 from unisono.transport import (
     READ,
     Connection,

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from unisono.control.control_channel import ControlChannel
 from unisono.control.control_messages import ControlMessage, MessageKind
 from unisono.control.entered_groups import EnteredGroups
-from unisono.control.recovery_vote import (
+from unisono.control.paxos_acceptor import (
     VotePhase,
     VoteReply,
     VoteRequest,

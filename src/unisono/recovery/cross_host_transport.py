@@ -2,7 +2,7 @@
 
 Messages go directly between connection managers. The ledger, the word that records the agreement's
 decision, cannot be in memory that all ranks read. Instead, the votes of the old group's hosts hold
-the ledger (`control/recovery_vote.py`). Each vote is in the segment of its host's ranks.
+the ledger (`control/paxos_acceptor.py`). Each vote is in the segment of its host's ranks.
 """
 
 from __future__ import annotations

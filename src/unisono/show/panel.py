@@ -11,7 +11,10 @@ from itertools import groupby
 from unisono.show.cells import color_of, num_colors
 from unisono.show.compact import chunks_by_link
 from unisono.show.holdings import Held, Place
-from unisono.show.marks import (
+from unisono.show.palette import palette
+from unisono.show.placement import Arrangement, Link, Stage, number
+from unisono.show.schedule_view import RoundView, ScheduleView
+from unisono.show.svg_elements import (
     FAINT,
     INK,
     PAPER,
@@ -21,9 +24,6 @@ from unisono.show.marks import (
     draw_text,
     runs,
 )
-from unisono.show.palette import palette
-from unisono.show.placement import Arrangement, Link, Stage, number
-from unisono.show.schedule_view import RoundView, ScheduleView
 
 WIDTH = 216.0
 _STAGE, _TOP, _LEFT, _ROWS = 200.0, 20.0, 30.0, 208.0

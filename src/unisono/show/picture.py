@@ -9,10 +9,10 @@ from html import escape
 
 from unisono.errors import UnsupportedError
 from unisono.show.cells import color_name
-from unisono.show.marks import INK, PAPER, SOFT, draw_arrow, draw_text
 from unisono.show.panel import WIDTH, Panels
 from unisono.show.placement import Arrangement, Arrow, number
 from unisono.show.schedule_view import ScheduleView
+from unisono.show.svg_elements import INK, PAPER, SOFT, draw_arrow, draw_text
 from unisono.types import Op
 
 MAX_RANKS = 128

@@ -26,10 +26,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from unisono.controller.fusion.buckets import Bucket
+from unisono.controller.fusion.cost_fit import CostFit, fit_cost
 from unisono.controller.fusion.fusion_choice import (
-    CostFit,
     best_buckets,
-    fit_cost,
     predicted_s,
     probe_buckets,
     units_of,

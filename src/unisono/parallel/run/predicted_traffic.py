@@ -23,7 +23,7 @@ from unisono.parallel.layers import (
 )
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet
-from unisono.parallel.run.predicted_grid_traffic import grid_elements
+from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
 from unisono.parallel.training_mesh import TrainingMesh
 
 _COUNT_BYTES = 8

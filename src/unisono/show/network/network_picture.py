@@ -11,12 +11,12 @@ from html import escape
 import numpy as np
 
 from unisono.errors import UnsupportedError
-from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.network.facts import KIND_NAMES, network_facts
 from unisono.show.network.node_positions import Points, node_positions
 from unisono.show.palette import palette
 from unisono.show.picture import FONTS
 from unisono.show.placement import number
+from unisono.show.svg_elements import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.unit_text import rate_text
 from unisono.topology import LinkKind, NodeKind, Topology
 

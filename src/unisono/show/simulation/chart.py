@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from statistics import fmean
 
-from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.palette import palette
 from unisono.show.picture import FONTS
 from unisono.show.placement import number
+from unisono.show.svg_elements import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.unit_text import bytes_text, time_text
 
 _LEFT, _TOP, _WIDE, _HIGH, _NAMES = 78.0, 52.0, 720.0, 420.0, 260.0

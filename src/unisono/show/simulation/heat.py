@@ -7,9 +7,9 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.picture import FONTS
 from unisono.show.placement import number
+from unisono.show.svg_elements import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.unit_text import time_text
 from unisono.simulator import Result
 

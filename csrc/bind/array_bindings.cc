@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/arrays.h"
+#include "bind/memory_overlap.h"
 #include "bind/pack.h"
 #include "bind/register.h"
 
