@@ -5,6 +5,7 @@ timeline's cost, parallel steps and pipeline bubbles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -14,7 +15,7 @@ from timing import milliseconds
 Document = dict[str, Any]
 Renderer = Callable[[Document], Iterator[str]]
 
-SERVER_BAR, RECORD_BAR, BUBBLE_BAR = 1.3, 0.01, 0.05
+SERVER_BAR, RECORD_BAR, BUBBLE_BAR, FORECAST_BAR = 1.3, 0.01, 0.05, 0.15
 _TUNING_STEPS = 140  # number of steps in benchmarks/fusion_tuning.py
 _OURS, _ON_UNISONO, _ON_GLOO = "parallelize", "torch on unisono", "torch on gloo"
 
@@ -174,7 +175,44 @@ def _bubbles(document: Document) -> Iterator[str]:
         yield f"| {places} | {row['predicted']:.4f} | {measured:.4f} | {error:+.1%} | {mark} |"
 
 
+def _forecasts(document: Document) -> Iterator[str]:
+    rows = [
+        {
+            "layout": row["layout"],
+            "ranks": row["ranks"],
+            "forecast": median(row["forecast_s"]),
+            "measured": median(row["measured_s"]),
+        }
+        for row in document["rows"]
+    ]
+    errors = [abs(row["forecast"] / row["measured"] - 1) for row in rows]
+    yield "`python benchmarks/step_forecasts.py`: each run profiles the model, forecasts a step,"
+    yield "and then trains (`unisono train text --predict`). Medians of three rounds. Mean absolute"
+    yield f"error {sum(errors) / len(errors):.1%} (bar {FORECAST_BAR:.0%}); Kendall's tau of the order"
+    yield ", ".join(f"{_kendall_tau(rows, ranks):.2f} on {ranks} ranks" for ranks in (2, 4)) + "."
+    yield from (
+        "",
+        "| layout | forecast | measured | error | within 15 % |",
+        "|---|---|---|---|---|",
+    )
+    for row in rows:
+        error = row["forecast"] / row["measured"] - 1
+        mark = "yes" if abs(error) <= FORECAST_BAR else "**no**"
+        times = f"{1e3 * row['forecast']:.1f} ms | {1e3 * row['measured']:.1f} ms"
+        yield f"| {row['layout']} | {times} | {error:+.0%} | {mark} |"
+
+
+def _kendall_tau(rows: list[Document], ranks: int) -> float:
+    """Returns the rank correlation of forecast and measured times of layouts of some ranks."""
+    pairs = list(combinations([row for row in rows if row["ranks"] == ranks], 2))
+    agree = [
+        (a["forecast"] - b["forecast"]) * (a["measured"] - b["measured"]) > 0 for a, b in pairs
+    ]
+    return 2 * sum(agree) / len(pairs) - 1
+
+
 PARTS: Mapping[str, Renderer] = {
+    "step-forecasts": _forecasts,
     "parallel-figures": _figures,
     "parallel-steps": _steps,
     "pipeline-bubbles": _bubbles,
