@@ -188,8 +188,8 @@ def _forecasts(document: Document) -> Iterator[str]:
     errors = [abs(row["forecast"] / row["measured"] - 1) for row in rows]
     yield "`python benchmarks/step_forecasts.py`: each run profiles the model, forecasts a step,"
     yield "and then trains (`unisono train text --predict`). Medians of three rounds. Mean absolute"
-    yield f"error {sum(errors) / len(errors):.1%} (bar {FORECAST_BAR:.0%}); Kendall's tau of the order"
-    yield ", ".join(f"{_kendall_tau(rows, ranks):.2f} on {ranks} ranks" for ranks in (2, 4)) + "."
+    yield f"error {sum(errors) / len(errors):.1%} (bar {FORECAST_BAR:.0%}); Kendall's tau of the"
+    yield "order " + ", ".join(f"{_kendall_tau(rows, ranks):.2f} on {ranks} ranks" for ranks in (2, 4)) + "."
     yield from (
         "",
         "| layout | forecast | measured | error | within 15 % |",
