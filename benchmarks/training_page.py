@@ -189,7 +189,11 @@ def _forecasts(document: Document) -> Iterator[str]:
     yield "`python benchmarks/step_forecasts.py`: each run profiles the model, forecasts a step,"
     yield "and then trains (`unisono train text --predict`). Medians of three rounds. Mean absolute"
     yield f"error {sum(errors) / len(errors):.1%} (bar {FORECAST_BAR:.0%}); Kendall's tau of the"
-    yield "order " + ", ".join(f"{_kendall_tau(rows, ranks):.2f} on {ranks} ranks" for ranks in (2, 4)) + "."
+    yield (
+        "order "
+        + ", ".join(f"{_kendall_tau(rows, ranks):.2f} on {ranks} ranks" for ranks in (2, 4))
+        + "."
+    )
     yield from (
         "",
         "| layout | forecast | measured | error | within 15 % |",
