@@ -41,7 +41,7 @@ from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.tuner import default_algorithm
 from unisono.commands.outputs import progress
 from unisono.native import usable_cores
-from unisono.selection.host_cost_model import Constants, predict, work
+from unisono.selection.one_host_cost_model import Constants, predict, work
 from unisono.types import Op
 
 HERE = Path(__file__).parent

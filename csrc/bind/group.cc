@@ -22,6 +22,7 @@
 #include "bind/nonce.h"
 #include "bind/register.h"
 #include "bind/voted_calls.h"
+#include "core/call_fingerprint.h"
 #include "execution/prepared_call.h"
 
 namespace nb = nanobind;

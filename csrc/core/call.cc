@@ -26,24 +26,6 @@ bool reduces(OpKind op) {
            op == OpKind::scan || op == OpKind::exscan;
 }
 
-// Returns a word with the operation, the reduction, the type, and the source of the lengths. The
-// lowest 24 bits (the first three) must be equal on all ranks; the highest byte may differ.
-uint32_t kind_of(const CallArgs& a) {
-    // The reduction of an operation that does not reduce is ignored. Otherwise two equal calls
-    // could have different words.
-    const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
-    return static_cast<uint32_t>(a.op) | reduction << 8 |
-           static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16 |
-           static_cast<uint32_t>(a.lengths_from) << 24;
-}
-
-uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
-    h ^= value + 0x9e3779b97f4a7c15ULL + (h << 6) + (h >> 2);
-    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
-    h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;
-    return h ^ (h >> 31);
-}
-
 // A copy of one CallRecord of the call history, without atomics.
 struct Entry {
     uint64_t seq, count, hash;
@@ -109,13 +91,15 @@ const char* name_of(OpKind op) noexcept {
     return name_of(kOps, static_cast<uint32_t>(op));
 }
 
-uint64_t fingerprint(const CallArgs& args) noexcept {
-    uint64_t h = mix(0, kind_of(args) & 0xffffff);
-    h = mix(h, static_cast<uint64_t>(static_cast<int64_t>(args.root)));
-    h = mix(h, args.count);
-    h = mix(h, args.extra);
-    h = mix(h, static_cast<uint64_t>(args.dtype));
-    return h & kHashMask;
+// Returns a word with the operation, the reduction, the type, and the source of the lengths. The
+// lowest 24 bits (the first three) must be equal on all ranks; the highest byte may differ.
+uint32_t kind_of(const CallArgs& a) noexcept {
+    // The reduction of an operation that does not reduce is ignored. Otherwise two equal calls
+    // could have different words.
+    const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
+    return static_cast<uint32_t>(a.op) | reduction << 8 |
+           static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16 |
+           static_cast<uint32_t>(a.lengths_from) << 24;
 }
 
 void record_call(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {

@@ -1,4 +1,4 @@
-// A call of a rank: operation, arguments, fingerprint, and their text in errors.
+// A call of a rank: operation, arguments, the history of calls, and their text in errors.
 #pragma once
 
 #include <cstdint>
@@ -58,9 +58,8 @@ struct CallArgs {
     LengthsFrom lengths_from = LengthsFrom::none;
 };
 
-inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;
-
-[[nodiscard]] uint64_t fingerprint(const CallArgs& args) noexcept;  // 40-bit hash
+// Returns the kind of a call, as in CallRecord.
+[[nodiscard]] uint32_t kind_of(const CallArgs& args) noexcept;
 
 // Returns the header of a call: seq (24 bits) | fingerprint (40 bits).
 [[nodiscard]] inline uint64_t header_of(uint64_t seq, uint64_t hash) noexcept {

@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "core/call_fingerprint.h"
 #include "execution/group.h"
 #include "execution/prepared_call.h"
 #include "fuzz/fuzz.h"

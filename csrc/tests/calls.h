@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/call_fingerprint.h"
 #include "execution/prepared_call.h"
 #include "tests/hand_plans.h"
 #include "tests/world.h"

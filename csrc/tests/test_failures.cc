@@ -12,6 +12,7 @@
 #include <latch>
 #include <thread>
 
+#include "core/call_fingerprint.h"
 #include "tests/calls.h"
 #include "tests/kernel_features.h"
 #include "tests/message_ranks.h"

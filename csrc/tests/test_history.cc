@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/call.h"
+#include "core/call_fingerprint.h"
 #include "memory/group_memory.h"
 #include "tests/report.h"
 #include "tests/world.h"

@@ -16,7 +16,7 @@ import pytest
 
 from unisono.bench.cases import STORAGE, Case
 from unisono.bench.cluster import network_bytes
-from unisono.bench.patterns import allocate, count_wrong, cut
+from unisono.bench.expected_results import allocate, count_wrong, cut
 from unisono.bench.peers.pairs import begin_each, bind_messages, wait_each
 from unisono.bench.results import Measurement, Row, RunReport
 

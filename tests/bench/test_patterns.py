@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unisono.bench.cases import BIT_PATTERNS, OPERATIONS, PAIRS, STORAGE, Case, reductions_of
-from unisono.bench.patterns import TILE_COUNT, allocate, count_wrong
+from unisono.bench.expected_results import TILE_COUNT, allocate, count_wrong
 
 RANKS = 3
 NUMPY_FOLDS = {

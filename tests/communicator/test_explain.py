@@ -12,7 +12,7 @@ import pytest
 from ranks import Threads
 from unisono import Communicator
 from unisono.communicator import Explanation, IntRange, Measured, Rule, Selection
-from unisono.selection.host_cost_model import predict
+from unisono.selection.one_host_cost_model import predict
 from unisono.types import Op
 
 World = Callable[[int], Threads]

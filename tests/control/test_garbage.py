@@ -22,10 +22,10 @@ from unisono.control.control_messages import (
     pack_last_calls,
 )
 from unisono.control.entered_groups import EnteredGroups
+from unisono.control.failure_relay import ControlServer
 from unisono.control.group_endpoint import PeerInfo
 from unisono.control.paxos_acceptor import VotePhase, VoteRequest
 from unisono.control.peer_messages import PeerMessages, RecoveryInbox
-from unisono.control.server import ControlServer
 from unisono.control.world import World, WorldConfig
 from unisono.native import Group, create_segment, usable_cores
 from unisono.transport.connection import Connection

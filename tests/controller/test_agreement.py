@@ -273,7 +273,7 @@ def test_tensors_of_the_plan_are_no_stalls() -> None:
 def _freezing_after_one_step() -> State:
     state = State.first(rank=0, size=2)
     assert state.coordinator is not None
-    state.coordinator.freeze_after = 1
+    state.coordinator.freezing.freeze_after = 1
     return state
 
 
@@ -299,7 +299,7 @@ def test_lost_rank_does_not_make_step_raise() -> None:
 def test_stopping_ends_without_a_rank_that_left() -> None:
     state = State.first(rank=0, size=3)
     assert state.coordinator is not None
-    state.coordinator.freeze_after = 1
+    state.coordinator.freezing.freeze_after = 1
     everyone = [Received(rank, (m.Announce(0, (tensor("a"),)),)) for rank in (1, 2)]
     announced = [Submitted((tensor("a"),)), *everyone]
     state, actions = step(state, announced * 2)

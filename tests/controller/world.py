@@ -77,7 +77,7 @@ class World:
         for rank, program in enumerate(programs):
             state = State.first(rank, size, fusion_bytes, tuner)
             if state.coordinator is not None and freeze_after is not None:
-                state.coordinator.freeze_after = freeze_after
+                state.coordinator.freezing.freeze_after = freeze_after
             self.ranks.append(SimulatedRank(state, program, self.ledger, now_ns))
 
     # ---- moves

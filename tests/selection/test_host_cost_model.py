@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono import UnsupportedError, algorithms
-from unisono.selection.host_cost_model import Constants, fastest, predict, work
+from unisono.selection.one_host_cost_model import Constants, fastest, predict, work
 from unisono.types import Op
 
 SWEEP = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BROADCAST)

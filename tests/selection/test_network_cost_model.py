@@ -12,7 +12,6 @@ from host_layouts import layouts, regular
 from unisono.algorithms import build
 from unisono.algorithms.host_layout import Hosts
 from unisono.schedule import Builder
-from unisono.selection.host_cost_model import predict
 from unisono.selection.network_cost_model import (
     GIGABIT,
     Demands,
@@ -22,6 +21,7 @@ from unisono.selection.network_cost_model import (
     line_between,
     predict_on,
 )
+from unisono.selection.one_host_cost_model import predict
 from unisono.types import Op
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from unisono.bench.barrier import StartLine
 from unisono.bench.cases import Case
 from unisono.bench.contestants import MEMORY, OURS, Contestant
-from unisono.bench.patterns import allocate, count_wrong
+from unisono.bench.expected_results import allocate, count_wrong
 from unisono.bench.peers.base import Array, Peer, Repeat
 from unisono.bench.rank_messages import Message, RankConnection
 from unisono.errors import UnsupportedError

@@ -13,7 +13,7 @@ from rich.table import Table
 import unisono
 from unisono import config
 from unisono.bench.cases import Case
-from unisono.bench.patterns import allocate, count_wrong
+from unisono.bench.expected_results import allocate, count_wrong
 from unisono.bench.peers.unisono_communicator import bind
 from unisono.communicator import Communicator, join
 from unisono.errors import UnisonoError, UnsupportedError

@@ -12,7 +12,7 @@ from rich.table import Table
 
 import unisono
 from unisono.bench.cases import OPERATIONS, STORAGE, Case, reductions_of
-from unisono.bench.patterns import allocate, count_wrong
+from unisono.bench.expected_results import allocate, count_wrong
 from unisono.bench.peers.unisono_communicator import bind
 from unisono.bench.system_facts import Fact, gather_facts, read_neighbour
 from unisono.communicator import Communicator

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from unisono.control.control_messages import ControlMessage, MessageKind
-from unisono.control.server import ControlClient, ControlEndpoint, ControlServer
+from unisono.control.failure_relay import ControlClient, ControlEndpoint, ControlServer
 from unisono.control.world import World
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
 from unisono.transport import ConnectionKind, Dial, DialFailure, Introduction, OneShotEvent

@@ -2,7 +2,7 @@
 ranks do.
 
 While the ranks negotiate, the coordinator records the tensors of each step (an iteration of the
-program). When consecutive steps have the same tensors, it sends a frozen plan, which the ranks then
+program). When steps repeat (`plan_freezing.py`), it sends a frozen plan, which the ranks then
 follow without messages. A rank that cannot follow the plan asks to leave it. All ranks then leave
 the plan at the same bucket and negotiate again.
 
@@ -12,23 +12,18 @@ same bucket. They report their measurements and receive the next plan.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from unisono.controller import messages as m
 from unisono.controller.fusion.buckets import DEFAULT_FUSION_BYTES, buckets_of
 from unisono.controller.fusion.fusion_trial import PassTimes
 from unisono.controller.fusion.fusion_tuner import FusionTuner, NextPlan
+from unisono.controller.plan_freezing import PlanFreezing
 from unisono.controller.request import Request, disagreement, ranks_text
 
-FREEZE_AFTER = 2
-"""Steps with the same tensors before the first plan is frozen."""
-
-_MOST_STEPS = 1024
-_LASTING_PASSES = 16  # leaving a plan after fewer passes doubles `freeze_after`
 _ANY_LENGTH = -1
-_SIDE_RUNS = 3  # how often a tensor outside the plan may run before the ranks leave the plan
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +34,6 @@ class Coordinator:
 
     size: int
     fusion_bytes: int = DEFAULT_FUSION_BYTES
-    freeze_after: int = FREEZE_AFTER
     epoch: int = 0
     frozen: bool = False
     stopping: bool = False
@@ -51,15 +45,7 @@ class Coordinator:
     joined: set[int] = field(default_factory=set)
     left: set[int] = field(default_factory=set)
     average_over_all: bool = True
-    step: dict[str, Request] = field(default_factory=dict)
-    """The tensors that have run since the current step began."""
-    last_step: dict[str, Request] = field(default_factory=dict)
-    phases: dict[str, dict[int, int]] = field(default_factory=dict)
-    """For each tensor of the current step, the phase that each rank gave it (`Request.phase`)."""
-    alike: int = 0
-    """Number of consecutive steps with the same tensors."""
-    side_runs: Counter[str] = field(default_factory=Counter)
-    side_limit: int = _SIDE_RUNS
+    freezing: PlanFreezing = field(default_factory=PlanFreezing)
     plan_buckets: int = 0
     tuner: FusionTuner | None = None
     finished: dict[int, PassTimes] = field(default_factory=dict)
@@ -77,10 +63,7 @@ class Coordinator:
             stopped=dict(self.stopped),
             joined=set(self.joined),
             left=set(self.left),
-            step=dict(self.step),
-            last_step=dict(self.last_step),
-            phases=dict(self.phases),
-            side_runs=Counter(self.side_runs),
+            freezing=self.freezing.copy(),
             finished=dict(self.finished),
         )
 
@@ -122,7 +105,8 @@ class Coordinator:
         ready = self._ready(names)
         if not ready:
             return []
-        if not self.frozen and self._ends_step(ready):
+        waiting = self.table.keys() - set(ready)
+        if not self.frozen and self.freezing.has_ended(ready, waiting):
             frozen = self._end_step()
             if frozen:
                 return frozen
@@ -130,15 +114,14 @@ class Coordinator:
         decided: list[m.Message] = [m.Refuse(name, text) for name, text in refusals.items()]
         agreed = {name: _merged(self.table[name]) for name in ready if name not in refusals}
         decided += self._runs(agreed)
-        self.step |= agreed
-        for name in agreed:
-            self.phases[name] = {rank: each.phase for rank, each in self.table[name].items()}
-        if self.frozen:
-            self.side_runs.update(name for name in agreed if not _is_uneven(agreed[name]))
+        phases = {
+            name: {rank: each.phase for rank, each in self.table[name].items()} for name in agreed
+        }
+        self.freezing.add(agreed, phases)
         for name in ready:
             del self.table[name], self.since_s[name]
-        if self.frozen and any(self.side_runs[name] >= self.side_limit for name in agreed):
-            self.side_limit *= 2
+        beside = [name for name in agreed if not _is_uneven(agreed[name])]
+        if self.frozen and self.freezing.add_side_runs(beside):
             decided += self._thaw("tensors outside of the plan recur")
         return decided
 
@@ -207,37 +190,26 @@ class Coordinator:
         if not self.joined:
             self.average_over_all = average_over_all
         self.joined.add(rank)
-        self.alike = 0
+        self.freezing.interrupt()
         decided = self._decide(tuple(self.table))
         if len(self.joined) < self.size:
             return decided
         self.joined.clear()
         self.average_over_all = True
-        self._forget_steps()
+        self.freezing.forget()
         return [*decided, m.Joined(self.epoch, rank)]
 
     # ---- the frozen plan
 
-    def _ends_step(self, ready: list[str]) -> bool:
-        """Returns True if the current step has ended: a tensor that ran in it is ready again, and
-        all tensors that still wait have run in it too.
-        """
-        if not any(name in self.step for name in ready):
-            return False
-        return all(name in self.step for name in self.table.keys() - set(ready))
-
     def _end_step(self) -> list[m.Message]:
-        same = _signatures(self.step) == _signatures(self.last_step)
-        self.alike = self.alike + 1 if same else 1
-        phases = self.phases
-        self.last_step, self.step, self.phases = self.step, {}, {}
-        if self.joined or self.alike < self.freeze_after:
+        repeated = self.freezing.end_step()
+        if self.joined:
             return []
-        planned = (each for each in _in_phases(self.last_step, phases) if not _is_uneven(each))
+        planned = (each for each in repeated if not _is_uneven(each))
         buckets = buckets_of(planned, self.fusion_bytes)
         if not buckets:
             return []
-        self.side_runs.clear()
+        self.freezing.begin_plan()
         self.trials = 0
         plan = NextPlan(buckets=buckets)
         if self.tuner is not None:
@@ -276,14 +248,9 @@ class Coordinator:
         if len(self.stopped.keys() | self.left) < self.size:
             return []
         launched = max(self.stopped.values(), default=0)
-        lasted = self.trials > 0 or launched >= _LASTING_PASSES * self.plan_buckets
-        self.freeze_after = FREEZE_AFTER if lasted else min(2 * self.freeze_after, _MOST_STEPS)
-        self.stopping, self.alike = False, 0
-        self._forget_steps()
+        self.freezing.end_plan(passes=inf if self.trials else launched / self.plan_buckets)
+        self.stopping = False
         return [m.Resume(self.epoch, launched)]
-
-    def _forget_steps(self) -> None:
-        self.step, self.last_step, self.phases = {}, {}, {}
 
     # ---- stalls
 
@@ -324,34 +291,9 @@ def _is_uneven(request: Request) -> bool:
     return request.shape[:1] == (_ANY_LENGTH,)
 
 
-def _in_phases(step: dict[str, Request], phases: dict[str, dict[int, int]]) -> Iterator[Request]:
-    """Yields the tensors of a step, each with one phase that is valid for all ranks.
-
-    Two tensors are in one phase if no rank waited between them. Each rank counts its waits from its
-    first tensor of the step. Tensors are ordered by the sum of these counts, which is larger for a
-    tensor that is later on some ranks and not earlier on any rank.
-    """
-    first: dict[int, int] = {}
-    for by_rank in phases.values():
-        for rank, phase in by_rank.items():
-            first[rank] = min(phase, first.get(rank, phase))
-    waits = {
-        name: tuple(phase - first[rank] for rank, phase in sorted(by_rank.items()))
-        for name, by_rank in phases.items()
-    }
-    ordered = sorted(set(waits.values()), key=lambda found: (sum(found), found))
-    index = {found: position for position, found in enumerate(ordered)}
-    for name, request in step.items():
-        yield replace(request, phase=index[waits[name]])
-
-
 def _with_groups(requests: Iterable[Request]) -> dict[str, None]:
     """Returns the names of the tensors and of all tensors in their groups, without duplicates."""
     return dict.fromkeys(name for each in requests for name in (each.name, *each.group))
-
-
-def _signatures(step: dict[str, Request]) -> dict[str, Request]:
-    return {name: replace(request, phase=0) for name, request in step.items()}
 
 
 def _refused_by_join(request: Request, joined: list[int]) -> str | None:

@@ -5,8 +5,8 @@ precedence: argument, environment, file, built-in. If no rule matches a call, a 
 `predict` for one host, `predict_on` for several hosts.
 """
 
-from unisono.selection.host_cost_model import predict
 from unisono.selection.network_cost_model import Demands, candidates, predict_on
+from unisono.selection.one_host_cost_model import predict
 from unisono.selection.rules import IntRange, Measured, Rule, Selection
 from unisono.selection.rules_file import load, save
 from unisono.selection.selection_table import (

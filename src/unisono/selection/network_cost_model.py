@@ -1,7 +1,7 @@
 """Two-level cost model: the time of an algorithm on several hosts.
 
-The first term is the time inside a host (`host_cost_model`), without the rounds between hosts. Each
-round between hosts adds a latency. Each message of the busiest rank, and each message of the
+The first term is the time inside a host (`one_host_cost_model`), without the rounds between hosts.
+Each round between hosts adds a latency. Each message of the busiest rank, and each message of the
 busiest host, adds its cost. The bytes of the busiest host add their time on its link. `traffic`
 counts the bytes and messages in the schedule, so the counts are correct for any layout. Source: the
 model of Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
@@ -16,7 +16,8 @@ from functools import cache
 
 from unisono.algorithms import HostLayout, Hosts, build, measure
 from unisono.errors import UnsupportedError
-from unisono.selection.host_cost_model import (
+from unisono.selection.host_traffic import traffic
+from unisono.selection.one_host_cost_model import (
     REFERENCE,
     Constants,
     CostLine,
@@ -25,7 +26,6 @@ from unisono.selection.host_cost_model import (
     predict,
     weigh,
 )
-from unisono.selection.host_traffic import traffic
 from unisono.types import Op
 
 

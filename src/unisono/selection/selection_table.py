@@ -18,8 +18,8 @@ from typing import TypeAlias
 from unisono.algorithms import Hosts
 from unisono.errors import UnsupportedError
 from unisono.selection import rules_file
-from unisono.selection.host_cost_model import Fastest, fastest
 from unisono.selection.network_cost_model import ANYTHING, Demands, fastest_between
+from unisono.selection.one_host_cost_model import Fastest, fastest
 from unisono.selection.rules import ANY, BUILT_IN, IntRange, Rule, Selection
 from unisono.types import Op
 

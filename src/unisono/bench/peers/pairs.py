@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from unisono.bench.cases import Case
-from unisono.bench.patterns import cut
+from unisono.bench.expected_results import cut
 from unisono.bench.peers.base import Array, Repeat
 
 Transfer = Callable[[Any, int], object]
