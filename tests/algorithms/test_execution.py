@@ -29,7 +29,7 @@ LENGTH = 21
 
 
 def inputs_of(schedule: Schedule) -> list[list[Array]]:
-    """Returns random inputs of all ranks and pieces."""
+    """Returns random inputs: for each rank a list of arrays, one for each of its input pieces."""
     rng = np.random.default_rng(7)
     collective = schedule.collective
     return [
@@ -39,7 +39,9 @@ def inputs_of(schedule: Schedule) -> list[list[Array]]:
 
 
 def expected(schedule: Schedule, inputs: list[list[Array]], rank: int) -> list[Array]:
-    """Returns a rank's expected output pieces, computed by NumPy; an empty list without outputs."""
+    """Returns a list of a rank's expected output pieces, computed by NumPy. The list is empty if
+    the rank has no output.
+    """
     collective = schedule.collective
     op, root, ranks = collective.op, collective.root, range(collective.ranks)
     if op in (Op.ALL_REDUCE, Op.REDUCE):
@@ -83,7 +85,7 @@ EVERY = [(op, name) for op in Op if op is not Op.BARRIER for name in names(op)]
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
 def test_every_algorithm_computes_the_same_as_numpy(op: Op, name: str) -> None:
-    for ranks in (5, 6, 8, 9, 16):  # tests/execution has the other numbers of ranks
+    for ranks in (5, 6, 8, 9, 16):  # tests/execution covers the other numbers of ranks
         with turn(ranks=ranks):
             run_and_compare(op, name, ranks)
 

@@ -144,7 +144,9 @@ def test_swing_on_a_torus_alternates_between_the_axes() -> None:
 
 
 def sizes(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """Yields the distance and the largest number of chunks of the messages of each round."""
+    """Yields for each round the distance from sender to receiver, in ranks, and the largest number
+    of chunks that a rank sends.
+    """
     ranks = schedule.collective.ranks
     for _, transfers in schedule.rounds():
         largest: Counter[int] = Counter()

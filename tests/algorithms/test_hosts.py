@@ -143,8 +143,8 @@ def test_short_messages_need_one_round_between_hosts(hosts: Hosts, data: st.Data
 @given(layouts())
 @settings(max_examples=30, deadline=None)
 def test_a_chain_scan_sends_between_hosts_once_for_each_change_of_host(hosts: Hosts) -> None:
-    """Compares with the minimum: a host needs new data wherever the rank before one of its ranks is
-    on another host.
+    """Tests that a host receives one message for each of its ranks whose predecessor is on another
+    host. This is the minimum, since such a rank needs new data.
     """
     ranks = total(hosts)
     host_of = HostLayout.of(ranks, hosts).host_of
@@ -159,7 +159,9 @@ def test_a_chain_scan_sends_between_hosts_once_for_each_change_of_host(hosts: Ho
 @given(layouts())
 @settings(max_examples=30, deadline=None)
 def test_all_ranks_of_a_host_share_its_work(hosts: Hosts) -> None:
-    """Tests that no rank sends or receives more than twice the mean of its host."""
+    """Tests that each rank of a host processes some of the columns into which the data are divided,
+    and at most twice the host's mean number of columns per rank.
+    """
     ranks = total(hosts)
     layout = HostLayout.of(ranks, hosts)
     columns = layout.columns

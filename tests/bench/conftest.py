@@ -8,8 +8,8 @@ from unisono.bench.results import Measurement, Row, RunReport
 
 @pytest.fixture
 def report() -> RunReport:
-    """A report with known numbers: our times are 2 and 100 us, Gloo's times 20 and 4000 us, and the
-    limits 1 and 50 us.
+    """A report with known numbers. For the small and the large call, our times are 2 and 100 us,
+    Gloo's times are 20 and 4000 us, and the times at the limit are 1 and 50 us.
     """
     small = Case(op="all_reduce", ranks=4, nbytes=8)
     large = Case(op="all_reduce", ranks=4, nbytes=1 << 20)

@@ -1,5 +1,5 @@
-"""Tests of alternating measurements in a real group of ranks, and of the removal of algorithms with
-equal schedules.
+"""Tests of measurements that alternate between algorithms, in a real group of ranks. Also tests
+that only one of several algorithms with equal schedules is kept.
 """
 
 from __future__ import annotations

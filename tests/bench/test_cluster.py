@@ -27,9 +27,9 @@ def busiest_host_bytes(schedule: Schedule, case: Case, hosts: int) -> float:
     per_host = case.ranks // hosts
     whole = schedule.collective.num_chunks
     if case.op == "all_to_all":
-        whole //= (
-            case.ranks
-        )  # a chunk of an all_to_all belongs to a pair of ranks; a rank's vector is one row
+        # The schedule's chunks are the blocks of a matrix with one block for each pair of ranks. A
+        # rank's vector is one row of this matrix.
+        whole //= case.ranks
     sent, received = [0] * hosts, [0] * hosts
     columns = schedule.columns
     for src, dst, count in zip(columns.src, columns.dst, columns.count, strict=True):
@@ -65,7 +65,8 @@ def test_bytes_between_hosts_for_different_pieces() -> None:
     # The four ranks' pieces have 40, 80, 120 and 160 bytes.
     assert least("all_gather_v") == least("reduce_scatter_v") == 400 - 120
     assert (least("gather_v"), least("scatter_v", root=3)) == (280, 120)
-    # Host 0 keeps 40 + 80 bytes of rank 0 and 80 + 120 bytes of rank 1. Host 1 keeps as many bytes.
+    # Of the data of host 0, 40 + 80 bytes of rank 0 and 80 + 120 bytes of rank 1 stay on this host.
+    # On host 1, equally many bytes stay.
     assert least("all_to_all_v") == 800 - 320
 
 
@@ -132,7 +133,8 @@ def test_no_contestant_bypasses_the_links(name: str) -> None:
             pace=Pace(rounds=1, round_s=0.001, min_iterations=1),
             cluster=Cluster(lab=lab),
         )
-    # The token bucket lets a quarter of the message pass at once. Shared memory would take a
-    # hundredth of the time. The measured rate is not used here, since other programs can reduce it.
+    # The token bucket lets a quarter of the message pass at once, so the link may take less than
+    # `least_s`. Shared memory would take only a hundredth of `least_s`. The measured rate is not
+    # used here, since other programs can reduce it.
     least_s = case.size_bytes / (100 * MEGABIT_Bps)
     assert report.to_dict()["rows"][0]["results"][name]["time_s"] > 0.5 * least_s

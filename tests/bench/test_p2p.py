@@ -1,4 +1,4 @@
-"""Tests the figures of `benchmarks/p2p.py` other than times, with real ranks and small sizes."""
+"""Tests all figures of `benchmarks/p2p.py` except the times, with real ranks and small messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests of the check of results in tiles, against results that NumPy computes from whole arrays."""
+"""Tests of the check that compares results tile by tile (a tile is a block of elements). NumPy
+computes the expected results from whole arrays.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def inputs(case: Case) -> list[Any]:
 
 
 def result(case: Case, rank: int, xs: list[Any]) -> Any:
-    """Returns the expected result of the operation on a rank."""
+    """Returns the result that the operation must have on `rank`."""
     if case.operation.reduces:
         xs = {"scan": xs[: rank + 1], "exscan": xs[: max(1, rank)]}.get(case.op, xs)
         total = best(case, xs) if case.dtype in PAIRS else xs[0].copy()
@@ -67,7 +69,9 @@ def cut(x: Any, lengths: Sequence[int]) -> list[Any]:
 
 
 def best(case: Case, xs: list[Any]) -> Any:
-    """Returns the best pair of each element; among equal values, the pair with the lowest index."""
+    """Returns for each element the (value, index) pair with the smallest value (minloc) or the
+    largest value (maxloc). Among equal values, returns the pair with the lowest index.
+    """
     best_first = 1 if case.redop == "minloc" else -1
     columns = zip(*(x.tolist() for x in xs), strict=True)
     found = [min(pairs, key=lambda p: (best_first * p[0], p[1])) for pairs in columns]
@@ -75,7 +79,9 @@ def best(case: Case, xs: list[Any]) -> Any:
 
 
 def performed(case: Case, rank: int, spoil: int | None = None, shift: int = 0) -> int:
-    """Returns the number of wrong elements after an operation that may be spoilt or shifted."""
+    """Returns the number of wrong elements that the check finds after an operation. `spoil` is the
+    index of an element to change; the result is rotated by `shift` elements.
+    """
     xs = inputs(case)
     x, out = allocate(case, rank)
     target = x if case.operation.in_place else out

@@ -71,7 +71,9 @@ def test_a_page_without_measurements() -> None:
 
 
 def part(rails: int, ours_s: float, gloo_s: float) -> dict[str, Any]:
-    """Returns a document with one row: 16 MiB between two hosts, with a limit of 0.14 s."""
+    """Returns a results document with one row: a call of 16 MiB between two hosts. At the limit of
+    the network, the call takes 0.14 s.
+    """
     times_s = {"unisono": ours_s, "gloo": gloo_s, "network": 0.14}
     results = {
         name: {
@@ -188,7 +190,8 @@ def test_trees_are_compared() -> None:
     page = render_trees({"other": "abc1234", "rounds": 1, "rows": rows})
     name = "the other tree's time over this one's, geometric mean of 2 rows | >= 0.98"
     assert f"| n = 2: {name} | 1.049 | yes |" in page
-    assert f"| n = 4: {name} | 1.095 | **no** |" in page  # "no" because of a wrong element
+    # "no" in spite of a sufficient ratio, because an element was wrong
+    assert f"| n = 4: {name} | 1.095 | **no** |" in page
     assert page[-2:] == ["| 8 | 1.10 | 1.20 |", "| 1K | 1.00 | **wrong** |"]
 
 

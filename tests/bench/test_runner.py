@@ -1,4 +1,4 @@
-"""Tests of benchmark runs with real ranks in real processes, and small sizes."""
+"""Tests of benchmark runs with small messages between real ranks in real processes."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_the_choice_is_within_five_per_cent_at_every_measured_size(
         assert rule is not None
         assert times_s[rule.algorithm] <= min(times_s.values()) * 1.05
         assert times_s.items() <= selection.times_s(Op.ALL_REDUCE, size, 2).items()
-    for size in (0, 1 << 40):  # also sizes outside the measured range
+    for size in (0, 1 << 40):  # sizes outside the measured range also have a rule
         assert selection.choose(Op.ALL_REDUCE, size, ranks=2) is not None
     assert selection.choose(Op.ALL_REDUCE, 64, ranks=3) is None
 

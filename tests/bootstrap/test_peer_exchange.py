@@ -32,16 +32,19 @@ HERE = this_host()
 
 
 def host(name: str) -> HostKey:
-    """Returns the key of a simulated host that other simulated hosts reach over loopback."""
+    """Returns the key of a simulated host on this machine. Simulated hosts reach each other over
+    loopback.
+    """
     return dataclasses.replace(HERE, host_id=name)
 
 
 def exchanged(
     hosts: Sequence[HostKey], *, secret: bytes | None = None, **changes: Sequence[Any]
 ) -> list[Any]:
-    """Returns the results of `exchange_facts` on all ranks; `hosts` has the host of each rank.
+    """Returns the result of `exchange_facts` on each rank; `hosts[rank]` is the host of a rank.
 
-    `changes` has changed fields of the ranks' facts.
+    `changes` replaces fields of the facts. It has a list with one value per rank for each replaced
+    field.
     """
     point = f"tcp://127.0.0.1:{free_port()}"
 
@@ -74,8 +77,8 @@ def test_all_ranks_get_the_same_facts() -> None:
         rank=2, host=1, addresses=(("127.0.0.1", 20002), ("127.0.0.2", 20002))
     )
     assert found.rank0_data == b"word of 0"
-    # The shape follows the host with the most ranks and rank 0's staging size. With several hosts
-    # there are more buffers, with the same bytes in total.
+    # The shape is chosen for 3 ranks, as on the host with the most ranks, and for rank 0's staging
+    # size. Since there are several hosts, more buffers share the same memory than on a single host.
     whole = shape_for(3, 8, 1 << 20)
     assert found.shape.depth == 4 > whole.depth
     spare = whole.depth * whole.buffer_bytes - found.shape.depth * found.shape.buffer_bytes
@@ -208,7 +211,7 @@ def test_ranks_with_equal_keys_on_two_hosts_are_refused() -> None:
     outcomes = exchanged([HERE, HERE, host("b")])
     outcome = at_once(
         lambda: join_host_group(outcomes[0], 0, timeout_s=0.3)
-    )  # rank 1 is really on another host
+    )  # rank 1 has the same host key, but does not join, as if it were on another host
     all_are(outcome, RendezvousError, "ranks [0, 1] have equal host keys")
     all_are(outcome, RendezvousError, "are missing: [1] (if the ranks are on several hosts")
 

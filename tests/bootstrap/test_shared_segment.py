@@ -286,7 +286,8 @@ def test_ranks_of_different_users_are_refused_with_both_users() -> None:
             assert f"these ranks of 2 are missing: [1]; {tried}{follower}: {rule}" in one
             assert f"rank 1 of 2 runs as user {follower}, rank 0 as user {leader}: {rule}" in other
             first = ranks.events[0][0]
-            assert first["event"] == "logged"  # before rank 0's timeout
+            # the warning is logged before rank 0's timeout expires
+            assert first["event"] == "logged"
             assert f"rejected a connection: {tried}{follower}: {rule}" in first["text"]
 
 

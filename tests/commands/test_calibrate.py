@@ -45,14 +45,15 @@ def test_calibrate_and_simulate_predict_measured_times() -> None:
     assert code == 0 and "written: model.json" in output
     (model,) = json.loads(Path("c.json").read_text())["models"]
     assert model["held_out"]["mean"] < 1e-6
-    assert model["regimes"][0]["alpha_s"] == pytest.approx(2e-6)  # for each of the 6 rounds
+    # latency of each of the 6 rounds of a ring with 4 ranks
+    assert model["regimes"][0]["alpha_s"] == pytest.approx(2e-6)
     assert model["regimes"][0]["byte_s"] == pytest.approx(1e-9)
     common = ("simulate", "all_reduce", "ring", "-t", "star:4", "--size", "1M", "--json", "s.json")
     code, output = unisono(*common, "--model", "model.json")
     assert code == 0 and "messages as measured: all_reduce on 4 ranks (bench.json)" in output
     found = json.loads(Path("s.json").read_text())
     assert found["algorithms"][0]["time_s"] == pytest.approx(12e-6 + (1 << 20) * 1.5e-9)
-    # The bound uses the measured links.
+    # The lower bound of the time is computed with the measured bandwidth of the links.
     assert found["bound_s"] == pytest.approx((1 << 20) * 1.5e-9)
 
 

@@ -33,7 +33,9 @@ def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
 
 
 def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
-    """Exchanges data in the group and sends its members to the test."""
+    """Exchanges data in the group and checks them. Then tells the test which ranks are members of
+    the group.
+    """
     former = comm.all_gather(np.array([me.rank])).tolist()
     for count in (3, 200_000):
         total = comm.all_reduce(np.full(count, 10.0**me.rank))

@@ -40,7 +40,7 @@ NO_ARRAYS: dict[str, Callable[[], Any]] = {
 
 
 def bytes_of(count: int) -> Array:
-    """Returns a real array of bytes."""
+    """Returns a valid array of `count` bytes."""
     return np.zeros(count, np.uint8)
 
 
@@ -67,7 +67,7 @@ BETWEEN: list[Callable[[Communicator, Any], Any]] = [
 def test_other_objects_than_arrays_are_refused_in_every_call(name: str, threads: World) -> None:
     def check(comm: Communicator) -> None:
         thing = NO_ARRAYS[name]()
-        # In calls with two arrays, None and lists are valid.
+        # Calls with an input and a result array also accept None and lists of arrays.
         for call in IN_PLACE if name in ("None", "list") else IN_PLACE + BETWEEN:
             texts = set()
             for _ in range(2):
@@ -149,8 +149,8 @@ def test_unsupported_element_types_are_refused_in_every_call(dtype: Any, threads
 
 
 def test_gather_and_scatter_take_no_fast_path(threads: World) -> None:
-    # Ranks other than the root have no array to check, and a root's input may lie inside the
-    # result.
+    # The fast path checks two arrays. Ranks other than the root have only one array, and the root's
+    # input may lie inside its result.
     def body(comm: Communicator) -> None:
         x, out = np.ones(3), np.zeros(3)
         comm.gather(x, out)

@@ -36,7 +36,7 @@ def reversed_rows(values: Array) -> Array:
 
 
 def transposed(values: Array) -> Array:
-    """Returns a view of the transposed memory."""
+    """Returns the values as the transposed view of a contiguous array."""
     return np.ascontiguousarray(values.T).T
 
 
@@ -59,7 +59,7 @@ LAYOUTS: list[Callable[[Array], Array]] = [
 
 
 def rows_of(rank: int, shape: tuple[int, ...] = (6, 5)) -> Array:
-    """Returns a rank's contribution."""
+    """Returns a rank's contribution: consecutive integers from 100 * `rank`."""
     return np.arange(np.prod(shape), dtype=np.int32).reshape(shape) + 100 * rank
 
 
@@ -164,8 +164,8 @@ def test_uneven_pieces_of_several_blocks(threads: World) -> None:
         share = comm.reduce_scatter([np.full(c, r + 1, np.float32) for r, c in enumerate(counts)])
         assert share.size == counts[me]
         assert (share == n * (me + 1)).all()
-        # Most ranks have no part of the long message, but must run as many steps as the ranks that
-        # have a part.
+        # Only ranks 0 and 1 send or receive the long array, but all other ranks must run as many
+        # steps as these two.
         length = np.full((n, n), 2)
         length[0, 1] = 300_001
         sent = [np.full(length[me, d], 10 * me + d, np.float32) for d in range(n)]
@@ -184,8 +184,7 @@ def test_uneven_all_to_all(threads: World) -> None:
             got = [np.zeros(s * n + me, dtype) for s in range(n)]
             comm.all_to_all(sent, got)
             assert all((got[s] == s * n + me).all() for s in range(n))
-        # One of input and output is a list, the other is an array. One array of the list is
-        # strided.
+        # In the first call the result is a list of strided arrays, in the second call the input is.
         x = np.arange(2 * n) + 100 * me
         lists = [np.zeros(4, np.int64)[::2] for _ in range(n)]
         comm.all_to_all(x, lists)

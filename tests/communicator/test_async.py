@@ -97,7 +97,7 @@ def test_calls_run_in_the_order_of_their_begin(threads: World) -> None:
             works.append(comm.all_reduce(x, async_op=True))
             if step % 7 == 3:
                 y = np.full(3, comm.rank)
-                # a call that waits for the earlier calls
+                # a blocking call, which waits for all earlier calls
                 assert comm.all_reduce(y).tolist() == [3] * 3
             if step % 5 == comm.rank:
                 time.sleep(0.002)
@@ -171,7 +171,7 @@ def test_a_wait_with_a_timeout_uses_little_processor_time(threads: World) -> Non
     measured = threading.Event()
     collective_s, message_s = threads(2).run(check)[0]
     print(f"processor time of 0.2 s of waiting: {collective_s:.3f} s, {message_s:.3f} s")
-    assert collective_s < 0.1  # polling would use all 0.2 s
+    assert collective_s < 0.1  # polling would use 0.2 s of processor time
     assert message_s < 0.1
 
 

@@ -110,7 +110,7 @@ def test_packing_changes_no_bit(data: st.DataObject, threads: World) -> None:
         with comm.batch():
             for (_, _, op, how), each in zip(calls, rows, strict=True):
                 x = each[comm.rank].copy()
-                # the other ranks' arrays are contiguous; all ranks pack the same calls
+                # only odd ranks have strided arrays, but all ranks must pack the same calls
                 if how == "strided" and comm.rank % 2:
                     x = np.repeat(x, 2)[::2]
                 together.append(x)

@@ -113,7 +113,7 @@ def test_a_block_that_raises_begins_nothing(threads: World) -> None:
             works = [comm.all_reduce(x, async_op=True), comm.barrier(async_op=True)]
             works.append(comm.recv(x, 1 - comm.rank, async_op=True))
             _ = 1 // 0
-        # the refusal, which reaches ranks that begin the batch
+        # the only call is internal: it reports the refusal to ranks that begin the same batch
         assert comm._group.calls == before + 1
         for work in [*works, batch]:
             assert work.is_completed()

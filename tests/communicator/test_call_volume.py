@@ -22,7 +22,9 @@ SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.SCATTER, Op.GATHER)
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Op, list[int], int, int]:
-    """Draws an operation, the elements of each piece, the number of ranks, and the root."""
+    """Draws an operation, its counts of elements (see `elements_moved`), the number of ranks, and
+    the root.
+    """
     op = draw(st.sampled_from(Op))
     ranks = draw(st.integers(1, 9))
     root = draw(st.integers(0, ranks - 1)) if op in ROOTED else -1
@@ -34,7 +36,7 @@ def calls(draw: st.DrawFn) -> tuple[Op, list[int], int, int]:
     elif op is Op.ALL_TO_ALL:
         pieces = draw(st.sampled_from([ranks, ranks * ranks]))
     counts = draw(st.lists(st.integers(0, 1 << 40), min_size=pieces, max_size=pieces))
-    # one length per rank means that all lengths are equal
+    # one count per rank, instead of one count per pair of ranks, requires equal counts
     if op is Op.ALL_TO_ALL and pieces == ranks:
         counts = [counts[0]] * ranks
     return op, counts, ranks, root
@@ -53,7 +55,7 @@ def test_every_rank_moves_what_its_traffic_matrix_says(
 
 @given(st.integers(0, 1 << 40), st.integers(1, 64))
 def test_even_calls_have_the_closed_forms(share: int, ranks: int) -> None:
-    n, whole = ranks, share * ranks  # the closed form is (n-1)/n N
+    n, whole = ranks, share * ranks  # all closed forms have the factor (n-1)/n
     for rank in range(ranks):
         for op, counts, expected in (
             (Op.ALL_REDUCE, [whole], 2 * (n - 1) * whole // n),

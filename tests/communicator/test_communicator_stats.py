@@ -38,8 +38,8 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 def counted(comm: Communicator, call: Callable[[], Any]) -> tuple[Counts, OperationStats]:
-    """Returns the increase of the counters by a call: of each operation that has changed, and of
-    internal calls.
+    """Returns by how much a call increases the counters: first those of each operation that the
+    call changes, then those of internal calls.
     """
     before = comm.stats()
     call()
@@ -61,15 +61,17 @@ def require(comm: Communicator, call: Callable[[], Any], expected: Counts) -> No
 def expected_of(
     comm: Communicator, op: str, counts: Sequence[int], nbytes: int, root: int = -1, calls: int = 1
 ) -> Counts:
-    """Returns the expected counters of a call whose pieces have `counts` elements of `nbytes`
-    bytes.
+    """Returns the expected counters of an operation with these counts of elements (see
+    `elements_moved`). Each element has `nbytes` bytes.
     """
     sent, received = sent_and_received(traffic(op, counts, comm.size, root), comm.rank)
     return {op: (calls, calls * sent * nbytes, calls * received * nbytes)}
 
 
 def arguments_of(comm: Communicator, op: str, length: int, dtype: str, root: int) -> list[Any]:
-    """Returns the arguments of an operation whose pieces have `length` elements."""
+    """Returns the arguments of an operation. The array of each rank's portion has `length`
+    elements.
+    """
     piece, whole = np.zeros(length, dtype), np.zeros(length * comm.size, dtype)
     at_root = comm.rank == root
     return {
@@ -387,7 +389,7 @@ def test_waits_for_a_late_rank_count_as_seconds() -> None:
             comm.all_reduce(np.ones(3))
             comm.send(np.ones(3), 0)
             return comm.stats()
-        # waits in this thread for a short time first
+        # an asynchronous call first waits in this thread for a short time
         work = comm.all_reduce(np.ones(3), async_op=True)
         message = comm.recv(np.ones(3), 1, async_op=True)
         with pytest.raises(TimeoutError):

@@ -67,7 +67,7 @@ def check_at_rank_0(check: Callable[[Communicator], None]) -> None:
 
 
 def _anything_from(comm: Communicator) -> bool:
-    """Returns True while rank 1 is in the group, so that a receive from rank 1 can succeed."""
+    """Returns True if a receive from rank 1 stays pending, because rank 1 is still in the group."""
     work = comm.recv(np.zeros(0), GONE, tag=7, async_op=True)
     ended: bool = work.test()
     if not ended:
@@ -105,7 +105,8 @@ def test_wait_any_waits_for_the_work_that_can_end(kind: Callable[[Communicator, 
 def test_batched_receives_end_with_the_timeout_of_the_group() -> None:
     def body(comm: Communicator) -> Any:
         if comm.rank:
-            over.wait(10)  # waits without a call, whose timeout could expire first
+            # does not wait in a call, since this rank's own timeout could expire first
+            over.wait(10)
             return None
         works = [_batched(comm, 1), _batched(comm, 1)]
         try:

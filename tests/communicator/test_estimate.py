@@ -1,5 +1,5 @@
-"""The estimate of a call's time, which sets the number of calls of a measurement. An interruption
-must not change the estimate.
+"""Tests the estimate of a call's time, which sets how many calls a measurement has. An interruption
+of a trial must not change the estimate.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ CALL_S = 5e-6
 
 
 def machine(holds_up_s: Iterator[float], asked: list[int]) -> Callable[[int], float]:
-    """Returns a simulated measurement of calls of `CALL_S` seconds. Each measurement is interrupted
-    for the next time in `holds_up_s`.
+    """Returns a simulated measurement of calls of `CALL_S` seconds. The next value of `holds_up_s`
+    is the time in seconds by which an interruption delays a measurement.
     """
 
     def time_s(calls: int) -> float:

@@ -25,7 +25,9 @@ SETTLE_S = 0.3
 
 
 def check_times(since: float, said: list[dict[str, Any]], what: str) -> None:
-    """Prints the time from `since` to the ranks' errors, and checks it."""
+    """Prints the time from `since` to each rank's error, and checks that all times are below the
+    limit.
+    """
     times = [entry["at"] - since for entry in said]
     print(f"{what}: raised after {', '.join(f'{t:.3f}' for t in times)} s")
     assert max(times) < limit_s(MOST_S)

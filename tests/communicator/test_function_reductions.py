@@ -1,4 +1,6 @@
-"""Reductions with a Python function: the order of calls, their errors and results."""
+"""Reductions with a Python function: the order in which ranks' contributions are passed to the
+function, its errors, and the results.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ World = Callable[[int], Threads]
 
 
 def members(comm: Communicator, parent: Communicator) -> list[int]:
-    """Returns the ranks that the members have in the parent, in the child's order."""
+    """Returns the group's members by their ranks in the parent, in the order of their ranks in
+    `comm`.
+    """
     return [int(rank) for rank in comm.all_gather(np.array([parent.rank]))]
 
 

@@ -162,8 +162,9 @@ def test_the_cost_model_chooses_for_several_hosts(
 
 
 def test_narrow_floats_are_not_widened_between_hosts_if_that_is_slower() -> None:
-    """Nests two reductions of 16-bit floats. Float32 between them would double the bytes between
-    hosts.
+    """Tests the choice for 16-bit floats. An algorithm that nests two reductions would pass float32
+    sums from one to the other, which would double the bytes between hosts. So such an algorithm
+    must not be chosen.
     """
     hosts: Hosts = ((0, 1), (2, 3))
     wide, narrow = (

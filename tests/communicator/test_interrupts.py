@@ -58,7 +58,9 @@ def raise_interrupt() -> None:
 def interrupt_at(
     step: int, call: Callable[[], Any], handler: Callable[[], None] = raise_interrupt
 ) -> bool:
-    """Runs a signal handler before a step of the call. Returns True if the step exists."""
+    """Runs a signal handler before a step of the call. Returns False if the call ends before this
+    step.
+    """
     traced = Step(step, handler, _WATCHED)
     before = sys.gettrace()
     sys.settrace(traced)
@@ -114,7 +116,8 @@ def test_a_handler_may_wait_for_the_call_whose_wait_it_interrupts() -> None:
         assert isinstance(work, Work)
 
         def handler() -> None:
-            with suppress(UnisonoError):  # the interrupt came too late for another wait
+            # raised if the interrupted thread is already completing the result
+            with suppress(UnisonoError):
                 assert work.wait() is work.wait()
 
         reached = interrupt_at(step, work.wait, handler)

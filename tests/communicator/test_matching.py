@@ -25,10 +25,10 @@ from histories import History, Message, Receive
 from pretended_hosts import World
 from unisono import Communicator
 
-# Sizes at the limits of the transports. On one host, the sizes select a slot, the byte ring with
-# its largest size, and a direct read by the receiver, in one or several chunks. Between hosts, a
-# message is sent at once or in parts. A few of the largest messages exceed the memory for
-# unexpected messages.
+# Sizes at the limits of the transports. On one host, the size determines whether a message moves
+# through a slot, through the byte ring, or by a direct read of the receiver in one or several
+# chunks. Between hosts, a message is sent at once or in parts. A few of the largest messages exceed
+# the memory for unexpected messages.
 SMALL = (0, 8, 24, 25, 3000, 8192, 8193, 16_384, 16_385)
 LARGE = (65_535, 65_536, 65_537, 300_000)
 ONE_HOST = [(0,) * ranks for ranks in range(1, 7)]
@@ -48,7 +48,7 @@ class Persistent:
 
 
 def last(things: list[Any], back: int) -> Any:
-    """Returns an item counted from the end of a list. hypothesis does not draw the item, since the
+    """Returns an item of a list: the last if `back` is 0. hypothesis draws only `back`, since the
     list's length depends on timing.
     """
     return things[-1 - back % len(things)]
@@ -65,14 +65,14 @@ class Matching(RuleBasedStateMachine):
         hosts = data.draw(st.sampled_from(self.layouts))
         if hosts not in self.worlds:
             self.worlds[hosts] = World(hosts, timeout_s=END_S)
-        self.world = self.worlds.pop(hosts)  # the test returns the world at the end of the history
+        self.world = self.worlds.pop(hosts)  # `teardown` puts the world back
         self.hosts = hosts
         self.routes = data.draw(self.routes_over(hosts))
         self.history = History()
         self.persistent: list[Persistent] = []
         self.began = 0
-        # A receive of any tag must know the message's length. So all messages have one length, or a
-        # probe returns the length.
+        # A receive from any tag needs a buffer of the message's length. So either all messages have
+        # one length, or a probe first finds the length.
         size = st.sampled_from(LARGE if data.draw(st.booleans()) else SMALL)
         self.sizes = data.draw(st.lists(size, min_size=3, max_size=3)) if mixed else [0] * 3
         if not mixed:
@@ -210,7 +210,7 @@ class Matching(RuleBasedStateMachine):
     @rule(back=st.integers(0, 60))
     def cancel_receive(self, back: int) -> None:
         receive = last(self.history.receives, back)
-        # the request of a receive that has ended may now belong to another receive
+        # if this receive has ended, its persistent request may already have begun another receive
         over = receive.cancelled or receive.outcome is not None
         if not over and receive.work.cancel():
             assert receive.found is None
@@ -241,15 +241,15 @@ class Matching(RuleBasedStateMachine):
         self.worlds[self.hosts] = self.world
 
     def finish(self) -> None:
-        """Waits until no receive matches any message.
+        """Waits until no waiting receive can still get one of the sent messages.
 
-        On a loaded machine, the threads that move messages may not run during the pause. So a pause
-        without progress is the end only if no message matches a waiting receive.
+        On a loaded machine, the threads that move messages may not run during a short pause. So the
+        absence of progress in a pause is the end only if no message matches a waiting receive.
         """
         end = time.monotonic() + END_S
         while self.receives_end_in_a_pause() or self.history.pending() is not None:
             if time.monotonic() > end:
-                return  # `check` reports the receive and the message
+                return  # `check` fails and names the receive and the message
 
     def receives_end_in_a_pause(self) -> bool:
         paused_at = time.monotonic() + 0.02
@@ -273,8 +273,8 @@ class Matching(RuleBasedStateMachine):
                 assert out.tobytes() == message.content
             if not message.over:
                 message.work.wait(END_S)
-        # Sends one more message between each pair of ranks, after all messages that are not yet
-        # received.
+        # Exchanges one more message between each pair of ranks. It arrives after all earlier
+        # messages, so the probes below would find any message that was not received.
         nothing = np.zeros(0)
         for comm in self.world.comms:
             for dst, other in enumerate(self.world.comms):

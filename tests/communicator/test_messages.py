@@ -173,7 +173,8 @@ def test_a_message_of_wrong_length_fails_on_both_ranks(
             return
         out = received.copy()
         if not posted_first:
-            comm.recv(np.zeros(1), 2)  # by then the message has arrived
+            # rank 2's message gives rank 0's message time to arrive first
+            comm.recv(np.zeros(1), 2)
         if not asynchronous:
             threading.Timer(0.1, posted.set).start()
             comm.recv(out, 0)

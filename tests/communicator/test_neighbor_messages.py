@@ -133,7 +133,7 @@ def test_neighbor_exchange_splits_one_array_and_allocates_results(threads: World
         found = comm.neighbor_exchange(x, others)
         assert found.shape == x.shape
         for place, src in enumerate(others):
-            # twice this rank's index among the ranks to which src sends
+            # the first of the two rows that src sends to this rank
             share = 2 * (me if me < src else me - 1)
             sent = np.arange(2 * len(others) * 3).reshape(-1, 3)[share : share + 2] + 100 * src
             np.testing.assert_array_equal(found[2 * place : 2 * place + 2], sent)

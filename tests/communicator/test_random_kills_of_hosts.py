@@ -36,7 +36,7 @@ def survives(me: Me) -> None:
 
 
 def survives_or_is_too_few(me: Me) -> None:
-    """Runs `survives`; too few ranks may be left to shrink."""
+    """Runs `survives`. If too few ranks are left for a shrink, reports this to the test."""
     try:
         survives(me)
     except AbortedError as error:
@@ -56,7 +56,8 @@ def kill_at_random(seed: int) -> None:
         left = sorted(set(range(MANY)) - set(victims))
         said = ranks.wait_for("end", left)
         former, numbers = [entry["former"] for entry in said], [entry["rank"] for entry in said]
-        # the order of the deaths decides between these outcomes
+        # if at most half of the ranks are left, the order of the deaths decides whether they can
+        # shrink
         if 2 * len(left) <= MANY and None in former:
             assert former == [None] * len(left), seed
         else:

@@ -277,7 +277,7 @@ def test_logical_reductions_return_truth_values(op: str, ranks: int, threads: Wo
 @pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64"])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_minloc_and_maxloc_return_the_rank(kind: str, ranks: int, threads: World) -> None:
-    # each algorithm runs with three of the numbers of ranks
+    # each algorithm runs with three of the nine numbers of ranks
     tried = (None, *ALGORITHMS[1 + ranks % 3 :: 3])
     rng = np.random.default_rng(ranks)
     tables = [rng.integers(-3, 3, (ranks, count)).astype(kind) for count in LENGTHS]

@@ -33,7 +33,7 @@ def _one_is_wrong(me: Me, right: Callable[[Communicator], Any], wrong: Any) -> N
     else:
         me.attempt("raised", right, world)
     me.attempt("again", world.barrier)
-    time.sleep(0.3)  # this rank must not leave before, since that would cause another error
+    time.sleep(0.3)  # if this rank left the group now, the other ranks could get a different error
 
 
 def wrong_root(me: Me) -> None:
@@ -96,7 +96,7 @@ def wrong_async_op(me: Me) -> None:
 
 
 def wrong_behind_others(me: Me) -> None:
-    """Makes the refused call the third call, after two asynchronous calls."""
+    """Makes the refused call after two asynchronous calls, which must still succeed."""
 
     def call(world: Communicator, algorithm: str | None) -> None:
         works = [world.all_reduce(np.ones(1 << 18), async_op=True) for _ in range(2)]

@@ -55,8 +55,8 @@ def worlds() -> Iterator[World]:
 
 
 def wild(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Array:
-    """Returns random bits: subnormal, huge and infinite values, both zeros, and NaNs of any sign
-    and payload. bfloat16 values are uint16.
+    """Returns random bit patterns of floats: subnormal, huge and infinite values, both zeros, and
+    NaNs of any sign and payload. An array of bfloat16 values has the type uint16.
     """
     if kind.startswith("complex"):
         part = "float32" if kind == "complex64" else "float64"
@@ -138,7 +138,9 @@ def as_elements(x: Array, kind: str) -> Any:
 
 
 def placed(row: Array, kind: str, offset: int, stride: int) -> tuple[Any, Callable[[], bytes]]:
-    """Returns the elements at an offset and stride, and a function that reads their bits."""
+    """Returns the row's elements in memory with this offset and stride, and a function that returns
+    their current bytes.
+    """
     room = np.zeros(offset + stride * row.size, row.dtype)
     view = room[offset::stride][: row.size]
     view[:] = row
@@ -152,8 +154,8 @@ def cuts(rng: np.random.Generator, count: int, buckets: int) -> list[slice]:
 
 @functools.cache
 def allowed(op: str, ranks: int, narrow: bool, root: int = 0) -> tuple[str, ...]:
-    """Returns the algorithms whose schedules keep the order of additions, by inspection of
-    `build`'s result.
+    """Returns the algorithms whose schedules add the contributions in rank order. `trace` finds
+    this order in the result of `build`.
     """
     found = []
     for name in algorithms.names(op):
@@ -241,7 +243,7 @@ def test_factors_and_functions_are_reproducible(
                 comm.all_reduce(at_once, op)
                 for at in pieces:
                     comm.all_reduce(in_pieces[at], op)
-            if op is not np.add:  # a user's function may change NaNs
+            if op is not np.add:  # a user's function may change the bits of NaNs
                 assert at_once.tobytes() == in_pieces.tobytes()
             np.testing.assert_array_equal(at_once, in_pieces)
 

@@ -28,7 +28,9 @@ MOST_S = 3.0
 
 
 def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
-    """Exchanges data in the group and sends its members to the test."""
+    """Exchanges data in the group and checks them. Then tells the test which ranks are members of
+    the group.
+    """
     former = comm.all_gather(np.array([me.rank])).tolist()
     total = comm.all_reduce(np.full(3, 10.0**me.rank)).tolist()
     assert total == [sum(10.0**rank for rank in former)] * 3
@@ -307,8 +309,8 @@ def kill_at_random(seed: int) -> None:
     with Processes(survives, RANKS) as ranks:
         ranks.wait_for("ready", range(RANKS))
         for victim in victims:
-            # The next rank dies at once, during the shrink that excludes the previous rank, or
-            # afterwards.
+            # After this delay, the next rank dies at once, during the shrink that excludes the
+            # previous rank, or after that shrink.
             time.sleep(chance.choice([0, 0, 0.0005, 0.002, 0.005, 0.02, 0.1]) * chance.random())
             ranks.signal(victim, signal.SIGKILL)
         left = sorted(set(range(RANKS)) - set(victims))

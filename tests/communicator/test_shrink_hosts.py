@@ -216,8 +216,9 @@ def excluded(me: Me) -> None:
 
 @pytest.mark.parametrize("layout", [(0, 0, 1, 1), (0, 1, 0, 1)])
 def test_excluded_ranks_get_an_error(layout: Sequence[int]) -> None:
-    """Excludes half of the ranks, including the control server. In one layout, all remaining ranks
-    are on one host and leave the network.
+    """Excludes half of the ranks, among them rank 0, which has the control server. They must get an
+    error that names the remaining ranks. In one layout, the remaining ranks are all on one host, so
+    that their group has no network.
     """
     with over_hosts(excluded, layout) as ranks:
         for said in ranks.wait_for("shrunk", [1, 3]):
@@ -295,8 +296,9 @@ def interrupted(me: Me) -> None:
 
 @pytest.mark.parametrize("layout", [(0, 1), slow((0, 1, 2))])
 def test_an_interrupted_rank_has_left(layout: Sequence[int]) -> None:
-    """Interrupts a rank. While its process lives, its host votes; without this vote too few votes
-    may be left.
+    """Interrupts a rank during its shrink. The other ranks must shrink without it. While its
+    process lives, its host still votes on the new group; without this vote there may be no
+    majority.
     """
     with over_hosts(interrupted, layout) as ranks:
         assert ranks.wait_for("stopped", [0])[0]["error"] == "KeyboardInterrupt"

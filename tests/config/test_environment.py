@@ -113,7 +113,8 @@ def test_variables_of_mpich_are_read() -> None:
         config.launched_rank(several)
     in_slurm = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "9"}
     assert config.launched_rank(several | in_slurm).rendezvous.startswith("tcp://n1:6")
-    # In a Slurm job, Slurm's variables may describe the job and not the rank.
+    # In a Slurm job, the value of SLURM_PROCID may describe the job and not the rank, so PMI_RANK
+    # decides.
     assert config.launched_rank({**environ, "PMI_RANK": "1", "SLURM_PROCID": "0"}).rank == 1
     # A closed descriptor, or a descriptor that is not a socket, must not cause a failure.
     for number in ("1000000", "-1", "x", str(os.open(os.devnull, os.O_RDONLY))):

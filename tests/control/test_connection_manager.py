@@ -171,8 +171,8 @@ def test_sixty_four_ranks_join_at_once() -> None:
 
 
 def test_a_rank_that_ends_during_its_proof_is_missing_in_a_control_group() -> None:
-    """Ends the server during its proof. It counts as missing, since it knew the secret when it
-    joined, so the caller may form a group without this server.
+    """Ends rank 0, the server, while it proves to rank 1 that it knows the secret. Rank 0 counts as
+    missing, since it knew the secret when it joined. So the caller may form a group without rank 0.
     """
     with world(2) as ranks:
         address = ranks[0].manager.bound[0]

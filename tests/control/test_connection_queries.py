@@ -1,5 +1,5 @@
-"""Tests of queries between connection managers for departures and last calls, without the control
-server.
+"""Tests of queries between connection managers, without the control server: which ranks have left,
+and what is the most recent call of each rank.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def test_many_queries_without_the_server_are_answered() -> None:
         asking, asked = (ranks[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
         ranks[0].manager.close()
         send = ranks[1].manager._world_connections.peer_messages.send_message
-        for _ in range(30):  # as many queries as in some minutes of waiting
+        # in total as many queries as a rank sends while it waits for some minutes
+        for _ in range(30):
             answers = asked.queries
             ranks[1].manager._loop.run(lambda: [send(query) for _ in range(10)], 5)
             wait_until(lambda answers=answers: asked.queries > answers)
@@ -72,7 +73,7 @@ def test_many_queries_to_a_late_rank_are_answered() -> None:
             ranks[1].manager._world_connections.peer_messages.send_message,
             [p.manager._loop for p in ranks[1:]],
         )
-        for _ in range(150):  # as many queries as in a minute of waiting
+        for _ in range(150):  # as many queries as a rank sends while it waits for a minute
             loops[0].run(lambda: send(query), 5)
             for loop in loops:
                 loop.run(lambda: None, 5)
@@ -115,7 +116,8 @@ def test_a_rank_without_descriptors_queries_later() -> None:
         with no_descriptors():
             asking.raise_events(OVERDUE_EVENT)
             wait_until(lambda: asking.queries)
-            for _ in range(2):  # one turn for the dial and one for its failure
+            # the event loop dials in one iteration and detects the failure in another
+            for _ in range(2):
                 ranks[1].manager._loop.run(lambda: None, 5)
         wait_until(lambda: asking.calls == {1: b"a call"})
         assert not asking.left and asking.failure() is None

@@ -128,7 +128,7 @@ def test_a_control_server_survives_random_messages(
 
 
 class AnyChannel:
-    """A channel that accepts all answers."""
+    """A simulated channel that accepts all answers and drops them."""
 
     def send(self, message: ControlMessage) -> None:
         message.pack()

@@ -63,7 +63,9 @@ def test_a_stopped_process_is_not_lost_but_late() -> None:
         ranks[1].process.send_signal(signal.SIGSTOP)
         for rank in (ranks[0], ranks[2]):
             rank.send("overdue")
-        time.sleep(3.5)  # longer than a host may be silent; the stopped rank's kernel still answers
+        # longer than the silence after which a host is lost; but the stopped rank's kernel still
+        # answers
+        time.sleep(3.5)
         ranks[1].process.send_signal(signal.SIGCONT)
         ranks[1].send("overdue")
         for rank in ranks:
@@ -128,7 +130,9 @@ def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bo
 @pytest.mark.slow
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, connected: bool) -> None:
-    """Tests ranks that have, or have not yet, connected for last-call queries."""
+    """Cuts a link after rank 0 has left. The rank behind the link must be named, whether or not
+    ranks have already connected to query each other's most recent calls.
+    """
     with ranks_on(lab) as ranks:
         ranks[0].send("quit")
         assert ranks[0].process.wait(5) == 0

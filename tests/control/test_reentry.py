@@ -29,7 +29,8 @@ _WATCHED = (
     event_loop.__file__,
     connection_manager.__file__,
 )
-_PATIENCE_S = 4.0  # shorter than any wait of a connection manager that ends by a timeout
+# shorter than any timeout of a connection manager: a wait that only a timeout ends is a hang
+_PATIENCE_S = 4.0
 
 
 def alone() -> ConnectionManager:
@@ -40,7 +41,9 @@ def alone() -> ConnectionManager:
 
 
 def interrupt_at(step: int, call: Callable[[], Any], handler: Callable[[], Any]) -> bool:
-    """Interrupts `call` before a step. Returns True if the step exists. Fails if a call hangs."""
+    """Interrupts `call` before a step. Returns False if the call ends before this step. Fails if a
+    call hangs.
+    """
 
     def handle() -> None:
         with suppress(AbortedError):

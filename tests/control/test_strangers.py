@@ -55,7 +55,7 @@ def _connect(member: Rank) -> socket.socket:
 
 
 def _proved(member: Rank, sent: Introduction) -> socket.socket:
-    """Connects with the job's secret and this introduction."""
+    """Connects to a rank, proves that it knows the job's secret, and sends this introduction."""
     sock = _connect(member)
     purpose = purpose_of(WORLD, member.rank)
     deadline = time.monotonic() + 5
@@ -77,7 +77,7 @@ def test_a_port_scan_is_logged_once(job: list[Rank], caplog: pytest.LogCaptureFi
         _connect(job[0]).close()
     wait_until(lambda: caplog.records)
     time.sleep(0.1)
-    assert len(caplog.records) == 1  # one line instead of 300
+    assert len(caplog.records) == 1  # one record for all 300 connections
     assert "refused a connection from 127.0.0.1" in caplog.text
 
 
@@ -108,7 +108,7 @@ def test_a_wrong_secret_is_refused(job: list[Rank], caplog: pytest.LogCaptureFix
 
 
 class _RecordedHandshake:
-    """A recorded handshake, made of its dialer's messages."""
+    """The messages that the dialer sends in a successful handshake, recorded for a replay."""
 
     def __init__(self, member: Rank) -> None:
         self.recorded: list[bytes] = []
@@ -253,7 +253,7 @@ def test_a_message_that_cannot_be_handled_ends_its_channel(
             member.enter(GROUP, range(3), None if member.rank else Broken()) for member in ranks
         ]
         ranks[0].manager._loop.run(lambda: None, 1)  # waits until rank 0 has entered the group
-        ends[1].raise_events(OVERDUE_EVENT)  # so rank 0 is asked for its last call
+        ends[1].raise_events(OVERDUE_EVENT)  # rank 1 then asks rank 0 for its most recent call
         wait_until(lambda: all(end.failure() for end in ends))
         for end in ends:
             fault, text = end.failure() or (0, "")

@@ -166,8 +166,8 @@ def test_an_error_of_tc_is_reported_and_the_lab_removed() -> None:
 
 
 def test_even_ports_have_a_queue_for_each_host() -> None:
-    """Tests the settings: a queue for each other host at every port, small bursts, and no
-    congestion control that probes for bandwidth.
+    """Tests the settings: every port has a queue for each other host, bursts are small, and the
+    congestion control does not probe for bandwidth.
     """
     with Lab(hosts=3, rate="100mbit", rates={2: "50mbit"}, shaping=EVEN) as lab:
         control = "net.ipv4.tcp_congestion_control"
@@ -177,7 +177,7 @@ def test_even_ports_have_a_queue_for_each_host() -> None:
             assert "gso_max_size 16384" in lab.run(host, ["ip", "-d", "link", "show", "eth0"])
             for place, port in ((host, "eth0"), ("switch", f"h{host}r0")):
                 classes = lab.run(place, ["tc", "class", "show", "dev", port])
-                # one class for each other host, and the default class
+                # traffic classes: one for each other host, and the default class
                 assert classes.count("parent 1:1 ") == 3
                 assert f"ceil {'50' if host == 2 else '100'}Mbit" in classes
                 assert lab.run(place, ["tc", "filter", "show", "dev", port]).count("match") == 2
