@@ -130,8 +130,8 @@ def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bo
 @pytest.mark.slow
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, connected: bool) -> None:
-    """Cuts a link after rank 0 has left. The rank behind the link must be named, whether or not
-    ranks have already connected to query each other's most recent calls.
+    """Cuts the link of rank 2 after rank 0 has left. Ranks 1 and 2 must name each other, whether or
+    not they have already connected to query each other's most recent calls.
     """
     with ranks_on(lab) as ranks:
         ranks[0].send("quit")

@@ -1,4 +1,4 @@
-"""Simulated transfers of a world's ranks, with one ledger of all jobs that began."""
+"""Simulated transfers of a world's ranks, and a ledger of the jobs that each rank has begun."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.controller.transfers.transfer import Job
 
 @dataclass(frozen=True)
 class Submission:
-    """A submission of a rank: the `nth` submission with this name."""
+    """A rank's submission of a tensor: the `nth` submission of this name, from 0."""
 
     name: str
     nth: int
@@ -21,8 +21,8 @@ class Submission:
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's part of a job. `held` has the rank's own submissions, and is empty if the rank has
-    joined.
+    """What one rank contributes to a job. `held` has the rank's own submissions. It is empty if the
+    rank contributes nothing, because it has joined (`JoinAll`).
     """
 
     names: tuple[str, ...]
@@ -44,7 +44,9 @@ class Part:
 
 @dataclass
 class Entry:
-    """A job of all ranks, with each rank's part. A part is None if the rank is not ready."""
+    """A job of all ranks. `parts` has the contribution of each rank that has begun the job. It is
+    None for a rank that was not ready.
+    """
 
     size: int
     parts: dict[int, Part | None] = field(default_factory=dict)
@@ -56,25 +58,27 @@ class Entry:
 
     @property
     def ran(self) -> bool:
-        """True if each rank that has begun the job has given a part."""
+        """True if each rank that has begun the job was ready for it."""
         return all(part is not None for part in self.parts.values())
 
 
 @dataclass
 class Ledger:
-    """Records of the jobs of all ranks: jobs that were decided, and jobs that were voted on."""
+    """Records of the jobs of all ranks. Decided jobs begin when all ranks are known to be ready.
+    Voted jobs run only if all ranks turn out to be ready.
+    """
 
     size: int
     paired: bool = True
-    """True if the `nth` submission of a name must run with the other ranks' `nth` submission. False
-    if ranks join.
+    """True if the `nth` submission of a name on one rank must run in the same job as the `nth`
+    submission on each other rank. False in a world whose ranks join.
     """
     decided: list[Entry] = field(default_factory=list)
     voted: list[Entry] = field(default_factory=list)
     runs: Counter[tuple[int, Submission]] = field(default_factory=Counter)
     """Number of runs of each submission, by rank and submission."""
     finished: list[Part] = field(default_factory=list)
-    """Rank 0's parts of the jobs that ran, in the order in which the jobs ended."""
+    """Rank 0's contributions to the jobs that ran, in the order in which the jobs ended."""
 
     def begin(self, jobs: list[Entry], rank: int, part: Part | None) -> Entry:
         """Records that `rank` begins its next job in the list `jobs`."""
@@ -101,8 +105,8 @@ class Ledger:
 
 
 class SimulatedPending:
-    """A job that one rank has begun. `end_ns` is the time at which the simulated link has carried
-    it.
+    """A job that one rank has begun. `end_ns` is the time at which the simulated link has
+    transferred the job's data.
     """
 
     def __init__(self, entry: Entry, end_ns: int = 0) -> None:
@@ -119,11 +123,11 @@ class SimulatedPending:
 
     @property
     def ran(self) -> bool:
-        """True if each rank that has begun the job has given a part."""
+        """True if each rank that has begun the job was ready for it."""
         return self.entry.ran
 
     def times_ns(self) -> tuple[int, int]:
-        """Returns the simulated link's times of the job."""
+        """Returns the times at which the job's data begin and end to move; both are `end_ns`."""
         return self.end_ns, self.end_ns
 
 
@@ -152,15 +156,17 @@ class SimulatedTransfer:
         return SimulatedPending(self.ledger.begin(self.ledger.decided, self.rank, part))
 
     def prepare(self, job: Job) -> SimulatedVotedJob:
-        """Prepares a voted job."""
+        """Prepares a voted job, which runs only if all ranks are ready."""
         return SimulatedVotedJob(self, job)
 
     def begin_void(self) -> SimulatedPending:
-        """Begins the next voted job as a rank that is not ready."""
+        """Begins the next voted job without data, since this rank is not ready."""
         return self.begin_voted(None)
 
     def begin_voted(self, part: Part | None) -> SimulatedPending:
-        """Begins a voted job; `part` is None if this rank is not ready."""
+        """Begins the next voted job. `part` is this rank's contribution, or None if the rank is not
+        ready.
+        """
         entry = self.ledger.begin(self.ledger.voted, self.rank, part)
         if part is not None:
             elements = sum(math.prod(shape) for shape in part.shapes)
@@ -171,7 +177,7 @@ class SimulatedTransfer:
         """Does nothing, since a simulated transfer has no resources."""
 
     def part(self, job: Job) -> Part:
-        """Returns this rank's part of a job, with submissions instead of arrays."""
+        """Returns this rank's contribution to a job. Submissions stand for the arrays."""
         held = tuple(self.submissions[id(array)][0] for array in job.arrays)
         return self._part(job, tuple(each.name for each in held), held)
 
@@ -182,7 +188,7 @@ class SimulatedTransfer:
 
 
 class SimulatedVotedJob:
-    """A voted job that a frozen plan repeats."""
+    """A voted job (one that runs only if all ranks are ready), which a frozen plan repeats."""
 
     def __init__(self, transfer: SimulatedTransfer, job: Job) -> None:
         self.transfer = transfer

@@ -1,4 +1,4 @@
-"""A simulated program of several ranks whose buckets take the times of a known link."""
+"""A simulated program of several ranks. The times of its buckets follow a known link cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def gradient(name: str, count: int = 1, **options: object) -> Request:
 
 
 def cut(requests: Sequence[Request], ends: Sequence[int]) -> tuple[Bucket, ...]:
-    """Returns buckets of consecutive tensors; each bucket ends before an index in `ends`."""
+    """Returns buckets of consecutive tensors. `ends` has the index of the first tensor after each
+    bucket.
+    """
     begins = [0, *ends[:-1]]
     return tuple(Bucket(tuple(requests[i:j])) for i, j in zip(begins, ends, strict=True))
 
@@ -42,8 +44,8 @@ def all_cuts(requests: Sequence[Request]) -> Iterator[tuple[Bucket, ...]]:
 
 @dataclass(frozen=True)
 class MeasuredProgram:
-    """Tensors that are ready at `ready_s`, sent over a link of `cost`. A step ends `tail_s` seconds
-    after its last bucket.
+    """A program whose tensors become ready in each step at the times `ready_s`, and are sent over a
+    link of `cost`. A step ends `tail_s` seconds after its last bucket.
     """
 
     requests: tuple[Request, ...]
@@ -69,7 +71,8 @@ class MeasuredProgram:
     ) -> list[PassTimes]:
         """Returns the times that each rank measures in the passes of a trial.
 
-        In each pass a different rank is the last, and the other ranks also wait for it.
+        In each pass a different rank is the last to become ready. The bucket times of the other
+        ranks include the wait for this rank.
         """
         both = (tuple(own), trial.other)
         steps_s = [
@@ -115,7 +118,7 @@ def tune(
     noise: Noise = lambda chance, number: 1.0,
     tuner: FusionTuner | None = None,
 ) -> FusionReport:
-    """Runs a tuner until it decides, and returns its report."""
+    """Runs the trials of a tuner until it has chosen buckets. Returns the tuner's report."""
     chance = random.Random(seed)
     tuner, plan = (tuner or FusionTuner(seed=seed)).freeze(buckets)
     while plan.report is None:

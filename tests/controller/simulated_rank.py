@@ -80,7 +80,7 @@ class SimulatedRank:
         ledger: Ledger,
         now_ns: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`now_ns` is the clock of trials."""
+        """`now_ns` reads the clock that times trials of plans."""
         self.state = state
         self.rank = state.member.rank
         self.program = tuple(program)
@@ -214,7 +214,9 @@ class SimulatedRank:
         return True
 
     def _departs(self, handle: Handle) -> bool:
-        """Returns True if the program must report that it waits for a bucket that lacks tensors."""
+        """Returns True if the program waits for a tensor of the frozen plan, but the tensor's
+        bucket lacks other tensors. The program must then report that it cannot follow the plan.
+        """
         plan = self.plan
         if handle.flight is not None or plan is None or plan.stopped or plan.epoch == self._broke:
             return False
@@ -250,7 +252,9 @@ class SimulatedRank:
         return bool(self.draining or self.actions or self.follow or self.events)
 
     def move_loop(self) -> None:
-        """Performs the next action, or handles the waiting events."""
+        """Makes one move: ends flights (collectives in progress), performs an action of the
+        agreement, or passes the waiting events to the agreement.
+        """
         if self.awaited or self.draining:
             self._go_on()
         elif self.actions:
@@ -344,7 +348,9 @@ class SimulatedRank:
             self.awaited += self.plan.flights
 
     def _go_on(self) -> None:
-        """Ends the flights for which the loop has waited, and the plan if the loop drains it."""
+        """Ends the flights (collectives in progress) for which the loop has waited. If the loop
+        drains the plan, also ends the plan.
+        """
         flights, self.awaited = self.awaited, []
         for flight in flights:
             flight.settle(None)
@@ -375,4 +381,4 @@ def _finished(plan: FrozenPlan) -> list[mb.Event]:
 
 
 def _ignore(flight: Flight) -> None:
-    """Does nothing at the end of a flight."""
+    """Does nothing when a flight (a collective in progress) ends."""

@@ -133,7 +133,7 @@ def test_uneven_gather_has_the_rows_of_each_rank() -> None:
     programs = [step_of("g", shape=(rows, 3), operation="all_gather") * 4 for rows in (2, 0, 5)]
     for world in worlds(*programs):
         assert [job.lengths for job in world.jobs()] == [(2, 0, 5)] * 4
-        assert not world.frozen  # a plan cannot know the lengths
+        assert not world.frozen  # a frozen plan cannot know each rank's number of rows in advance
 
 
 def test_gather_that_becomes_uneven_leaves_the_plan() -> None:

@@ -89,8 +89,8 @@ def test_refused_member_of_a_group_refuses_the_others_while_joined() -> None:
 
 
 def test_rank_joins_before_its_tensors_have_run() -> None:
-    """Tests that tensors with different active ranks share no message, though they are ready
-    together.
+    """Tests that two tensors are not fused if different ranks are active for them, though both
+    tensors are ready at the same time.
     """
     short = [Submit("a"), JoinAll(), Wait("a")]
     long = [Submit("a"), Submit("b"), Wait("a"), Wait("b"), JoinAll()]

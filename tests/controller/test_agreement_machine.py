@@ -30,7 +30,9 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 def commands_of(step: Step, habits: random.Random, shapes: dict[str, int]) -> list[Command]:
-    """Returns a step of one rank. Each rank has its own order within a phase, and its own waits."""
+    """Returns the commands of one rank for a step. The rank's `habits` choose the order of its
+    submissions within a phase, and the tensors that it waits for at the end of a phase.
+    """
     commands: list[Command] = []
     waiting: list[str] = []
     for phase in step:
@@ -72,7 +74,9 @@ def test_random_programs_run_each_tensor_once(
 def test_repeated_programs_fall_silent(
     size: int, before: list[Step], step: Step, seed: int
 ) -> None:
-    """Repeats a step in which each rank keeps its own order and its own waits."""
+    """Repeats a step in which each rank keeps its own order and its own waits. The ranks must
+    freeze a plan and then send no more messages.
+    """
     programs = []
     for rank in range(size):
         first = [

@@ -208,8 +208,9 @@ def test_a_program_may_wait_in_the_middle_of_its_step(threads: World) -> None:
 
 
 def test_ranks_that_depend_in_different_ways_do_not_hang(threads: World) -> None:
-    """Lets rank 1 wait for one tensor before it submits the next. Rank 1 begins with this after the
-    plan is frozen.
+    """Lets rank 1 wait for tensor "a" before it submits "b", while the other ranks submit both
+    tensors first. Rank 1 begins with this after the plan is frozen. Every step must still end with
+    the right sums.
     """
 
     def check(comm: Communicator) -> None:

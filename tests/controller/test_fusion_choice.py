@@ -1,4 +1,6 @@
-"""The fit of bucket times, the best buckets under all rules of fusion, the passes of a trial."""
+"""The fit of a link's cost to the times of buckets, the best buckets under all rules of fusion, and
+the passes of a trial. A pass runs each tensor once.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +229,8 @@ def test_tensor_that_is_a_pass_ahead_enters_the_buckets_of_that_pass() -> None:
     for name, number in [("b", 2), ("a", 2), ("c", 2), ("a", 3), ("b", 3), ("c", 3)]:
         ticks.now_ns += 1000
         _add(plan, transfer, name, number)
-    # Pass 1 began with its first tensor, "a", before pass 0 had ended.
+    # The time of pass 0 ends with the first tensor of pass 1, "a", though that was submitted before
+    # pass 0 had ended.
     assert plan.finished and plan.times().step_ns == (1000, 5000, 3000)
 
 

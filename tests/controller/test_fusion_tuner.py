@@ -112,7 +112,9 @@ def test_gain_that_does_not_matter_is_not_tried() -> None:
 
 
 def test_poor_fits_choose_nothing() -> None:
-    """Tests bucket times that do not depend on the sizes."""
+    """Uses bucket times that do not depend on the sizes. In most runs, the tuner must report a poor
+    fit.
+    """
     program, poor = even_program(), 0
     for seed in range(20):
         tuner, plan = FusionTuner().freeze((Bucket(program.requests),))
@@ -126,7 +128,8 @@ def test_poor_fits_choose_nothing() -> None:
         ]
         _, plan = tuner.finish([replace(times, bucket_ns=tuple(rows))])
         poor += plan.report is not None and "the fit is poor" in plan.report.reason
-    assert poor >= 15  # in the other runs, the times grow with the sizes by chance
+    # of 20 runs; in the other runs, the random times grow with the sizes by chance
+    assert poor >= 15
 
 
 def test_equal_sizes_choose_nothing() -> None:
@@ -168,8 +171,8 @@ NOISES: dict[str, Noise] = {
 def test_noise_rarely_replaces_buckets_by_others_that_are_no_better(
     noise: str, loss: float
 ) -> None:
-    """Compares 300 times, with an error rate of 1.1 % per comparison. More than 10 errors have a
-    probability of 0.1 %.
+    """Compares 300 times with buckets that are no faster than the buckets before. The tuner's error
+    rate is 1.1 % per comparison. So more than 10 errors have a probability of 0.1 %.
     """
     errors = sum(compare(seed, NOISES[noise], 1 + loss).replaced for seed in range(300))
     assert errors <= 10
@@ -182,8 +185,8 @@ def test_gain_is_found_in_spite_of_noise(noise: str) -> None:
 
 
 def compare(seed: int, noise: Noise, factor: float) -> FusionReport:
-    """Returns the report on buckets whose steps take `factor` times as long as with the buckets
-    before.
+    """Returns the tuner's report on a comparison of new buckets with the buckets before. A step
+    with the new buckets takes `factor` times as long.
     """
     tuner, plan = FusionTuner(seed=seed, before=TOGETHER)._compare(APART)
     chance, number = random.Random(seed), 0

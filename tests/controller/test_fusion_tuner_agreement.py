@@ -134,7 +134,7 @@ def test_odd_step_around_the_end_of_a_trial(what: str, on_all: bool) -> None:
 
 def test_side_tensor_that_ranks_submit_before_and_after_the_end_of_a_trial() -> None:
     """Lets one rank submit "x" after it has finished the trial, while the other rank waits for "x"
-    before the end of the trial.
+    before the end of the trial. No rank may hang.
     """
     usual = varied("ab")
     early = [*step_of("x"), *usual]
@@ -174,8 +174,8 @@ PAIRS: dict[str, tuple[list[Command], list[Command]]] = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_every_order_of_two_ranks_ends_well_with_a_trial(name: str) -> None:
-    """Stops the clock, so that equal worlds have equal states. The plan stays unchanged after one
-    trial.
+    """Runs all orders of events. The clock stands still, so that states that would differ only in
+    times are equal. The tuner then keeps the plan after one trial.
     """
     tuner = FusionTuner(settings=TuningSettings(warm_up=0, measured=2))
     world = World(PAIRS[name], freeze_after=1, wire=False, whole_turns=True, tuner=tuner)

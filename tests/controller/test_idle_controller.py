@@ -14,7 +14,8 @@ from ranks import Me, Processes
 from unisono import PeerLostError
 from unisono.controller import Controller
 
-SILENCE_S = 1.0  # seconds after which the thread no longer polls for other ranks
+# seconds without work after which the thread no longer polls for messages of other ranks
+SILENCE_S = 1.0
 WATCHED_S = 1.0
 
 
@@ -53,7 +54,8 @@ def _dies_while_all_idle(me: Me) -> None:
     if me.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(SILENCE_S)
-    name = "w" if me.rank == 0 else "v"  # a tensor of the plan, or a tensor that needs an agreement
+    # rank 0 submits a tensor of the frozen plan, and rank 2 a new tensor, which needs an agreement
+    name = "w" if me.rank == 0 else "v"
     me.attempt("lost", lambda: controller.all_reduce(name, np.ones(4)).wait())
 
 

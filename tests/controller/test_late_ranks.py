@@ -33,8 +33,8 @@ def _steps(controller: Controller, names: Sequence[str]) -> None:
 def test_a_late_rank_is_named(
     threads: World, caplog: pytest.LogCaptureFixture, planned: list[str]
 ) -> None:
-    """Tests a bucket that waits for tensors of this rank, and a bucket that began without the late
-    rank.
+    """Tests that a query and the log name the late rank 1. In one case, the bucket has not begun,
+    since it also lacks tensors of rank 0. In the other case, it has begun on all ranks but rank 1.
     """
 
     def check(comm: Communicator) -> None:
@@ -64,7 +64,9 @@ def test_a_late_rank_is_named(
 def test_a_rank_that_only_waits_hears_of_a_late_rank(
     threads: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Tests a bucket that has begun on all ranks but one, while no rank asks for stalls."""
+    """Tests that the log names a late rank although no rank calls `stalls`. The bucket has begun on
+    all other ranks.
+    """
 
     def check(comm: Communicator) -> None:
         with Controller(comm, stall_warning_s=0.3) as controller:

@@ -155,7 +155,7 @@ def test_an_array_that_cannot_be_reduced_fails_the_controller_on_all_ranks(threa
 
 def test_a_failure_that_a_submission_finds_ends_it(threads: World) -> None:
     class Ended:
-        """A flight that ends with an error."""
+        """A simulated flight (a collective in progress) that has ended with an error."""
 
         def __init__(self, controller: Controller) -> None:
             self._fail = controller._loop.fail
@@ -173,7 +173,9 @@ def test_a_failure_that_a_submission_finds_ends_it(threads: World) -> None:
         handle._done, handle.flight = False, Ended(controller)  # type: ignore[assignment]
         with pytest.raises(PeerLostError, match="rank 1 is lost"):
             controller.all_reduce("a", np.ones(3))
-        late = Handle(controller._loop, handle.request, np.ones(3))  # a handle of a void flight
+        # a handle without a flight (a collective in progress), as after a job for which a rank was
+        # not ready
+        late = Handle(controller._loop, handle.request, np.ones(3))
         with pytest.raises(PeerLostError, match="rank 1 is lost"):
             late.wait(5)
         controller.close()

@@ -78,7 +78,8 @@ def test_costs_of_a_link_are_not_underestimated(threads: World) -> None:
         with Controller(comm, tune_fusion=True, transfer=transfer) as controller:
             _steps(controller, 30, {name: 4 * length // 50 for name, length in SIZES.items()})
             report = controller.fusion_report()
-            if report is None:  # the comparison has not ended
+            # the comparison of the tuned buckets with the buckets before has not ended
+            if report is None:
                 state = controller._loop._state
                 if state.coordinator is not None and state.coordinator.tuner is not None:
                     report = state.coordinator.tuner.draft
@@ -140,7 +141,8 @@ def test_another_set_of_names_is_tuned_anew(threads: World) -> None:
 
     first, second, third = threads(2).run(check)[0]
     assert {name for names in second.buckets for name in names} == other.keys() != first
-    assert third is second or third == second  # the tuner knows the first set of tensors
+    # the tuner still knows its result for the first set of tensors
+    assert third is second or third == second
 
 
 def test_waits_within_a_step_are_tuned_too(threads: World) -> None:
@@ -206,7 +208,9 @@ def test_rank_that_is_killed_in_a_trial_is_named() -> None:
 
 
 def test_rank_that_is_late_at_the_end_of_a_trial_is_named(threads: World) -> None:
-    """Launches all buckets of the trial on two ranks, while the third rank lacks a tensor."""
+    """Launches all buckets of the trial on ranks 0 and 2, while rank 1 lacks a tensor. A query for
+    stalled tensors must name rank 1.
+    """
     settings = TuningSettings()
     # number of steps until the first trial ends
     first = 3 + 2 * settings.warm_up + settings.measured + 1
@@ -226,7 +230,8 @@ def test_rank_that_is_late_at_the_end_of_a_trial_is_named(threads: World) -> Non
             elif comm.rank == 0:
                 until_s = time.monotonic() + limit_s(5)
                 missing: list[tuple[int, ...]] = []
-                # The ranks first leave the plan and announce their tensors.
+                # repeats the query, since the ranks must first leave the plan and announce their
+                # tensors
                 while missing != [(1,)] and time.monotonic() < until_s:
                     stalls = [each for each in controller.stalls() if each.name == "layer 7"]
                     missing = [each.missing for each in stalls]

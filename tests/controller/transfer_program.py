@@ -62,7 +62,7 @@ def _check_moves(transfer: Transfer, rank: int, size: int, kind: Kind) -> None:
 
 def _check_votes(transfer: Transfer, rank: int, size: int, kind: Kind) -> None:
     """Begins voted jobs in the same order on all ranks before any job ends. For every second job,
-    one rank is not ready.
+    one rank is not ready, so this job must change no array.
     """
     arrays = [kind(np.full(5, rank)) for _ in range(8)]
     pending = []

@@ -35,7 +35,9 @@ Move = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Sent:
-    """A message, with the positions of all programs when it was sent."""
+    """A message, with the number of commands that each program had completed when the message was
+    sent.
+    """
 
     src: int
     dst: int
@@ -201,7 +203,7 @@ class World:
         return [each.message for each in self.sent if isinstance(each.message, kind)]
 
     def sent_after(self, positions: int) -> list[Sent]:
-        """Returns the messages sent after all ranks had begun `positions` commands."""
+        """Returns the messages sent after all ranks had completed `positions` commands."""
         return [each for each in self.sent if min(each.positions) >= positions]
 
     def ran(self) -> list[tuple[str, ...]]:
@@ -209,7 +211,7 @@ class World:
         return [part.names for part in self.jobs()]
 
     def jobs(self) -> list[Part]:
-        """Returns rank 0's part of each job that ran."""
+        """Returns rank 0's contributions to the jobs that ran, in the order of the jobs' ends."""
         return self.ledger.finished
 
     def texts(self, rank: int = 0) -> dict[str, str]:

@@ -22,7 +22,7 @@ NARROW = [dtype for dtype in DType if dtype.is_narrow_float]
 
 
 def every(dtype: DType) -> NDArray[Any]:
-    """Returns the bits of all elements."""
+    """Returns all elements that a type has, as bits."""
     count = 1 << 8 * dtype.size_bytes
     return np.arange(count, dtype=np.uint8 if dtype.is_float8 else np.uint16)
 

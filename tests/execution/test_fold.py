@@ -228,7 +228,7 @@ def test_the_index_of_an_extreme_equals_numpy(data: st.DataObject) -> None:
     values = np.array(columns, value).reshape(-1, ranks)
     order = data.draw(st.permutations(range(ranks)))
     sources = []
-    for rank in order:  # the operands may have any order
+    for rank in order:  # the result must not depend on the order of the operands
         pair = np.zeros(len(values), [("value", value), ("index", index)])
         pair["value"], pair["index"] = values[:, rank], rank
         sources.append(pair.view(np.uint8))
@@ -256,7 +256,7 @@ def test_8_bit_floats_round_once(dtype: DType) -> None:
     def value(op: ReduceOp, *values: float, divisor: int = 1) -> float:
         return float(widened(fold(of(*values), dtype, op, divisor), dtype)[0])
 
-    # Rounded at each step: 16 + 0.5 = 16.
+    # The sum is not rounded after each addition; that would give 16, since 16 + 0.5 = 16.
     assert value(ReduceOp.SUM, 16, *[0.5] * 8) == 20
     assert value(ReduceOp.AVG, 448, 448, 448, divisor=3) == 448
     assert value(ReduceOp.PROD, 256, 256, 1 / 256) == 256

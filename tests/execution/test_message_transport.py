@@ -186,7 +186,9 @@ def test_an_exception_of_a_signal_handler_is_raised() -> None:
 
 
 def test_memory_is_kept_after_a_signal_handler_raised() -> None:
-    """Raises while the library may have begun a transfer that Python has not recorded."""
+    """Raises in a signal handler at a time when the library may have begun a transfer that Python
+    has not recorded. The array must stay in memory.
+    """
     group = LibraryThreadGroup(((0,), (1,)))
     one = End(group.groups[0])
     x = np.zeros(100_000, np.uint8)
@@ -203,7 +205,9 @@ def test_memory_is_kept_after_a_signal_handler_raised() -> None:
 
 @pytest.mark.parametrize("releases", [True, False])
 def test_memory_is_kept_until_the_library_releases_it(*, releases: bool) -> None:
-    """Tests a library that cannot cancel a transfer, so that its memory must stay valid."""
+    """Aborts a transfer. If the library cannot release the transfer's memory, the memory must stay
+    valid; otherwise it must be freed.
+    """
     gc.collect()  # frees objects of earlier tests
     before = segments()
     group = LibraryThreadGroup(((0,), (1,)))

@@ -37,7 +37,7 @@ def test_every_bfloat16_survives_conversion() -> None:
 def test_bfloat16_rounds_to_nearest_even(value: float) -> None:
     x = np.array([value], np.float32)
     got = int(float32_to_bfloat16(x)[0])
-    # rounded toward zero; `low + 1` is rounded away from zero
+    # `low` is the value rounded toward zero, and `low + 1` the value rounded away from zero
     low = int(x.view(np.uint32)[0]) >> 16
     low_value, high_value = (
         float(v) for v in bfloat16_to_float32(np.array([low, low + 1], np.uint16))
@@ -77,7 +77,7 @@ def test_8_bit_floats_equal_torch(dtype: DType) -> None:
     found = narrowed(x, dtype)
     numbers = ~np.isnan(x)
     np.testing.assert_array_equal(found[numbers], cast[numbers])
-    assert set(found[~numbers].tolist()) == {0x7F}  # torch keeps the sign of zero
+    assert set(found[~numbers].tolist()) == {0x7F}  # torch keeps the sign of a NaN
     assert set((cast[~numbers] & 0x7F).tolist()) == {0x7F}
 
 

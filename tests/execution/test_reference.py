@@ -101,8 +101,8 @@ class Problem:
 def problem(
     collective: Collective, kind: Kind, counts: list[int], seed: int = 1, *, in_place: bool = False
 ) -> Problem:
-    """Returns a problem whose piece i has counts[i] elements. Pieces are numbered by source or
-    destination.
+    """Returns a problem in which vectors are divided into pieces, one for each source or
+    destination. Piece i has counts[i] elements.
     """
     dtype, reduce_op = kind
     n, op = collective.ranks, collective.op
@@ -158,8 +158,8 @@ def problem(
 
 
 def _sources(collective: Collective, rank: int, piece: int) -> list[tuple[int, int]]:
-    """Returns the (rank, piece) pairs of the inputs that an output piece combines. The list is
-    empty if the output is undefined.
+    """Returns the inputs whose combination is the output piece `piece` of `rank`, as (rank, piece)
+    pairs. The list is empty if this output is undefined.
     """
     op, root = collective.op, collective.root
     if op is Op.REDUCE and rank != root:
@@ -213,8 +213,8 @@ def test_every_algorithm_matches_numpy_at_every_length(op: Op, name: str) -> Non
 
 @pytest.mark.parametrize("name", names(Op.ALL_REDUCE))
 def test_every_type_and_reduction_matches_numpy(name: str) -> None:
-    """Tests all types and reductions with one flat and one nested sum. Tests the other algorithms
-    only with types and reductions that depend on the algorithm.
+    """Tests `one_shot` (a flat sum) and `ring` (a nested sum) with all types and reductions. Tests
+    the other algorithms with all reductions of int32 and with sums and averages of all types.
     """
     schedule = build(Op.ALL_REDUCE, name, ranks=5)
     plans = lower(schedule)
@@ -284,7 +284,8 @@ def random_all_reduce(data: st.DataObject, ranks: int) -> Schedule:
         for rank in range(ranks):
             if rank != best:
                 b.copy(best, part, rank)
-        b.round = part + 1  # the parts overlap in time
+        # the next part of the array begins one round later, so the parts overlap in time
+        b.round = part + 1
     return b.build()
 
 

@@ -176,8 +176,8 @@ def _connections(*, control: bool) -> list[int]:
     """
     found = []
     for name in os.listdir("/proc/self/fd"):
-        # Duplicates only sockets, since closing a copy of a segment's descriptor would drop its
-        # lock.
+        # Duplicates only sockets. A shared memory segment has a file lock, which this process would
+        # lose if it closed a duplicate of the segment's descriptor.
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue

@@ -83,7 +83,7 @@ class Job(Processes):
         """Returns all other ranks."""
         return [rank for rank in range(self.ranks) if rank not in ranks]
 
-    # ---- faults, each of which returns its time
+    # ---- faults; each method returns the time of its fault
 
     def kill(self, rank: int) -> float:
         """Kills a rank; the kernel closes its connections."""
@@ -127,7 +127,9 @@ class Job(Processes):
     def outcomes(
         self, event: str, ranks: Sequence[int], *, since: float, timeout_s: float = 40.0
     ) -> list[Outcome]:
-        """Returns each rank's result of the attempt with this event name (see `Me.attempt`)."""
+        """Returns the result that each rank reports for the attempt with this event name (see
+        `Me.attempt`).
+        """
         said = self.wait_for(event, ranks, timeout_s)
         return [
             Outcome(rank=rank, error=s["error"], text=s["text"] or "", after_s=s["at"] - since)

@@ -59,7 +59,7 @@ class Fault:
     errors: tuple[str, ...] = ("PeerLostError",)
     within_s: float = SOON_S
     blamed: Callable[[Job], list[int]] | None = None
-    """Ranks that are named by a rank that counts as lost but is alive."""
+    """If given, each lost rank is alive, and its own error must name one of these ranks."""
     often: bool = False
     """True if the scenario is part of the default test run."""
 
@@ -73,8 +73,9 @@ def all_ranks(job: Job) -> list[int]:
 
 
 def garbage(name: str, body: Callable[[Me], Any], *, often: bool = False) -> Fault:
-    """Returns the fault that an authenticated peer sends random bytes during calls. The peer's own
-    error names the peer or the other ranks as lost, which depends on timing.
+    """Returns the fault that the last rank, which is authenticated, sends random bytes during
+    calls. The other ranks must name it as lost. Its own error names any rank as lost, itself or
+    another; this depends on timing.
     """
     return Fault(
         name=name,

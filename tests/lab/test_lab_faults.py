@@ -41,7 +41,7 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-# ---- a job of plain sockets, in which each rank exchanges bytes with rank 0 and reports the end
+# ---- a job of plain sockets: each rank exchanges bytes with rank 0 and reports how this ended
 
 
 def address_of(me: Me) -> tuple[str, int]:
@@ -133,7 +133,7 @@ def test_a_stopped_rank_is_late_but_connected(lab: Lab) -> None:
         assert outcome.error == "TimeoutError"
         assert (
             outcome.after_s > 0.9 * PATIENCE_S
-        )  # the timeout of the socket, since the kernel acknowledged all data
+        )  # the socket's own timeout, since the kernel of the stopped rank acknowledged all data
 
 
 # ---- limits

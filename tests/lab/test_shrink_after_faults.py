@@ -58,8 +58,8 @@ def check_cannot(job: Job, ranks: Sequence[int]) -> None:
 
 
 def may_shrink(job: Job, left: Sequence[int]) -> bool:
-    """Returns True if the hosts of these ranks had more than half of all ranks, or half of them
-    with rank 0.
+    """Returns True if the hosts of these ranks had more than half of all ranks, or exactly half
+    with rank 0 among them.
     """
     reached = job.ranks_on(*(job.host_of[rank] for rank in left))
     return (2 * len(reached), 0 in reached) > (job.ranks, False)
@@ -117,8 +117,8 @@ def test_one_side_of_a_cut_shrinks(lab: Lab, host: str, layout: Sequence[int]) -
 
 
 def test_a_reused_address_proves_no_loss(lab: Lab) -> None:
-    """Cuts the network and reuses addresses: each rank finds the other's address on a host that
-    refuses connections.
+    """Cuts the network and reuses addresses: each host also gets the other host's address, and
+    refuses connections there. Rank 1 must not take the refusal as proof that rank 0 is lost.
     """
     with Job(lab, shrinking, (1, 1)) as job:
         job.wait_for("joined", range(2))
@@ -135,7 +135,9 @@ def test_a_reused_address_proves_no_loss(lab: Lab) -> None:
 
 @pytest.mark.parametrize("layout", [(1, 1, 1, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
 def test_a_host_without_power_counts_as_perhaps_alive(lab: Lab, layout: Sequence[int]) -> None:
-    """Powers a host off, which looks like a cut. The other hosts shrink only if they are enough."""
+    """Powers a host off, which looks like a cut network. The other hosts may shrink only if they
+    had a majority of the ranks.
+    """
     with Job(lab, shrinking, layout) as job:
         job.wait_for("joined", range(job.ranks))
         job.power_off(0)

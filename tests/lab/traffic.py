@@ -1,4 +1,4 @@
-"""Messages between all ranks, in all phases, that are pending during a fault.
+"""Messages between all ranks that a fault interrupts in all phases of a message.
 
 Small and large unmatched messages are sent but not received. Posted receives, from one rank and
 from any rank, have no matching send. In every step, small and large messages run during
@@ -43,9 +43,9 @@ class Traffic:
     """The messages of one rank; every rank has such an object."""
 
     def __init__(self, comm: Communicator, *, blocking: bool = True) -> None:
-        """Begins the pending messages. If `blocking` is true, steps have calls that wait only for
-        neighbours. After a timeout, such a call names the neighbour, and not the rank that causes
-        the delay.
+        """Begins the messages that stay pending. If `blocking` is true, each step also makes a
+        blocking call, which waits only for neighbours. After a timeout, such a call names the
+        neighbour, and not the rank that causes the delay.
         """
         self._comm = comm
         self._blocking = blocking
@@ -67,8 +67,8 @@ class Traffic:
                 self._begin(True, comm.send(x, other, tag, async_op=True))
 
     def step(self, meanwhile: Callable[[], None]) -> None:
-        """Exchanges small and large messages with both neighbours. Meanwhile runs `meanwhile`,
-        which performs collectives of all ranks.
+        """Exchanges small and large messages with both neighbours. Before it waits for these
+        messages, calls `meanwhile`, which performs collectives of all ranks.
         """
         comm, self._steps = self._comm, self._steps + 1
         buffers, works = [], []
@@ -92,7 +92,7 @@ class Traffic:
             self._check(out, self._left)
 
     def complete(self) -> None:
-        """Completes all posted receives and unmatched messages, and checks all data."""
+        """Completes all messages that `__init__` has left pending, and checks all data."""
         comm, works = self._comm, list[Work]()
         for other in self._others:
             for count in (SMALL, LARGE):
@@ -111,7 +111,9 @@ class Traffic:
             self._check(buffer, self._left if source is None else source)
 
     def outcomes(self) -> list[Outcome]:
-        """Returns the results of all unmatched and posted messages after the group's failure."""
+        """Returns the results of all messages that `__init__` has left pending, after the group's
+        failure.
+        """
         found = []
         for sends, work in self._pending:
             error, text = None, ""
