@@ -222,9 +222,7 @@ def test_every_collective_works_with_processes(ranks: int) -> None:
     [(op, name) for op in Op if op is not Op.BARRIER for name in algorithms.names(op)],
 )
 def test_every_algorithm(op: Op, algorithm: str, threads: World) -> None:
-    """Tests each algorithm with 1, 3 and 4 ranks, and with one larger or other number: 2, 6, 8 or
-    13.
-    """
+    """Tests each algorithm with 1, 3 and 4 ranks, and also with either 2, 6, 8 or 13 ranks."""
     number = list(Op).index(op) + algorithms.names(op).index(algorithm)
     for ranks in (1, 3, 4, (2, 6, 8, 13)[number % 4]):
         with turn(ranks=ranks):

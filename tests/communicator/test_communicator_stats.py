@@ -69,9 +69,7 @@ def expected_of(
 
 
 def arguments_of(comm: Communicator, op: str, length: int, dtype: str, root: int) -> list[Any]:
-    """Returns the arguments of an operation. The array of each rank's portion has `length`
-    elements.
-    """
+    """Returns the arguments of an operation; a rank's portion of an array has `length` elements."""
     piece, whole = np.zeros(length, dtype), np.zeros(length * comm.size, dtype)
     at_root = comm.rank == root
     return {

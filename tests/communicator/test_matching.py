@@ -71,8 +71,8 @@ class Matching(RuleBasedStateMachine):
         self.history = History()
         self.persistent: list[Persistent] = []
         self.began = 0
-        # A receive from any tag needs a buffer of the message's length. So either all messages have
-        # one length, or a probe first finds the length.
+        # A receive that accepts any tag needs a buffer of the message's length. So either all
+        # messages have one length, or a probe first finds the length.
         size = st.sampled_from(LARGE if data.draw(st.booleans()) else SMALL)
         self.sizes = data.draw(st.lists(size, min_size=3, max_size=3)) if mixed else [0] * 3
         if not mixed:

@@ -309,8 +309,8 @@ def kill_at_random(seed: int) -> None:
     with Processes(survives, RANKS) as ranks:
         ranks.wait_for("ready", range(RANKS))
         for victim in victims:
-            # After this delay, the next rank dies at once, during the shrink that excludes the
-            # previous rank, or after that shrink.
+            # Depending on this delay, the next rank dies at once, during the shrink that excludes
+            # the previous rank, or after that shrink.
             time.sleep(chance.choice([0, 0, 0.0005, 0.002, 0.005, 0.02, 0.1]) * chance.random())
             ranks.signal(victim, signal.SIGKILL)
         left = sorted(set(range(RANKS)) - set(victims))

@@ -296,9 +296,9 @@ def interrupted(me: Me) -> None:
 
 @pytest.mark.parametrize("layout", [(0, 1), slow((0, 1, 2))])
 def test_an_interrupted_rank_has_left(layout: Sequence[int]) -> None:
-    """Interrupts a rank during its shrink. The other ranks must shrink without it. While its
-    process lives, its host still votes on the new group; without this vote there may be no
-    majority.
+    """Interrupts a rank during its shrink. The other ranks must shrink without it. While the
+    interrupted process lives, its host still votes on the new group; without this vote there may be
+    no majority.
     """
     with over_hosts(interrupted, layout) as ranks:
         assert ranks.wait_for("stopped", [0])[0]["error"] == "KeyboardInterrupt"

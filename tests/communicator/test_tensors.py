@@ -199,7 +199,7 @@ def test_unsupported_tensors_are_refused(threads: World) -> None:
 
 
 class Named(torch.Tensor):  # type: ignore[misc]
-    """A subclass of tensors whose memory is ordinary memory."""
+    """A subclass of `torch.Tensor` that stores its elements in ordinary memory."""
 
 
 def test_subclasses_of_tensors_work(threads: World) -> None:

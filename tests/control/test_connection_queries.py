@@ -116,7 +116,7 @@ def test_a_rank_without_descriptors_queries_later() -> None:
         with no_descriptors():
             asking.raise_events(OVERDUE_EVENT)
             wait_until(lambda: asking.queries)
-            # the event loop dials in one iteration and detects the failure in another
+            # the event loop dials in one iteration and detects the failure in the next
             for _ in range(2):
                 ranks[1].manager._loop.run(lambda: None, 5)
         wait_until(lambda: asking.calls == {1: b"a call"})
