@@ -14,7 +14,7 @@ MEAN_REGRET, WORST_REGRET, PRICE = 1.05, 1.30, 1.10
 
 
 def render_choice(document: dict[str, Any]) -> list[str]:
-    """Renders a document of `regret.py`."""
+    """Renders the JSON results of `regret.py` as Markdown."""
     cells = document["cells"]
     lines = [
         "`python benchmarks/regret.py`: all algorithms are measured in alternation. Regret is the",
@@ -40,7 +40,7 @@ def render_choice(document: dict[str, Any]) -> list[str]:
 
 
 def render_reproducible(document: dict[str, Any]) -> list[str]:
-    """Renders a document of `reproducible.py`."""
+    """Renders the JSON results of `reproducible.py` as Markdown."""
     rows = document["rows"]
     prices = [
         median(map(truediv, row["reproducible_s"], row["default_s"]))  # one ratio per round
@@ -69,8 +69,9 @@ def render_reproducible(document: dict[str, Any]) -> list[str]:
 
 
 def _grid(head: tuple[str, ...], cells: list[tuple[tuple[str, ...], int, str]]) -> list[str]:
-    """Returns a table with a row for each kind and a column for each size. Small sizes are rounded
-    up to a whole number of elements per rank.
+    """Returns a table with a row for each kind of case (for example an operation and its number of
+    ranks) and a column for each size. Small sizes are rounded up to a whole number of elements per
+    rank.
     """
     by_kind: dict[tuple[str, ...], list[tuple[int, str]]] = {}
     for kind, nbytes, text in cells:

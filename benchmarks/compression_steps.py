@@ -77,7 +77,7 @@ def make_model() -> nn.Module:
 
 
 class Trainer:
-    """Trains a copy of a model with one compression; `step` is one step."""
+    """Trains a copy of a model, with one compression of its gradients or without compression."""
 
     def __init__(
         self, comm: Communicator, model: nn.Module, compression: Compression | None, link: Any
@@ -93,7 +93,7 @@ class Trainer:
         self._x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(comm.rank))
 
     def step(self) -> None:
-        """Runs one training step."""
+        """Runs one training step: forward, backward with the exchange, and optimizer."""
         self._optimizer.zero_grad()
         self.model(self._x).square().mean().backward()
         self._optimizer.step()
@@ -105,19 +105,20 @@ class Trainer:
         return self.controller.stats().bytes - before
 
     def close(self) -> None:
-        """Closes the controller."""
+        """Closes the model, then its controller."""
         self.model.close()
         self.controller.close()
 
 
 def measure(rounds: int, round_s: float, link_us: float, link_gbit: float) -> list[Row]:
-    """Measures all rows of one number of ranks. Runs on every rank."""
+    """Measures all table rows for one number of ranks. Every rank calls this function."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = make_model()
     link = LinkCost(latency_s=link_us * 1e-6, s_per_byte=8e-9 / link_gbit)
     with unisono.init() as comm:
-        # The link is simulated from the submitted bytes, which is correct for two ranks only.
+        # The simulated link is charged for the submitted bytes. Only with two ranks would a real
+        # link carry exactly these bytes.
         wires = {"shared memory": None, **({"link": link} if comm.size == 2 else {})}
         return [
             row

@@ -44,7 +44,9 @@ _RANK_FILE = str(Path(__file__).with_name("context_attention_rank.py"))
 
 
 def run_ranks(network: str, ranks: int, task: dict[str, Any]) -> list[Row]:
-    """Runs a task on ranks in a network. Raises RuntimeError with a failing rank's last output."""
+    """Runs a task on ranks that shared memory or a lab network connects. Raises RuntimeError with a
+    failing rank's last output.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         task = {**task, "network": network, "path": str(folder / "rows.json")}
@@ -69,7 +71,9 @@ def run_ranks(network: str, ranks: int, task: dict[str, Any]) -> list[Row]:
 
 @contextmanager
 def _killed_at_exit() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Yields a list for processes, which are killed at the end of the block."""
+    """Yields a list. Processes that the caller adds to it are killed at the end of the `with`
+    block.
+    """
     started: list[subprocess.Popen[bytes]] = []
     try:
         yield started

@@ -53,11 +53,11 @@ class Row:
 
     @property
     def hidden(self) -> float | None:
-        """Part of the exchange that the ring's attention hides, from the fastest rounds. It is None
-        if the exchange takes less than a tenth of the attention's time, which is too short to
-        measure.
+        """Fraction of the exchange's time during which the ring also computes attention, so that
+        the exchange is hidden. Uses the fastest rounds.
 
-        None if the exchange is too short to tell: less than a tenth of the attention.
+        None if the exchange is too short to measure this: less than a tenth of the attention's
+        time.
         """
         exchange_s, attention_s, ring_s = (
             min(self.seconds[name]) for name in (EXCHANGE, ATTENTION, "ring")
@@ -68,7 +68,7 @@ class Row:
 
 
 class Contestants:
-    """Calls of all contestants for one length. Each call runs forward and backward once."""
+    """Calls of all contestants for one sequence length. Each call is one forward and backward."""
 
     def __init__(self, length: int) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -94,7 +94,9 @@ class Contestants:
         }
 
     def wrong(self) -> int:
-        """Returns the number of kinds with wrong output, summed over all ranks."""
+        """Returns the number of kinds of context attention with wrong output, summed over all
+        ranks.
+        """
         with torch.no_grad():
             query, key, value = self.whole
             want = whole_attention(query, key, value, is_causal=True)[:, :, self.part]
@@ -103,7 +105,9 @@ class Contestants:
         return int(summed(sum(not torch.allclose(each, want, atol=1e-5) for each in found)))
 
     def forward(self, name: str) -> torch.Tensor | None:
-        """Returns the output of a kind, or of one process. Returns None on ranks that only wait."""
+        """Returns the output of a kind of context attention, or of attention in one process. In the
+        second case, all ranks except rank 0 only wait, and get None.
+        """
         if name == WHOLE:
             query, key, value = (each.requires_grad_() for each in self.whole)
             return whole_attention(query, key, value, is_causal=True) if self.rank == 0 else None
@@ -111,14 +115,16 @@ class Contestants:
         return self.attentions[name](query, key, value)
 
     def attend(self, name: str) -> None:
-        """Runs forward and backward of a kind, or of one process."""
+        """Runs forward and backward of a kind of context attention or of one process's attention."""
         out = self.forward(name)
         if out is not None:
             inputs = self.whole if name == WHOLE else self.mine
             torch.autograd.grad(out, inputs, torch.ones_like(out))
 
     def exchange_alone(self) -> None:
-        """Sends only the ring's messages: keys and values twice, and their gradients once."""
+        """Sends only the ring's messages: keys and values twice (for forward and for backward), and
+        their gradients once.
+        """
         own = tuple(each.detach().transpose(1, 2) for each in self.mine[1:])
         for _ in self.ring.visit(own):
             pass
@@ -169,9 +175,9 @@ def call_s(call: Callable[[], object]) -> float:
 
 
 def memory_bytes(call: Callable[[], object], field: str = "VmHWM") -> int:
-    """Returns the growth of the resident memory by a call, the maximum over all ranks.
+    """Returns the bytes by which a call increases the resident memory, the maximum over all ranks.
 
-    The call's result is still in memory. `field` selects the peak (`VmHWM`) or the value at the end
+    This includes the call's result. `field` selects the peak (`VmHWM`) or the value at the end
     (`VmRSS`).
     """
     gc.collect()
@@ -193,8 +199,8 @@ def _resident_bytes(field: str) -> int:
 
 
 def measure(network: str, length: int, most_rounds: int, length_s: float) -> Row:
-    """Measures all contestants for one length, until all rounds have run or `length_s` seconds have
-    passed.
+    """Measures all contestants for one sequence length, until all rounds have run or `length_s`
+    seconds have passed.
     """
     contestants = Contestants(length)
     if wrong := contestants.wrong():
@@ -224,7 +230,7 @@ def measure(network: str, length: int, most_rounds: int, length_s: float) -> Row
 
 
 def main(task: dict[str, Any]) -> None:
-    """Measures all lengths of a task; rank 0 writes the rows."""
+    """Measures all sequence lengths of a task. Rank 0 writes the rows to the task's file."""
     torch.set_num_threads(1)
     # glibc must return each freed array to the system, so that the resident memory is that of live
     # arrays.

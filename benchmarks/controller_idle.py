@@ -23,7 +23,7 @@ from timing import on_every, write
 import unisono
 from unisono.controller import Controller
 
-WARM_UP_STEPS = 150  # the controller tunes its fusion for at most 133 steps
+WARM_UP_STEPS = 150  # includes the steps, at most 133, that tune the fusion
 SILENCE_S = 2.0
 """After this the controller's thread sleeps."""
 
@@ -65,7 +65,7 @@ def _row(name: str, comm: unisono.Communicator, seconds: float) -> IdleRow:
 
 
 def render(rows: list[IdleRow]) -> Table:
-    """Returns a table."""
+    """Returns a table with a row for each kind of process and number of ranks."""
     table = Table(title="An idle process, per second")
     for name in ("process with", "ranks", "processor time", "wake-ups"):
         table.add_column(name)

@@ -17,7 +17,9 @@ HIDDEN_BAR, IDLE_BAR = 0.95, 0.005
 
 
 def render_controller(documents: Mapping[str, Document]) -> list[str]:
-    """Renders documents by name: `steps`, `idle`, `overlap`, and `train-TASK-nN`."""
+    """Renders JSON documents as Markdown. Their names are `steps`, `idle`, `overlap`, and
+    `train-TASK-nN`.
+    """
     lines: list[str] = []
     for name, document in documents.items():
         draw = _PARTS.get(name, _training)

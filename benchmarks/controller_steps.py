@@ -32,7 +32,7 @@ from unisono.controller import Controller, ControllerStats
 TENSORS = 300
 SMALLEST, LARGEST = 1, 5000
 """Elements of float32: 4 B to 20 kB, together 3 MB."""
-WARM_UP_STEPS = 150  # the controller tunes its fusion for at most 133 steps
+WARM_UP_STEPS = 150  # includes the steps, at most 133, that tune the fusion
 
 Floats = NDArray[np.float32]
 Step = Callable[[], object]
@@ -51,11 +51,11 @@ class Row:
     collectives: float
     """Number of collectives that the controller runs in a step."""
     cache_hits: float
-    """Share of the tensors that are in the frozen plan."""
+    """Fraction of the tensors in the frozen plan, for which the ranks exchange no messages."""
 
     @property
     def added_us(self) -> float:
-        """Microseconds that the controller adds to the direct calls, per tensor."""
+        """Microseconds per tensor that the controller adds to the time of direct calls."""
         added_s = median(self.controller_s) - median(self.direct_s)
         return 1e6 * added_s / self.tensors
 
@@ -70,7 +70,7 @@ def make_tensors() -> list[Floats]:
 
 
 def many_through_controller(controller: Controller, tensors: Sequence[Floats]) -> Step:
-    """Returns a step that submits all tensors in a new order and waits for all of them."""
+    """Returns a step that submits all tensors in a new random order and waits for all of them."""
     orders = np.random.default_rng(controller.rank)
     names = [f"layer{index}.weight" for index in range(len(tensors))]
 
@@ -118,7 +118,7 @@ def verify(comm: Communicator, step: Step, tensors: Sequence[Floats]) -> None:
 
 
 def measure(rounds: int, round_s: float) -> list[Row]:
-    """Measures all rows of one number of ranks. Runs on every rank."""
+    """Measures all table rows for one number of ranks. Every rank calls this function."""
     with unisono.init() as comm:
         return list(_rows(comm, rounds, round_s))
 

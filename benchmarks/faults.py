@@ -1,4 +1,4 @@
-"""Runs every fault between hosts, 50 rounds each (root, half an hour): `python
+"""Injects every fault between hosts, 50 rounds each (requires root, half an hour): `python
 benchmarks/faults.py`.
 
 This program runs the slow test of tests/lab/test_faults.py. In every round, each survivor must name
@@ -27,7 +27,7 @@ UNDER_WAY = "calls and messages of all phases"
 
 
 def results(report: Path) -> list[dict[str, Any]]:
-    """Returns for each fault True if all rounds ended as specified, and the total time."""
+    """Returns for each fault the total time, and whether all rounds ended as specified."""
     return [
         {
             "fault": case.attrib["name"].partition("[")[2].rstrip("]"),
@@ -57,8 +57,8 @@ def main(
 
 
 def write(path: Path, found: list[dict[str, Any]]) -> None:
-    """Writes these faults to the file. Keeps the file's other faults if they ran with the same
-    traffic.
+    """Writes the results of these faults to the file. Keeps the file's results of other faults if
+    they were measured during the same traffic.
     """
     before = json.loads(path.read_text()) if path.exists() else {}
     kept = before["faults"] if before.get("under_way") == UNDER_WAY else []

@@ -8,7 +8,7 @@ ROUNDS = 50
 
 
 def render_faults(document: dict[str, Any]) -> list[str]:
-    """Renders a document of `faults.py`."""
+    """Renders the JSON results of `faults.py` as Markdown."""
     amid = document.get("under_way", "calls")
     lines = [
         f"`python benchmarks/faults.py` (root): {amid} are under way on hosts of a lab (of",

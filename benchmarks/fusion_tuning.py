@@ -1,10 +1,10 @@
-"""Compares fusion that tunes itself with the buckets that `fusion_bytes` gives, in one run.
+"""Compares a controller that tunes its fusion with a controller whose buckets follow from
+`fusion_bytes`, in one run.
 
-There are two controllers, of which one tunes. A step computes gradients one after another, submits
-each gradient, and waits for all. Instead of computing, a step sleeps, as if an accelerator
-computed. First the tuner measures and decides. Its steps run between two halves of an equal number
-of steps of the other controller, since the tuner measures whole steps. After that, the steps of
-both controllers alternate.
+A step computes gradients one after another, submits each gradient, and waits for all. Instead of
+computing, a step sleeps, as if an accelerator computed. First the tuner measures and decides. Its
+steps run between two halves of an equal number of steps of the other controller, since the tuner
+measures whole steps. After that, the steps of both controllers alternate.
 
 *Link* cases use a `LinkTransfer` with known costs, so that the closed form gives the best of all
 buckets. *Memory* cases use the communicator of this machine.
@@ -50,7 +50,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Gradients of equal size. `cost` is that of a simulated link, or None without one."""
+    """Gradients of equal size. `cost` is the cost of a simulated link; None means this machine's
+    own communicator.
+    """
 
     name: str
     gradients: int
@@ -197,8 +199,8 @@ def _fields(report: FusionReport) -> dict[str, Any]:
 
 
 def render(rows: Sequence[Row]) -> Table:
-    """Returns a table of medians. A ratio is that of alternating steps; the last one is of all
-    steps during tuning.
+    """Returns a table of medians. `ratio` is the time of a tuned step divided by that of a default
+    step, from alternating steps. `while tuning` is the same ratio for all steps during tuning.
     """
     table = Table(title="ms a step: the slowest rank, median")
     table.add_column("case")

@@ -91,7 +91,7 @@ def _table(document: Document) -> Iterator[str]:
         cells += [f"{results[peer]['time_over_ours']:.2f}" for peer in peers]
         if row["size_bytes"] >= MIB:
             cells += [f"{results[name]['time_over_limit']:.2f}" for name in (OURS, *peers)]
-        else:  # a few bytes take almost no time on the link
+        else:  # a few bytes take almost no time on the link, which therefore sets no limit
             cells += ["-"] * (1 + len(peers))
         cells += [f"{row['payload_Bps'] * 8e-9:.3f}"]
         cells += [str(sum(result["wrong"] for result in results.values()))]

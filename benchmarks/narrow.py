@@ -1,7 +1,7 @@
 """Measures the cost of 16- and 8-bit floats in reductions.
 
-The program compares sums of scaled contributions, and nested sums, with a plain sum of the same
-array.
+The program compares a plain sum with a sum of scaled contributions (`premul_sum`) and a sum by the
+ring algorithm, for the same array.
 
     python benchmarks/narrow.py [ranks]
 

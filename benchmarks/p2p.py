@@ -83,7 +83,7 @@ class Pairs:
         return report.to_dict()
 
     def _command(self, sizes: str) -> tuple[str, ...]:
-        """Returns the `unisono bench` command for the same measurement."""
+        """Returns the `unisono bench` command that measures the same rows."""
         where: tuple[str, ...] = ("-n", str(self.ranks))
         if self.hosts is not None:
             where = ("--hosts", str(self.hosts.hosts), "--rate", self.hosts.rate or "")
@@ -104,8 +104,8 @@ def _pipeline(scope: Scope) -> dict[str, Any]:
 
 
 def _many_ranks(ranks: int) -> Pairs:
-    """Returns a part in which all pairs run at the same time. MPICH is excluded, since it never
-    yields its core and takes seconds per call.
+    """Returns a part in which all pairs of ranks send at the same time. MPICH is excluded, since it
+    never yields its core and takes seconds per call.
     """
     sizes = "8,1K,16K,256K,1M,4M"
     return Pairs(ranks=ranks, sizes=sizes, quick_sizes="8,1M", against=("openmpi",))

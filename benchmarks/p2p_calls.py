@@ -1,8 +1,9 @@
 """Measures the cost of a call for its caller: an asynchronous send or receive of 8 bytes.
 
-There are three interfaces: the native interface, torch's process group, which is the part that a
-backend controls, and `torch.distributed`, which adds checks and wrappers. Calls to torch's backend
-"fake" do nothing. They take the time that torch itself needs, which no backend can avoid.
+The same call is made through three interfaces: the native interface, torch's process group, which
+is the part that a backend controls, and `torch.distributed`, which adds checks and wrappers. Calls
+to torch's backend "fake" do nothing. They take the time that torch itself needs, which no backend
+can avoid.
 
 The receiver starts only after all messages of a burst have arrived, so neither rank waits.
 """

@@ -43,7 +43,7 @@ class Load:
     nbytes: int
 
     def message(self, number: int) -> Any:
-        """Returns a message, whose first element differs from all other messages."""
+        """Returns a message whose first element differs from those of all other messages."""
         return np.arange(self.nbytes // 8, dtype=np.int64) + number * _STEP
 
 
@@ -90,7 +90,9 @@ def _run(load: Load, lab: Lab | None, wait_s: float = WAIT_S) -> dict[str, Any]:
 
 @contextmanager
 def _killed_at_exit() -> Iterator[list[subprocess.Popen[str]]]:
-    """Yields a list for processes, which are killed at the end of the block."""
+    """Yields a list. Processes that the caller adds to it are killed at the end of the `with`
+    block.
+    """
     started: list[subprocess.Popen[str]] = []
     try:
         yield started

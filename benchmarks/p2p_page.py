@@ -69,8 +69,8 @@ def _targets(documents: Mapping[str, Document]) -> Iterator[str]:
 
 
 def _by_op(document: Document) -> Iterator[tuple[str, list[Sample]]]:
-    """Yields each operation's name and rows. Rows are limited to rounds with near cores if there
-    are any.
+    """Yields each operation's name and rows. A row includes only its rounds on near cores (low
+    latency between cores), if it has any.
     """
     samples = [sample.within("near") or sample for sample in samples_of(document)]
     for op, what in NAMES.items():

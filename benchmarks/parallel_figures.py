@@ -68,7 +68,7 @@ class Row:
     peak_bytes: list[int]
     predicted: dict[str, Any]
     loss_error: float
-    """Largest relative difference between a loss and that of one process."""
+    """Largest relative difference between a loss of the layout and the same loss in one process."""
 
 
 def measure() -> list[Row]:

@@ -73,7 +73,10 @@ class Contestant:
         return WORKERS + (self.servers if self.dedicated else 0)
 
     def busiest_bytes(self, nbytes: int) -> float:
-        """Returns the number of bytes that the busiest rank sends, and also receives, in a step."""
+        """Returns the number of bytes that the busiest rank sends in a step.
+
+        It receives the same number.
+        """
         if not self.servers:
             return 2 * (WORKERS - 1) / WORKERS * nbytes
         if self.dedicated:
@@ -101,7 +104,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Median step time over the bound."""
+        """Median step time divided by the bound, the time of the busiest rank's bytes on a link."""
         return median(self.times_s) / self.bound_s
 
 
@@ -176,11 +179,11 @@ def link_s(comm: Communicator, nbytes: int) -> float:
 
 
 class RankSteps:
-    """Contestants of this rank: a step for each one in which it is a worker, and a thread for each
-    one in which it is a server.
+    """What this rank runs for all contestants: a training step for each contestant in which it is a
+    worker, and a thread for each contestant in which it is only a server.
 
-    Each step of a worker is verified first: the bits of its result, and the bytes that it sends and
-    receives.
+    Each step with a parameter server is verified on the workers first: the bits of its result, and
+    the bytes that it sends and receives.
     """
 
     def __init__(self, world: Communicator, nbytes: int, range_bytes: int | None) -> None:
@@ -273,7 +276,7 @@ def _rows(
 def start_ranks(
     lab: Lab | None, arguments: Sequence[str], result: Path
 ) -> list[subprocess.Popen[Any]]:
-    """Starts all ranks, each on a lab host if there is a lab."""
+    """Starts all ranks. In a lab (of network namespaces), each rank runs on its own lab host."""
     name = f"parameter-server-steps-{os.getpid()}"
     place = name if lab is None else f"tcp://{lab.address(0)}:{PORT}"
     words = [sys.executable, __file__, *arguments, "--result", str(result)]

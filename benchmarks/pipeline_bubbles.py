@@ -91,7 +91,7 @@ class SleepingLayer(nn.Module):
 
     def __init__(self, pass_s: float, *, is_first: bool) -> None:
         """Prepares the weight. On the first stage (`is_first`), torch computes no gradient of the
-        inputs, so the gradient of the weights sleeps for both.
+        inputs, so the gradient of the weights sleeps twice as long.
         """
         super().__init__()
         self.pass_s = pass_s
@@ -155,7 +155,8 @@ def _bubbles(run: ParallelRun, microbatches: int, steps: int) -> tuple[float, ..
     run.step(inputs, targets)  # a warm-up, in which torch exchanges shapes
     found = []
     for _ in range(steps):
-        dist.barrier()  # ranks begin together, since a late begin is not a bubble of the schedule
+        # ranks begin together, since the wait for a late rank is not a bubble of the schedule
+        dist.barrier()
         run.step(inputs, targets)
         found.append(run.report().bubble)
     return tuple(found)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def render_published(document: dict[str, Any]) -> list[str]:
-    """Renders a document of `unisono prove FILES --run 16 --json`."""
+    """Renders the JSON results of `unisono prove FILES --run 16 --json` as Markdown."""
     files = document["files"]
     lines = [
         "`unisono prove FILES --run 16 --json benchmarks/results/published.json` on the 72 MSCCL",

@@ -1,5 +1,5 @@
-"""Measures the regret: the time of the algorithm that is chosen by default over the time of the
-best algorithm.
+"""Measures the regret: the time of the algorithm that is chosen by default, divided by the time of
+the best algorithm.
 
 For each cell of the sweep, all distinct algorithms alternate in one group of ranks. Fast algorithms
 get more rounds. Then the default and the best algorithms run a final measurement with still more
@@ -55,7 +55,9 @@ OVERHEAD = 2.5
 
 
 def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dict[str, Any]:
-    """Measures one cell. Returns the times of both measurements and the regret."""
+    """Measures one cell. Returns the times of the first measurement (all algorithms) and of the
+    final measurement (the default and the fastest ones), and the regret.
+    """
     case = Case(op=op, ranks=world.ranks, nbytes=nbytes)
     default = default_algorithm(op, case.size_bytes, world.ranks)
     names = distinct(op, [default, *algorithms.names(op), *CHANNELS], world.ranks)
@@ -85,9 +87,9 @@ def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dic
 
 
 def regret(rounds_s: dict[str, tuple[float, ...]], default: str) -> float:
-    """Returns the default's time over the best algorithm's, at least 1. The best algorithm of each
-    half of the rounds is compared in the other half. The comparison is round by round, because the
-    latency between cores may change.
+    """Returns the default's time divided by the best algorithm's, at least 1. Each half of the
+    rounds selects a best algorithm, which is compared with the default in the other half. The
+    comparison is round by round, because the latency between cores may change.
     """
     ratios = []
     for chooses in (0, 1):

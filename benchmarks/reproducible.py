@@ -33,8 +33,9 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Seconds per call of the slowest rank, one entry per round; `nbytes` is the size of the larger
-    buffer."""
+    """Seconds per call of the slowest rank, one entry per round; `nbytes` is the size of the input
+    or the output, whichever is larger.
+    """
 
     op: str
     ranks: int
@@ -65,7 +66,7 @@ def merged(rows: Sequence[Row]) -> Row:
 
 
 def measure(ops: list[str], sizes: list[int], rounds: int, round_s: float) -> list[Row]:
-    """Measures all rows of one number of ranks. Runs on every rank."""
+    """Measures all table rows for one number of ranks. Every rank calls this function."""
     torch.set_num_threads(1)
     with unisono.init() as usual:
         name = np.frombuffer(secrets.token_bytes(16), np.uint8).copy()
@@ -96,7 +97,9 @@ def _rows(
 
 
 def prepare(comm: Communicator, op: str, x: torch.Tensor) -> Callable[[], object]:
-    """Checks the result of one call. Returns a call on zeros, whose sums stay zero."""
+    """Checks the result of one call. Returns a function that repeats the call on zeros, whose sums
+    stay zero.
+    """
     function = getattr(comm, op)
     x.fill_(1)
     out = function(x)

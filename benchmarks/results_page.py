@@ -17,8 +17,8 @@ Document = dict[str, Any]
 
 LARGE_BYTES = 64 << 20
 OURS = {"unisono": "native", "unisono-torch": "torch"}
-# Milliseconds of a prototype of the executor, for 64 MiB with 2 and 4 ranks. Times with far cores
-# exist for all_reduce only.
+# Milliseconds of a prototype of the executor on near cores, for 64 MiB with (2, 4) ranks. Times on
+# far cores exist for all_reduce only.
 NEAR_MS = {
     "all_reduce": (6.0, 15.0),
     "all_gather": (3.8, 6.6),
@@ -51,8 +51,8 @@ class Sample:
         return {name: median(rounds) for name, rounds in self.rounds_s.items()}
 
     def within(self, mode: str) -> Sample | None:
-        """Returns the sample with only the rounds that have near (or far) cores before and after.
-        Returns None if there are too few such rounds.
+        """Returns the sample with only the rounds before and after which the cores were near (or
+        far). Returns None if there are too few such rounds.
         """
         far = [probe_s >= FAR_S for probe_s in self.probes_s]
         kept = [i for i in range(len(far) - 1) if far[i] == far[i + 1] == (mode == "far")]
@@ -66,7 +66,7 @@ class Sample:
         return self.times_s.get(self.ours)
 
     def ratio(self, peer: str) -> float | None:
-        """Returns the peer's time over our time."""
+        """Returns the peer's time divided by our time."""
         if self.time_s is None or peer not in self.times_s:
             return None
         return self.times_s[peer] / self.time_s
@@ -197,8 +197,8 @@ def _ratio_targets(samples: list[Sample]) -> Iterator[str]:
 def _large_targets(
     samples: list[Sample], mode: str, op: str, ranks: int, most_ms: float
 ) -> Iterator[str]:
-    """Yields the comparison with the prototype, which ran on another machine. With near cores, also
-    yields the comparison with this machine's limit.
+    """Yields a row that compares our time with the prototype's, which ran on another machine. With
+    near cores, also yields a row that compares our time with this machine's limit.
     """
     row = _find(samples, op, ranks, LARGE_BYTES)
     name, wanted = f"{op} 64 MiB n={ranks}, {mode}", f"<= {most_ms:.1f} ms"

@@ -51,8 +51,8 @@ ONE_CALL = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A number of lab hosts; `last` is the rate of the last host's link over the rate of the other
-    links.
+    """A number of lab hosts; `last` is the rate of the last host's link, as a fraction of the rate
+    of the other links.
     """
 
     hosts: int
@@ -67,9 +67,9 @@ class Place:
         return Lab(hosts=self.hosts, rate=f"{mbit}mbit", rates=slow, shaping=shaping)
 
     def network(self, payload_Bps: float, message_s: float) -> Topology:
-        """Returns the hosts as a network to simulate. Each of a message's two links has half of the
-        minimum time of a message as latency, because a stream of messages does not wait for this
-        time.
+        """Returns the hosts as a network to simulate. A message uses two links, and each has half
+        of a message's minimum time as its latency. It is a latency because a stream of messages
+        does not wait for this time.
         """
         star = topology.star(self.hosts)
         ends = np.minimum(star.links.src, star.links.dst)
@@ -83,7 +83,7 @@ PLACES = (Place(hosts=2), Place(hosts=4), Place(hosts=8), Place(hosts=4, last=0.
 def measure(
     place: Place, sizes: tuple[int, ...], mbit: int, rounds: int, shaping: Shaping
 ) -> RunReport:
-    """Measures all algorithms at all sizes, which alternate."""
+    """Measures all algorithms at all sizes. At each size, the algorithms alternate."""
     names = [f"unisono:{name}" for name in ALGORITHMS]
     cases = [Case(op="all_reduce", ranks=place.hosts, nbytes=size) for size in (TINY, *sizes)]
     with place.lab(mbit, shaping) as lab, progress() as observe:
@@ -98,8 +98,8 @@ def measure(
 
 
 def even_ports(mbit: int) -> Shaping:
-    """Returns token buckets that hold 2.6 ms, so that a port loses no time while the processor is
-    busy, and packets of a quarter of this size.
+    """Returns a shaping whose token buckets hold the bytes of 2.6 ms, so that a port loses no time
+    while the processor is busy. Packets have at most a quarter of this size.
     """
     tokens = mbit * 328
     return replace(EVEN, burst=str(tokens), segment_bytes=min(EVEN.segment_bytes, tokens // 4))
@@ -108,8 +108,8 @@ def even_ports(mbit: int) -> Shaping:
 def predict_s(
     name: str, network: Topology, nbytes: int, late_s: Sequence[Sequence[float]]
 ) -> list[float]:
-    """Returns the simulated seconds of an algorithm for each round. Blocks are simulated one by
-    one, and ranks start with the measured delays.
+    """Returns the simulated seconds of an algorithm for each round. The simulation sends each of
+    the executor's blocks separately, and starts the ranks with the delays that were measured.
     """
     schedule = algorithms.build("all_reduce", name, ranks=network.num_ranks)
     shape = shape_among(network.num_ranks, 1, 1, DEFAULT_STAGING_BYTES)
@@ -199,7 +199,9 @@ def main(
 
 
 def merged(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the measured rows, and the file's rows for other host sets, algorithms and sizes."""
+    """Returns the measured rows, and those rows of the file whose host set, algorithm and size were
+    not measured again.
+    """
 
     def key(row: dict[str, Any]) -> tuple[int, str, int]:
         places = [str(place) for place in PLACES]

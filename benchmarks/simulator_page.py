@@ -21,7 +21,7 @@ HALVES: Sequence[tuple[Literal[0, 1], str]] = ((0, "first half"), (1, "second ha
 
 
 def render_lab(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Renders rows of `simulator_lab.py`."""
+    """Renders the JSON rows of `simulator_lab.py` as Markdown."""
     errors = [abs(row["error"]) for row in rows]
     lines = [
         "`python benchmarks/simulator_lab.py` (root). docs/simulator.md has the options of each",
@@ -44,7 +44,7 @@ def render_lab(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def render_speed(document: dict[str, Any]) -> list[str]:
-    """Renders a document of `simulator.py`."""
+    """Renders the JSON results of `simulator.py` as Markdown."""
     lines = [
         "`python benchmarks/simulator.py`: all_reduce of 1 GB, on one core.",
         "",
@@ -65,7 +65,9 @@ def render_speed(document: dict[str, Any]) -> list[str]:
 
 
 def render_calibration(runs: Sequence[Path]) -> list[str]:
-    """Renders files of `unisono bench --json`; there are several files for each number of ranks."""
+    """Renders the errors of link models that are fitted to files of `unisono bench --json`. There
+    are several files for each number of ranks.
+    """
     lines = [
         "Link models are fitted to all sizes (calibrated), or to alternate sizes: from the",
         "smallest on (first half) or from the next on (second half). Errors of halves are at the",
@@ -91,7 +93,7 @@ def render_calibration(runs: Sequence[Path]) -> list[str]:
 
 
 def _described(samples: Sequence[Sample]) -> float:
-    """Returns the median error at the sizes to which the model was fitted."""
+    """Fits a model to the samples. Returns its median relative error at the sizes of the fit."""
     (model,) = calibrate(samples)
     times_s: dict[float, list[float]] = {}
     for sample in samples:

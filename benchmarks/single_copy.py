@@ -1,10 +1,10 @@
-"""Measures if reads of a peer's memory (process_vm_readv) can be faster than copies through
+"""Measures whether reads of a peer's memory (process_vm_readv) can be faster than copies through
 staging.
 
-The minimum time of a single copy and our own collectives alternate in one run. Every rank reads the
-bytes that the collective must deliver to this rank. All ranks read at the same time, without a
-protocol. A real single-copy collective must also exchange addresses and synchronise access to the
-memory.
+Plain reads, which give the minimum time of a single copy, alternate with our own collectives in one
+run. Every rank reads the bytes that the collective must deliver to this rank. All ranks read at the
+same time, without a protocol. A real single-copy collective must also exchange addresses and
+synchronise access to the memory.
 
     python benchmarks/single_copy.py                          # 2 and 4 ranks, about a minute
     python benchmarks/single_copy.py --ranks 2 --sizes 1M,16M
@@ -44,8 +44,9 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Seconds per call of the slowest rank, one entry per round; `nbytes` is the size of the larger
-    buffer."""
+    """Seconds per call of the slowest rank, one entry per round; `nbytes` is the size of the input
+    or the output, whichever is larger.
+    """
 
     op: str
     ranks: int
@@ -56,7 +57,7 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """Our time over the minimum time of a single copy."""
+        """Our time divided by the minimum time of a single copy."""
         return median(self.ours_s) / median(self.read_s)
 
 
@@ -64,7 +65,7 @@ class Row:
 
 
 def memory(nbytes: int, pages: str) -> Bytes:
-    """Returns zeroed memory on pages of this kind."""
+    """Returns zeroed memory on `huge` or on small pages."""
     region = mmap.mmap(-1, nbytes + 2 * HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     region.madvise(mmap.MADV_HUGEPAGE if pages == "huge" else mmap.MADV_NOHUGEPAGE)
     whole = np.frombuffer(region, np.uint8)
@@ -86,7 +87,9 @@ class IoVector(ctypes.Structure):
 
 
 class Buffers:
-    """Buffers of a rank for calls of one size, and both methods to fill them."""
+    """Buffers of a rank for calls of one size, and functions that fill them: our collectives, and
+    reads of the peers' memory.
+    """
 
     def __init__(self, comm: Communicator, nbytes: int, pages: str) -> None:
         self.comm = comm
@@ -161,7 +164,7 @@ class Buffers:
 
 
 def measure(sizes: list[int], rounds: int, round_s: float) -> list[Row]:
-    """Measures all rows of one number of ranks. Runs on every rank."""
+    """Measures all table rows for one number of ranks. Every rank calls this function."""
     with unisono.init() as comm:
         return list(_rows(comm, sizes, rounds, round_s))
 

@@ -29,7 +29,7 @@ import unisono
 from unisono.communicator.explain import time_s
 from unisono.timeline import EventKind, TimelineWriter
 
-WARM_UP_STEPS = 150  # the controller tunes its fusion for at most 133 steps
+WARM_UP_STEPS = 150  # includes the steps, at most 133, that tune the fusion
 RUNS = 4000
 _SUBMITTED = int(EventKind.SUBMITTED)
 

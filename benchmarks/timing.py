@@ -1,5 +1,5 @@
-"""Functions of the small benchmarks: alternating measurements with several numbers of ranks, and
-the JSON file.
+"""Functions that several benchmarks share: alternating measurements with several numbers of ranks,
+and the JSON file of the results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unisono.bench.machine_facts import describe_machine
 from unisono.communicator import Communicator
 from unisono.communicator.explain import time_s
 
-MOST_CALLS = 1000  # per round
+MOST_CALLS = 1000  # maximum number of calls in one round
 
 
 def calls_within(round_s: float, call_s: float) -> int:
@@ -28,7 +28,9 @@ def calls_within(round_s: float, call_s: float) -> int:
 def alternate(
     comm: Communicator, calls: Sequence[Callable[[], object]], often: Sequence[int], rounds: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns the seconds per call of two calls in each round. The calls' order alternates."""
+    """Returns, for each of two calls, the seconds per call in each round. The call that runs first
+    alternates.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     for round_ in range(rounds):
         for which in (0, 1) if round_ % 2 else (1, 0):
@@ -37,12 +39,12 @@ def alternate(
 
 
 def microseconds(times_s: Sequence[float]) -> str:
-    """Returns the median and the quartiles as text."""
+    """Returns the median and the quartiles in microseconds, as text."""
     return _spread(times_s, 1e6, ".0f")
 
 
 def milliseconds(times_s: Sequence[float]) -> str:
-    """Returns the median and the quartiles as text."""
+    """Returns the median and the quartiles in milliseconds, as text."""
     return _spread(times_s, 1e3, ".1f")
 
 

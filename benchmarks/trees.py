@@ -36,7 +36,7 @@ ROUND_S, MOST_CALLS = 0.06, 20_000
 
 
 class Ranks:
-    """Ranks of a source tree, which run requests in parallel."""
+    """The ranks of one source tree. They all run the same request at the same time."""
 
     def __init__(self, tree: Path, folder: Path, ranks: int) -> None:
         self._ranks = range(ranks)
@@ -133,7 +133,7 @@ def _call(comm: Any, op: str, nbytes: int) -> tuple[Any, Any]:
     n = comm.size
     size = max(nbytes // 4, n) // n * n
     full, share = np.zeros(size, np.float32), np.zeros(size // n, np.float32)
-    # in place, where sums of values other than zero would grow with each call
+    # The timed all_reduce is in place. It sums zeros, since other values would grow with each call.
     if op == "all_reduce":
         full[:] = 1
         right = bool((comm.all_reduce(full) == n).all())

@@ -13,7 +13,7 @@ UNCHANGED = 0.98
 
 
 def render_trees(document: dict[str, Any]) -> list[str]:
-    """Renders a document of `trees.py`."""
+    """Renders the JSON results of `trees.py` as Markdown."""
     rows, ops = document["rows"], list(dict.fromkeys(row["op"] for row in document["rows"]))
     lines = [
         f"`python benchmarks/trees.py TREE` with the tree at {document['other']}: collectives of",

@@ -34,7 +34,7 @@ def partition(rank, size):
     labels = torch.from_numpy(digits.target)
     count = (
         len(labels) // size * size
-    )  # equal shares, since a rank would wait for ranks that have finished
+    )  # equal shares: a rank with more batches would wait for ranks that have finished
     return images[rank:count:size], labels[rank:count:size]
 
 

@@ -53,7 +53,8 @@ class Training:
         self.losses = losses
 
     def step(self, comm, images, labels, dies):
-        # This rank's part of the batch. The sum over all ranks is the sum over the whole batch.
+        # This rank's samples of the batch. Losses and gradients, summed over all ranks, are those
+        # of the whole batch.
         mine = batch_of(len(self.losses), images)[comm.rank :: comm.size]
         loss = functional.cross_entropy(self.model(images[mine]), labels[mine], reduction="sum")
         self.optimizer.zero_grad()
@@ -137,7 +138,8 @@ def bar(loss, most):
 
 
 def main():
-    at_first = Training(), load_digits()  # created once, since the forked ranks get copies
+    # all runs share these, since each forked rank gets its own copy
+    at_first = Training(), load_digits()
     whole = run(*at_first)
     runs = {
         "loses rank 2": run(*at_first, lost=2),
