@@ -115,7 +115,7 @@ class Contestants:
         return self.attentions[name](query, key, value)
 
     def attend(self, name: str) -> None:
-        """Runs forward and backward of a kind of context attention or of one process's attention."""
+        """Runs forward and backward of a kind of context attention, or of one process's."""
         out = self.forward(name)
         if out is not None:
             inputs = self.whole if name == WHOLE else self.mine

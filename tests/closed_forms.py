@@ -18,7 +18,7 @@ class Rows:
         self.tested: set[tuple[str, ...]] = set()
 
     def has(self, *names: str | tuple[str, ...]) -> Callable[[_Test], _Test]:
-        """Marks a test as the test of these rows."""
+        """Returns a decorator for the test of these rows. Records that the rows are tested."""
         for name in names:
             row = (name,) if isinstance(name, str) else name
             assert row in self.known, f"no row {row}"

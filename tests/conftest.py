@@ -56,8 +56,8 @@ def lower_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def threads() -> Iterator[Callable[[int], Threads]]:
-    """Returns `threads(n)`: n ranks as threads, with a healthy communicator, shared by all tests of
-    a session.
+    """Returns a function `threads(n)` that returns n ranks as threads. All tests of a session share
+    them. Ranks whose communicator has failed are replaced.
     """
     from ranks import Threads  # imported here, since the import needs the native core
 

@@ -53,7 +53,7 @@ class Recorder:
         self.left.add(peer)
 
     def fail(self, fault: int, text: str) -> None:
-        if fault not in list(Fault):  # the same check as in the core
+        if fault not in list(Fault):  # the native core also refuses unknown faults
             raise UnisonoError(f"fault: expected a number that is known, got {fault}")
         if self._failure is None:
             self._failure = (fault, text)

@@ -16,7 +16,7 @@ class FacadeContract(Contract):
     type_name = "facades"
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Finds imports of another folder's inner files."""
+        """Finds imports of another folder's files that bypass its `__init__.py`."""
         inside = sorted(
             f"{found['importer']}, line {found['line_number']}: {found['line_contents']}"
             for module in graph.modules
@@ -37,6 +37,7 @@ def _reaches_inside(found: DetailedImport) -> bool:
     if imported[0] != "unisono" or len(imported) < 3 or importer[:2] == imported[:2]:
         return False
     folder = ".".join(imported[:2])
-    # A public name of a folder may equal the name of one of its files.
+    # A public name of a folder may equal the name of one of its files. `from FOLDER import NAME`
+    # then imports the public name, which is permitted.
     by_name = found["line_contents"].startswith(f"from {folder} import")
     return not by_name or imported[2] not in importlib.import_module(folder).__all__

@@ -64,7 +64,7 @@ class Child:
 
 
 class Forker:
-    """The process that forks ranks, from the view of the tests."""
+    """The tests' handle of the process that forks ranks."""
 
     def __init__(self, *modules: str) -> None:
         """Starts the process. It imports `modules` before any fork, in addition to the modules that
@@ -79,7 +79,7 @@ class Forker:
         atexit.register(self._close)
 
     def ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> int:
-        """Sends a request and returns the number in the reply."""
+        """Sends a request. Returns the reply: the number of a new process, or an exit code."""
         socket.send_fds(self._ours, [json.dumps(request).encode()], list(fds))
         answer = self._ours.recv(_MOST_BYTES)
         assert answer, "the process that forks ranks has ended"
@@ -178,7 +178,7 @@ if __name__ == "__main__":
     unisono.native.usable_cores()  # loads the native core
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    # Under nohup and in background jobs of a shell, SIGINT is ignored, and child processes inherit
-    # this.
+    # Restores SIGINT. Under nohup and in background jobs of a shell it is ignored, and child
+    # processes inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serve(socket.socket(fileno=int(sys.argv[1])), run_rank)()

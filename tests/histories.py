@@ -106,9 +106,10 @@ class History:
                 assert all(r.number < receive.number for r in later), f"{receive} was overtaken"
 
     def _settle(self, receive: Receive, taken: set[Message]) -> None:
-        """Finds the message that a receive has received.
+        """Finds the message that a receive has received, by source, tag and content.
 
-        Messages without bytes have equal contents. They are matched in order, as the rules require.
+        Messages without bytes have equal contents. They are matched in the order of sending, as
+        MPI's rules require.
         """
         assert receive.outcome is not None
         source, tag, content = receive.outcome

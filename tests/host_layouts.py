@@ -9,7 +9,9 @@ from unisono.algorithms.host_layout import Hosts
 
 @st.composite
 def layouts(draw: st.DrawFn, most: int = 9) -> Hosts:
-    """Draws any partition of 1 to `most` ranks, in any order."""
+    """Draws 1 to `most` ranks and divides them into hosts. Hosts and their ranks are in any
+    order.
+    """
     ranks = draw(st.permutations(range(draw(st.integers(1, most)))))
     numbers = draw(st.lists(st.integers(0, 4), min_size=len(ranks), max_size=len(ranks)))
     hosts: dict[int, list[int]] = {}

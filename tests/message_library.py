@@ -26,7 +26,7 @@ class Fabric:
     def __init__(self, seed: int) -> None:
         self.lock = threading.Lock()
         self.random = random.Random(seed)
-        self.stalled = False  # True if payloads do not move
+        self.stalled = False  # True if the fabric moves no payloads
         self.releases = True  # True if closing a library releases its memory
         self.interrupt: Callable[[], object] | None = None  # called once, during a poll
         self.reached: list[tuple[int, int]] = []  # address and size of written memory

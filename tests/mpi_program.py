@@ -204,8 +204,8 @@ def forked(comm: Communicator) -> None:
 
 
 def garbage(comm: Communicator) -> None:
-    """Sends messages that no rank of this version of the library sends. They fail the group with a
-    clear error, even if its descriptors have high numbers.
+    """Sends messages that no rank of this version of the library sends. The receiving group must
+    fail with a clear error, even if its file descriptors have high numbers.
     """
     forked(comm)
     kept = _high_descriptors()

@@ -44,7 +44,9 @@ class PacketNetwork:
         return message
 
     def start(self, link: int) -> None:
-        """Sends the next packet of a link if it is free. Forwarded packets have priority."""
+        """Sends the next packet of a link, if the link is free. Forwarded packets have priority
+        over packets that enter the network at this link.
+        """
         if link in self.busy:
             return
         if self.queues[link]:

@@ -23,7 +23,9 @@ class Value:
 
 
 class Flow:
-    """Values of a correct schedule; `writes[round][rank]` has the writes that are used."""
+    """Values of a correct schedule; `writes[round][rank]` has the written values that an output
+    depends on.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         collective = schedule.collective
@@ -80,7 +82,9 @@ class Flow:
 
 
 class Program:
-    """The records of one rank, made round by round. All ranks share `staged`."""
+    """The records of one rank, made round by round. `staged`, which all ranks share, has the slots
+    of the values.
+    """
 
     def __init__(
         self,
@@ -226,8 +230,8 @@ class Program:
         return self.ref(space, (0, chunk % self.collective.parts))
 
     def note(self, values: tuple[Value, ...], dst: Ref) -> None:
-        """Records input that is read after output may have been written at its place. Such input
-        needs other memory.
+        """Detects inputs that are read after an output was written, if input and output have the
+        same memory in an in-place call. Such a program cannot run in place.
         """
         for value in values:
             if value.rank == self.rank and not value.operands:

@@ -22,7 +22,9 @@ def spanning(
     timeout_s: float = 40.0,
     address: str = "127.0.0.1",
 ) -> list[Any]:
-    """Runs `body(comm)` on one rank per environment. Returns each rank's result or exception."""
+    """Runs `body(comm)` on one rank for each dictionary of environment variables. Returns each
+    rank's result or exception.
+    """
     rendezvous = f"tcp://{address}:{free_port()}"
 
     def rank_body(rank: int) -> Any:

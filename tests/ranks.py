@@ -131,7 +131,9 @@ class Threads:
 
 
 class Me:
-    """The argument of the function that a rank runs if it is a process."""
+    """What a rank's process passes to its function: the rank's number, and methods that join the
+    group and report to the test.
+    """
 
     def __init__(self, rank: int, size: int, name: str, pipe: int) -> None:
         self.rank = rank
@@ -195,7 +197,7 @@ class Processes:
             self._pipes.append(ours)
 
     def wait_for(self, event: str, ranks: Sequence[int], timeout_s: float = 40.0) -> list[Any]:
-        """Waits for this event from each of the ranks and returns its facts."""
+        """Waits until each of the ranks has reported this event. Returns the ranks' events."""
         deadline = time.monotonic() + timeout_s
         return [self._wait_for(event, rank, deadline) for rank in ranks]
 

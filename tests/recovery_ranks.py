@@ -123,8 +123,8 @@ class World:
                 self.outcomes[rank] = None
 
     def form(self, rank: int, *, good: bool) -> bool:
-        """Ends the formation of a group on this rank if this result is possible. Returns True if it
-        was.
+        """Ends the formation of a group on this rank with success (`good`) or failure, if this
+        result is possible now. Returns True if it was possible.
         """
         ballot, since = self.forming[rank]
         forming_group = self.formings[ballot]
@@ -262,7 +262,9 @@ class WorldOfHosts(World):
         super().start(rank)
 
     def leave(self, rank: int) -> None:
-        """Lets a rank leave the old group after the rank's end."""
+        """Lets a rank that has finished leave the old group. From now on it casts no votes. It only
+        reports a decision that its vote knew before.
+        """
         self.left.setdefault(rank, self.words[self.layout[rank]])
 
     def view(self, rank: int) -> Observation:

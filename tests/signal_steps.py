@@ -1,4 +1,6 @@
-"""Runs a signal handler before a chosen step of Python, since signals may arrive at any step."""
+"""Runs a signal handler before a chosen bytecode instruction, since a signal may arrive at any
+one.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 
 
 class Step:
-    """A trace function for `sys.settrace` that calls `handler` before step `number` in the watched
-    files.
+    """A trace function for `sys.settrace` that calls `handler` before step `number`. Steps are the
+    calls and the bytecode instructions in the watched files.
     """
 
     def __init__(

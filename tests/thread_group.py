@@ -95,8 +95,8 @@ def _memory(pieces: list[Bytes]) -> list[tuple[int, int]]:
 
 
 def counts_of(collective: Collective, counts: list[int], rank: int, *, out: bool) -> list[int]:
-    """Returns the number of elements of each of a rank's pieces; piece i of the collective has
-    counts[i].
+    """Returns the number of elements of each of a rank's input pieces (or output pieces, if `out`).
+    `counts` has one number for each rank, from which the sizes of the pieces follow.
     """
     op, n = collective.op, collective.ranks
     pieces_in, pieces_out = piece_counts(op, n, rank, collective.root or 0)

@@ -93,7 +93,9 @@ class Tap:
         self._lock = threading.Lock()
 
     def dial(self, to: tuple[str, int]) -> tuple[str, int]:
-        """Returns an address at which one connection is forwarded to `to`."""
+        """Returns the address of a new listener, which forwards one connection to the address
+        `to`.
+        """
         listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._serve, args=(listener, to), daemon=True).start()
         address: tuple[str, int] = listener.getsockname()

@@ -15,8 +15,8 @@ Matrix = NDArray[np.int64]
 
 
 def shares(count: int, ranks: int) -> list[int]:
-    """Returns the number of elements of each rank's share of `count`. The first ranks have one
-    more.
+    """Returns the number of elements of each rank's share of `count`. If `count` is not divisible
+    by `ranks`, the first ranks have one element more.
     """
     return [len(range(rank, count, ranks)) for rank in range(ranks)]
 

@@ -16,7 +16,9 @@ RANGE_BYTES = 256
 
 
 class Mixed(nn.Module):
-    """Parameters of three types and odd sizes, one shared and one frozen, and a buffer."""
+    """Parameters of four types and of odd sizes, and a buffer. One parameter is used under two
+    names, and one is frozen.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +67,7 @@ def bits_of(tensor: Any) -> bytes:
 
 
 class Identity(torch.optim.Optimizer):  # type: ignore[misc]
-    """Replaces each parameter by its gradient."""
+    """An optimizer whose step replaces each parameter by its gradient."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})

@@ -68,7 +68,7 @@ def test_the_state_survives_another_order_of_parameters(compression: Any, thread
     class Reordered(Branches):
         def __init__(self) -> None:
             super().__init__()
-            for name in ("left", "right"):  # moves both modules behind `last`
+            for name in ("left", "right"):  # puts both modules after the module `last`
                 self._modules[name] = self._modules.pop(name)
 
     def check(comm: Communicator) -> None:
@@ -148,7 +148,8 @@ def test_a_failed_pass_leaves_the_state_as_it_was(compression: Any, threads: Wor
             with pytest.raises(UnisonoError, match="the backward pass of another rank raised"):
                 loss_of(model, comm, 3).backward()
         model.zero_grad()
-        loss = loss_of(model, comm, 4)  # rank 1 ends the other ranks' wait here
+        # here rank 1 tells the other ranks, which wait, of its error
+        loss = loss_of(model, comm, 4)
         _assert_equal_states(before, model.state_dict().get("compression"))
         loss.backward()
         train(model, make_sgd(model), comm, range(5, 7))
@@ -192,7 +193,8 @@ def own_killed_in_the_first_round(me: Me) -> None:
     comm = me.join()
     model = data_parallel(make_model(), comm, compression=PowerSGD(rank=1))
     train(model, make_sgd(model), comm, range(3))
-    # rank 1 dies after it sent P of the last layers, and before it sends P of the first layer
+    # rank 1 dies after it sent PowerSGD's matrix P of the last layers, and before it sends that of
+    # the first layer
     if me.rank == 1:
         model.module.left.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
     me.say("trained")

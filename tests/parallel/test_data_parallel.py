@@ -50,7 +50,8 @@ class Net(nn.Module):
 
 
 torch.manual_seed(3)
-_TEMPLATE = Net().double()  # made once, since ranks that are threads share torch's random generator
+# one model to copy, since ranks that are threads share torch's random generator
+_TEMPLATE = Net().double()
 
 
 def _net() -> Net:

@@ -128,7 +128,7 @@ def test_fp16_equals_its_definition(threads: World) -> None:
             with model.no_sync():
                 loss_of(model, comm, step).backward()
             local = [parameter.grad.clone() for parameter in model.parameters()]
-            # a backward pass that adds nothing and exchanges gradients
+            # a backward pass that adds zeros and exchanges the accumulated gradients
             loss_of(model, comm, step, "left").mul(0).backward()
             for mine, parameter in zip(local, model.parameters(), strict=True):
                 parts = comm.all_gather((mine / comm.size).numpy().astype(np.float16)[None])

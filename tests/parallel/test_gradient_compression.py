@@ -53,7 +53,7 @@ def test_int8_is_within_half_a_scale(values: np.ndarray, run: int) -> None:
     decoded = _decoded(Int8Codec(run), torch.from_numpy(values)).numpy()
     for start in range(0, len(values), run):
         part = values[start : start + run].astype(np.float64)
-        # The scale is the smallest float32 that is not below the quotient.
+        # The scale is the quotient (largest value / 127), rounded up to a float32.
         exact = np.abs(part).max() / 127
         scale = max(float(np.nextafter(np.float32(exact), np.float32(np.inf))), exact)
         error = np.abs(decoded[start : start + run] - part).max()
@@ -120,8 +120,9 @@ def test_fp16_is_within_its_rounding(grads: np.ndarray) -> None:
     average = total.astype(np.float16).astype(np.float64)
     exact = grads.astype(np.float64).mean(0)
     size = np.abs(grads.astype(np.float64)).mean(0)
-    # The bound is two roundings of 2^-11, of which one may be twice as large at the limit, and
-    # roundings of 2^-25 for subnormals.
+    # Each part and the sum are rounded to float16, with a relative error of 2^-11. A part just
+    # above the limit of `part_of_average` is rounded with twice this error. Subnormals are rounded
+    # with an absolute error of 2^-25.
     assert (np.abs(average - exact) <= 3 * 2.0**-11 * size + (ranks + 1) * 2.0**-25).all()
 
 

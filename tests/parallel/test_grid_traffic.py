@@ -33,8 +33,8 @@ def test_blocks_of_the_ranks_add_up_to_the_closed_form(kind: str, tp: int) -> No
 
 @pytest.mark.parametrize(("kind", "tp", "ratio"), [("2d", 4, 12.0), ("2d", 16, 1.9), ("3d", 8, 1)])
 def test_enough_tokens_make_a_grid_cheaper_than_a_line(kind: str, tp: int, ratio: float) -> None:
-    """Compares costs just above and below given ratios of tokens to width. The ratios follow from a
-    comparison by hand.
+    """Tests that a grid of ranks sends less than a line if the ratio of tokens to width is just
+    above the given ratio, and not if it is just below. The ratios were derived by hand.
     """
     for factor, is_cheaper in ((1.05, True), (0.95, False)):
         sizes = {"tokens": round(ratio * factor * 10_000), "hidden": 10_000}

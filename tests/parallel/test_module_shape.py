@@ -96,8 +96,8 @@ def test_our_own_model(shape: Transformer) -> None:
 
 
 def test_no_memory_is_used() -> None:
-    """Derives the shape of a model of 7 billion parameters on the meta device, which uses no
-    memory.
+    """Tests that the shape of a model with 7 billion parameters can be derived on the meta device,
+    whose tensors have no memory.
     """
     shape = Transformer(
         layers=32, hidden=4096, heads=32, ffn=11008, gated=True, vocab=32000, tied=False

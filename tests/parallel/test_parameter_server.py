@@ -1,4 +1,6 @@
-"""The parameter server with ranks as threads: the bits and bytes of synchronous training."""
+"""The parameter server with ranks as threads: the exact results of synchronous training, and the
+numbers of bytes sent and received.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_synchronous_training_has_the_bits_of_reproducible_sums(
         if part is None:
             return None
         model = Mixed()
-        if comm.rank:  # must be overwritten with rank 0's values
+        if comm.rank:  # wrong values, which rank 0's values must replace
             for tensor in (*model.parameters(), *model.buffers()):
                 tensor.data.fill_(7)
         options = {"servers": servers, "dedicated": dedicated, "range_bytes": RANGE_BYTES}

@@ -270,7 +270,7 @@ def test_two_losses_one_after_the_other(tmp_path: Path) -> None:
         assert ranks.exit_codes() == [-signal.SIGKILL, 0, 0, -signal.SIGKILL]
     for said in found:
         assert (said["lost"], said["workers"]) == ([0, 3], [1, 2])
-        assert len(said["updates"]) == 3  # first shard 0, then both shards of rank 3
+        assert len(said["updates"]) == 3  # shard 0 after the first loss, then both shards of rank 3
         assert set(said["owners"]) <= {1, 2}
     _require(found, found[0]["values"])
 
@@ -293,5 +293,5 @@ def loses_a_worker_while_another_waits_in_close(me: Me) -> None:
 def test_a_finished_worker_still_serves_after_a_loss() -> None:
     with Ranks(loses_a_worker_while_another_waits_in_close, 3) as ranks:
         first, last = ranks.wait_for("trained", [0, 2])
-    assert first["values"] == [-2.0] * 4  # the mean of 1, 2, 3
+    assert first["values"] == [-2.0] * 4  # a step with the mean of 1, 2 and 3
     assert last["values"] == [-(2.0 + 2.5 + 3 * 3.0)] * 4

@@ -48,8 +48,8 @@ def test_snapshots_appear_and_old_ones_go(
 def test_a_new_rank_replaces_one_and_gets_parameters_optimizers_and_step(
     threads: Callable[[int], Threads],
 ) -> None:
-    """Trains workers 0 and 1, then worker 1 and a new worker in a new group, with the server on
-    another rank.
+    """Tests that workers 0 and 1 continue in a new group with a new worker 2, to which the shard of
+    rank 0 moves. The results must equal those of one process bit by bit.
     """
     ended: dict[int, ParameterServer] = {}
 
@@ -139,7 +139,7 @@ def test_wrong_arguments_are_refused(threads: Callable[[int], Threads]) -> None:
         with pytest.raises(ValueError, match=f"serve: rank {comm.rank} is a worker"):
             ps.serve()
         ps.close()
-        ps.close()  # a second close
+        ps.close()  # a second close has no effect
         with pytest.raises(ValueError, match="is closed: make a new one"):
             ps.step()
 

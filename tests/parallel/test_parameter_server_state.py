@@ -51,7 +51,8 @@ def test_ranges_cover_every_element_once(
     try:
         shards = layout.divide(layout.whole, servers)
     except ValueError:
-        assert layout.nbytes < servers * 8 + 8  # an element has at most 8 bytes
+        # too few elements for the servers: an element has at most 8 bytes
+        assert layout.nbytes < servers * 8 + 8
         return
     seen = [set[int]() for _ in specs]
     end = 0
@@ -132,7 +133,8 @@ def test_a_lost_shard_goes_to_the_server_that_reads_the_newest_snapshot() -> Non
     left = [0, 1, 2, 3, 4]
     assert plan.without([5], left, {2: {0: 9, 3: 4, 4: 8}}).owners == (3, 4, 4)
     assert plan.without([5], left, {2: {3: 8, 4: 8}}).owners == (3, 4, 3)
-    assert plan.without([5], left, {2: {1: 8}}).owners == (3, 4, 1)  # no server can read a snapshot
+    # only worker 1 can read a snapshot of shard 2
+    assert plan.without([5], left, {2: {1: 8}}).owners == (3, 4, 1)
     both = plan.without([4, 5], [0, 1, 2, 3], {1: {3: 2}, 2: {3: 2}})
     assert both.owners == (3, 3, 3)
     none_left = plan.without([3, 4, 5], [0, 1, 2], {i: {0: 1, 1: 1, 2: 1} for i in range(3)})
@@ -308,8 +310,8 @@ def test_the_mean_delay_of_asynchronous_training_is_one_less_than_the_workers(
         actions = state.push(worker, order.count(worker), None)
         order.append(worker)
         delays += sum(action.delay for action in actions if isinstance(action, Apply))
-    # Each push of another worker delays exactly one push of a worker, unless this worker pushes no
-    # more.
+    # Each push adds one delay to the next push of every other worker, unless that worker does not
+    # push again.
     last = [max((i for i, who in enumerate(order) if who == w), default=-1) for w in range(n)]
     never_seen = sum(pushes - 1 - place for place in last)
     assert delays + never_seen == (n - 1) * pushes

@@ -38,7 +38,7 @@ class _Net(nn.Module):
 
 
 torch.manual_seed(3)
-_TEMPLATE = _Net()  # made once, since ranks that are threads share torch's random generator
+_TEMPLATE = _Net()  # one model to copy, since ranks that are threads share torch's random generator
 
 
 def _batch(step: int, rank: int) -> Any:
@@ -79,7 +79,7 @@ def _averages(comm: Communicator, wrap: str, fusion_bytes: int, reproducible: bo
             (model(_batch(step, comm.rank)).sum() * scale).backward()
         used = [each for each in net.parameters() if each.grad is not None]
         parts = [comm.all_gather(each.grad.numpy()[None].copy()) for each in used]
-        # a backward pass that adds nothing and exchanges gradients
+        # a backward pass that adds zeros and exchanges the accumulated gradients
         (model(torch.zeros(ROWS, WIDTH), "left").sum() * 0).backward()
         found = [each.grad.numpy().tobytes() for each in used]
         exact.append(found == [_rank_order_average(part) for part in parts])

@@ -154,7 +154,7 @@ def test_bytes_of_equal_tables_follow_the_known_forms(ranks: int, bags: int) -> 
         "row": (ranks - 1) * batch * ranks + rest * ids + 2 * (ranks - 1) * sums + tells,
         "replicated": 2 * rest * 1000 * ranks * width * item,
     }
-    if width % ranks == 0:  # each rank has a part of each table
+    if width % ranks == 0:  # each rank has an equal number of columns of each table
         expected["column"] = (ranks - 1) * (batch * ranks + ids) + rest * 2 * sums + tells
     for kind, form in expected.items():
         placed = place_tables(tables, width=width, ranks=ranks, samples=batch * ranks, kind=kind)

@@ -35,7 +35,7 @@ def test_hidden_constants_are_found() -> None:
     found = fit_constants(runs, document())
     assert found["eager_launch_s"] == pytest.approx(hidden.eager_launch_s, rel=0.05)
     assert found["efficiency/ampere 16"] == pytest.approx(hidden.efficiency["ampere 16"], rel=0.05)
-    assert found["traffic"] == default.traffic  # this constant was not free
+    assert found["traffic"] == default.traffic  # this constant was not free, so it keeps its value
 
 
 def test_which_runs_inform_a_constant() -> None:
@@ -54,4 +54,5 @@ def test_interval_of_known_errors() -> None:
     runs = [replace(base[0], measured_s=predicted * float(np.exp(0.2 * x))) for x in normal]
     widths = interval_widths(runs, default, {})
     assert widths["base"] == pytest.approx(0.2, rel=0.15)
-    assert widths["experts"] == default.sigma["experts"]  # the runs contain no experts
+    # no run has experts, so their width keeps its value
+    assert widths["experts"] == default.sigma["experts"]

@@ -163,8 +163,8 @@ def test_dualpipe_overlaps_exchanges_of_experts() -> None:
 
 
 def test_processes_search_a_mixture_of_experts() -> None:
-    """Compares with real processes. Candidates of equal times keep their order, so both searches
-    return the same candidates.
+    """Tests that a search in two processes returns the same candidates as a search in this process.
+    Candidates of equal times must also keep their order.
     """
     model = planner.load_model("qwen3-30b-a3b")
     cluster = planner.Cluster.parse("h100:16")

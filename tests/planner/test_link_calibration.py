@@ -73,7 +73,9 @@ def test_outliers_do_not_matter(tmp_path: Path, outlier: float) -> None:
 
 
 def test_own_benchmark(tmp_path: Path) -> None:
-    """Reads files of `unisono bench --json`, with more ranks than a domain has."""
+    """Tests that a file of `unisono bench --json` gives the rate of the network if it has 8 ranks,
+    more than the 4 devices of a domain.
+    """
     small = replace(CLUSTER, per_host=4)
     rows = [
         {
@@ -114,8 +116,8 @@ def test_hosts_of_a_benchmark(tmp_path: Path, settings: object, place: str) -> N
 
 
 def test_a_device_whose_rates_are_measured_again(tmp_path: Path) -> None:
-    """Tests that a measured rate is used, and not the share that another process measured for
-    "CPU".
+    """Tests that a calibration keeps the measured rate itself, and not its share of the device's
+    rate. The rate of "CPU", for example, is measured again in each process.
     """
     (tmp_path / "one.txt").write_text(nccl_tests(8, 1))
     made = planner.calibrate([tmp_path / "one.txt"], cluster=CLUSTER)

@@ -82,8 +82,8 @@ def test_what_makes_a_step_slower(slower: dict[str, object], than: dict[str, obj
 def test_every_layout_obeys_the_limits(
     tp: int, pp: int, micro: int, recompute: str, zero: int, precision: str
 ) -> None:
-    """Tests that no step is faster than its FLOPs at the peak rate, and that recomputation never
-    needs more memory.
+    """Tests that no step takes less time than its FLOPs at the peak rate, and that a step with
+    recomputation never needs more memory than without.
     """
     layout = planner.Layout(dp=64 // (tp * pp), tp=tp, pp=pp, zero=zero)
     job = planner.Workload(
@@ -132,7 +132,9 @@ def test_smallest_change_that_makes_it_fit() -> None:
 
 
 def test_experts() -> None:
-    """Tests that experts add exchanges, and that more routed experts take more time."""
+    """Tests that experts add exchanges to a step, and that a step takes more time if each token is
+    routed to more experts.
+    """
     cluster = planner.Cluster.parse("h100:16")
     layout = planner.Layout(dp=16, ep=16, zero=1)
     job = planner.Workload(seq=4096, global_batch=64, micro_batch=1, precision="fp8")
@@ -211,8 +213,9 @@ def test_messages_of_interleaved_schedules() -> None:
 
 
 def test_hidden_gradients_slow_compute_down() -> None:
-    """Tests that newer software exposes the last layer's part of the exchange, and a slowdown of
-    compute during the hidden part.
+    """Tests the time that the exchange of gradients adds to a step. In newer software (bf16) this
+    is the last layer's share of the exchange, and a slowdown of compute during the hidden rest. In
+    older software (fp16) it is the whole exchange.
     """
     constants = planner.default_constants()
     fast = constants.changed(overlap_slowdown=0.0, straggler=0.0)

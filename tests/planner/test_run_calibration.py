@@ -54,13 +54,15 @@ def width(prediction: planner.Prediction) -> float:
         ),
         ({"layout": planner.Layout(dp=2, tp=8, zero=1)}, SHARES["machine"] + SHARES["model"]),
         ({"model": planner.load_model("gpt3-3.6b")}, SHARES["machine"]),
-        ({"layout": planner.Layout(dp=16, zero=3)}, 0.0),  # a layout that uses other software
+        # ZeRO-3, which runs in other software than the own run
+        ({"layout": planner.Layout(dp=16, zero=3)}, 0.0),
         ({"cluster": planner.Cluster.parse("h100:16")}, 0.0),
     ],
 )
 def test_one_run(changes: dict[str, object], share: float) -> None:
-    """Tests that one run multiplies a prediction by the run's error to the power of the share. The
-    interval shrinks by sqrt(1 - share^2), as in a conditional normal distribution.
+    """Tests that one own run multiplies a prediction by the run's error (measured / predicted) to
+    the power of `share`, the correlation of both errors. As in a conditional normal distribution,
+    the interval shrinks by the factor sqrt(1 - share^2).
     """
     known = step(planner.calibrate(runs=[own_run(1.3)]), **changes)
     blind = step(None, **changes)
@@ -126,8 +128,8 @@ def test_file(tmp_path: Path) -> None:
 
 
 def test_search_with_own_runs_is_exact() -> None:
-    """Slows one layout down by an own run, which changes the order. The search must not skip a
-    better layout.
+    """Tests that a search with own runs skips no layout that is better. An own run slows the best
+    layout down, so that others become better.
     """
     job = planner.Workload(seq=2048, global_batch=64)
     blind = planner.search(MODEL, CLUSTER, job, keep=1)[0]

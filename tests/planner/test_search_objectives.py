@@ -97,8 +97,8 @@ def test_front_is_what_nothing_beats(
 
 
 def test_front_with_a_tolerance(cluster: planner.Cluster) -> None:
-    """Tests that for each layout of the whole front, the short front has a layout that is not much
-    worse.
+    """Tests that a tolerance shortens the Pareto front. For each layout of the whole front, the
+    short front must have one that is at most slightly worse.
     """
     whole = planner.pareto_front(MODEL, cluster, JOB)
     few = planner.pareto_front(MODEL, cluster, JOB, tolerance=0.1)
@@ -136,7 +136,7 @@ def test_weak_scaling_grows_the_batch() -> None:
     job = planner.Workload(seq=2048, global_batch=12)
     curve = planner.scaling_curve(MODEL, CLUSTER, job, weak=True)
     batches = {point.devices: point.prediction.job.global_batch for point in curve}
-    # one device is left out, since it would need 1.5 sequences
+    # one device is left out, since its batch would be 12 / 8 = 1.5 sequences
     assert batches == {2: 3, 4: 6, 8: 12}
     assert curve[-1].scale_factor == pytest.approx(curve[-1].speedup / 4)
 

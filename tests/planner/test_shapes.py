@@ -35,7 +35,7 @@ def test_parameters_of_gpt(billions: float, layers: int, hidden: int, heads: int
     )
     formula = 12 * layers * hidden**2
     formula *= 1 + 13 / (12 * hidden) + (vocab + seq) / (12 * layers * hidden)
-    last_norm = 2 * hidden  # the formula omits the last norm
+    last_norm = 2 * hidden  # the formula omits the parameters of the last norm layer
     assert model.parameters == pytest.approx(formula + last_norm, rel=1e-12)
     assert round(model.parameters / 1e9, 1) == billions
 

@@ -100,7 +100,8 @@ def test_constants_say_where_they_come_from() -> None:
         assert {"value", "prior", "unit"} <= set(entry), name
         assert set(entry.get("fitted_to", [])) <= families, name
         if entry.get("width"):
-            # A constant that is four widths away from its prior has lost its meaning.
+            # A fitted constant must stay within four widths of its prior. Farther away, it would no
+            # longer mean what its name says.
             assert abs(np.log(entry["value"] / entry["prior"])) < 4 * entry["width"], name
 
 

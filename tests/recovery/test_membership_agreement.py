@@ -114,7 +114,8 @@ def test_a_missing_rank_is_out_after_the_timeout() -> None:
 
 def test_a_leader_that_waits_keeps_early_ranks() -> None:
     world = World(3, exclude=frozenset())
-    arrivals = {2: 0.0, 0: 9.0, 1: 18.0}  # each within the leader's timeout
+    # start times, each within the timeout after the one before
+    arrivals = {2: 0.0, 0: 9.0, 1: 18.0}
     for quarter in range(100):
         world.now = quarter / 4
         for rank, at_s in arrivals.items():

@@ -1,4 +1,6 @@
-"""A ledger of votes never permits two groups, for all orders of cuts, deaths and stops."""
+"""Recovery by the votes of several hosts never forms two groups, for all orders of cuts between
+hosts, deaths and stops.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +99,9 @@ def test_an_old_observation_does_not_repeat_an_order() -> None:
 @settings(max_examples=100, deadline=None)
 @given(layout=LAYOUTS, data=st.data())
 def test_the_larger_side_of_a_cut_decides(layout: Sequence[int], data: st.DataObject) -> None:
-    """Counts a host with a live rank with all its ranks. After deaths before a cut, both sides may
-    be too few.
+    """Tests that the side with more than half of the ranks forms the group, or at equality the side
+    of rank 0's host. A host with a live rank counts with all its ranks, also dead ones. If ranks
+    died before the cut, perhaps neither side has enough ranks.
     """
     some = st.frozensets(st.integers(0, len(layout) - 1))
     world = WorldOfHosts(layout)
@@ -139,7 +142,9 @@ def test_two_sufficient_sets_share_a_rank(ranks: int, data: st.DataObject) -> No
 
 
 def begin_poll(ballot: int) -> Poll:
-    """Begins a poll of three hosts that would set the ledger to this ballot."""
+    """Begins a poll of three hosts, which would change the ledger to this ballot (a numbered
+    attempt to form a group).
+    """
     return Poll([{0}, {1}, {2}], undecided(0), undecided(ballot))
 
 
@@ -156,8 +161,8 @@ def run_poll(poll: Poll, votes: dict[int, Vote]) -> list[VoteRequest]:
 
 
 def choose(ballot: int, votes: dict[int, Vote], ranks: list[int]) -> None:
-    """Makes some votes choose the group that was formed under a ballot, as rank 1 does before it
-    dies.
+    """Makes some votes choose the group of this ballot (a numbered attempt to form a group), as
+    rank 1 does before it dies.
     """
     for rank in ranks:
         request = VoteRequest(phase=VotePhase.CHOOSE, ballot=ballot, choice=ballot)
@@ -167,8 +172,9 @@ def choose(ballot: int, votes: dict[int, Vote], ranks: list[int]) -> None:
 
 @pytest.mark.parametrize("chosen_by", [[1, 2], [2]])
 def test_a_ballot_adopts_the_choice_that_it_finds(chosen_by: list[int]) -> None:
-    """Lets two of three votes choose a group, then removes one of them. The remaining votes cannot
-    show whether the choice was decided.
+    """Tests that a new ballot proposes a group again that an earlier ballot may have decided. Vote
+    2, and in one case vote 1, chose the group. After vote 1 is lost, the other two cannot show
+    whether the group had a majority.
     """
     votes = {rank: Vote() for rank in range(3)}
     choose(5, votes, chosen_by)
@@ -189,7 +195,7 @@ def test_a_ballot_adopts_the_choice_that_it_finds(chosen_by: list[int]) -> None:
 def test_a_ballot_adopts_the_latest_of_several_choices() -> None:
     votes = {rank: Vote() for rank in range(3)}
     choose(5, votes, [0])
-    choose(6, votes, [2])  # the later choice may be decided, together with the lost vote
+    choose(6, votes, [2])  # choice 6 may have a majority, together with the lost vote
     del votes[1]
     poll = begin_poll(7)
     run_poll(poll, votes)
@@ -221,7 +227,7 @@ def test_a_vote_changed_meanwhile_is_cast_again() -> None:
         seen = word
         if seen == expected:
             word = desired
-        if expected == desired:  # changes the word between the read and the exchange
+        if expected == desired:  # a read, after which another request changes the word
             word = cast(Vote(), VoteRequest(phase=VotePhase.PROMISE, ballot=8))[0].word
         return seen
 

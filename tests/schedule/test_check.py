@@ -16,7 +16,9 @@ from unisono.types import Op
 
 
 def refuse(schedule: Schedule, *, rank: int, chunk: int, round: int, text: str) -> None:
-    """Checks that the schedule is rejected for this reason, at this place."""
+    """Checks that the schedule is rejected, and that the error names this reason, rank, chunk and
+    round.
+    """
     with pytest.raises(ScheduleError) as caught:
         check(schedule)
     assert f"rank {rank}, chunk {chunk}, round {round}" in str(caught.value)

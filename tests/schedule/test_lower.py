@@ -86,7 +86,7 @@ def reduce_chain() -> Schedule:
 
 def test_an_unwanted_partial_sum_that_is_read_again_is_in_private_memory() -> None:
     schedule = build("reduce", "binomial_tree", ranks=8)
-    plan = lower(schedule)[4]  # reduces twice, then sends
+    plan = lower(schedule)[4]  # rank 4 reduces twice, then sends
     first, second = (r for r in plan.records if r.code is Code.REDUCE)
     assert first.dst.space is Space.TMP
     assert second.dst.space is Space.SLOT
@@ -268,8 +268,8 @@ def test_a_wrong_schedule_is_not_lowered() -> None:
 
 
 def readings(plan: ExecutionPlan) -> dict[int, dict[int, int]]:
-    """Returns the post that the plan awaits before it reads a slot, by the slot's rank and
-    number.
+    """Returns, by rank and number of a slot, the number of the post that the plan awaits before it
+    first reads the slot.
     """
     seen: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}
@@ -306,7 +306,7 @@ def test_readers_match_the_reads_of_the_plans(data: st.DataObject) -> None:
 
 
 def first_post_of(plan: ExecutionPlan, slot: int) -> int:
-    """Returns the number of the first post after the write of the slot."""
+    """Returns the number of the first post after the slot was written."""
     own = Ref(space=Space.SLOT, rank=plan.rank, index=slot)
     written = next(i for i, r in enumerate(plan.records) if own in (r.dst, r.dst2))
     return next(r.value for r in plan.records[written:] if r.code is Code.POST)

@@ -33,7 +33,7 @@ from unisono.schedule.check import REPLAYED_CHUNKS
 from unisono.types import DType, Op, ReduceOp
 
 EVERY = [(op, name) for op in Op for name in names(op)]
-PART = 8  # elements of 8 bytes, to which the size of a part is rounded up
+PART = 8  # elements of 8 bytes in a part, since part sizes are rounded up to 64 bytes
 NUMBERS = ("round", "src", "src_chunk", "dst", "dst_chunk", "count")
 PLACE = r"rank -?\d+, chunk -?\d+, round -?\d+"
 
@@ -125,7 +125,9 @@ def test_mutations_are_rejected_or_harmless(data: st.DataObject) -> None:
 
 
 def random_schedule(data: st.DataObject) -> Schedule:
-    """Draws a schedule with few ranks and places, so that many transfers conflict."""
+    """Draws a schedule with few ranks and few locations for values, so that many transfers
+    conflict.
+    """
     op = data.draw(st.sampled_from([op for op in Op if op is not Op.BARRIER]))
     ranks = data.draw(st.integers(1, 3))
     collective = Collective(op=op, ranks=ranks, root=0 if op.rooted else None)
@@ -204,7 +206,9 @@ def test_channels_do_not_affect_the_proof() -> None:
 
 @pytest.mark.parametrize(("name", "ranks"), [("ring", 48), ("direct", 52)])
 def test_plans_too_large_for_check_are_correct(name: str, ranks: int) -> None:
-    """Replays plans that are too large for `check` to replay."""
+    """Tests plans that `check` does not replay, because they are too large. A replay must find no
+    error in them.
+    """
     schedule = build("all_reduce", name, ranks=ranks)
     assert schedule.columns.count.sum() > REPLAYED_CHUNKS
     check_plans(schedule.collective, lower(schedule), depth=1, blocks=2)

@@ -272,7 +272,9 @@ def test_all_ranks_use_the_selection_of_rank_0() -> None:
 
 
 def test_groups_on_several_hosts_use_their_selection() -> None:
-    """Tests groups on one host and on two, and an inherited rule that does not fit the group."""
+    """Tests that groups on one host and on two hosts use the selection of their rank 0. An
+    inherited rule that does not fit the group must raise an error.
+    """
 
     def check(world: Communicator) -> list[str]:
         found = []

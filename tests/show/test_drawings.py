@@ -20,7 +20,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>&"
 
 
 def titles(text: str) -> list[str]:
-    """Returns the first words of the panels."""
+    """Returns the titles of the drawn panels, such as `start` and `round 0`."""
     spans = [t[0].text or "" for t in ET.fromstring(text).iter(f"{SVG}text") if len(t)]
     return [span for span in spans if span == "start" or span.startswith("round")]
 

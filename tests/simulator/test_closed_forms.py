@@ -231,7 +231,8 @@ def test_two_trees_all_reduce(p: int) -> None:
 @TABLE.has(("Reduce-scatter", "recursive doubling"))
 @pytest.mark.parametrize("p", POWERS)
 def test_reduce_scatter_for_reductions_that_do_not_commute(p: int) -> None:
-    """Builds an algorithm that the registry lacks, because recursive halving is never slower.
+    """Builds recursive doubling, which the registry lacks because recursive halving is never slower
+    than it.
 
     In step k a rank sends partial sums to its partner at distance 2^k. It sends all pieces except
     those of the 2^k ranks whose data it has.
@@ -272,8 +273,8 @@ def test_a_barrier_moves_nothing() -> None:
 )
 @pytest.mark.parametrize("p", ANY)
 def test_bounds(p: int) -> None:
-    """Compares bounds, which count the bytes of ranks at one switch and the reductions. The table's
-    startups are for ranks with one port.
+    """Compares bounds for ranks at one switch with closed forms of the bytes and the reductions.
+    The table's startups are not compared, since they hold for ranks with one port.
     """
     star = topology.star(p, cable=Cable(bandwidth_Bps=RATE_BPS, latency_s=0.0, kind=LinkKind.OTHER))
     others = (p - 1) / p

@@ -28,8 +28,8 @@ def time_s(schedule: Schedule, order: Order, reduce_Bps: float) -> float:
 
 
 def most_by_round(schedule: Schedule, reductions: bool) -> float:
-    """Returns the sum over all rounds of the largest amount that a rank sends, or reduces, in units
-    of N.
+    """Returns the bytes that the busiest rank of each round sends (or reduces), summed over all
+    rounds, in units of N.
     """
     c = schedule.columns
     rows = (c.src != c.dst) & (c.reduce if reductions else True)

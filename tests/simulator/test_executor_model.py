@@ -33,7 +33,9 @@ def two(op: str, name: str = "direct") -> Schedule:
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_a_staging_buffer_is_reused_after_its_readers_acknowledge(depth: int) -> None:
-    """Sends a block into each staging buffer. The next send waits for an acknowledgement."""
+    """Tests that a rank sends one block into each of its `depth` staging buffers without a wait,
+    and that the next send waits for an acknowledgement.
+    """
     blocks = Blocks(block_bytes=UNIT, lead=0, depth=depth)
     one = run(two("broadcast"), UNIT, blocks).time_s
     assert one == pytest.approx(UNIT_S + LATENCY_S)
@@ -45,8 +47,9 @@ def test_a_staging_buffer_is_reused_after_its_readers_acknowledge(depth: int) ->
 
 
 def test_a_waiting_rank_sends_nothing() -> None:
-    """Compares leads of two rounds with equal times. Without a lead, the network is idle for two
-    latencies in every block. With a lead of 1, the network carries the next block meanwhile.
+    """Tests that a lead (the number of blocks by which the first round is ahead of the last) hides
+    latency. Two rounds take equal times. Without a lead, the network is idle for two latencies in
+    every block. With a lead of 1, it carries the next block meanwhile.
     """
     count = 8
     times = [
@@ -58,8 +61,9 @@ def test_a_waiting_rank_sends_nothing() -> None:
 
 
 def test_trees_need_a_lead_of_their_height() -> None:
-    """Compares leads of a tree. Without a lead, rank 2 forwards rank 3's data in the same step in
-    which the data arrive.
+    """Tests that the rounds of a tree overlap only with a lead (the number of blocks by which the
+    first round is ahead of the last). Without a lead, rank 2 forwards rank 3's data in the same
+    step in which the data arrive.
     """
     tree = algorithms.build("all_reduce", "reduce_broadcast", ranks=4)
     times = [
@@ -78,8 +82,9 @@ def test_trees_need_a_lead_of_their_height() -> None:
 def test_exchanges_are_slower_if_ranks_start_at_different_times(
     name: str, least: float, most: float
 ) -> None:
-    """Compares start times. A ring is as late as its last rank. Halving-doubling overlaps its
-    rounds only if all ranks start together, and does not recover from different start times.
+    """Compares ranks that start at different times with ranks that start together. A ring is as
+    late as its last rank. Halving-doubling overlaps its rounds only if all ranks start together,
+    and does not recover from different start times.
     """
     job = Job(
         schedule=algorithms.build("all_reduce", name, ranks=8),

@@ -1,4 +1,6 @@
-"""Tests of the limits of a comparison of algorithms, and of the steps that the comparison keeps."""
+"""Tests of `compare`, which simulates all algorithms: its limits of time and transfers, and the
+steps of the results that it keeps.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def all_reduce(name: str, dims: tuple[int, ...]) -> Schedule:
 
 
 def bandwidth_s(name: str, dims: tuple[int, ...]) -> float:
-    """Returns the simulated time as a multiple of n/B."""
+    """Returns the simulated time as a multiple of n/B, the time of the whole vector on one link."""
     return simulate(all_reduce(name, dims), torus(dims), N).time_s * RATE_BPS / N
 
 
@@ -83,8 +83,8 @@ def test_hamiltonian_rings_fill_all_links() -> None:
 @TABLE.has("Bucket / multi-dim ring, 2D concurrent shards, k per side", "LOWER BOUND")
 @pytest.mark.parametrize("dims", [(4, 4), (8, 8), (4, 4, 4)])
 def test_buckets_in_both_directions(dims: tuple[int, ...]) -> None:
-    """Tests that 2D concurrent shards reach the bound, and D shards in one direction reach half of
-    it.
+    """Tests that 2D concurrent shards (two directions of D axes) reach the bound of the time, and
+    that D shards in one direction take twice as long.
     """
     bound = 2 * (prod(dims) - 1) / prod(dims) / (2 * len(dims))
     assert bandwidth_s("bucket", dims) == pytest.approx(bound, rel=1e-3)

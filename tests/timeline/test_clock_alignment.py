@@ -91,8 +91,8 @@ def test_ranks_of_one_host_take_part_only_by_their_first() -> None:
 def test_half_of_the_round_trip_bounds_the_error(
     offset_ns: int, outward_ns: int, back_ns: int
 ) -> None:
-    """Compares clocks with a rank whose messages take any time in each direction, on a simulated
-    clock.
+    """Tests that the measured offset of a clock is wrong by at most the stated error. Messages take
+    any time in each direction, on a simulated clock.
     """
     clock = SimpleNamespace(now_ns=1000)
 
@@ -155,8 +155,8 @@ def test_comparisons_add_up_along_a_chain_in_both_directions(tmp_path: Path) -> 
 
 
 def test_a_comparison_also_leads_backwards(tmp_path: Path) -> None:
-    """Aligns clock b, which was not compared with the common clock a. Instead a was compared with
-    b.
+    """Tests that clock b can be aligned to the common clock a if a was compared with b, and not b
+    with a.
     """
     timelines = [
         TimelineWriter(rank=r, size=4, events=64, folder=tmp_path, clock="abcd"[r])

@@ -61,13 +61,17 @@ def named(trace: dict[str, Any], name: str, ph: str = "X") -> list[dict[str, Any
 
 
 def close(microseconds: Any) -> Any:
-    """Returns a value that equals differences of times. Times are doubles with three decimals."""
+    """Returns a value that equals any number within 0.001 us, since times are doubles with three
+    decimals.
+    """
     return pytest.approx(microseconds, abs=1e-3)
 
 
 @given(events=EVENTS, entries=st.sampled_from([64, 4096]))
 def test_any_events_give_a_trace_that_nests(events: list[tuple], entries: int) -> None:
-    """Draws events that no program makes, since the ring may have lost any older events."""
+    """Tests that any events give a trace that nests, even events that no program makes: the ring
+    buffer may have lost any older events.
+    """
     script = [
         (at, kind, name, number, value, min(begun, at), at)
         for at, kind, name, number, value, begun in sorted(events, key=lambda each: each[0])
@@ -198,8 +202,8 @@ def test_numbers_are_exact_in_readers_that_keep_doubles(tmp_path: Path) -> None:
 
 
 def test_ten_seconds_between_clocks_disappear_in_the_trace(tmp_path: Path) -> None:
-    """Begins both ranks at the same time. Rank 1's clock is 10 s behind rank 0's. This offset is
-    known within 1 us.
+    """Tests that two ranks that begin at the same time also do so in the trace, although rank 1's
+    clock is 10 s behind rank 0's. This offset is known within 1 us.
     """
     late_ms = 10_000
     timelines = []

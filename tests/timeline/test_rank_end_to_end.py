@@ -48,7 +48,8 @@ def train_until_killed(me: Me) -> None:
             if step == STEPS:
                 me.say("trained", pid=os.getpid())
             if step > STEPS:
-                time.sleep(0.01)  # gives the test time to run
+                # makes steps slow, so that the test can read the timeline while training continues
+                time.sleep(0.01)
     except CommunicationError as error:
         me.say("failed", error=type(error).__name__)
         time.sleep(60)  # keeps the process alive while the test reads its timeline

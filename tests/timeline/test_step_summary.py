@@ -126,7 +126,9 @@ def test_the_slowest_rank_and_why(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_longer_is_not_the_slowest(tmp_path: Path) -> None:
-    """Makes rank 0 wait 20 ms for rank 1, whose backward pass takes 15 ms longer than rank 0's."""
+    """Tests that rank 1 is the slowest. Its backward pass takes 15 ms longer than rank 0's, and
+    rank 0 waits 20 ms for it.
+    """
     waits = in_order(phase("forward", 1, 0, 10), phase("backward", 1, 10, 20), [wait("b", 20, 40)])
     works = in_order(phase("forward", 1, 0, 10), phase("backward", 1, 10, 35))
     dumps = [
@@ -159,7 +161,8 @@ def test_steps_that_the_ring_has_lost_in_part_are_left_out(tmp_path: Path) -> No
     events = [event for number in range(20) for event in step(number, 40 * number)]
     dump = scripted_dump(tmp_path, events, events=64)
     [job] = summarize_steps([dump])
-    assert [each.step for each in job.steps] == [16, 17, 18, 19]  # each step has 15 events
+    # the last 64 events hold four steps of 15 events
+    assert [each.step for each in job.steps] == [16, 17, 18, 19]
     assert job.lost_events == dump.lost > 0
     assert all(each.ranks[0].compute_s == pytest.approx(33e-3) for each in job.steps)
 
@@ -192,7 +195,7 @@ def test_medians_are_over_steps_and_jobs_are_apart(tmp_path: Path) -> None:
 
 
 def test_a_step_in_progress_is_not_counted(tmp_path: Path) -> None:
-    """Dumps a job whose second step has run only its forward pass."""
+    """Tests that the summary omits a second step of which only the forward pass has run."""
     events = in_order(
         phase("forward", 1, 0, 10),
         phase("backward", 1, 10, 30),

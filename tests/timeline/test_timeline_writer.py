@@ -67,7 +67,8 @@ def test_names_beyond_the_table_have_no_name_but_an_event(tmp_path: Path) -> Non
     dump = timeline.dump()
     assert len(dump.names) < count
     assert names(dump)[-2:] == ["(name table full)", f"{0:0100d}"]
-    assert dump.events["number"].tolist()[-2] == count - 1  # the ring still has the previous events
+    # the events keep their place without a name
+    assert dump.events["number"].tolist()[-2] == count - 1
 
 
 @pytest.mark.parametrize("name", ["", "é" * 300, "layer" * 100 + ".weight", "\ud800"])
@@ -274,7 +275,7 @@ def test_a_forked_child_does_not_write_into_its_parents_ring(tmp_path: Path) -> 
     timeline = writer(tmp_path)
     timeline.record(EventKind.SUBMITTED, "parent")
     with warnings.catch_warnings():
-        # Python warns, since this process has threads
+        # Python warns about a fork, since this process has threads
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:

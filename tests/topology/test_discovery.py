@@ -90,7 +90,8 @@ def test_a_gpu_server_is_discovered(gpu_server: Path) -> None:
     node = machine.topology()
     kinds = [int((node.nodes.kind == kind).sum()) for kind in NodeKind]
     assert kinds == [4, 0, 0, 2, 2, 3]
-    # A path goes up to the switch and down, or up, across both sockets, and down.
+    # GPUs of one switch: a link up and a link down. Others: two links up, one between the sockets,
+    # and two down.
     assert [len(node.route(0, dst)) for dst in range(4)] == [0, 2, 5, 5]
     lanes = 16e9 / 8 * 128 / 130
     assert node.links.bandwidth_Bps[node.route(0, 1)] == pytest.approx([16 * lanes] * 2)

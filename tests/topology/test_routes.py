@@ -55,8 +55,8 @@ def check_paths(network: Topology, seed: int = 0) -> Ints:
 
 
 def true_distances(network: Topology) -> Ints:
-    """Returns the distances by networkx. A message passes through a rank only if ranks relay
-    messages.
+    """Returns the shortest distances, computed by networkx. A path leads through other ranks only
+    if the network's ranks relay messages.
     """
     n = network.num_ranks
     graph = topology.to_networkx(network)
@@ -100,7 +100,9 @@ def test_valiant_paths_pass_through_another_group(spec: str) -> None:
 
 
 def test_valiant_spreads_traffic_that_minimal_sends_over_one_link() -> None:
-    """Sends from every group to the next, the worst pattern for minimal routing (ISCA 2008)."""
+    """Tests that Valiant routing loads the busiest link less than minimal routing. Every group
+    sends to the next group, which is the worst pattern for minimal routing (ISCA 2008).
+    """
     busiest = {}
     for routing in ("minimal", "valiant"):
         network = topology.dragonfly(4, 2, 2, routing=routing)

@@ -40,7 +40,9 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class Worlds:
-    """Worlds that have run, each once, with their outcomes by module, backend and check."""
+    """The outcomes of worlds (groups of ranks), by module, backend and check. Each world runs only
+    once.
+    """
 
     folder: Callable[[], Path]
     done: dict[tuple[str, str], dict[str, Outcome]] = field(default_factory=dict)

@@ -23,7 +23,9 @@ def small_tables() -> tuple[TableShape, ...]:
 
 
 def small_shape(**changes: Any) -> DLRMShape:
-    """Returns a model whose sizes, such as a width of 5, no number of ranks divides evenly."""
+    """Returns a model with sizes, such as the width of 5, that are not divisible by the number of
+    ranks.
+    """
     sizes: dict[str, Any] = {"counters": 3, "width": 5, "tables": small_tables()}
     return DLRMShape(**(sizes | {"bottom": (6,), "top": (7,)} | changes))
 

@@ -27,8 +27,8 @@ CLIP = 0.4
 
 
 def small_shape(**changes: Any) -> Transformer:
-    """Returns a decoder whose sizes, such as a vocabulary of 11, no number of ranks divides
-    evenly.
+    """Returns a decoder with sizes, such as the vocabulary of 11, that are not divisible by the
+    number of ranks.
     """
     sizes: dict[str, Any] = {
         "layers": 4,

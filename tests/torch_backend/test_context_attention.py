@@ -138,7 +138,9 @@ def require_equal(kind, group, case, dtype, is_causal, laid_out=lambda x: x):
 
 
 def on_each_group(world):
-    """Yields each number of ranks with its group, on the ranks of this group."""
+    """Yields, for each number of ranks in `CASES`, the number and a group of so many ranks. Other
+    ranks skip the group.
+    """
     for ranks in CASES:
         group = dist.new_group(list(range(ranks)))
         if world.rank < ranks:

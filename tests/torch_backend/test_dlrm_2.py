@@ -29,8 +29,8 @@ def own_each_kind(world):
 
 
 def own_kinds_in_any_order(world):
-    """Divides columns over ranks in reverse order, and gives one rank only tables that are divided
-    by rows.
+    """Tests one table of each kind together. The columns are divided over the ranks in reverse
+    order, and the table that is not divided or replicated is on rank 1.
     """
     shapes = small_shape().tables
     kinds = [("row", (0, 1)), ("column", (1, 0)), ("replicated", (0, 1)), ("table", (1,))]

@@ -34,8 +34,8 @@ def own_rows(world):
 
 
 def own_columns(world):
-    compare_dlrm("dp=3", "column")  # 5 columns in parts of 2, 2 and 1
-    compare_dlrm("dp=3,zero=1", "column", width=2)  # 2 columns on two of the ranks
+    compare_dlrm("dp=3", "column")  # the ranks have 2, 2 and 1 of 5 columns
+    compare_dlrm("dp=3,zero=1", "column", width=2)  # with 2 columns, one rank has none
 
 
 def own_replicas(world):

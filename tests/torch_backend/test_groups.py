@@ -238,7 +238,7 @@ def own_messages_to_self_in_a_batch(world):
 def own_wrong_messages_to_self(world):
     groups = [dist.new_group(), dist.new_group()]
     with pytest.raises(MismatchError, match=r"\(3 elements .* receives 8 bytes"):
-        # also raises if another rank has failed before
+        # isend is inside the block, since it also raises if another rank has failed before
         dist.isend(torch.ones(3), world.rank, group=groups[0])
         dist.irecv(torch.ones(2), world.rank, group=groups[0]).wait()
     receive = dist.irecv(torch.ones(2), world.rank, group=groups[1])

@@ -61,7 +61,7 @@ def train_until_killed(rank, text, phase, folder):
 
 
 def arm(run, phase, folder):
-    """Arranges that this process kills itself in the phase."""
+    """Registers hooks that kill this process in the given phase of its last step."""
 
     def strike(*_):
         if run.steps == LAST_STEP:
@@ -114,7 +114,9 @@ def save_forever(folder):
 
 
 def test_a_killed_save_leaves_the_checkpoint_before_it(tmp_path):
-    """Kills a process that saves checkpoints repeatedly, after several delays."""
+    """Tests that a process that is killed while it saves checkpoints leaves a complete one, after
+    any of several delays.
+    """
     for delay_s in (0.0, 0.002, 0.005, 0.01, 0.02, 0.03):
         folder = tmp_path / f"{delay_s}"
         process = start(__file__, "save_forever", folder, log=tmp_path / "log")

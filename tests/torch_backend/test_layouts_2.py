@@ -45,7 +45,8 @@ def own_tensor(world):
 
 
 def own_sequence(world):
-    compare_transformer("tp=2,sequence_parallel=1", positions=11)  # parts of 6 and 5 elements
+    # the ranks have 6 and 5 positions
+    compare_transformer("tp=2,sequence_parallel=1", positions=11)
 
 
 def own_pipeline(world):
@@ -85,8 +86,8 @@ def own_experts_with_divided_matrices(world):
 
 
 def own_experts_in_a_pipeline(world):
-    """Runs a pipeline of experts. Torch's additional pass must not count, whichever stage it begins
-    with.
+    """Tests a pipeline of experts. Torch's additional pass, which finds the shapes of messages,
+    must not add to the balance loss, whichever stage it begins with.
     """
     compare_transformer(
         "pp=2,vpp=2,schedule=zbv", microbatches=4, **expert_shape(layers=4, dense_layers=0)

@@ -42,7 +42,7 @@ def own_hybrid_shards(world):
 
 def own_four_ways(world):
     compare_transformer("tp=4")
-    compare_transformer("tp=4,sequence_parallel=1", positions=6)  # parts of 2, 2, 2 and 0
+    compare_transformer("tp=4,sequence_parallel=1", positions=6)  # 2, 2, 2 and 0 positions
     compare_transformer("pp=4", microbatches=4)
 
 
@@ -59,7 +59,7 @@ def own_experts(world):
 
 
 def own_plane(world):
-    # tied embeddings, and a vocabulary in parts of 6 and 5
+    # tied embeddings, and a vocabulary that is divided into 6 and 5 words
     compare_transformer("tp=4,tensor=2d", microbatches=2)
     compare_transformer("tp=4,tensor=2d", gated=True, kv_heads=2, tied=False, ffn=26)
     with pytest.raises(ValueError, match=r"depth x rows = 1 x 1 x 1 x 2 = 2, got 7; 8 works"):
@@ -80,7 +80,7 @@ def own_capacity(world):
     run = compare_transformer("dp=2,tp=2,ep=4,zero=1", microbatches=2, **few)
     assert any(each.dropped for each in run.stages[0][1].modules() if hasattr(each, "dropped"))
     compare_transformer("cp=2,tp=2,ep=2,sequence_parallel=1", positions=8, dropout=0.2, **few)
-    compare_transformer("tp=4", **few | {"positions": 6})  # parts of 2, 2, 2 and 0 positions
+    compare_transformer("tp=4", **few | {"positions": 6})  # the ranks have 2, 2, 2 and 0 positions
     compare_transformer("cp=4", positions=16, **few)
     with pytest.raises(ValueError, match="capacity_factor: expected a number above 0, got 0"):
         compare_transformer("dp=4", **few | {"capacity_factor": 0.0})

@@ -109,9 +109,9 @@ def check_ddp_communication_hooks(world):
 
 
 def check_ddp_power_sgd(world):
-    # Uses one bucket, since PowerSGD communicates in callbacks. A callback that runs when its
-    # collective ends (also with gloo), and not when it is requested (NCCL), leaves the order
-    # between buckets undefined.
+    # Uses one bucket, since PowerSGD starts collectives in callbacks of other collectives. Here, as
+    # with gloo, a callback runs when its collective ends. With several buckets, the order of these
+    # collectives would then be undefined. NCCL runs a callback when it is requested.
     model = DistributedDataParallel(model_of())
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=0.5
@@ -355,7 +355,8 @@ def check_collectives_of_distributed_nn(world):
     torch.testing.assert_close(mine.grad, torch.full((4,), 3.0))
 
 
-# With gloo, the next call may raise the error of such a call.
+# This check is for unisono only, since with gloo the next call may raise the error of a refused
+# call.
 def own_errors_of_the_caller_leave_the_group_usable(world):
     output = torch.empty(3)
     try:

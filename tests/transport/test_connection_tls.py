@@ -119,8 +119,8 @@ def test_keys_are_new_for_every_connection() -> None:
 
 
 def test_a_relaying_attacker_is_detected() -> None:
-    """Simulates an attacker that relays the first four messages and then has an encrypted channel
-    to each end.
+    """Tests that both ends refuse an attacker that relays the first four messages and then has an
+    encrypted channel of its own to each end.
     """
     dialer, listener = (
         Handshake(SECRET, dialing=dialing, purpose=b"test", tls="certificates")

@@ -82,8 +82,8 @@ def test_a_listener_that_closes_at_once_refuses(loop: EventLoop, listener: socke
 def test_a_listener_that_closes_late_may_have_timed_out(
     loop: EventLoop, listener: socket.socket
 ) -> None:
-    """Closes a connection late, as after a timeout. The dialer tries again, although the attempt
-    took longer than the host may take to answer.
+    """Tests that the dialer tries again if the listener closes a connection late, as after a
+    timeout. The first attempt takes longer than the host may take to answer (`host_s`).
     """
     ended = dial(loop, listener)
     sock, _, _ = accept_proof(listener)

@@ -23,7 +23,9 @@ Change = Callable[[int, bytes], bytes]
 def run_both(
     dialer: Handshake, listener: Handshake, change: Change = lambda _, m: m
 ) -> list[bytes]:
-    """Runs a handshake; `change` may alter messages 0 to 3. Returns the messages."""
+    """Runs a handshake between both ends; `change` may alter each of the messages 0 to 3. Returns
+    the messages.
+    """
     sent = [change(0, dialer.opening)]
     for number, end in ((1, listener), (2, dialer), (3, listener)):
         sent.append(change(number, end.take(sent[-1])))

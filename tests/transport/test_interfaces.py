@@ -102,7 +102,8 @@ def test_a_list_and_its_exclusion_cover_all_interfaces(
     assert named | rest == set(names) and not named & rest
     fits = str.__eq__ if exact else str.startswith
     assert named == {name for name in names if any(fits(name, entry) for entry in entries)}
-    if names:  # equal hosts choose equally, for any order in which the kernel lists interfaces
+    # hosts with the same interfaces choose the same ones, in whatever order the kernel lists them
+    if names:
         assert choose_interfaces("", available) == choose_interfaces("", available[::-1])
 
 

@@ -46,7 +46,9 @@ def program(
     sizes: tuple[int, int, int] | None = None,
     outofplace: int | None = None,
 ) -> str:
-    """Returns a file in which each GPU has threadblocks (send peer, receive peer, steps)."""
+    """Returns the text of an MSCCL file. Each GPU has threadblocks, given as (send peer, receive
+    peer, steps).
+    """
     out = 1 - in_place if outofplace is None else outofplace
     lines = [
         f'{head}<algo name="test" proto="Simple" nchannels="1" nchunksperloop="{chunks}" '
@@ -94,8 +96,9 @@ def test_staged_exchange_becomes_one_round() -> None:
 
 @pytest.mark.parametrize("kind", ["rrc", "rrcs", "rrs", "rcs"])
 def test_fused_steps_equal_their_parts(kind: str) -> None:
-    """Tests fused steps on a ring of three GPUs that starts at GPU 0. The last GPU sends the sum,
-    or the copy, to all GPUs.
+    """Tests that a fused step does the same as its parts: receive (r), reduce (r), copy (c) and
+    send (s). Data go from GPU 0 to GPU 1 to GPU 2. In the cases `rrc` and `rrcs`, GPU 2 then sends
+    the sum to the other GPUs.
     """
     if kind == "rcs":  # broadcast along a chain that starts at GPU 0
         gpus = [
@@ -133,7 +136,9 @@ def test_fused_steps_equal_their_parts(kind: str) -> None:
 
 
 def test_out_of_place_keeps_inputs_that_are_read_later() -> None:
-    """Makes GPU 0 write its output before it reads the input at the same location again."""
+    """Tests that an input is kept in scratch if the output at the same location is written before
+    the last read of the input. GPU 0 does this.
+    """
     gpus = [
         [
             (1, -1, [step(0, "s"), step(1, "s", "i1")]),

@@ -77,9 +77,7 @@ def test_names_are_escaped_in_xml() -> None:
 
 @st.composite
 def right_schedules(draw: st.DrawFn) -> Schedule:
-    """Draws all_reduces with random copies of finished and unfinished values, and random
-    reductions.
-    """
+    """Draws correct all_reduces that begin with random copies and reductions into scratch."""
     ranks, parts, scratch = draw(st.integers(2, 4)), draw(st.integers(1, 3)), 2
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=parts), "random", scratch=scratch)
     locations = st.integers(0, parts + scratch - 1)
@@ -112,7 +110,7 @@ def right_schedules(draw: st.DrawFn) -> Schedule:
 
 
 def acceptable(schedule: Schedule) -> bool:
-    """Returns true if the schedule is correct, or correct but unfinished."""
+    """Returns True if the schedule is correct, except that results may be missing at the end."""
     try:
         trace(schedule)
     except ScheduleError as error:

@@ -112,8 +112,8 @@ def test_packets_need_no_signal() -> None:
         put = op("ppkt", [local("i")], [remote()])
         return [[put], [op("repkt", [local("i"), local("s")], [local("i")])]]
 
-    # Another threadblock reads the packet. This threadblock must also know that the put has read
-    # its source.
+    # A second threadblock receives the packet and writes i0. It must also know that the put in the
+    # first threadblock has read i0.
     with pytest.raises(ScheduleError, match=r"writes i.0. of gpu ., unordered with the read by"):
         from_mscclpp_json(plan(blocks))
     check(from_mscclpp_json(plan(lambda rank: [[o for b in blocks(rank) for o in b]])))
@@ -157,7 +157,7 @@ def test_barriers_semaphores_and_pipelines_order() -> None:
 
     semaphores = [{"init_value": 0}]
     check(from_mscclpp_json(plan(blocks, semaphores=semaphores)))
-    # A token that exists at the start orders no operations.
+    # A semaphore that has a token at the start does not order the two threadblocks.
     with pytest.raises(ScheduleError, match=r"a race|which is empty"):
         from_mscclpp_json(plan(lambda r: blocks(r)[::-1], semaphores=[{"init_value": 1}]))
 
