@@ -89,7 +89,7 @@ def test_a_forecast_changes_no_training(layout: str, microbatches: int) -> None:
     assert found["losses"] == train(run)["losses"]
     predicted = found["predicted"]
     parts = predicted["step_parts"]
-    assert set(parts) == {"layers_s", "ends_s", "bubble_s", "update_s"}
+    assert set(parts) == {"layers_s", "ends_s", "waits_s", "update_s"}
     assert sum(parts.values()) == pytest.approx(predicted["step_s"])
     assert parts["layers_s"] > 0
     assert ("pp=2" in layout) == (parts["update_s"] > 0)

@@ -30,7 +30,7 @@ class StepForecast:
     """Forward and backward passes of a rank's layers, with their exchanges."""
     ends_s: float
     """Embedding, output and loss, and what a step does once."""
-    bubble_s: float
+    waits_s: float
     """Waits of a pipeline: for other stages, for a core, and for the schedule's own code."""
     update_s: float
     """Sum of gradients, clipping and optimizer in a pipeline. Otherwise `layers_s` and `ends_s`
@@ -39,7 +39,7 @@ class StepForecast:
     @property
     def step_s(self) -> float:
         """Seconds of the whole step."""
-        return self.layers_s + self.ends_s + self.bubble_s + self.update_s
+        return self.layers_s + self.ends_s + self.waits_s + self.update_s
 
 
 def forecast_step(
@@ -61,7 +61,7 @@ def forecast_step(
     if layout.pp == 1:
         one, two = _step_times(build, layout, microbatches, inputs, targets)
         return StepForecast(
-            layers_s=layers * (two - one), ends_s=2 * one - two, bubble_s=0.0, update_s=0.0
+            layers_s=layers * (two - one), ends_s=2 * one - two, waits_s=0.0, update_s=0.0
         )
     return _pipeline_forecast(build, layout, layers, microbatches, inputs, targets)
 
@@ -130,6 +130,29 @@ def _forward_share(run: ParallelRun) -> float:
     return times["F"] / (times["F"] + times["B"])
 
 
+class _StageTimes(NamedTuple):
+    """Times of the passes through a layer and through the model's ends, on a core of its own."""
+
+    layer: _PassTimes
+    ends: _PassTimes
+
+    def passes_s(self, run: ParallelRun, cores: float) -> float:
+        """Returns the simulated seconds of all passes of a pipeline whose ranks share `cores`.
+
+        Collective.
+        """
+        stages = _stage_layers(run)
+
+        def seconds(task: StageTask) -> float:
+            part = 0 if task.kind == "F" else 1
+            found_s = stages[task.stage] * self.layer[part]
+            if task.stage == len(stages) - 1:
+                found_s += self.ends[part]
+            return found_s * (0.5 if task.kind in ("I", "W") else 1.0)
+
+        return shared_makespan_s(run.tasks(), seconds, cores=cores)
+
+
 def _pipeline_forecast(
     build: RunBuilder,
     layout: Layout,
@@ -141,39 +164,30 @@ def _pipeline_forecast(
     flat = replace(layout, pp=1, vpp=1, schedule="1f1b", dp=layout.dp * layout.pp)
     rows = len(inputs) // layout.dp * flat.dp  # so that a rank's microbatch keeps its size
     take = torch.arange(rows) % len(inputs)
-    layer, ends = _pass_times(build, flat, microbatches, inputs[take], targets[take])
-    # The profile ran while all ranks computed; in a pipeline fewer ranks compute at a time.
+    # The profile runs while all ranks compute; in a pipeline fewer ranks compute at a time.
     crowd = max(1.0, dist.get_world_size() / usable_cores())
-
-    def simulated_s(probe: ParallelRun) -> float:
-        stages = _stage_layers(probe)
-
-        def seconds(task: StageTask) -> float:
-            part = 0 if task.kind == "F" else 1
-            found_s = stages[task.stage] * layer[part]
-            if task.stage == len(stages) - 1:
-                found_s += ends[part]
-            return found_s * (0.5 if task.kind in ("I", "W") else 1.0) / crowd
-
-        return shared_makespan_s(probe.tasks(), seconds, cores=layout.pp / crowd)
+    found = _pass_times(build, flat, microbatches, inputs[take], targets[take])
+    times = _StageTimes(*(_PassTimes(*(s / crowd for s in each)) for each in found))
+    cores = layout.pp / crowd
 
     least = build(stage_count(layout), layout, microbatches)
     for _ in range(_WARM_UP + _BLOCKS * _STEPS):
         least.step(inputs, targets)
     least_s = _undisturbed_s(least.step_s[_WARM_UP:]) - _undisturbed_s(_update_times(least))
-    factor = least_s / simulated_s(least)
+    factor = least_s / times.passes_s(least, cores)
     least.mesh.close()
-    probe = build(layers, layout, microbatches)
-    probe.step(inputs, targets)
-    update_s = _undisturbed_s(_update_times(probe))
-    passes_s = simulated_s(probe) * factor
-    probe.mesh.close()
-    layers_s = microbatches * layers / layout.pp * sum(layer) / crowd
-    ends_s = microbatches / layout.pp * sum(ends) / crowd
+
+    whole = build(layers, layout, microbatches)
+    whole.step(inputs, targets)
+    update_s = _undisturbed_s(_update_times(whole))
+    passes_s = times.passes_s(whole, cores) * factor
+    whole.mesh.close()
+    layers_s = microbatches * layers / layout.pp * sum(times.layer)
+    ends_s = microbatches / layout.pp * sum(times.ends)
     return StepForecast(
         layers_s=layers_s,
         ends_s=ends_s,
-        bubble_s=passes_s - layers_s - ends_s,
+        waits_s=passes_s - layers_s - ends_s,
         update_s=update_s,
     )
 
