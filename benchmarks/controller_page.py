@@ -13,7 +13,7 @@ from target_rows import HEAD, at_most, target_row
 Document = dict[str, Any]
 
 RATIO_BAR, ADDED_US_BAR, ONE_ADDED_US_BAR, COLLECTIVES_BAR = 2.0, 3.0, 5.0, 1 / 5
-HIDDEN_BAR, IDLE_BAR = 0.95, 0.005
+HIDDEN_BAR, IDLE_BAR, TOLD_BAR_S = 0.95, 0.005, 1.0
 
 
 def render_controller(documents: Mapping[str, Document]) -> list[str]:
@@ -99,6 +99,19 @@ def _overlap(_: str, document: Document) -> Iterator[str]:
             )
 
 
+# ---- benchmarks/controller_failures.py
+
+
+def _failures(_: str, document: Document) -> Iterator[str]:
+    yield "`python benchmarks/controller_failures.py`: from the failure (the wrong tensor, the limit"
+    yield "of a stall, the kill of a rank) to the error or warning on the slowest other rank. The"
+    yield "largest of seven rounds. After a mismatch and a stall, the group works on."
+    yield from ("", *HEAD)
+    for row in document["rows"]:
+        what = f"{row['case']}, n = {row['ranks']}: milliseconds until all ranks know"
+        yield at_most(what, 1e3 * TOLD_BAR_S, 1e3 * max(row["seconds"]), ".1f")
+
+
 # ---- unisono train TASK --with controller --json
 
 
@@ -129,4 +142,5 @@ _PARTS: Mapping[str, Callable[[str, Document], Iterator[str]]] = {
     "steps": _steps,
     "idle": _idle,
     "overlap": _overlap,
+    "failures": _failures,
 }
