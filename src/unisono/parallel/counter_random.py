@@ -113,7 +113,9 @@ def _runs(
     shape: Sequence[int], start: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """Yields (first element, count) of the block's contiguous runs, in row-major order."""
-    whole = len(shape)  # the block spans all dimensions from `whole` on, so a run covers these
+    # From dimension `whole` on, the block is as long as the tensor, so runs extend over these
+    # dimensions.
+    whole = len(shape)
     while whole > 0 and sizes[whole - 1] == shape[whole - 1]:
         whole -= 1
     inner = max(0, whole - 1)

@@ -101,7 +101,7 @@ def _compare(name: str, counted: float, computed: float) -> None:
 
 
 def _equal_layers(module: nn.Module) -> _Layers:
-    """Returns the largest group of equal children (type and parameter shapes) of one module."""
+    """Returns one module's largest group of children of equal type and parameter shapes."""
     best: list[nn.Module] = []
     most = (0, 0)
     for parent in module.modules():
@@ -182,7 +182,7 @@ def _named(module: nn.Module, layer: nn.Module, names: Sequence[str]) -> int | N
 def _network(
     layer: nn.Module, kv_heads: int | None, *, hidden: int, heads: int, head_dim: int
 ) -> dict[str, Any]:
-    """Returns the key-value heads and feed-forward width that give a layer's parameter count."""
+    """Returns `kv_heads`, `ffn` and `gated` that give the number of parameters of a layer."""
     matrices = [p for p in layer.parameters() if p.dim() == 2]
     whole = sum(p.numel() for p in matrices)
     widths = sorted({size for p in matrices for size in p.shape}, reverse=True)

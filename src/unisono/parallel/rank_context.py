@@ -1,4 +1,4 @@
-"""The communicator and the controller with which the ranks of a training strategy exchange."""
+"""The communicator and the controller that the ranks of a training strategy use."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RankContext:
         comm = self.comm
         if reproducible and not comm.reproducible:
             self._strict_comm = comm.split(0, comm.rank, reproducible=True)
-            assert self._strict_comm is not None  # not None, since every rank passes color 0
+            assert self._strict_comm is not None  # `split` returns None only for color None
             comm = self._strict_comm
         self._own_controller = Controller(comm, fusion_bytes=fusion_bytes, tune_fusion=tune_fusion)
         return self._own_controller

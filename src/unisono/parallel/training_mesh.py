@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TrainingMesh:
     """The process groups of a layout: one for each group of `GROUPS` with several ranks.
 
-    Names of `GROUPS` with equal ranks share one process group, under the first name. Construct the
+    Names of `GROUPS` with the same ranks share a process group, under the first name. Construct the
     mesh on all ranks of torch's default group, which must run on the backend "unisono".
     """
 
@@ -96,7 +96,7 @@ class TrainingMesh:
         return DeviceMesh.from_group(held, "cpu", mesh=self._plane(names), mesh_dim_names=names)
 
     def _plane(self, names: Sequence[str]) -> torch.Tensor:
-        """Returns the ranks reached from this rank along these groups, in an array.
+        """Returns the array of ranks that these groups span from this rank.
 
         The array has one dimension for each group.
         """

@@ -23,10 +23,11 @@ _BEGUN, _ENDED = int(EventKind.BEGUN), int(EventKind.ENDED)
 class TrainingPhases:
     """Records the beginning and end of a model's phases, with the step, in the timeline.
 
-    A step begins with the first forward pass after an optimizer step, or, before the first
-    optimizer step, after a backward pass. The owner calls `begin_forward` and `end_forward`. Torch
-    hooks record the rest: a hook of the output marks the beginning of the backward pass, and hooks
-    of all optimizers mark the steps of optimizers that have this model's parameters.
+    A step begins with the first forward pass after an optimizer step. As long as no optimizer has
+    taken a step, it begins with the first forward pass after a backward pass. The owner calls
+    `begin_forward` and `end_forward`. Torch hooks record the rest: a hook of the output marks the
+    beginning of the backward pass, and hooks of all optimizers mark the steps of optimizers that
+    have this model's parameters.
     """
 
     def __init__(self, timeline: TimelineWriter, parameters: Iterable[nn.Parameter]) -> None:

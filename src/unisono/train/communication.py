@@ -76,8 +76,8 @@ def gradient_buckets(
     """Returns tensors with the sizes and types of DDP's gradient buckets, in DDP's order."""
     seen: list[torch.Tensor] = []
     model_copy = DistributedDataParallel(copy.deepcopy(model))
-    # A lambda has no annotations. DDP would refuse those of `_record_bucket`, which are strings
-    # here, since it compares annotations with types by identity.
+    # The hook is a lambda, since DDP requires that annotations of a hook are types. The
+    # annotations of `_record_bucket` are strings; a lambda has none.
     model_copy.register_comm_hook(
         seen, lambda seen, bucket: _record_bucket(seen, bucket.index(), bucket.buffer())
     )

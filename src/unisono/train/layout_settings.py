@@ -46,7 +46,7 @@ class LayoutRun:
     tells_passes: bool = False
     """True if the result contains the passes of the last step, measured and predicted."""
     predicts: bool = False
-    """The result also has the forecast time of a step, made before the training."""
+    """True if the result also contains the time of a step, forecast before the training."""
     save: str | None = None
     """Folder for a checkpoint at the end of the run."""
     load: str | None = None

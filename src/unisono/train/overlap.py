@@ -140,12 +140,12 @@ class OverlapResult:
 
     @property
     def hideable_s(self) -> float:
-        """Seconds of the serial step that overlap can hide, by the closed form."""
+        """Seconds of the serial step that the overlap can hide, by the closed form."""
         return self.cases[0].predicted_s - self.cases[1].predicted_s
 
     @property
     def hidden_s(self) -> float:
-        """Seconds of the serial step that overlap hid, measured."""
+        """Seconds of the serial step that the overlap hid, from the measured times."""
         return self.cases[0].measured_s - self.cases[1].measured_s
 
 

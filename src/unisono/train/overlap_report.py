@@ -43,7 +43,7 @@ def overlap_table(result: OverlapResult) -> Table:
 
 
 def hidden_line(result: OverlapResult) -> str:
-    """Returns a line with the time that overlap hid, also as a share of what it can hide."""
+    """Returns a line with the time that the overlap hid, also as a share of the hideable time."""
     return (
         f"Overlap hid {1e3 * result.hidden_s:.1f} ms of the {1e3 * result.hideable_s:.1f} ms "
         f"that can be hidden: {result.hidden_s / result.hideable_s:.1%}."

@@ -21,8 +21,8 @@ class Score:
     unit: str
     scale: float
     target: float | None
-    """Least score that a run of default length must reach, before it is multiplied by `scale`; None
-    without a target."""
+    """Least score that a run of default length must reach; None without a target. Compared with the
+    score before multiplication by `scale`."""
 
     def format(self, value: float) -> str:
         return f"{value * self.scale:.2f}{self.unit}"
@@ -79,8 +79,8 @@ class TrainingRun:
     """Number of steps in a period. None: all batches of a rank's shard, so a period is an epoch."""
     learning_rate: float
     measured_groups: int = 12
-    """Number of groups of exchanges to time after the training, and of groups of passes; see
-    `communication`."""
+    """Number of groups of exchanges, and number of groups of passes, that are timed after the
+    training; see `communication`."""
     timeout_s: float = 120.0
     """Seconds that a rank waits for another rank in a collective."""
 

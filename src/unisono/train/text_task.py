@@ -113,7 +113,7 @@ class TextTask:
 
     @staticmethod
     def of(source: bytes) -> TextTask:
-        """Returns a task with any text of at least 20 windows."""
+        """Returns a task on the text `source`. Raises `ValueError` for fewer than 20 windows."""
         windows = _windows(source, CONTEXT)
         count = len(windows)
         if count < _HELD_OUT_EVERY:

@@ -16,8 +16,8 @@ from unisono.train.settings import CONTROLLER, TrainingRun
 from unisono.train.training_loop import Emit, train
 
 
-# `record` writes a failing rank's traceback to a file. Torch's agent reports that of the rank that
-# failed first.
+# `record` writes a failing rank's traceback to a file. Torch's agent then reports the traceback of
+# the rank that failed first.
 @record
 def main(settings: str, event_path: Path) -> None:
     """Joins the default group (first backend), makes a group for each other backend, and trains."""

@@ -1,8 +1,9 @@
-"""Checkpoints through `torch.distributed.checkpoint` (DCP), in blocks that differ between layouts.
+"""Checkpoints of blocks of tensors, through `torch.distributed.checkpoint` (DCP).
 
-A folder holds one subfolder for each checkpoint. Its file `latest` contains the name of the newest
-complete checkpoint. The file is replaced when all blocks are on disk, so the previous checkpoint
-stays readable if a save is killed.
+A tensor may have other blocks when it is loaded than when it was saved. A folder holds one
+subfolder for each checkpoint. The folder's file `latest` contains the name of the newest complete
+checkpoint. The file is replaced when all blocks are on disk, so the previous checkpoint stays
+readable if a save is killed.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _chunk(start: torch.Size, block: TensorBlock) -> ChunkStorageMetadata:
 
 
 def _find(held: Held, index: MetadataIndex) -> torch.Tensor:
-    assert index.offset is not None  # both planners set the offset, which identifies a block
+    assert index.offset is not None  # set by both planners, to tell the blocks of a tensor apart
     return held[index.fqn][index.offset].values
 
 
@@ -187,7 +188,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         self._held = held
 
     def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None  # DCP calls `set_up_planner` before, which sets it
+        assert self.metadata is not None  # set by `set_up_planner`, which DCP calls first
         saved = self.metadata.state_dict_metadata
         items: list[ReadItem] = []
         for name, blocks in self._held.items():

@@ -60,7 +60,7 @@ class Int8Codec:
         rows = pad(values, (0, self._runs(count) * self._run - count)).view(-1, self._run)
         largest = rows.abs().amax(1)
         scales = (largest / _LARGEST).to(torch.float32)
-        # Rounding must not make a scale too small for its run.
+        # A scale that was rounded down would be too small for the largest value of its run.
         infinity = torch.full((), torch.inf)
         scales = torch.where(scales * _LARGEST < largest, scales.nextafter(infinity), scales)
         safe = torch.where(scales == 0, 1.0, scales)

@@ -88,7 +88,10 @@ class MergedAttention:
         self.logsumexp = query.new_full(query.shape[:-1], -torch.inf)
 
     def add(self, keys: tuple[torch.Tensor, ...], block: AttentionBlock) -> None:
-        """Attends to the block's slice of `keys` (key and value arrays), and merges the result."""
+        """Attends to one block, and merges the result.
+
+        `keys`: the arrays of keys and of values, of which the block selects a slice.
+        """
         query, out = self._query[:, :, block.queries], self.out[:, :, block.queries]
         logsumexp = self.logsumexp[:, :, block.queries]
         key, value = (each[:, :, block.keys] for each in keys)

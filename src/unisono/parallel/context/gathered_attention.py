@@ -70,7 +70,7 @@ def ulysses_attention(
     if repeats > 1:
         key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
     arrays = (query, key, value)
-    # (ranks, batch, positions, heads of a rank, head_dim): the heads of rank i are row i
+    # Shape (ranks, batch, positions, heads of a rank, head_dim): entry i has the heads of rank i.
     batch, _, length, head_dim = query.shape
     heads = [each.shape[1] // ranks for each in arrays]
     sent = [

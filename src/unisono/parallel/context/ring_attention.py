@@ -91,7 +91,7 @@ class _TravellingSums:
         self._arriving: PendingExchange | None = None
 
     def add(self, found: Tensors, keys: slice) -> None:
-        """Adds this rank's gradients of the current block to the block's sums, and sends these on.
+        """Adds this rank's gradients to a block's sums, and sends the sums to the next rank.
 
         The sums arrive from the previous rank. The first block is the rank's own: its sums begin
         with this rank's gradients, which cover all its keys.

@@ -97,7 +97,7 @@ class DiLoCo(PeriodicOptimizer):
         self._average_buffers()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns both optimizers' states, the parameters after the last outer step, and `steps`.
+        """Returns both optimizers' states, the last outer step's parameters and the step count.
 
         Between two outer steps, parameters and state differ between ranks: each rank saves its own.
         """

@@ -54,9 +54,9 @@ class FlatParameters:
             parameter.grad = view
 
     def collect(self) -> None:
-        """Copies gradients into the flat array where `grad` is not its view; None becomes zeros.
+        """Copies gradients that are elsewhere to the flat array. A gradient of None becomes zeros.
 
-        The program may have assigned another tensor to a parameter's `grad`.
+        A gradient is elsewhere if the program assigned another tensor to the parameter's `grad`.
         """
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is view:

@@ -240,7 +240,7 @@ class GradientReducer:
         self._flags = self.controller.all_reduce(self._prefix + _FLAGS, values, "max")
 
     def _learn(self) -> None:
-        """Reads from the flags which gradients are sparse, in the first pass, and submits all."""
+        """In the first pass, learns from the flags which gradients are sparse, and submits all."""
         flags = self._flags.wait().tolist()
         for gradient in self._active():
             gradient.sparse = flags[gradient.index] == _SPARSE
@@ -286,7 +286,7 @@ class GradientReducer:
         assert pending is not None
         average = pending.finish(used=used)
         if not used or average is parameter.grad:
-            return  # no rank used it, a rank failed, or the average is in place already
+            return  # no rank used the parameter, a rank failed, or `grad` already is the average
         if parameter.grad is None or gradient.sparse:
             parameter.grad = average
         else:

@@ -64,7 +64,7 @@ class ShardedOptimizer:
         gradient = self._part.grad = torch.empty_like(self._part)
         dist.reduce_scatter_single(gradient, self._flat.gradient, group=self._group)
         self.inner.step()
-        self._part.grad = None  # frees the memory of the sum between steps
+        self._part.grad = None  # frees the sum's memory until the next step
         dist.all_gather_single(self._flat.weights, self._part.detach(), group=self._group)
 
     def zero_grad(self) -> None:

@@ -1,4 +1,4 @@
-"""Forecasts of the time of a training step, from a profile of one and of two layers."""
+"""Forecasts of a training step's time, from profiles of the model with one and with two layers."""
 
 from unisono.parallel.forecast.step_forecast import RunBuilder, StepForecast, forecast_step
 

@@ -1,4 +1,4 @@
-"""A forecast of the time of a training step, from a profile of one and of two layers."""
+"""A forecast of a training step's time, from profiles of the model with one and two layers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class StepForecast:
     ends_s: float
     """Embedding, output and loss, and what a step does once."""
     waits_s: float
-    """Waits of a pipeline: for other stages, for a core, and for the schedule's own code."""
+    """Waiting time in a pipeline: for other stages, for a core, and for the schedule's own code."""
     update_s: float
-    """Sum of gradients, clipping and optimizer in a pipeline. Otherwise `layers_s` and `ends_s`
-    contain these times."""
+    """Time to sum and clip gradients and to step the optimizer, in a pipeline. Without a pipeline
+    it is 0, since `layers_s` and `ends_s` contain this time."""
 
     @property
     def step_s(self) -> float:
@@ -162,9 +162,10 @@ def _pipeline_forecast(
     targets: torch.Tensor,
 ) -> StepForecast:
     flat = replace(layout, pp=1, vpp=1, schedule="1f1b", dp=layout.dp * layout.pp)
-    rows = len(inputs) // layout.dp * flat.dp  # so that a rank's microbatch keeps its size
+    rows = len(inputs) // layout.dp * flat.dp  # keeps the size of a rank's microbatch
     take = torch.arange(rows) % len(inputs)
-    # The profile runs while all ranks compute; in a pipeline fewer ranks compute at a time.
+    # In the profile, all ranks compute at the same time and `crowd` ranks share a core. A pass that
+    # has a core of its own takes 1 / `crowd` of the profiled time.
     crowd = max(1.0, dist.get_world_size() / usable_cores())
     found = _pass_times(build, flat, microbatches, inputs[take], targets[take])
     times = _StageTimes(*(_PassTimes(*(s / crowd for s in each)) for each in found))
@@ -205,7 +206,7 @@ def _stage_layers(probe: ParallelRun) -> list[int]:
 
 
 def _update_times(probe: ParallelRun) -> list[float]:
-    """Returns the seconds of updates, with the gradients of the last step. Collective."""
+    """Returns the seconds of each repeated update with the last step's gradients. Collective."""
     found = []
     for _ in range(_BLOCKS * _STEPS):
         dist.barrier()
@@ -216,9 +217,10 @@ def _update_times(probe: ParallelRun) -> list[float]:
 
 
 def _undisturbed_s(times: Sequence[float]) -> float:
-    """Returns the smallest median of `_BLOCKS` blocks of times, averaged over ranks. Collective.
+    """Returns the smallest block median of the times, averaged over ranks. Collective.
 
-    Other programs disturb a shared machine for seconds at a time, but seldom all blocks.
+    The times are cut into `_BLOCKS` blocks. Other programs disturb a shared machine for seconds at
+    a time, but seldom during all blocks.
     """
     size = len(times) // _BLOCKS
     return _mean(min(median(times[i * size : (i + 1) * size]) for i in range(_BLOCKS)))

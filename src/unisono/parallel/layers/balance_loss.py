@@ -18,7 +18,7 @@ from unisono.parallel.layers.tensor_exchanges import Group
 def balance_loss(
     scores: torch.Tensor, chosen: torch.Tensor, *, groups: Sequence[Group], length: int
 ) -> torch.Tensor:
-    """Returns this rank's share of the loss, summed over its sequences. Collective.
+    """Returns this rank's share of the loss, summed over the sequences. Collective.
 
     `scores`: (batch, positions, experts), softmax of the router. `chosen`: (batch, positions, k).
     `groups`: the groups of ranks that hold other positions of the same sequences. `length`: number
@@ -42,7 +42,7 @@ def balance_loss(
 
 
 def add_gradient(y: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-    """Returns y. Its backward pass also computes the gradients of `loss`.
+    """Returns y, whose backward pass also computes the gradients of `loss`.
 
     So a layer does not need to pass its loss to the end of the model, which another rank may hold.
     """

@@ -173,8 +173,8 @@ class Experts(nn.Module):
 
     def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Applies expert 0 to the first `counts[0]` rows, expert 1 to the next `counts[1]`, and so
-        on. An expert without rows gets a gradient of zeros, so that every rank sums the same
-        parameters."""
+        on. An expert without rows gets a gradient of zeros, so that every rank sums gradients
+        of the same parameters."""
         found = [
             self._network(number, part) for number, part in enumerate(torch.split(rows, counts))
         ]

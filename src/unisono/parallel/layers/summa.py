@@ -67,9 +67,10 @@ class _Summa(torch.autograd.Function):
 
 
 def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterator[torch.Tensor]:
-    """Yields `own` of each rank of the group in turn, of shape (rows, that rank's part of `width`).
+    """Yields each rank's block `own`, in rank order.
 
-    Each rank broadcasts its block; the next broadcast runs while the caller uses the block.
+    A block has the shape (rows, part of `width`). Its rank broadcasts the block; the next broadcast
+    runs while the caller uses the block.
     """
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
 

@@ -80,9 +80,9 @@ class Tensor3D:
         return gather_parts(x, self._mesh.group(axis), dim=0, length=len(x) * self.parts)
 
     def _gather_inputs(self, weight: torch.Tensor, width: int, axis: str) -> torch.Tensor:
-        """Gathers, from the ranks along the depth, all inputs of this rank's part.
+        """Returns a weight's columns for this rank's part of the inputs, gathered along the depth.
 
-        `axis`: the axis of the cube that splits the `width` inputs into these parts.
+        `axis`: the axis of the cube that splits the `width` inputs into parts.
         """
         _, count = part_of(width, self._place[axis], self.parts)
         return gather_parts(weight, self._mesh.group(DEPTH), dim=1, length=count)

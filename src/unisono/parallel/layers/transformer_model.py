@@ -194,8 +194,8 @@ class TransformerModel(nn.Sequential):
 def draw_weights(model: nn.Module, seed: int) -> None:
     """Draws all parameters from their names and the seed alone.
 
-    Matrices are normal. Norms are near but not equal to 1, and biases near but not equal to 0, so
-    that every gradient has an effect in tests.
+    Matrices have normally distributed elements. Norms are near but not equal to 1, and biases near
+    but not equal to 0, so that every gradient has an effect in tests.
     """
     random = CounterRandom(seed)
     for name, parameter in model.named_parameters():

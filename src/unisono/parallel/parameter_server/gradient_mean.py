@@ -26,6 +26,7 @@ def mean_in_order(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         total.add_(gradient.to(total.dtype))
     parts = torch.view_as_real(total) if total.is_complex() else total
     parts.div_(len(gradients))
-    if parts.sum().isnan():  # true also for inf and -inf; then no element is NaN
+    # The sum of inf and -inf is NaN too. Then no element is NaN, and `masked_fill_` does nothing.
+    if parts.sum().isnan():
         parts.masked_fill_(parts.isnan(), torch.nan)
     return total.to(first.dtype)

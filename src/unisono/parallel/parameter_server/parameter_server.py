@@ -47,11 +47,11 @@ class ParameterServerStats:
     update; 0 if synchronous.
     """
     most_missed: int
-    """Largest number of other workers' gradients, of the worker's step or earlier steps, that were
-    missing in values sent to a worker."""
+    """Largest number of gradients that were missing in values sent to a worker. Counts the other
+    workers' gradients of the worker's own step and of earlier steps."""
     most_early: int
-    """Largest number of other workers' gradients of later steps that values sent to a worker
-    already contained."""
+    """Largest number of gradients of later steps that values sent to a worker already contained.
+    Counts the other workers' gradients of steps after the worker's own step."""
     lost_ranks: tuple[int, ...]
     lost_updates: tuple[LostUpdates, ...]
     """Shards whose server was lost, each with the steps that are missing in its snapshot."""
@@ -359,7 +359,8 @@ def _make_plan(
 
 
 def _range_bytes(shard_bytes: int) -> int:
-    """Returns a size of ranges small enough that a server receives, sums and sends at once."""
+    """Returns the size of a range. Ranges are small, so that a server can receive one range
+    while it sums or sends another."""
     return min(max(shard_bytes // _RANGES, _LEAST_RANGE_BYTES), _MOST_RANGE_BYTES)
 
 

@@ -20,7 +20,10 @@ parameter's name."""
 
 
 class Gradient(NamedTuple):
-    """A worker's gradient of one range. `used`: 1 for each tensor of the shard with a gradient."""
+    """A worker's gradient of one range.
+
+    `used` has a 1 for each tensor of the shard that has a gradient, and a 0 for each other tensor.
+    """
 
     data: torch.Tensor
     used: NDArray[np.uint8]

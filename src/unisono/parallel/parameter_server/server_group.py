@@ -33,7 +33,9 @@ from unisono.parallel.parameter_server.shard_snapshots import (
 from unisono.parallel.parameter_server.worker_exchange import WorkerExchange
 
 _log = logging.getLogger("unisono.parallel")
-_IDLE_S = 1e9  # The server may wait any time for the next push: its loop detects late workers.
+# In effect no timeout of the communicator, since a server may wait long for a push. The server's
+# loop detects late workers.
+_IDLE_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class ServerGroup:
         self.run = run
         self.shards: dict[int, ServedShard] = {}
         self.counts = ServerCounts()
-        self.worker_bytes = ByteCounts()  # separate: `counts` belongs to the server's thread
+        self.worker_bytes = ByteCounts()  # not in `counts`, which the server's thread changes
         self.lost_ranks: list[int] = []
         self.lost_updates: list[LostUpdates] = []
         self.exchange: WorkerExchange

@@ -186,7 +186,10 @@ class ServerLoop:
     def _announce(
         self, shard: ServedShard, served: ServedRange, worker: int, push: _AnnouncedPush
     ) -> None:
-        """Queues a push that a worker has announced for a range, or the end of the worker."""
+        """Queues a worker's announced push of a range, or the message that the worker has finished.
+
+        Takes the push at once if the queue was empty.
+        """
         announced = self._announced[served.number, worker]
         announced.append(push)
         if len(announced) == 1:
@@ -202,7 +205,7 @@ class ServerLoop:
             return
         data = shard.incoming(worker, served.within)
         repeat = served.state.is_repeat(worker, step)
-        if repeat:  # The memory may still hold the first push's gradient, not applied yet.
+        if repeat:  # must not overwrite the gradient of the first push, maybe not applied yet
             data = torch.empty_like(data)
         rank = self._ranks[worker]
         work = self._comm.recv(data, rank, tag_of(Kind.GRADIENT, served.number), async_op=True)
@@ -266,7 +269,7 @@ class ServerLoop:
         self._begin(self._comm.send(trailer.encode(), rank, tag, async_op=True))
 
     def _write_first_snapshot(self, shard: ServedShard) -> None:
-        """Writes a snapshot of a new or moved shard, unless there is one of its current step."""
+        """Writes a snapshot of a new or moved shard, unless its current step has a snapshot."""
         if self._snapshots is not None and shard.steps not in self._snapshots.steps(shard.number):
             self._snapshots.write(shard.number, shard.steps, shard.save())
 

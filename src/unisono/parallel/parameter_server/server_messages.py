@@ -47,7 +47,7 @@ def head_bytes(tensors: int) -> int:
 
 
 def write_head(head: Bytes, step: int, used: Bytes) -> None:
-    """Fills a head: the step, and `used`, a 1 for each tensor of the shard with a gradient."""
+    """Fills a head with the step and `used`, which has a 1 for each tensor with a gradient."""
     head[:_HEAD_BYTES].view(np.int64)[0] = step
     head[_HEAD_BYTES:] = used
 

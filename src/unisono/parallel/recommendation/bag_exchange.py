@@ -42,7 +42,7 @@ class Bags:
     def of_rows(self, first: int, count: int) -> Bags:
         """Returns bags with only the ids of `count` rows from `first` on.
 
-        The new ids are numbered from `first`: id `first` becomes 0.
+        Subtracts `first` from these ids, so that id `first` becomes 0.
         """
         is_here = (self.ids >= first) & (self.ids < first + count)
         sample = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)

@@ -155,10 +155,10 @@ class _Greedy:
         return column_parts(self._width, fits[0]) if fits else 0
 
     def _largest_part(self, tables: Sequence[TableShape], kinds: Sequence[TableKind]) -> int:
-        """Returns the largest size of a part in bytes: an even share of the tables not replicated.
+        """Returns the largest size of a part in bytes: a rank's even share of the divided tables.
 
-        If a table larger than the share becomes replicated, the share of the other tables is
-        smaller. The result is at most the capacity.
+        A table larger than the share may become replicated. Then an even share of the remaining
+        divided tables is smaller. The result is at most the capacity.
         """
         share = self._even_share(
             shape

@@ -49,7 +49,7 @@ class FullyShardedSet:
     """Parameters that `fully_shard` has split; each rank updates its own shards."""
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
-        """The parameters must agree in the groups that sum and hold them, and in their tie."""
+        """All parameters must have the same groups (`summed_over`, `held_by`) and tie."""
         block = held[0].block
         self._mesh = mesh
         self.held = held
@@ -86,9 +86,10 @@ class FullyShardedSet:
         """Does nothing, since `fully_shard` gathers the weights before each use."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        """Returns the bytes sent by group: each microbatch gathers weights and sums gradients.
+        """Returns the bytes that a rank sends in a step, by group.
 
-        ZeRO-3 gathers the weights twice. Rows are padded to equal parts.
+        In each microbatch, ranks gather weights (with ZeRO-3 twice) and sum gradients. Rows
+        are padded to equal parts.
         """
         ranks = len(self._mesh.ranks("shard"))
         replicas = len(self._mesh.ranks("dp_replicate"))

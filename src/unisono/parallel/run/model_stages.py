@@ -23,8 +23,8 @@ def cut_stages(costs: Sequence[float], stages: int) -> list[int]:
     [0, 3]
     """
     count, sums = len(costs), [0.0, *itertools.accumulate(costs)]
-    # least[end]: the first `end` modules are cut into the stages so far; this is the least possible
-    # cost of the most expensive stage.
+    # least[end]: the least possible cost of the most expensive stage, if the first `end` modules
+    # are cut into the stages so far.
     least = [0.0] + [math.inf] * count
     choices: list[list[int]] = []
     for _ in range(stages):

@@ -60,9 +60,10 @@ class ParameterSet(Protocol):
         """Gathers the whole parameters after the optimizer's step. Collective."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        """Returns the bytes that sums and gathers send in a step, by group.
+        """Returns the bytes that a rank sends in a step, by group.
 
-        Excludes sums over ties (parameters of several pipeline stages).
+        Counts the sums of gradients and the gathers of parameters, but no sums over ties
+        (parameters of several pipeline stages).
         """
 
 
@@ -73,7 +74,7 @@ class WholeSet:
     """
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
-        """The parameters must agree in groups (summing, holding, tie) and element type."""
+        """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
         self.held = held
         self.trained = [each.values for each in held]
         self._flat = FlatParameters(self.trained, parts=1, holds_weights=False)
@@ -109,7 +110,7 @@ class ShardedSet:
     """Parameters that are split into equal parts, one for each rank to sum and update: ZeRO-1."""
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
-        """The parameters must agree in groups (summing, holding, tie) and element type."""
+        """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
         block = held[0].block
         self.held = held
         shard = shard_name(block)
@@ -148,7 +149,7 @@ class ShardedSet:
         self.part.grad.mul_(factor)
 
     def gather(self) -> None:
-        self.part.grad = None  # frees the memory of the sum between steps
+        self.part.grad = None  # frees the sum's memory until the next step
         if self._group is not None:
             dist.all_gather_single(self.flat.weights, self.part.detach(), group=self._group)
 

@@ -29,7 +29,7 @@ class PredictedFigures:
     memory: Mapping[str, ByRank]
     """Bytes of weights, gradients and optimizer states, by kind and rank."""
     bubble: float
-    """Fraction of a step's time in which a rank of the pipeline waits, for stages of equal time."""
+    """Fraction of a step in which a rank of the pipeline waits, if all stages take equal time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,8 @@ class RunReport:
     memory: Mapping[str, ByRank]
     """Bytes of weights, gradients and optimizer states, by kind and rank."""
     bubble: float
-    """Fraction of the time from the first to the last pass of the last step in which a rank waits,
-    averaged over ranks."""
+    """Fraction of the time in which a rank waits, averaged over ranks. The time is that of the
+    last step from the beginning of the pipeline's first pass to the end of its last pass."""
     predicted: PredictedFigures
 
 

@@ -46,7 +46,7 @@ def single_stage_tasks(schedule: str, *, stages: int, microbatches: int) -> list
 def run_equal_passes(tasks: Sequence[Sequence[TaskGroup]]) -> TaskRun:
     """Simulates tasks: forward passes, input gradients and weight gradients take 1 s each.
 
-    So a whole backward pass takes 2 s.
+    A whole backward pass computes both gradients, so it takes 2 s.
     """
     return run_tasks(tasks, lambda task: 2.0 if task.kind == "B" else 1.0)
 
