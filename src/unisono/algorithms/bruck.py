@@ -64,8 +64,8 @@ def reduce_scatter(ranks: int, *, radix: int = 2) -> Schedule:
 
 @algorithm(Op.ALL_TO_ALL, "bruck", cost=_all_to_all_cost)
 def all_to_all(ranks: int, *, radix: int = 2) -> Schedule:
-    """Moves each piece by one digit per round, where the distance from its source to its
-    destination is written in base k.
+    """Writes each piece's distance from source to destination in base k. Round i moves each piece
+    by the value of digit i, which is the digit times k^i.
 
     Rounds: ceil(log_k(n)). Bytes: the number of nonzero digits of 0..n-1 in base k, divided by n, x
     N; for powers of two log2(n)/2 x N. Source: Bruck et al. (1997), the index operation.

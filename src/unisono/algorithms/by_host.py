@@ -142,7 +142,7 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
             before = first_receivers[there][held]
             b.next_round()
             _copy_inside(b, np.array(layout.hosts[there]), own, before)
-            b.round -= not ring  # with `direct`, the copies inside all hosts share one round
+            b.round -= not ring  # with `direct`, all hosts distribute pieces in the same round
     return b.build()
 
 
@@ -203,9 +203,10 @@ def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE, "by_host", cost=_reduce_cost, exact=False)
 def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Reduces the vector inside each host, then one share of the vector at each host except the
-    root's, then all shares at the root's host. Runs the transfers of the broadcast in reverse order
-    and direction.
+    """First, every host except the root's host reduces the vectors of its ranks. These hosts then
+    reduce the vector across hosts, and each of them gets a different share of the result. The
+    root's host receives all shares. The root reduces the shares and the vectors of its own host.
+    Runs the transfers of the broadcast in reverse order and direction.
 
     Rounds: 4 (2 with one rank per host; fewer for two hosts). Bytes: N; per host N sent and at most
     N received, the minimum. Reductions: (L-1) x N + N/L at the root. Source: Barnett et al. (1994),
@@ -217,8 +218,8 @@ def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
 def _inside(
     composer: Composer, layout: HostLayout, parts: Mapping[int, Schedule], start: int
 ) -> int:
-    """Adds one schedule inside each host: the schedule for the host's number of ranks. Returns the
-    number of the first round after the longest of these schedules.
+    """Adds to each host the schedule in `parts` for the host's number of ranks. Returns the number
+    of the first round after the longest of these schedules.
     """
     columns = layout.columns
     for number, host in enumerate(layout.hosts):

@@ -1,5 +1,5 @@
-"""All-to-all for several hosts with any numbers of ranks, where a single pair of ranks exchanges
-the data of each pair of hosts.
+"""All-to-all for several hosts with any numbers of ranks. Any two hosts exchange all their data
+through one rank of each host.
 
 n is the number of ranks, H the number of hosts. L_h is the number of ranks of host h, L the largest
 L_h. N is the size of the whole vector in bytes. "Bytes" is an upper bound for the busiest rank.
@@ -30,8 +30,8 @@ def _all_to_all_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 
 @algorithm(Op.ALL_TO_ALL, "by_host", cost=_all_to_all_cost, exact=False)
 def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Sends all pieces from one host to another host in one message, from one rank to one rank. The
-    other hosts are divided among the ranks of a host. All pieces must have the same length.
+    """Sends all pieces from one host to another host in one message, from one rank to one rank. A
+    host assigns the other hosts to its ranks in turn. All pieces must have the same length.
 
     Rounds: 1 between hosts, and 2 inside. Bytes: about N for the rank's own pieces, plus twice the
     pieces that the rank forwards for its host; per host L_h(n - L_h)/n x N, the minimum. Source:

@@ -117,7 +117,7 @@ class _Scan:
                 needed: dict[int, list[int]] = {}
                 for rank in host:
                     needed.setdefault(bisect_left(ranks, rank), []).append(rank)
-                needed.pop(0, None)  # the other host has no rank below these ranks
+                needed.pop(0, None)  # ranks below the whole other host need no prefix of it
                 for below, by in needed.items():
                     location = self._copy_prefix(ranks[below - 1], by, 1 + other)
                     first = by if location > 0 else by[1:]

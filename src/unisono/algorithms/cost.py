@@ -70,8 +70,8 @@ def largest(costs: Iterable[Cost]) -> Cost:
 
 
 def of_all_gather(rounds: int, chunks: int, ranks: int) -> Cost:
-    """Returns the cost of an all-gather among `ranks` ranks, of which the busiest rank sends
-    `chunks` pieces.
+    """Returns the cost of an all-gather in which the busiest of `ranks` ranks sends `chunks`
+    pieces.
     """
     return Cost(rounds=rounds, bytes_sent=Fraction(chunks, ranks))
 

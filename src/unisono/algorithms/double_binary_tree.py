@@ -96,7 +96,7 @@ def all_reduce(ranks: int, *, parts: int | None = None) -> Schedule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Edge:
     """An edge from a parent to a child, in a tree whose root is rank 0. The first part moves along
-    the edge in `round`. Each further part follows 2 rounds after the previous part.
+    the edge in round `round`. Each further part follows 2 rounds after the previous part.
     """
 
     tree: int

@@ -131,7 +131,7 @@ class Lines:
         free: Collection[int],
         fixed: Mapping[int, int] | None = None,
     ) -> int:
-        """Adds the schedule `part` once for every line along an axis, always in the same rounds.
+        """Adds the schedule `part` for every line along an axis. All lines run in the same rounds.
         Returns the number of the first round after `part`.
 
         A rank processes the shares whose coordinates are its own. Along the `free` axes, the shares

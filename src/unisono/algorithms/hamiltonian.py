@@ -70,9 +70,9 @@ class _Weave:
         )
 
     def _choose(self, found: list[list[list[int]]], last: int) -> int:
-        """Returns the next square for which a swap of the colours of its links reduces the number
-        of cycles. If there is no such square, returns the next square for which the swap does not
-        change the number of cycles.
+        """Returns the corner of the next square to change with `_swap`, which exchanges the colours
+        of the square's links. Prefers a swap that reduces the number of cycles. If there is none,
+        chooses a swap that keeps this number.
         """
         places = [
             {point: (n, i) for n, cycle in enumerate(cycles) for i, point in enumerate(cycle)}

@@ -162,8 +162,8 @@ def all_gather(
 def all_to_all(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """Moves each piece inside its host to the rank whose position on this host is the destination's
-    position on its own host, then between hosts to the destination.
+    """Moves each piece inside its host to the rank that has the same position in the host as the
+    destination, then between hosts to the destination.
 
     Rounds: sum over the levels. Bytes: sum over the levels, each on N, more than `direct`, but in
     fewer, larger messages between hosts. Source: Rajbhandari et al., "DeepSpeed-MoE" (2022),
@@ -270,8 +270,8 @@ def _on_pieces(tree: Hierarchy, op: Op) -> tuple[Lines, dict[int, Schedule]]:
 def _rooted(op: Op, root: int, tree: Hierarchy) -> Schedule:
     """Returns the schedule of an operation with a root, composed of one operation per level.
 
-    A line of ranks takes part in the operation of a level only if its coordinates on all inner
-    levels are the root's coordinates.
+    On each level, the operation runs only on the lines of ranks whose coordinates on all inner
+    levels equal the root's coordinates.
     """
     root = tree.place(root)
     root_coords = tree.grid.coords(root)

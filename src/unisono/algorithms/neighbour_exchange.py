@@ -20,7 +20,7 @@ from unisono.types import Op
 def _gather_cost(ranks: int) -> Cost:
     if ranks % 2 == 0:
         return of_all_gather(ranks // 2, ranks - 1, ranks)
-    own = 1 if ranks == 3 else 2  # messages of rank n-2 that also contain the piece of rank n-1
+    own = 1 if ranks == 3 else 2  # messages in which rank n-2 also sends the piece of rank n-1
     return of_all_gather(ranks // 2 + 2, 2 * ranks - 3 + own, ranks)
 
 

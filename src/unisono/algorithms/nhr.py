@@ -1,10 +1,10 @@
 """HCCL's nonuniform hierarchical ring (NHR): simultaneous binomial trees from all ranks, with far
 distances first.
 
-The first message of an all-gather, across half the ring, is a single piece. The last and largest
-message goes to the neighbour. Any number of ranks needs ceil(log2(n)) rounds. n is the number of
-ranks, and N is the size of the whole vector in bytes. In the docstrings below, "Bytes" is the
-number of bytes that a rank sends.
+The first message of an all-gather goes over the longest distance and contains a single piece. The
+last and largest message goes to the neighbour. Any number of ranks needs ceil(log2(n)) rounds. n is
+the number of ranks, and N is the size of the whole vector in bytes. In the docstrings below,
+"Bytes" is the number of bytes that a rank sends.
 """
 
 from __future__ import annotations

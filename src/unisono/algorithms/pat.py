@@ -59,8 +59,8 @@ def reduce_scatter(ranks: int, *, aggregation: int = 4) -> Schedule:
 
 
 def _send(b: Builder, offsets: range, distance: int) -> None:
-    """Adds a round in which every rank r sends to rank r + `distance` the pieces of the ranks r -
-    offset, for the given offsets.
+    """Adds a round in which every rank r sends pieces to rank r + `distance`. For each offset in
+    `offsets`, rank r sends the piece of rank r - offset, unless offset + `distance` is n or more.
     """
     ranks = b.collective.ranks
     for rank in range(ranks):

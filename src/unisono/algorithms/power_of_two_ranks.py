@@ -124,8 +124,9 @@ def all_gather_cost(ranks: int) -> Cost:
 
 
 def all_reduce_cost(ranks: int, of_members: Callable[[int], Cost]) -> Cost:
-    """Returns the cost of `all_reduce`. If there are extra ranks, the odd rank of a pair reduces N
-    bytes and sends N bytes in addition to the cost `of_members`.
+    """Returns the cost of `all_reduce`. `of_members` returns the cost of the exchange among the
+    members. If there are extra ranks, the odd rank of each pair also reduces N bytes and sends N
+    bytes.
     """
     fold = Fold.of(ranks)
     more = Fraction(1 if fold.extra else 0)

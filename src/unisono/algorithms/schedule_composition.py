@@ -224,7 +224,8 @@ def _rectangle(shares: ArrayLike | Sequence[Sequence[int]]) -> Numbers:
 
 def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Maps the transfers of an added schedule to moves in the composed schedule. Each chunk of the
-    added schedule becomes places of `width` adjacent chunks.
+    added schedule stands for several places in the composed schedule. A place consists of `width`
+    adjacent chunks.
 
     The result has four arrays, with one entry per move: the number of the transfer, the source, the
     destination, and the number of chunks. Adjacent moves are merged. The numbers of transfers
@@ -252,11 +253,12 @@ def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, 
 
 
 def _cut(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Cuts transfers of an added schedule whose chunks are not adjacent in the composed schedule.
+    """Cuts all transfers of an added schedule into single chunks, if the chunks of any transfer are
+    not adjacent in the composed schedule.
 
-    Returns three arrays, with one entry per result: the number of the transfer, the offset of the
-    first chunk, and the number of chunks in `places`. If any transfer is cut, all transfers are cut
-    into single chunks.
+    Returns three arrays, with one entry per resulting transfer: the number of the original
+    transfer, the offset of the first chunk in the original transfer, and the number of adjacent
+    chunks in the composed schedule.
     """
     count = t.count.astype(np.int64)
     broken = (places[:, 1:] != places[:, :-1] + width).any(axis=(0, 2))

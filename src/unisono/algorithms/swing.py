@@ -132,8 +132,9 @@ def _on_all_ports(dims: Dims, ports: int) -> Schedule:
 
 
 def _turned(grid: Grid, coords: tuple[int, ...], turn: int, direction: int) -> int:
-    """Returns the rank at these coordinates, of which the first belongs to axis `turn` and the
-    others to the following axes. `direction` -1 negates all coordinates.
+    """Returns the rank at these coordinates. The first coordinate belongs to axis `turn`, the
+    second to the next axis, and so on. Axis 0 follows the last axis. `direction` -1 negates all
+    coordinates.
     """
     back = coords[-turn:] + coords[:-turn] if turn else coords
     return grid.number([direction * at % size for at, size in zip(back, grid.dims, strict=True)])

@@ -33,8 +33,8 @@ class Allocation:
     - `length`: for each step, a reference to a part of the rank's input or output that is as long
       as the step's chunk.
     - `num_tmp`: the number of private places of each rank.
-    - `uniform`: true for a rank that moves a chunk and has no input or output of the chunk's
-      length. All pieces must then have the same length.
+    - `uniform`: true for a rank that moves a chunk although no part of the rank's own input or
+      output is as long as the chunk. All pieces must then have the same length.
     - `in_place`: true for a rank whose input and output may be the same memory.
     """
 
@@ -121,8 +121,8 @@ def _wanted(flow: Dataflow) -> NDArray[np.bool_]:
 def _number_places(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Numbers]:
     """Numbers the places of each rank in the order of their first occurrence.
 
-    Returns the number of each entry's place, and the number of places of each rank. The entries are
-    ordered by rank.
+    Returns two arrays: the index that each entry of `place` gets on its rank, and how many places
+    each rank has. The entries are ordered by rank.
     """
     _, first, which = np.unique(place, return_index=True, return_inverse=True)
     counts = np.bincount(rank[first], minlength=ranks)

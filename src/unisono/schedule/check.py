@@ -1,8 +1,9 @@
 """Proof that a schedule performs its collective, and that its execution plans can run.
 
-The plans of `lower` never deadlock and never race, for every number d >= 1 of blocks that the slots
-can hold. The proof orders all posts by (block, round, half). In the first half of a round, a rank
-posts the inputs that it sends. In the second half, the rank posts the values that it has received.
+The plans of `lower` never deadlock and never race. This holds for every d >= 1, where d is the
+number of blocks that the slots can hold at the same time. The proof orders all posts by (block,
+round, half). In the first half of a round, a rank posts the inputs that it sends. In the second
+half, the rank posts the values that it has received.
 
 1. A value that a round reads is an input or the result of an earlier round. The owner posts an
    input in the first half of this or an earlier round. The owner posts a result in the second

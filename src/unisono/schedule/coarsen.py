@@ -103,8 +103,8 @@ def coarsen(schedule: Schedule) -> Schedule:
     smaller = Collective(
         op=collective.op, ranks=collective.ranks, parts=parts // factor, root=collective.root
     )
-    # The number of a chunk is piece * parts + part. `factor` divides both `parts` and the part
-    # numbers of the kept moves.
+    # The number of a chunk is piece * parts + part. `factor` is a divisor of `parts` and of the
+    # part numbers of the kept moves.
     kept = (
         m._replace(src_chunk=m.src_chunk // factor, dst_chunk=m.dst_chunk // factor)
         for part in by_part[::factor]
@@ -127,8 +127,8 @@ def _keep_parts(moves: list[Move], collective: Collective) -> bool:
 
 
 def _joinable_parts(by_part: list[list[Move]]) -> int:
-    """Returns the largest number of adjacent parts that can be joined into one part, because their
-    moves are equal. This number divides the number of parts.
+    """Returns the largest k such that each group of k adjacent parts has equal moves, and can
+    therefore become one part. k is a divisor of the number of parts.
     """
     parts = len(by_part)
     routes = [

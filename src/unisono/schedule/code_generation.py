@@ -37,7 +37,7 @@ def emit(
     borders = staging.starts[ranks.start : ranks.stop + 1] - first
     edges = np.concatenate(([0], ends))[borders] + np.arange(
         len(borders)
-    )  # each earlier rank also has a final post
+    )  # adds the final POST record of each preceding rank
     head = ends - (closing > 0) - args - 1 + flow.rank[value] - ranks.start
     table = np.zeros(edges[-1], ROW)
     last = max(len(flow.moves.rounds) - 1, 0)

@@ -19,8 +19,8 @@ READER_BYTES = _READER.size
 
 
 class Reader(NamedTuple):
-    """Another rank that reads a slot of the plan's rank. Rank `rank` reads slot `slot` after post
-    `post` of this plan.
+    """Another rank that reads a staging slot of the rank that runs this plan. Rank `rank` reads
+    slot `slot` after post `post` of this plan.
     """
 
     post: int
@@ -30,12 +30,12 @@ class Reader(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionPlan:
-    """Records that one rank runs in each block, with their properties.
+    """Records that one rank runs once per block, and properties of the plan.
 
     - `records` may be any sequence. The plan stores the records as numbers and presents them as a
       sequence.
-    - `stages` and the schedule's number of `rounds` are equal on all ranks. The last record of
-      every plan is POST `stages`.
+    - `stages` is the value of the POST record that ends every plan. `stages` and `rounds` (the
+      schedule's number of rounds) are equal on all ranks.
     - `reduce_depth` is the largest number of nested reductions in any value of any rank. If the
       depth is above one, sums of 16-bit floats would be rounded more than once.
     - `uniform` is true if all pieces must have the same length, because this rank forwards pieces

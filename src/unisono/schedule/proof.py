@@ -115,7 +115,7 @@ class _Chunks:
             self._refuse(wanted[i], _last(self.moves), f"{what} at the end")
 
     def _check_local(self, number: int, read: Numbers, dst: Numbers) -> None:
-        last = self._writer[read]  # an old entry if the place is not written in this round
+        last = self._writer[read]  # from an earlier round if this round does not write the place
         written = (last < len(dst)) & (dst[np.minimum(last, len(dst) - 1)] == read)
         if written.any():
             what = "is read by its own rank and written in the same round"

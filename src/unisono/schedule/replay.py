@@ -168,7 +168,7 @@ class _Replay:
     def _run(self, rank: _ReplayedRank, row: Row) -> bool:
         code, value = row[0], rank.step * self.stages + row[4]
         rank.clock[rank.plan.rank] += 1
-        if code == _WAIT:  # the peer posts `earlier` steps before this rank waits
+        if code == _WAIT:  # the peer runs this post `earlier` steps before the wait
             earlier = self.leads[row[6]] - self.leads[row[5]]
             return self._join(rank, row[2], value - earlier * self.stages)
         if code == _POST:
@@ -178,8 +178,8 @@ class _Replay:
         return True
 
     def _enter(self, rank: _ReplayedRank) -> bool:
-        """Enters a block if all other ranks have finished an older block whose slots are reused.
-        The older block is `depth` blocks earlier. Returns false if the rank cannot enter.
+        """Enters a block, which reuses the slots of the block `depth` blocks earlier. All other
+        ranks must have finished this earlier block. Returns false if the rank cannot enter.
         """
         if rank.plan.num_slots == 0 or rank.block < self.depth:
             return True
@@ -188,8 +188,8 @@ class _Replay:
         return all(self._join(rank, peer, need) for peer in others)
 
     def _join(self, rank: _ReplayedRank, peer: int, need: int) -> bool:
-        """Merges a clock of the peer into the rank's clock: the clock of the peer's first post
-        whose number is at least `need`. Returns false if the peer has not made such a post.
+        """Merges a clock into the rank's clock: the clock at the peer's first post with a number of
+        at least `need`. Returns false if the peer has not made such a post.
         """
         other = self.ranks[peer]
         at = bisect_left(other.posted, need)

@@ -99,8 +99,8 @@ def stage(flow: Dataflow) -> Staging:
 
 
 def _closing_steps(position: Numbers, filling: Numbers) -> Numbers:
-    """Returns the steps that end with a post: the last step of each position (see `_steps`) at
-    which slots are filled.
+    """Returns the steps that end with a post. If any step of a position (see `_steps`) fills a
+    slot, the last step of this position ends with a post.
     """
     ends = np.concatenate((run_starts(position)[1:], [len(position)]))
     full = ends.searchsorted(filling, "right")  # the position of each step that fills a slot
@@ -145,8 +145,8 @@ def _sent(
 ) -> tuple[Numbers, Numbers]:
     """Returns the inputs that other ranks read, each with the first value that uses the input.
 
-    If several ranks read an input in the same round, the first reader is the rank whose last value
-    of the round has the highest number.
+    If several values use an input in the same round, and no earlier value does, the result contains
+    the value of the rank whose last value of this round has the highest number.
     """
     runs = run_starts(position)
     latest = np.zeros(len(flow.rank), np.int64)

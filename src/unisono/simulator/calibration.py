@@ -65,9 +65,10 @@ def holdout(
     """Fits a model to alternate sizes of one operation and rank count, and predicts the other
     sizes.
 
-    `half` 0 fits the sizes at even positions in ascending order. `half` 1 fits the sizes at odd
-    positions, so that the model must extrapolate to the smallest size. Returns None if there are
-    fewer than 4 sizes or the times do not grow with the size.
+    With `half` 0, the model is fitted to the first, third, fifth size and so on, in ascending
+    order. With `half` 1, it is fitted to the second, fourth size and so on, and must extrapolate to
+    the smallest size. Returns None if there are fewer than 4 sizes or the times do not grow with
+    the size.
     """
     samples = _of_algorithm(samples, algorithm)
     sizes = sorted({sample.nbytes for sample in samples})
@@ -92,7 +93,7 @@ def holdout(
 
 def worse_holdout(samples: Sequence[Sample], *, algorithm: str | None = None) -> Holdout | None:
     """Runs `holdout` for both halves of the sizes, and returns the result with the larger mean
-    error. A caller therefore cannot choose the better half.
+    error, so that a caller cannot report only the better half.
 
     >>> times = [
     ...     Sample(op="all_reduce", ranks=4, nbytes=n, seconds=6e-6 + 1.5e-9 * n)
@@ -108,8 +109,8 @@ def worse_holdout(samples: Sequence[Sample], *, algorithm: str | None = None) ->
 
 
 def of_contestant(samples: Sequence[Sample], contestant: str | None) -> list[Sample]:
-    """Returns the samples of one contestant, by default of the first contestant. Raises
-    `ValueError` if the contestant was not measured.
+    """Returns the samples of one contestant of a benchmark, such as `gloo`, by default of the first
+    contestant. Raises `ValueError` if the contestant was not measured.
 
     >>> times = [
     ...     Sample(op="broadcast", ranks=2, nbytes=8, seconds=1e-6, contestant=name)

@@ -21,8 +21,8 @@ from unisono.types import Op
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedAlgorithm:
     """An algorithm with its simulated result, or with the reason why it has no result. `too_large`
-    means that the algorithm fits but exceeds the limits. `messages` counts messages between
-    different ranks."""
+    means that the algorithm was skipped or aborted because of the limits. `messages` counts
+    messages between different ranks."""
 
     algorithm: str
     schedule: Schedule | None = None

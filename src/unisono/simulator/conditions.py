@@ -41,7 +41,8 @@ class Endpoint:
     """Seconds before each message leaves; the delays of several messages may overlap (a
     latency)."""
     busy_s: float = 0.0
-    """Seconds that the sender needs for each message; messages do not overlap (a message rate)."""
+    """Seconds that the sender needs for each message. The sender processes one message at a time,
+    which limits its message rate."""
     send_Bps: float = inf
     """Total rate at which the rank sends: the rate of its network card or copy engine."""
     receive_Bps: float = inf

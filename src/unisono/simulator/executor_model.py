@@ -138,8 +138,10 @@ class _RankRun:
         self.readers = sorted({reader.rank for reader in plan.readers})
         self.sources = sorted({row[1] for row in self.rows if row[0] == Code.WAIT})
         self.seen: dict[int, int] = defaultdict(int)
-        self.awaited: list[int] = []  # the progress that the readers of each block must acknowledge
-        self.unacknowledged: list[tuple[int, int]] = []  # (peer, block that was read from the peer)
+        # For each block, the progress that its readers must report before the slots are reused.
+        self.awaited: list[int] = []
+        # (peer, block): blocks that this rank has read from a peer, but not yet acknowledged.
+        self.unacknowledged: list[tuple[int, int]] = []
         self.now = self._join([-1 - plan.rank] if gates else [])
 
     def _readers(self) -> dict[int, list[int]]:

@@ -65,8 +65,8 @@ def _knots(x: Floats, y: Floats, noise: Floats) -> Ints:
 
 
 def _drop_knots(knots: Floats, x: Floats, y: Floats, noise: Floats, price: float) -> Floats:
-    """Removes knots as long as the remaining knots fit the times equally well. `_knots` finds too
-    many, because its lines go through single points."""
+    """Removes knots as long as the remaining knots fit the times equally well. `_knots` returns
+    more knots than necessary, because its lines go through single points."""
 
     def error(some: Floats) -> float:
         return float(
@@ -107,7 +107,7 @@ def _regimes(x: Floats, y: Floats) -> tuple[Regime, ...]:
     if byte[-1] <= 0:
         raise ValueError("the times do not grow with the size at the end; measure larger sizes")
     leasts = np.concatenate([[0.0], x[1:-1]])
-    if alpha[0] < 0:  # a time must stay above 0 below the smallest measured size
+    if alpha[0] < 0:  # very small sizes would get negative times
         leasts = np.concatenate([[0.0, x[0]], leasts[1:]])
         alpha, byte = np.append(0.0, alpha), np.append(y[0] / x[0], byte)
     return tuple(

@@ -59,7 +59,7 @@ def trees_of(job: Job, network: NetworkPaths) -> Trees | None:
     rows = np.flatnonzero(joined[group])
     link, owner, latency = _routes_of(network, src[rows], dst[rows], ints(t.channel[rows]))
     owner = rows[owner]
-    number = np.cumsum(joined) - 1  # number of each message among the trees, if it is a tree
+    number = np.cumsum(joined) - 1  # for a message that is a tree, its index among the trees
     longest = np.zeros(int(joined.sum()))
     np.maximum.at(longest, number[group[rows]], latency)
     tree, resource, streams = _streams(network, number[group[owner]], link, src[owner], dst[owner])
@@ -112,8 +112,8 @@ def _row_numbers(*columns: NDArray[Any]) -> Ints:
 def _routes_of(
     network: NetworkPaths, src: Ints, dst: Ints, channel: Ints
 ) -> tuple[Ints, Ints, Floats]:
-    """Returns the links of all paths, the index of each link's transfer, and each path's
-    latency."""
+    """Returns three arrays: the links of all paths, the index of the transfer that uses each of
+    these links, and the latency of each path."""
     links, owners, done = [ints([])], [ints([])], 0
     for (values, starts), _ in network.routes(src, dst, channel):
         links.append(values)
@@ -128,7 +128,8 @@ def _routes_of(
 def _streams(
     network: NetworkPaths, tree: Ints, link: Ints, src: Ints, dst: Ints
 ) -> tuple[Ints, Ints, Floats]:
-    """Returns (tree, resource, number of streams) as columns, sorted by tree."""
+    """Returns three columns, sorted by tree: the tree, a resource that the tree uses, and the
+    number of the tree's streams on this resource."""
     reduces, links = network.topology.nodes.reduces, network.topology.links
     width = len(links)
     keys, which, counts = np.unique(tree * width + link, return_inverse=True, return_counts=True)

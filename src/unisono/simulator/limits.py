@@ -46,8 +46,9 @@ def fastest_first(op: Op | str, names: Sequence[str], ranks: int) -> dict[str, i
 
 
 def expected_transfers(op: Op | str, name: str, ranks: int) -> int:
-    """Estimates a schedule's number of transfers from the schedule for an eighth of the ranks,
-    which has a 64th of the transfers. Returns 0 for few ranks, and if the estimate fails.
+    """Estimates a schedule's number of transfers from the schedule for an eighth of the ranks. The
+    estimate assumes that the number of transfers grows with the square of the number of ranks.
+    Returns 0 for few ranks, and if the estimate fails.
 
     >>> expected_transfers("all_reduce", "ring", 1024) // 1000, 2 * 1024 * 1023 // 1000
     (2080, 2095)

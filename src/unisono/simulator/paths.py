@@ -205,8 +205,8 @@ class PathBuilder:
         cap: Ints | None = None,
         wait_s: Floats | None = None,
     ) -> int:
-        """Adds paths between ranks over these links, and through the resources `cap` that limit
-        their rates.
+        """Adds paths between ranks over these links. If `cap` is given, path i also uses resource
+        `cap[i]`, which limits the rate of the path.
 
         Returns the number of the first path.
         """

@@ -22,7 +22,8 @@ class TaskKind(IntEnum):
     MESSAGE = 0
     REDUCTION = 1
     JOIN = 2
-    """A step that takes no time. Other steps wait for it instead of for several steps."""
+    """A step that waits for several steps and takes no time. Later steps can then wait for this one
+    step."""
     COMPUTE = 3
     TRAFFIC = 4
 
@@ -87,7 +88,8 @@ class JobTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Usage:
-    """Bytes that each link carried in each interval of `width_s` seconds: `[links, bins]`."""
+    """Traffic of each link over time. `link_bytes[i, j]` is the number of bytes that link i carried
+    in interval j. Each interval has `width_s` seconds."""
 
     width_s: float
     link_bytes: NDArray[np.float32]

@@ -133,8 +133,9 @@ class _Run:
     def _candidates(
         self, names: Sequence[str], channels: Sequence[int]
     ) -> Iterator[tuple[str, str, float]]:
-        """Yields (algorithm, name with channel count, seconds that sending the bytes takes without
-        latencies), ordered by predicted time."""
+        """Yields (algorithm, name with channel count, least seconds), ordered by predicted time.
+        The least seconds are a lower bound: the time in which the busiest rank can send its bytes,
+        without latencies."""
         ranks = self.topology.num_ranks
         ranked: list[tuple[float, int, str, str, float]] = []
         for base in names:

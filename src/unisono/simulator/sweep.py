@@ -27,7 +27,7 @@ class Point:
 
     @property
     def best(self) -> ComparedAlgorithm | None:
-        """The fastest algorithm; None if none fits."""
+        """The fastest algorithm, or None if no algorithm has a result."""
         return next((entry for entry in self.entries if entry.result is not None), None)
 
 
@@ -55,7 +55,7 @@ def sweep(
     >>> [(p.ranks, round(p.best.result.time_s * 1e3)) for p in found]
     [(2, 20), (4, 30), (8, 35)]
     """
-    networks = [(value, *changed(spec, name, value)) for value in values]  # checks all values
+    networks = [(value, *changed(spec, name, value)) for value in values]  # rejects invalid values
     found = []
     for value, topology, ranks in networks:
         entries = compare(

@@ -53,7 +53,7 @@ class TaskBuilder:
         self.size = 0
         self._blocks: list[Tasks] = []
         self._wanted = {name for job in jobs for name in job.after}
-        self._done: dict[str, dict[int, int]] = {}  # for each job and rank, its last task
+        self._done: dict[str, dict[int, int]] = {}  # the last task of each rank in each job
         self._streams = network.conditions.order is Order.STREAMS
         blocks = any(isinstance(job, Job) and job.blocks is not None for job in jobs)
         self._ordered = blocks or network.conditions.order is Order.PROGRAM
@@ -231,7 +231,7 @@ class TaskBuilder:
         self, number: int, job: Job, tasks: Tasks, gates: dict[int, int] | None
     ) -> None:
         """Adds a job's tasks, which refer to each other by their positions in the job. A negative
-        number -1 - m in `needs` means the gate of member m."""
+        number -1 - m in `needs` means the gate (see `_gates`) of the job's member m."""
         needs, after = tasks.needs, tasks.after
         if self.size:
             needs = np.where(needs < 0, needs, needs + np.int32(self.size))

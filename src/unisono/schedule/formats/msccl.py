@@ -188,8 +188,9 @@ class _ProgramInterpreter:
             connection.messages.append((where, results, dict(thread.clock)))
 
     def _flag(self, thread: Thread[MscclStep], other: int, after: int) -> Clock | None:
-        """Returns the clock of the first flag that threadblock `other` has set at or after step
-        `after`. Returns None if there is no such flag yet.
+        """Returns the clock of the first flag that threadblock `other` has set at step `after` or
+        later. A threadblock sets a flag after each step for which others wait. Returns None if
+        there is no such flag yet.
         """
         flags = self.flags[self.by_place[thread.gpu, other].number]
         return next((clock for at, clock in flags if at >= after), None)

@@ -104,7 +104,8 @@ class _Threadblock:
     channel: int
     steps: list[_Step] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
-    """Last step that this threadblock has waited for, by the `id` of each other threadblock."""
+    """For the `id` of each other threadblock: the number of its last step that this threadblock has
+    waited for."""
 
     def add(
         self, kind: str, src: BufferChunk, dst: BufferChunk, count: int, needs: Iterable[_Step]

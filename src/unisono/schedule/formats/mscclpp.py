@@ -250,8 +250,9 @@ class _PlanInterpreter:
                     )
 
     def _size(self, gpu: int, r: Range) -> int:
-        """Returns the number of chunks in a buffer. If the plan gives size 0, the size is the
-        collective's size, because an in-place plan may name only the input or the output.
+        """Returns the number of chunks in a buffer. If the plan gives size 0, returns the size that
+        the collective demands, because an in-place plan may give a size only for the input or only
+        for the output.
         """
         size = self.plan.sizes[gpu][r.buffer]
         return size or (self.machine.buffers.size(gpu, r.buffer) or 0)

@@ -78,8 +78,8 @@ def _forward(values: list[Value], outputs: Iterable[Value]) -> None:
 
 
 def _flatten(values: list[Value]) -> None:
-    """Merges each reduction into the next reduction in the same cell, if its result has no other
-    use.
+    """Merges each reduction into the next reduction in the same cell, if only the next reduction
+    uses the result of the first.
     """
     uses = _uses(values)
     for value in values:
@@ -101,8 +101,9 @@ def _flatten(values: list[Value]) -> None:
 
 
 def _lasts(operand: Value, user: Value, later: Value) -> bool:
-    """Returns true if the value `later` can still read an operand of the value `user`. An operand
-    of another GPU can always be copied to scratch in time.
+    """Returns true if `operand`, which `user` reads, can still be read when the value `later` is
+    written. This is always so for an operand of another GPU, which can be copied to scratch in
+    time.
     """
     if (
         operand.gpu != later.gpu
@@ -210,7 +211,8 @@ class _Plan:
         reduce: bool,
         channel: int,
     ) -> _Content:
-        """Writes a location in the first round from round `free` on in which all sources exist."""
+        """Writes a location in round `free` or, if later, in the first round in which all sources
+        exist."""
         number = max(free, *(source.ready for source in sources))
         late = [
             s
@@ -228,8 +230,8 @@ class _Plan:
         return self._replace(rank, location, number)
 
     def _copy_to_scratch(self, source: _Content, rank: int, channel: int) -> _Content:
-        """Copies a source to the receiver's scratch, because the sender overwrites the source
-        before its use.
+        """Copies a source to the receiver's scratch, because the sender overwrites the source too
+        early.
         """
         if source.rank == rank:
             raise _Clash

@@ -115,7 +115,8 @@ class SymbolicMachine:
         if state is not None:
             self._check_write(thread, state, cell, where)
             state.value.overwritten_at = number
-        # A value that no cell stores yet is stored in this cell. A value of another cell is copied.
+        # A reduction that no cell stores yet becomes the content of this cell. Any other value is
+        # copied: the content is a new value, whose only operand is the copied value.
         fresh = value.memory is None and value.written_at < 0 and len(value.operands) > 1
         held = Value(
             gpu=cell.gpu,
