@@ -30,8 +30,8 @@ class Operation:
     """True if messages are sent between ranks 0 and 1, 2 and 3, and so on, by all pairs at the same
     time."""
     bus_numerator: int = 1
-    """Numerator of the bus factor. The bus factor is numerator x (n-1)/n on n ranks if `bus_scales`
-    is true. Otherwise it is 1."""
+    """Numerator of the bus factor. The bus factor on n ranks is this numerator x (n-1)/n if
+    `bus_scales` is true, else 1."""
     bus_scales: bool = True
 
     def bus_factor(self, ranks: int) -> float:
@@ -194,7 +194,7 @@ class Case:
         return self.shares[rotation:] + self.shares[:rotation]
 
     def piece(self, rank: int) -> int:
-        """Returns the number of elements of a rank's buffer that is not split into pieces."""
+        """Returns the number of elements of a rank's buffer that has only one piece."""
         return self.shares[rank % self.pieces]
 
     @property
@@ -203,7 +203,7 @@ class Case:
 
     @property
     def outstanding(self) -> int:
-        """Number of messages of a rank that have begun and are not complete, at the same time.
+        """Largest number of a rank's messages that are under way at the same time.
 
         >>> [Case(op="stream", ranks=2, nbytes=n << 20).outstanding for n in (1, 4, 64)]
         [64, 32, 4]

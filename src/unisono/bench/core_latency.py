@@ -23,8 +23,9 @@ def probe_core_latency_s() -> float | None:
 
 
 def describe_latency(probes_s: Sequence[float]) -> str:
-    """Returns the median latency in ns of the probes of a row, and whether the cores are near or
-    far from each other. Examples are `45 near`, `190 far`, `120 mixed`, and `-` without probes.
+    """Returns the median of the latencies measured for one row, in ns, and whether the cores are
+    near or far from each other. Examples are `45 near`, `190 far`, `120 mixed`, and `-` if nothing
+    was measured.
 
     >>> describe_latency([45e-9, 51e-9])
     '48 near'

@@ -150,7 +150,7 @@ def _expected(case: Case, rank: int, exchange: int) -> Iterator[Segment]:
         return
     offset = 0
     for source in _sources(case, rank):
-        # If x is split, a rank receives its own piece of each source's data.
+        # If x is split, the result has only this rank's piece of each source's data.
         lengths = case.lengths(source)
         start, count = 0, case.piece(source)
         if operation.x_split:
@@ -162,7 +162,7 @@ def _expected(case: Case, rank: int, exchange: int) -> Iterator[Segment]:
 
 def _sources(case: Case, rank: int) -> range:
     """Returns the ranks whose data are in this rank's result, in the order of pieces. For a
-    reduction, returns this rank."""
+    reduction, returns only this rank, because `_reduced` combines the data of the ranks."""
     if case.operation.reduces:
         return range(rank, rank + 1)
     if case.operation.out_split:
@@ -179,8 +179,8 @@ def _values(case: Case, rank: int) -> Integers:
     if case.dtype == "bool":
         return mixed >> 31
     if redop in LOGICAL:
-        # A result of only one contribution can be the contribution or its truth value, depending on
-        # the library. The values are therefore 0 and 1.
+        # If only one rank contributes, some libraries return its value unchanged, others return 0
+        # or 1. The values are then 0 and 1, for which both results are equal.
         alone = case.ranks == 1 or case.operation.scans
         return mixed >> (31 if alone else 32 - _LOGICAL_BITS)
     if redop == "avg":

@@ -97,8 +97,8 @@ def run_proved(verdicts: Sequence[ProofResult], most_ranks: int) -> list[ProofRe
 def _run_rank(files: Sequence[str]) -> list[str]:
     """Runs all files on this rank. Returns the error of each file, or an empty string."""
     settings = config.override(config.settings(), timeout_s=_TIMEOUT_S)
-    # Algorithms for GPUs may need hundreds of small pieces in staging buffers. Only pages that are
-    # used take memory.
+    # The staging buffers are large, because algorithms for GPUs may need hundreds of small pieces
+    # in them. Only the pages that are used take memory.
     staging_bytes = max(settings.staging_bytes, _STAGING_BYTES)
     with join(config.launched_rank(), replace(settings, staging_bytes=staging_bytes)) as comm:
         return [_run_file(comm, file) for file in files]

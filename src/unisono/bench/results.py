@@ -113,11 +113,12 @@ class RunReport:
         return self.wrong > 0 or unfinished or self.ours in self.skipped
 
     def mean_ratio(self, contestant: str) -> float | None:
-        """Returns the geometric mean of the contestant's times divided by the times of `ours`."""
+        """Returns the geometric mean of the ratios of the contestant's time to the time of
+        `ours`."""
         return mean_of_ratios(row.ratio(contestant, self.ours) for row in self.rows)
 
     def mean_limit_ratio(self, contestant: str) -> float | None:
-        """Returns the geometric mean of the contestant's times divided by the times of the
+        """Returns the geometric mean of the ratios of the contestant's time to the time of the
         limit."""
         return mean_of_ratios(row.ratio(contestant, self.limit) for row in self.rows)
 

@@ -38,8 +38,8 @@ class Pace:
     round_s: float = 0.03
     min_iterations: int = 3
     row_budget_s: float | None = None
-    """Approximate time limit of one row in seconds. Rounds are shortened to meet it, down to one
-    call."""
+    """Approximate time limit of one row in seconds. To keep this limit, rounds are shortened, if
+    necessary to one call."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 < self.round_s < inf or self.min_iterations < 1:
@@ -131,7 +131,7 @@ def _start_all(
 
 
 def _with_limit(row: Row, cluster: Cluster) -> Row:
-    """Adds the shortest time that the links allow to a row. This time follows from the links'
+    """Adds to a row the shortest time that the links allow. This time is calculated from the links'
     current rate, which is measured while all ranks sleep."""
     payload_Bps = probe_payload_Bps(cluster.lab)
     limit_s = network_bytes(row.case, cluster.lab.hosts) / payload_Bps

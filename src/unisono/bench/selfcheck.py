@@ -78,7 +78,7 @@ def run_checks(ranks: int) -> Checks:
     try:
         answers: list[_RankAnswer] = unisono.run(_check_rank, ranks=ranks, args=(ranks,))
     except Exception as error:
-        # If the ranks raise an error, the check reports it as its result.
+        # An error of the ranks is part of the result, so that the facts are still listed.
         return Checks(ranks=ranks, facts=gather_facts(None), verdicts=(), error=str(error))
     verdicts = tuple(_merge(parts) for parts in zip(*(a.verdicts for a in answers), strict=True))
     readable = all(answer.reads_neighbour for answer in answers)

@@ -75,8 +75,8 @@ class ShowOptions:
                     raise typer.BadParameter(f"{option}: {why}")
 
     def _unread(self) -> list[tuple[dict[str, str], str]]:
-        """Returns names and flags of options that have no effect, with the reason for each
-        group."""
+        """Returns groups of options that have no effect, each with the reason. A group maps the
+        names of options to their flags, such as `ranks` to `-n`."""
         what = self.what
         unread: list[tuple[dict[str, str], str]] = []
         if what not in list(Op):

@@ -52,7 +52,7 @@ def choices(op: Op | str, *, ranks: int) -> tuple[AlgorithmCost, ...]:
 
 def table_of(found: tuple[AlgorithmCost, ...], *, nbytes: int | None = None) -> Table:
     """Returns a table with a row for each algorithm. Amounts are in bytes if `nbytes`, the size of
-    a rank's larger buffer, is given.
+    a rank's larger buffer, is given, else fractions of N.
 
     >>> table_of(choices("all_reduce", ranks=4)).columns[0].header
     'algorithm'

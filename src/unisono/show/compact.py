@@ -119,8 +119,8 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _peers(found: list[int], ranks: int) -> str:
-    """Returns the numbers of peers as text: `all` if they are all other ranks (two or more), else
-    ranges of numbers."""
+    """Returns the numbers of peers as text: `all` if the peers are all other ranks, at least two,
+    else ranges of numbers."""
     return "all" if len(found) == ranks - 1 > 1 else ranges(found)
 
 
@@ -213,8 +213,8 @@ def _pattern_of_chunks(schedule: Schedule, transfers: Sequence[Transfer]) -> str
 
 
 def _offset(differences: Iterable[int], modulus: int) -> str | None:
-    """Returns `r`, `r+k` or `r-k` if all differences are equal to 0, k or -k modulo `modulus`, else
-    None."""
+    """Returns `r` if all differences are 0 modulo `modulus`, `r+k` if all are k, `r-k` if all are
+    -k, else None."""
     found = {difference % modulus for difference in differences}
     if len(found) != 1:
         return None

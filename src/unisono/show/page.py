@@ -64,8 +64,8 @@ def html(view: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
 
 
 class _Data:
-    """The data of the page. Masks and links are replaced by numbers, because most of them occur
-    often."""
+    """The data of the page. Masks and links are replaced by numbers, which shortens the page,
+    because most of them occur often."""
 
     def __init__(self, view: ScheduleView, shape: Arrangement) -> None:
         self.view = view
@@ -126,8 +126,8 @@ class _Data:
         }
 
     def _writes(self, writes: dict[Place, Held]) -> list[tuple[int, int, int, int, int]]:
-        """Returns (rank, location, chunk, mask number, 1 if the contents are final) of each
-        location."""
+        """Returns (rank, location, chunk, mask number, 1 if the contents are final, else 0) for
+        each location in `writes`."""
         return [
             (
                 *place,
@@ -153,8 +153,8 @@ class _Data:
         return {"src": link[0], "dst": link[1], "path": arrow.path, "tip": arrow.tip}
 
     def _most(self) -> int:
-        """Returns the largest amount that the page may print, in chunks: the most that a rank sends
-        in total."""
+        """Returns the largest number of chunks that a rank sends in all rounds together. The page
+        prints no larger amount."""
         sent = Counter[int]()
         for (src, _), count in self.view.links.items():
             sent[src] += count

@@ -62,7 +62,7 @@ def _color(hue: float, luminance: float) -> str:
 
 
 def _rgb(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
-    """Converts OKLCH to linear sRGB, with the matrices of the paper."""
+    """Converts OKLCH to linear sRGB, with Ottosson's matrices."""
     a, b = chroma * math.cos(hue), chroma * math.sin(hue)
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3

@@ -56,7 +56,7 @@ class Panels:
 
     @property
     def has_slots(self) -> bool:
-        """True if a cell shows the ranks that contributed, not only their number."""
+        """True if cells show which ranks contributed. Otherwise, cells show only how many."""
         ranks = self.collective.ranks
         return self.collective.op.reduces and self.cell_width / ranks >= _SLOT
 

@@ -35,8 +35,8 @@ class Arrow:
 class Stage:
     """Ranks as discs of equal radius in a square with sides of length `size`.
 
-    `bend` is the fraction of its length by which an arrow bends to the left. Arrows between ranks
-    that are not neighbours also bend towards the middle, around other discs.
+    An arrow bends to the left by the fraction `bend` of its length. Arrows between ranks that are
+    not neighbours also bend towards the middle, around other discs.
     """
 
     size: float
@@ -123,7 +123,8 @@ def number(value: float) -> str:
 
 
 def _circle(ranks: int, size: float) -> Stage:
-    """Places rank 0 at the top and the other ranks clockwise. Two ranks are side by side."""
+    """Places rank 0 at the top and the other ranks clockwise. If there are only two ranks, they are
+    side by side."""
     first = math.pi if ranks == 2 else -math.pi / 2
     far = 0.4 * size if ranks > 1 else 0.0
     points = tuple(

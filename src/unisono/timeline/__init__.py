@@ -1,4 +1,4 @@
-"""Timelines of ranks. Each rank records its last events; functions merge and summarize all ranks.
+"""Timelines of ranks. Each rank records its last events; functions merge all timelines.
 
 `TimelineWriter` (`timeline_writer.py`) records events in a file of fixed size. Any process can read
 the file, even after the rank was killed (`timeline_file.py`, `timeline_folder.py`). A `RankDump`

@@ -1,8 +1,9 @@
 """Compares the clocks of hosts by messages, and uses the round trip that took the least time.
 
-Ranks on one kernel share its monotonic clock. On each other kernel, one rank asks rank 0 for its
-time. Rank 0 answers at some time of the round trip, so the error is at most half of the round trip
-(Cristian, Probabilistic clock synchronization, 1989). Afterwards the clocks may drift apart.
+Ranks on one kernel share the kernel's monotonic clock. On each other kernel, one rank asks rank 0
+for the time of rank 0's clock. Rank 0 answers at some time of the round trip, so the error is at
+most half of the round trip (Cristian, Probabilistic clock synchronization, 1989). Afterwards the
+clocks may drift apart.
 """
 
 from __future__ import annotations

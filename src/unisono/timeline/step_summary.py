@@ -113,8 +113,8 @@ class JobSummary:
         return [(len(found), _median_step(found)) for _, found in sorted(by_rank.items())]
 
     def slowest_line(self) -> str:
-        """Returns a line of text with the rank that was slowest most often, the phase in which it
-        was slow, and by how many ms."""
+        """Returns a line of text: which rank was slowest most often, in which phase, and how many
+        ms it took more than the median of all ranks."""
         found = [step.slowest for step in self.steps if step.slowest is not None]
         if not found:
             return "No rank is slower than the others by 1 % of a step."

@@ -95,7 +95,7 @@ class TimelineWriter:
         try:
             memory = mmap.mmap(descriptor, file_bytes(events))
         finally:
-            os.close(descriptor)  # the memory map has a copy, which keeps the file locked
+            os.close(descriptor)  # the memory map's copy of the descriptor keeps the file locked
         self._facts = _facts(rank, size, job, now_ns, clock)
         self._writer = FactsWriter(memory, events)
         self._writer.write(self._facts)
@@ -136,7 +136,7 @@ class TimelineWriter:
 def _ignore(
     kind: int, name: str, number: int = 0, value: int = 0, begun_ns: int = 0, ended_ns: int = 0
 ) -> None:
-    """Records nothing."""
+    """Records nothing. Used as `record` by a writer that has no ring buffer."""
 
 
 def _ring(memory: mmap.mmap, events: int, clock: Callable[[], int] | None) -> native.TimelineRing:

@@ -30,7 +30,8 @@ class TorchTrace:
 
     @staticmethod
     def load(path: Path) -> TorchTrace:
-        """Reads a file, compressed or not. Raises `ValueError` with its path for other files."""
+        """Reads a file, compressed or not. Raises `ValueError` with the file's path if the file
+        cannot be read as a trace of torch.profiler."""
         try:
             content = path.read_bytes()
             if content[:2] == _GZIP:

@@ -56,8 +56,8 @@ class DragonflyGroups(Routing):
         if others:
             counts[1:] = ports // others
             left = ports % others
-            # A link at an offset is, for the group at its other end, a link at the negative
-            # offset. So both offsets get equal numbers of ports.
+            # A link that has an offset as seen from one of its groups has the negative offset as
+            # seen from the other. So both offsets get equal numbers of ports.
             for offset in range(1, (self.groups + 1) // 2):
                 if left >= 2:
                     counts[[offset, self.groups - offset]] += 1

@@ -227,10 +227,10 @@ class Topology:
     def bisection_Bps(self) -> float:
         """Returns the bytes per second that one half of the ranks can send to the other half.
 
-        For a known kind of network, the cut is the cut through the middle that textbooks use. If
-        the number of rows, leaves or groups is odd, one side has one more. For other networks with
-        up to 12 ranks, the result is the minimum over all cuts. With more ranks, it is the minimum
-        over some cuts (see `measure`).
+        For a known kind of network, the cut goes through the middle, as in textbooks. If the number
+        of rows, leaves or groups is odd, one side has one more. For other networks with up to 12
+        ranks, the result is the minimum over all cuts. With more ranks, it is the minimum over some
+        cuts (see `measure`).
         """
         from unisono.topology.measure import bisection
 

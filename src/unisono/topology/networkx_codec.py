@@ -1,5 +1,5 @@
-"""Converts topologies to and from networkx. Only calls import networkx, not the import of this
-module."""
+"""Converts topologies to and from networkx. networkx is imported when a function is called, not
+when this module is imported."""
 
 from __future__ import annotations
 

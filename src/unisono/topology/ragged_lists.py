@@ -38,8 +38,7 @@ def starts_of(counts: Ints) -> Ints:
 
 
 def counting(counts: Ints) -> Ints:
-    """Returns the numbers 0, 1, ... of the elements of each list, one list after another, for lists
-    with these lengths.
+    """Returns the index of each element within its list, for lists with these lengths.
 
     >>> counting(ints([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]

@@ -49,8 +49,8 @@ class Routing(ABC):
         """Returns ranks that represent all ranks, and the number of ranks that each of them
         represents.
 
-        At each distance from a rank, there are as many ranks as at this distance from its
-        representative. Returns None if representatives are unknown.
+        A rank and its representative have equal numbers of ranks at each distance. Returns None if
+        representatives are unknown.
         """
         return None
 

@@ -77,8 +77,8 @@ def names() -> tuple[str, ...]:
 
 
 def vary(text: str, name: str, value: str) -> str:
-    """Returns the spec with a new value of the option `name`. In `server/network`, an option of the
-    network takes precedence.
+    """Returns the spec with a new value of the option `name`. In `server/network`, the server's
+    option is set only if the network has no such option.
 
     `name` is a parameter of the function that builds the network, or `bandwidth`, `latency` or
     `kind`. `radix` means `k` for networks of switches with k ports. Raises `ValueError` for an

@@ -66,8 +66,8 @@ class Wiring:
         return np.arange(first, first + count)
 
     def join(self, one: Ints, other: Ints, cable: Cable) -> None:
-        """Adds a cable between each node in `one` and the node at the same index in `other`, after
-        NumPy's broadcasting."""
+        """Adds a cable between each node in `one` and the node at the same index in `other`. The
+        arrays are broadcast as in NumPy."""
         ends = np.broadcast_arrays(ints(one), ints(other))
         self.ends.append((ends[0].ravel(), ends[1].ravel(), cable))
 

@@ -115,8 +115,8 @@ class Lab:
         return self._host_processes[host].pid
 
     def command(self, host: int | str, words: Sequence[str]) -> list[str]:
-        """Returns a command line that runs a command on the host, in the current directory. The
-        command runs in the started process, not in a child."""
+        """Returns a command line that runs the program `words` on the host, in the current
+        directory. The started process becomes this program, without a child process."""
         enter = ["nsenter", f"--target={self.host_pid(host)}", "--net", "--mount", "--uts", "--"]
         return [*enter, "env", f"--chdir={Path.cwd()}", *words]
 

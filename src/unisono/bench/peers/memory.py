@@ -1,5 +1,5 @@
-"""The limit that the memory's bandwidth sets: every rank multiplies or copies its N bytes once, and
-all ranks do so at the same time."""
+"""The shortest time that the memory's bandwidth allows. To measure it, every rank multiplies or
+copies its N bytes once, all ranks at the same time."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _TYPES = {
     "complex64": MPI.C_FLOAT_COMPLEX,
     "complex128": MPI.C_DOUBLE_COMPLEX,
     "bool": MPI.C_BOOL,
-    # MPI's other pair types have an index of 4 bytes and a value of 8 bytes.
+    # Pairs with an index of 8 bytes are missing, because MPI's indices have 4 bytes.
     "float32_int32": MPI.FLOAT_INT,
     "int32_int32": MPI.INT_INT,
 }

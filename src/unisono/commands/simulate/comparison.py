@@ -144,7 +144,7 @@ def _bus_factor(op: str, ranks: int) -> float:
 
 
 def best(entries: Sequence[ComparedAlgorithm]) -> ComparedAlgorithm:
-    """Returns the fastest algorithm. Raises ValueError if none fits."""
+    """Returns the fastest algorithm. Raises ValueError if no algorithm has a result."""
     found = next((entry for entry in entries if entry.result is not None), None)
     if found is None:
         raise ValueError("; ".join(entry.reason for entry in entries))

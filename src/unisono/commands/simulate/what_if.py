@@ -60,8 +60,8 @@ def _too_large(name: str, points: Sequence[Point]) -> dict[str, str]:
 
 
 def simulate(task: SimulationRequest, name: str, values: Sequence[str], show: Show) -> list[Point]:
-    """Simulates all values of the parameter. Raises ValueError if no algorithm fits one of the
-    values."""
+    """Simulates all values of the parameter. Raises ValueError if there is a value for which no
+    algorithm has a result."""
     from unisono.simulator import sweep
 
     points = sweep(
@@ -86,8 +86,8 @@ def simulate(task: SimulationRequest, name: str, values: Sequence[str], show: Sh
 def table(
     task: SimulationRequest, name: str, points: Sequence[Point], compute_s: float | None
 ) -> Table:
-    """Returns a table with the fastest algorithm of each value and, with `compute_s`, the scale
-    factor."""
+    """Returns a table with the fastest algorithm of each value. If `compute_s` is given, the table
+    also has the scale factors."""
     from unisono.show import bytes_text, time_text
     from unisono.simulator import scale_factor
 
@@ -98,7 +98,7 @@ def table(
         *(["of the bound"] if any(bounds) else []),
         *([] if compute_s is None else ["scale factor"]),
     ]
-    counts = name != "ranks"  # otherwise the first column is the number of ranks
+    counts = name != "ranks"  # if not, the first column already has the number of ranks
     head = [name, *(["ranks"] if counts else []), "algorithm"]
     found = comparison.new_table(title, *head, *comparison.COLUMNS, *extra)
     for point, bound in zip(points, bounds, strict=True):
@@ -155,7 +155,7 @@ def picture(
     task: SimulationRequest, name: str, points: Sequence[Point], compute_s: float | None
 ) -> str:
     """Returns an SVG chart over the values, with one line per algorithm. The vertical axis has
-    times or, with `compute_s`, scale factors."""
+    times, or scale factors if `compute_s` is given."""
     from unisono.show import rate_text, time_chart, time_text
     from unisono.simulator import scale_factor
 

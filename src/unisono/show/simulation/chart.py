@@ -151,8 +151,8 @@ def _spread(places: Sequence[float]) -> list[float]:
     >>> _spread([100.0, 100.0, 300.0])
     [93.0, 107.0, 300.0]
     """
-    # One list per group of names that touch each other. For each name, the list has the wanted
-    # position minus the height of the names above it in the group.
+    # Names that would overlap form a group, which has one list. For each name of the group, the
+    # list has the position at which the group must begin so that this name is where it belongs.
     groups: list[list[float]] = []
     for place in places:
         groups.append([place])
