@@ -47,12 +47,12 @@ class GroupConfig:
     """Shape of the staging memory. None: chosen from the number of ranks, this host and
     `staging_bytes`."""
     names: Sequence[int] = ()
-    """Numbers of the ranks for error texts, if the group is part of a larger group. Empty: 0 to
-    `size` - 1.
+    """Rank numbers that error texts show for this group's ranks, if the group is part of a larger
+    group. Empty: error texts show 0 to `size` - 1.
     """
     watch: Callable[[], None] | None = None
-    """Called every 20 ms while this rank waits for others. It raises `RendezvousError` when waiting
-    has become useless."""
+    """Function that this rank calls every 20 ms while it waits for others. The function raises
+    `RendezvousError` when waiting has become useless."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -66,7 +66,7 @@ class GroupConfig:
         return f"rank {self.name(self.rank)} of {self.size}"
 
     def name(self, rank: int) -> int:
-        """Returns a rank's number for error texts."""
+        """Returns the number that error texts show for a rank."""
         return self.names[rank] if self.names and 0 <= rank < self.size else rank
 
 

@@ -64,7 +64,7 @@ class GroupNetwork:
         if new:
             self.network.reach(self.name, sorted(new), transport)
             self._reached[transport] |= (
-                new  # last, since a signal handler may raise before `reach` returns
+                new  # only now, since a signal handler may interrupt `reach` by an error
             )
 
     def leave(self) -> None:

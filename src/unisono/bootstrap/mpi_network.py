@@ -131,7 +131,7 @@ class MpiNetwork:
         self.connections()
 
     def _give_back(self) -> None:
-        """Frees the MPI communicators of groups that all their ranks have left."""
+        """Frees the MPI communicator of each group that all ranks of the group have left."""
         for _ in range(len(self._releases)):
             with contextlib.suppress(IndexError):  # another thread may empty the queue
                 release = self._releases.popleft()
@@ -172,7 +172,7 @@ def join_by_mpi(group_config: GroupConfig, settings: Settings) -> JoinedGroup:
 
 
 def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
-    """Makes the link of the group `members`, which contains the group's MPI communicator.
+    """Makes the `MpiLink` of the group `members`, with an MPI communicator for this group only.
 
     All ranks of the group must call this. A separate thread calls MPI, because MPI waits for all
     members without a timeout.

@@ -369,7 +369,7 @@ def _take_segment(
             os.close(fd)
         raise RendezvousError("rank 0 gave up while the group was being formed")
     nonce = data[1:]
-    # The group owns the descriptor from here, and closes it.
+    # From here on the group owns the descriptor, so this function must not close it.
     return open_group(fds[0], group_config.rank, nonce), nonce
 
 

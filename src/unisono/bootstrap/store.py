@@ -1,4 +1,4 @@
-"""Bootstrap stores, by which every rank gets a text of every other rank before they can
+"""Bootstrap stores, by which every rank gets a text of every other rank before the ranks can
 communicate."""
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ Address = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpAddress:
-    """A parsed rendezvous. `text` is the original text, whose part after the port separates
-    jobs.
+    """A parsed rendezvous. `text` is the original text. After the port it may contain a name, so
+    that jobs with the same port have different texts.
     """
 
     host: str
@@ -33,8 +33,8 @@ class TcpAddress:
     text: str
 
     def digest(self) -> bytes:
-        """Returns a hash that differs between jobs with the same port, which they may use one after
-        another or by mistake.
+        """Returns a hash of `text`. Rank 0 uses the hash to detect ranks of another job, which may
+        use the same port by mistake or one job after another.
         """
         return hashlib.sha256(self.text.encode()).digest()[:16]
 

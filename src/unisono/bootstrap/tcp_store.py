@@ -36,8 +36,9 @@ the moment, or rank 0 may reject clients because too many unknown clients connec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refused:
-    """Consecutive refusals by the process that listens at the rendezvous. It refused this rank's
-    proof if `proof`, else closed the connection. At the time `until`, this rank stops trying.
+    """Consecutive refusals by the process that listens at the rendezvous. If `proof`, that
+    process refused this rank's proof, else it closed the connection. At the time `until`, this rank
+    stops trying.
     """
 
     proof: bool
@@ -164,8 +165,8 @@ class TcpStore:
     def _receive_result(
         self, leader: socket.socket, who: str, size: int, deadline: float, timeout_s: float
     ) -> list[bytes]:
-        """Returns the texts from rank 0. Waits longer than the timeout, since rank 0 may have
-        started later."""
+        """Returns the texts from rank 0. Waits a moment longer than the timeout: if rank 0 has
+        started later than this rank, rank 0's timeout also ends later."""
         try:
             kind, payload = _receive_frame(leader, deadline + _VERDICT_S)
             if kind == tcp_store_frames.ALL:

@@ -86,8 +86,8 @@ def connect(group_config: GroupConfig, deadline: float) -> socket.socket:
             + "; if the listener is not a rank of this job, choose another rendezvous than "
             f"{group_config.rendezvous!r}"
         )
-    # Rank 0 may have started later than this rank, so its deadline and its report may come after
-    # this rank's deadline.
+    # Rank 0 may have started later than this rank. Then rank 0's deadline, at which it reports a
+    # failure, is later than this rank's deadline.
     leader.settimeout(max(deadline - time.monotonic(), 0) + _VERDICT_S)
     return leader
 

@@ -133,7 +133,8 @@ class RowBuffer(NamedTuple):
 
 
 def require_alike(array: Array, have: Rows, what: str, other: str = "x") -> Rows:
-    """Returns `array` as rows. Error texts call it `what`, and the array of `have` is `other`.
+    """Returns `array` as rows. Error texts call `array` by the name `what`, and call the
+    array that `have` describes by the name `other`.
 
     Raises `ValueError` unless the rows of `array` have the type and size of the rows in `have`.
     """

@@ -116,7 +116,8 @@ def _require_no_overlap(
 ) -> None:
     """Raises `ValueError` if elements may share memory, since such an array cannot hold a result.
 
-    `unit` is the distance between neighbouring elements, in the unit of `strides`.
+    `strides` count bytes for a NumPy array and elements for a tensor; `unit` is the size of one
+    element in the same unit.
     """
     if 0 in shape:
         return

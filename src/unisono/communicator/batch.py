@@ -130,8 +130,8 @@ class _Single(NamedTuple):
         """
         if self.call.then is not None:
             return
-        # If inputs and outputs are one list, the call may write its result elsewhere, or have no
-        # result on this rank. So count this memory as read, not as written.
+        # In a call with one list for inputs and outputs, the result may go to another array, or
+        # this rank may get no result. So count this memory as read, not as written.
         written = self.call.outputs if self.call.outputs is not self.call.inputs else []
         yield from ((at, at + nbytes, False) for at, nbytes in self.call.inputs)
         yield from ((at, at + nbytes, True) for at, nbytes in written)
@@ -156,8 +156,8 @@ class _Pack:
         address = buffer.ctypes.data
         pack.gather(address)
         request = self._request._replace(lengths=(buffer.nbytes,), packed=lengths)
-        # None of the packed calls needs float32 copies alone. Use the plan of one of them, since
-        # the usual plan for the packed length may need copies.
+        # If each packed call ran alone, none would need float32 copies. The usual plan for the
+        # packed length may need them, so use the plan of one packed call instead.
         if engine.call_cache.widens(request):
             small = engine.call_cache.choose(request.op, self._request.lengths[0])
             request = request._replace(algorithm=small.plan.name)
@@ -200,7 +200,7 @@ class Batch(JoinedWork):
         self._engine.stop_recording()
         if error is not None:
             if self._calls and isinstance(error, Exception):
-                self._engine.refuse("batch", error)  # other ranks may begin the batch's collectives
+                self._engine.refuse("batch", error)  # other ranks may begin the batch and wait
             self._cancel(error)
             return
         try:

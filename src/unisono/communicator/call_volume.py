@@ -121,7 +121,7 @@ def internal_volume(nbytes: int, *, ranks: int) -> CallVolume:
 
 
 def made_internal(call: native.Prepared) -> native.Prepared:
-    """Returns the same call, but its counters are those of calls that the library makes for
+    """Returns the same call, but the counters record it as a call that the library makes for
     itself.
     """
     _, _, sent, received = call.volume

@@ -366,7 +366,8 @@ def _change_of(engine: Engine, reduction: Reduction, request: CallRequest) -> Ch
     """
     if isinstance(reduction, PremulSum):
         return functools.partial(scale, factor=reduction.factor)
-    # In these calls a result may be an unreduced contribution, so make its elements 0 or 1 here.
+    # The results of logical reductions must be 0 or 1. In these calls a result may be an unreduced
+    # contribution, so make the elements of the contribution 0 or 1 here.
     if request.reduction.is_logical and (engine.size == 1 or request.op.scans):
         return lambda array: assign(array, array != 0)
     return None

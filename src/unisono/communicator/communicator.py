@@ -44,7 +44,7 @@ class Communicator:
     """A rank's access to a group of ranks, with all collectives as methods.
 
     **Arrays** are NumPy arrays or CPU torch tensors of any strides. An array whose elements share
-    memory, as after `expand`, can be input but not output: give its `.contiguous()`.
+    memory, as after `expand`, can be input but not output: pass a contiguous copy instead.
 
     **Order.** All ranks must call the same collectives in the same order with matching arguments.
     Several threads may call methods, but the program must keep this order.
@@ -325,7 +325,7 @@ class Communicator:
 
     def _require_open(self) -> None:
         """Raises `AbortedError` if the communicator is closed. Only methods that begin no native
-        call need this check.
+        call need this check, since native calls make it themselves.
         """
         if not self._finalizer.alive:
             raise AbortedError("this communicator is closed")

@@ -148,8 +148,8 @@ def _exchange(
     root: int,
     algorithm: str | Schedule | None,
 ) -> tuple[Call, NDArray[np.uint8]]:
-    """Returns a call that gathers each rank's call as text for a comparison, and the array for
-    these texts.
+    """Returns a call that gathers each rank's call as a text, and the array that receives the
+    texts. The ranks then compare the texts.
     """
     if algorithm is not None:
         raise UnsupportedError(

@@ -28,9 +28,9 @@ PreparedCall: TypeAlias = tuple[native.Prepared, Memory, Memory]
 """A prepared call with its inputs and outputs."""
 
 # Seconds that an asynchronous call waits for its peers in the caller's thread, at most. If the
-# peers arrive within this time, the call avoids the hand-over to the progress thread, which takes
-# about as long. With more ranks than cores the wait may be longer, since it frees the core for late
-# peers.
+# peers arrive within this time, the call avoids the hand-over to the progress thread, which would
+# take about as long as this wait. With more ranks than cores the second, longer limit applies: a
+# rank that waits leaves its core to late peers.
 _INLINE_S = 100e-6
 _INLINE_OVERSUBSCRIBED_S = 10e-3
 
@@ -62,8 +62,8 @@ class Call(NamedTuple):
     then: Callable[[], PreparedCall] | None = None
 
     def finish(self) -> Any:
-        """Returns the result after the call has ended. First copies it to the caller's array if
-        necessary, so this must run only once.
+        """Returns the result after the call has ended. If the call used a copy of the caller's
+        array, first copies the result to that array. Must run only once per call.
         """
         if self.complete is not None:
             self.complete()
@@ -88,8 +88,8 @@ class MessageCall(NamedTuple):
         return f"recv from {'any rank' if self.peer < 0 else f'rank {self.peer}'}{tag}"
 
     def finish(self) -> Any:
-        """Returns the result after the message has ended. First copies a received message to the
-        caller's array if necessary, so this must run only once.
+        """Returns the result after the message has ended. If a message was received into a copy of
+        the caller's array, first copies the message to that array. Must run only once per message.
         """
         if not self.sends:
             self.staged.restore()
@@ -229,7 +229,7 @@ class Engine:
     def refuse(self, name: str, error: Exception) -> None:
         """Tells the other ranks that this rank refused its next collective call because of `error`.
 
-        Often only one rank sees wrong arguments: its last batch is smaller, or it is the root.
+        Often only one rank sees wrong arguments, for example because its last batch is smaller.
         Without this message the other ranks would wait until the timeout.
 
         The refused call keeps its position in the order of calls. If all ranks refuse it, they stay
@@ -290,8 +290,8 @@ class Engine:
         self._pending_calls.keep(work)
         try:
             work.job = submit()
-        # This error means that the call has not begun; errors of signal handlers come only after
-        # the begin.
+        # This error means that the call has not begun, so its arrays can be released. An error of a
+        # signal handler comes only after the begin.
         except UnisonoError:
             self._pending_calls.release(work)
             raise

@@ -36,10 +36,10 @@ def pack(value: Any, *, by_value: bool = False) -> bytes:
 
 
 def _reducers(pickler: Any) -> dict[type, Any]:
-    """Returns `multiprocessing`'s reducers for its queues and pipes, without torch's.
+    """Returns `multiprocessing`'s pickling functions by type, without those for torch's types.
 
-    Torch's reducers share a tensor's memory, which lives only as long as its owner. Ranks need
-    copies.
+    Torch's functions share a tensor's memory, which lives only as long as the process that owns the
+    tensor. Ranks need copies.
     """
     table = pickler.dispatch_table
     return {kind: table[kind] for kind in table if kind.__module__.partition(".")[0] != "torch"}

@@ -39,8 +39,8 @@ class Probed(NamedTuple):
 def send(self: Communicator, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
     """Sends `x` to rank `dst`, which may be this rank.
 
-    The send of a message of a few KiB may return before the receiver asks for it. The send of a
-    larger message waits for the receiver. With `async_op=True` the call returns at once, and the
+    A send of a few KiB may return before rank `dst` begins its receive. The send of a larger
+    message waits for the receiver. With `async_op=True` the call returns at once, and the
     program must not change `x` until the `Work` is done.
     """
     done = self._messages.send(x, dst, tag, async_op)

@@ -95,7 +95,7 @@ def _joined(former: Communicator, found: RecoveredGroup) -> Communicator:
     group_config = GroupConfig(
         rank=found.members.index(former.rank),
         size=len(found.members),
-        rendezvous="",  # recovery has already connected its ranks
+        rendezvous="",  # not needed: recovery has already connected the ranks
         timeout_s=former.timeout_s,
         staging_bytes=former._settings.staging_bytes,
     )

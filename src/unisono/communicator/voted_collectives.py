@@ -114,8 +114,8 @@ class FusedAllReduce:
         )
         engine.call_cache.check(request)
         if engine.call_cache.widens(request):
-            # Use the algorithm of the shortest array, which rounds each result once, as if the
-            # arrays were reduced separately.
+            # The usual algorithm for the total length would round more than once. Use the algorithm
+            # for the shortest array, which rounds each result once.
             small = engine.call_cache.choose(request.op, min(lengths), dtype_bytes=2, narrow=True)
             request = request._replace(algorithm=small.plan.name)
         if len(arrays) == 1:
@@ -164,7 +164,7 @@ class FusedAllReduce:
             for each in copied:
                 each.restore()
 
-        keep = (self, pack, copied)  # `self` owns the buffer
+        keep = (self, pack, copied)  # `self` must stay alive, since it owns the buffer
         return Call(self._prepared, where, where, None, keep, complete=complete)
 
 

@@ -263,7 +263,8 @@ class PendingCalls:
         """
         if len(self.held) <= self._prune_above:
             return
-        # Iterate over a copy, and discard one by one: other threads may do the same.
+        # Other threads may change the set meanwhile, so iterate over a copy of it and discard the
+        # works one by one.
         for old in self.held.copy():
             if old._poll():
                 self.held.discard(old)
@@ -337,7 +338,7 @@ class JoinedWork(Work):
     def _poll(self) -> bool:
         return all(work._poll() for work in self.works)
 
-    # asks only the first pending work, since `test` stops there
+    # Asks only the first pending work, because `test` checks the works in order and stops there.
     def _cannot_complete(self) -> bool:
         return next((work._cannot_complete() for work in self.works if not work._poll()), False)
 

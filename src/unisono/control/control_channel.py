@@ -30,8 +30,8 @@ _MOST_PENDING_BYTES = 8 << 20
 # the peer sends nothing. A stopped process does not read. Once these messages fill its kernel's
 # buffers, that process would look like a lost host.
 _MOST_UNREAD_BYTES = 8 << 10
-# Seconds by which a silence may be longer than measured, because it began before the query or the
-# machine is busy.
+# Seconds by which a silence may be longer than its measured duration: the silence may begin before
+# the query that starts the measurement, and a busy machine may check late.
 _UNSEEN_S = 0.4
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 

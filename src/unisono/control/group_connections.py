@@ -32,7 +32,7 @@ from unisono.transport import (
     prepare,
 )
 
-# seconds before a failed dial is reported; until then the control server may report its cause
+# seconds before a failed dial is reported, so that the control server can report the cause first
 _REPORT_DELAY_S = 0.2
 
 

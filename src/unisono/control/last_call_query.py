@@ -66,7 +66,7 @@ class LastCallQueries:
         self._report_soon(message.tag, known)
 
     def answer(self, message: ControlMessage, called: list[tuple[int, bytes]]) -> None:
-        """Records the call in a rank's answer. Ignores other ranks' calls in the answer."""
+        """Records the answering rank's own call. Ignores calls of other ranks in the answer."""
         known = self._groups.get(message.tag)
         if known is not None:
             for rank, last in called:
@@ -89,7 +89,7 @@ class LastCallQueries:
             known.next_round = None
         known.asked_at = now
         for rank in known.members:
-            # a rank that queried recently has sent its most recent call with the query
+            # skip a rank that queried recently, since its query contained its call
             if now - known.askers.get(rank, float("-inf")) > QUERY_INTERVAL_S / 2:
                 self._send(
                     rank,

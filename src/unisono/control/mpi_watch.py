@@ -34,7 +34,9 @@ _HEAD = struct.Struct("<BI")  # kind and fault; an error text or a rank's most r
 
 
 class MpiWatch:
-    """Watches `group` for its peers `away` (ranks of other hosts), until `close`."""
+    """Exchanges control messages about `group` with its ranks on other hosts, `away`, until `close`
+    is called.
+    """
 
     def __init__(self, link: MpiLink, group: GroupEndpoint, away: Sequence[int]) -> None:
         self._link = link

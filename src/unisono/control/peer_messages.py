@@ -109,7 +109,7 @@ class PeerMessages:
     def __init__(
         self, world: World, groups: EnteredGroups, handle: Callable[[ControlMessage], None]
     ) -> None:
-        """`handle` takes messages about `groups` that do not concern recovery."""
+        """`handle` is called with every message about one of `groups`, except recovery messages."""
         self._world, self._groups, self._handle = world, groups, handle
         self._rank = world.config.rank
         self._peer_channels: dict[int, _PeerChannel] = {}
@@ -149,8 +149,8 @@ class PeerMessages:
                     self._peer_channel(rank).send(replace(message, to=()))
 
     def send(self, attempt: Attempt, to: int, data: bytes) -> None:
-        """Sends a recovery message, which waits until the other rank shrinks, too. Drops the
-        message if that rank is unreachable."""
+        """Sends a recovery message to rank `to`. The message waits there until that rank also
+        shrinks the group. Drops the message if that rank is unreachable."""
         self._send_to(attempt[0], to, MessageKind.RECOVERY_TEXT, attempt[1] + data)
 
     def request_vote(self, tag: bytes, to: int, request: VoteRequest) -> None:
@@ -275,7 +275,7 @@ class _PeerChannel:
         if self._channel is None:
             if (
                 message.kind is MessageKind.LAST_CALL_QUERY
-            ):  # queries repeat, so this one replaces an earlier one
+            ):  # queries repeat: replace an earlier one that is not sent yet
                 asked = (message.kind, message.tag)
                 self._pending = [old for old in self._pending if (old.kind, old.tag) != asked]
             self._pending.append(message)
@@ -334,16 +334,16 @@ class _PeerChannel:
         self._messages.unreachable(self._rank, text if self._channel.was_silent else "")
 
     def _fail_later(self, failed: DialFailure) -> None:
-        """Reports a failed dial later, since a dial may fail during its construction. If this
-        process is short of descriptors, every dial fails at once, so the report comes after a
-        pause.
+        """Reports a failed dial later, since the constructor of `Dial` may call this before the new
+        object is stored. If this process is short of descriptors, every dial fails at once, so the
+        report comes after a pause.
         """
         self._world.loop.later(_PAUSE_S if failed.here else 0, lambda: self._failed(failed))
 
     def _failed(self, failed: DialFailure) -> None:
         if self._is_closed:
             return
-        if failed.answered or failed.here:  # the process may be alive but stopped
+        if failed.answered or failed.here:  # dial again: the peer may be alive but stopped
             self._dial = self._begin()
         else:
             config = self._world.config

@@ -120,8 +120,8 @@ def _values(dtype: DType) -> Floats:
 def _roundings(dtype: DType) -> NDArray[np.uint8]:
     """Returns a table of the bytes to which float32 values round.
 
-    The index is the upper half of the float32, but its lowest bit is also set if any bit of the
-    lower half is set. The upper half has enough bits for correct rounding to a byte.
+    The index is the upper half of the float32, but the index's lowest bit is also set if any bit of
+    the lower half is set. The upper half has enough bits for correct rounding to a byte.
     """
     form = _FORMATS[dtype]
     values = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
@@ -129,8 +129,8 @@ def _roundings(dtype: DType) -> NDArray[np.uint8]:
     least = 1 - form.bias  # the exponent of subnormal numbers and of 0
     exponent = np.maximum(np.frexp(magnitude)[1] - 1, least)
     exponent[magnitude == 0] = least
-    # Significands in units of the last place. If one rounds up to the next power of 2, the sum
-    # below still encodes it correctly.
+    # Significands in units of the last place. If a significand rounds up to the next power of 2,
+    # the sum below still encodes the value correctly.
     units = np.rint(np.ldexp(magnitude, form.fraction - exponent))
     encoded = units + ((exponent + form.bias - 1) << form.fraction)
     bits = np.minimum(encoded, form.largest)

@@ -67,8 +67,8 @@ def block_bytes_for(
 
 
 def several_blocks(part_bytes: int, lead: int, least_bytes: int, most_bytes: int) -> int:
-    """Returns a block size, within bounds, at which a part has enough blocks for the first rounds
-    to run ahead of the last rounds.
+    """Returns the block size that gives a part of a piece enough blocks for the first rounds to run
+    ahead of the last rounds. The bounds `least_bytes` and `most_bytes` take precedence.
 
     >>> several_blocks(1 << 20, 2, 64 << 10, 512 << 10) >> 10
     172
@@ -217,8 +217,8 @@ class NativeExecutor:
         single_copy_plan = self._make(
             schedule, op, algorithm, root, block_bytes, shares_memory=True
         )
-        # Single copy needs a plan that is right even if input and output are the same array. An
-        # all_to_all copies its input in that case.
+        # The input and the output of a call may be the same array, so the plan must be right even
+        # then. An all_to_all is an exception: it copies its input in that case.
         usable = single_copy_plan.in_place or op is Op.ALL_TO_ALL
         return replace(plan, single_copy_plan=single_copy_plan) if usable else plan
 
@@ -263,8 +263,8 @@ class NativeExecutor:
         )
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
-        """Returns the single-copy plan of `plan` if the rules use single copy for a longest piece
-        of this length, else `plan`.
+        """Returns the single-copy plan of `plan` if a call whose longest piece has `longest_bytes`
+        uses single copy according to the rules, else `plan`.
         """
         if plan.single_copy_plan is None or not self.single_copy_rules.serves(op, longest_bytes):
             return plan

@@ -37,6 +37,6 @@ class HostTransport:
         return join_segment(recovered_group_config(self, request, ballot, members))
 
     def close(self, *, finished: bool) -> None:
-        """Closes the socket. The others detect a rank that has not finished, because it leaves the
-        group."""
+        """Closes the socket. Sends nothing if the attempt has not finished: this rank then leaves
+        the group, which the other ranks detect."""
         self._messages.close()

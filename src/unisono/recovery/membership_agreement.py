@@ -154,7 +154,7 @@ class AgreementState:
     has_reported: bool = False
     reports: Mapping[int, int] = field(default_factory=dict)
     """On the leader, the ballot whose group each rank has formed (0: none), for the ranks that have
-    reported since the most recent order.
+    reported since the most recent `FormOrder`.
     """
     entry: int = 0
     yields_until: float = 0.0
@@ -162,10 +162,10 @@ class AgreementState:
     and goes first.
     """
     members: tuple[int, ...] = ()
-    """Members of the group in the most recent order. If a group is ready, these are its members."""
+    """Members in the most recent `FormOrder`. If a group is ready, these are its members."""
     proposed: tuple[int, ...] = ()
-    """On the leader, members of the group in the order that it gives after it has written the
-    ledger.
+    """On the leader, members that its next `FormOrder` names. The leader sends this order after it
+    has written the ledger.
     """
     ready: int = 0
     is_busy: bool = False
@@ -266,8 +266,8 @@ def _observe(state: AgreementState, seen: Observation, now: float) -> AgreementS
 
 
 def _formed(state: AgreementState, formed: Formed, now: float) -> AgreementState:
-    # A follower waits longer: after a fast failure on this rank, the leader may still be forming
-    # the group.
+    # A follower waits longer than the leader would: this rank may have failed to form the group at
+    # once, while the leader is still trying.
     patience_s = ANSWER_S if state.leader == state.rank else state.timeout_s + ANSWER_S
     return replace(
         state,

@@ -84,7 +84,7 @@ def _autoload() -> None:
         register()
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            raise  # torch is not installed, so the caller is not torch
+            raise  # torch is not installed, so this is a direct import, which must fail
         logging.getLogger(__name__).warning("could not register with torch", exc_info=True)
 
 

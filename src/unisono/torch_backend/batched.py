@@ -36,7 +36,7 @@ class Batched:
             return message(*args, **options)
         batch, operations = found
         if batch is not self._batch:
-            if self._batch is not None:  # torch refused a message of the previous batch
+            if self._batch is not None:  # still open, since torch refused one of its messages
                 self._end(device)
             self._group._start_coalescing(device)
             self._batch = batch

@@ -91,7 +91,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     `NATIVE_DTYPES`.
     """
     if tensor.element_size() == 1:
-        return tensor.detach().view(torch.uint8)  # allowed with any strides
+        return tensor.detach().view(torch.uint8)  # torch allows this view for any strides
     if not tensor.is_contiguous():
         raise UnsupportedError(f"a {tensor.dtype} tensor must be contiguous to be communicated")
     return tensor.detach().view(-1).view(torch.uint8)

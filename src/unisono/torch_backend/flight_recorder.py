@@ -39,8 +39,8 @@ _Tensors = list[tuple[list[int], torch.dtype]]
 def dump(path: str | Path | None = None) -> Path:
     """Writes the most recent calls of all groups of this process to a file; returns its path.
 
-    `path` defaults to `TORCH_FR_DUMP_TEMP_FILE` followed by the rank, the name that the tool
-    expects. Raises `ValueError` if nothing was recorded.
+    `path` defaults to `TORCH_FR_DUMP_TEMP_FILE` followed by the rank; `torchfrtrace` expects this
+    name. Raises `ValueError` if nothing was recorded.
     """
     groups = _recorded_groups()
     if not groups:

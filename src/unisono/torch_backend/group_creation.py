@@ -32,7 +32,7 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
     others = other_backends_of(group_being_made())
     ours = pg_options
     if pg_options is None or (others and not isinstance(pg_options, Options)):
-        ours = Options()  # torch passes one options object to all backends of a group
+        ours = Options()  # torch passes one object to all backends; it may be for another backend
     if not isinstance(ours, Options):
         raise UnsupportedError(
             f"pg_options: expected unisono.torch_backend.Options, not {pg_options!r}"

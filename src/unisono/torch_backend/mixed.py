@@ -157,7 +157,7 @@ class MixedGroup(ProcessGroup):
             f"{name}: no backend of this group serves tensors on {device}; the group has "
             + ", ".join(f"{backend} for {kind}" for kind, backend in served.items())
         )
-        if name in _COLLECTIVES:  # other ranks may wait in this collective with CPU tensors
+        if name in _COLLECTIVES:  # tell ranks that may wait in this collective with CPU tensors
             self.communicator.refuse(name, error)
         raise error
 

@@ -88,7 +88,7 @@ def other_backends_of(making: dict[str, Any]) -> OtherBackends | None:
         return None
     asked = _checked(making["backend_config"].get_device_backend_map())
     backends = {device: name for device, name in asked.items() if name != BACKEND_NAME}
-    # a third-party backend for the CPU may use unisono internally
+    # if the CPU has another backend, that backend may use unisono internally
     if not backends or asked.get("cpu") != BACKEND_NAME:
         return None
     order = list(asked)

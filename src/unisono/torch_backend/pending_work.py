@@ -233,11 +233,11 @@ class FinishedWork(WorkBase):  # type: ignore[misc]
         return True
 
     def is_success(self) -> bool:
-        """Returns True, since a failed call raises its error itself."""
+        """Returns True: a call that fails raises an error and returns no work."""
         return True
 
     def exception(self) -> None:
-        """Returns None, since a failed call raises its error itself."""
+        """Returns None: a call that fails raises an error and returns no work."""
 
     def result(self) -> list[torch.Tensor]:
         """Returns the tensors that have the result."""

@@ -11,7 +11,7 @@ from typing import Any
 def reports_refusals(method: Any) -> Any:
     """Decorates a collective of the process group to report refused arguments to all ranks.
 
-    Often only one rank sees wrong lengths: its last batch is smaller, or it is the root. The
+    Often only one rank sees wrong lengths, for example because its last batch is smaller. The
     communicator reports its own refusals; this decorator reports errors that are found earlier. If
     all ranks refuse the call, the group stays usable. Otherwise the ranks that make the call raise
     `MismatchError` with this rank's reason.

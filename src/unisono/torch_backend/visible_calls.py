@@ -37,7 +37,7 @@ _PEER_AT = 1  # position of the peer among the arguments of send and recv
 class TracedCommunicator:
     """Replaces the communicator while its calls are traced.
 
-    So, as with `CoalescedCalls`, an untraced call needs only one check.
+    Untraced calls go straight to the communicator, so they only check whether tracing must start.
     """
 
     def __init__(self, comm: Any, history: History | None) -> None:

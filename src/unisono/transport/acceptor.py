@@ -66,7 +66,7 @@ class Acceptor:
         self._loop, self._listeners = loop, listeners
         self._secret, self._purpose, self._security = secret, purpose, security
         self._arrived, self._accept_failed = arrived, accept_failed
-        self._pending: dict[IncomingSetup, float] = {}  # time of arrival, in order of arrival
+        self._pending: dict[IncomingSetup, float] = {}  # time of arrival of each; oldest first
         self._log = SparingLog()
         self._open = True
         self._failing_since: float | None = None

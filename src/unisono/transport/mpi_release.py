@@ -43,8 +43,8 @@ class PendingRelease:
         return True
 
     def _take(self) -> bool:
-        """Receives the messages that have arrived. Returns False if one is too long, since then a
-        rank has missed a receive and nothing may be freed.
+        """Receives the messages that have arrived. Returns False if one of them is too long for a
+        head or a control message: it is a payload that was not received, so nothing may be freed.
         """
         mpi, comm = self._link.mpi, self._link.comm
         status = mpi.Status()

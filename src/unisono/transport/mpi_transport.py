@@ -62,7 +62,7 @@ class MpiLibrary:
         self._first = 0  # index of the oldest posted receive in `_ring`
         self._next = 0  # index of the next receive in `_ring` to post again
         self._posted = 0
-        # pending transfers; the next two lists have one entry for each
+        # pending transfers: each of the next three lists has one entry per transfer
         self._requests: list[Any] = []
         self._tickets: list[int] = []
         self._inward: list[bool] = []  # true for receives
@@ -226,7 +226,7 @@ class MpiLink:
 
     @property
     def quiet(self) -> bool:
-        """True if all transports are closed and MPI has no transfer of theirs in progress."""
+        """True if this link's transports are closed and none of their transfers is in progress."""
         return all(library.over for library in self._libraries)
 
     def part(self, members: Sequence[int]) -> MpiLink:

@@ -23,8 +23,8 @@ class Security:
     def bootstrap_secret(self, secret: bytes | None) -> bytes | None:
         """Returns the secret for the bootstrap, before rank 0 has sent the job's secret.
 
-        This is the user's secret. Without a user's secret, it is None or, with certificates, which
-        are a stronger proof, a publicly known text.
+        This is the user's secret, if the user gave one. Otherwise the result is None or, with
+        certificates, a publicly known text, since certificates are a stronger proof than a secret.
         """
         return _NO_SECRET if secret is None and self.tls == "certificates" else secret
 
