@@ -39,8 +39,8 @@ class Arrays {
 
   private:
     struct Element {
-        std::optional<DType> dtype;  // nothing for an unsupported type
-        bool native;                 // true: elements are in the machine's byte order
+        std::optional<DType> dtype;  // Nothing for an unsupported type.
+        bool native;                 // True: elements are in the machine's byte order.
     };
     struct Known {
         Element element;
@@ -70,8 +70,8 @@ class Arrays {
     // No value until torch was asked for its interface.
     std::optional<const dlpack::ExchangeApi*> exchange_;
     nanobind::str dtype_, is_cpu_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_;
-    std::unordered_map<PyObject*, Known> known_;  // keys: type objects of NumPy or torch
-    PyObject* last_type_ = nullptr;               // type of the last array; also a key of `known_`
+    std::unordered_map<PyObject*, Known> known_;  // Keys: type objects of NumPy or torch.
+    PyObject* last_type_ = nullptr;               // Type of the last array; also a key of `known_`.
     Element last_element_{};
 };
 

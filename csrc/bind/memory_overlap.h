@@ -13,8 +13,9 @@ namespace unisono::bind {
 // Memory that a call accesses: start, end, true if the call writes, number of the call.
 using Span = std::tuple<Address, Address, bool, int64_t>;
 
-// The largest end address of the memory that the calls added so far access. `of_others(call)`
-// ignores the memory of this call itself, so the two largest ends of different calls are stored.
+// Finds the largest end address of the memory that other calls access. `of_others(call)` ignores
+// the memory of `call` itself, so this class stores the largest end addresses of two different
+// calls.
 class Reach {
   public:
     void add(Address end, int64_t call) noexcept {

@@ -12,8 +12,8 @@ namespace unisono::bind {
 [[nodiscard]] std::shared_ptr<void> hold(const nanobind::object& object);
 
 // Returns a function that makes transports over the objects that `make_library(kind)` returns.
-// Their protocol is `MessageLibrary` of `_native.pyi`. If `make_library` is None, returns an empty
-// function.
+// These objects implement the protocol `MessageLibrary` of `_native.pyi`. If `make_library` is
+// None, returns an empty function.
 [[nodiscard]] MakeTransport transports_of(const nanobind::object& make_library);
 
 }  // namespace unisono::bind

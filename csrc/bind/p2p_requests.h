@@ -58,8 +58,8 @@ class BoundRequest {
     [[nodiscard]] bool try_begin(bool in_background);
     [[nodiscard]] std::string text() const { return p2p::Engine::text_of(request); }
     void require_started() const;
-    // Fails the group if the request is still pending and polls of the request have lasted
-    // `timeout_s`.
+    // Fails the group if the request is still pending although it was polled for `waited_s`, and
+    // this time has reached the request's timeout.
     void end_if_late(double waited_s);
     [[nodiscard]] bool under_way() const noexcept { return keeper_ && !request.done(); }
     // Makes the keeper release this request.

@@ -1,5 +1,5 @@
-// Submission of the tensors of a frozen plan. This is the code of a controller that runs for every
-// tensor of such a plan.
+// Submits the tensors of a frozen plan. A controller runs this code for every tensor of
+// such a plan.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -127,7 +127,8 @@ class PlannedTensors {
     [[nodiscard]] bool fits(const Tensor& tensor, nb::handle array, nb::handle op) const {
         const nb::object shape = attribute(array, shape_), dtype = attribute(array, dtype_);
         if (!shape.is_valid() || !dtype.is_valid()) return false;
-        // Python stores the element type of the first array that has the planned shape.
+        // Python stores the `dtype` object of the last array that fitted the plan. An array with
+        // another `dtype` object takes the slower path, where Python checks its element type.
         return attribute(tensor.planned, dtype_).is(dtype) && equal(shape, tensor.shape) &&
                equal(op, tensor.reduction);
     }

@@ -92,7 +92,8 @@ const char* name_of(OpKind op) noexcept {
 }
 
 // Returns a word with the operation, the reduction, the type, and the source of the lengths. The
-// lowest 24 bits (the first three) must be equal on all ranks; the highest byte may differ.
+// lowest 24 bits (operation, reduction and type) must be equal on all ranks; the highest byte may
+// differ.
 uint32_t kind_of(const CallArgs& a) noexcept {
     // The reduction of an operation that does not reduce is ignored. Otherwise two equal calls
     // could have different words.

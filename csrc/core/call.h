@@ -48,8 +48,8 @@ struct CallArgs {
     OpKind op;
     DType dtype;
     ReduceOp reduction;
-    int32_t root;    // -1: no root
-    uint64_t count;  // number of the caller's elements, or kUnknownCount
+    int32_t root;    // -1: no root.
+    uint64_t count;  // Number of the caller's elements, or kUnknownCount.
     // Hash of all other values that must be equal on all ranks: algorithm, lengths of the pieces.
     uint64_t extra;
     // The type of the caller's elements if the call reduces a wider copy of them.

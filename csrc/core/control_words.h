@@ -10,8 +10,8 @@
 
 namespace unisono {
 
-inline constexpr size_t kLine = 64;  // a cache line; the CPU prefetches lines in pairs
-inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
+inline constexpr size_t kLine = 64;  // A cache line; the CPU prefetches lines in pairs.
+inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1".
 // Number of calls in a rank's history. Unless it refuses calls, a rank is never this many calls
 // ahead of another rank, because it would first run out of free staging buffers.
 inline constexpr size_t kCallHistory = 256;
@@ -54,12 +54,12 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<uint64_t> header{0};
     std::atomic<uint64_t> progress{0};
 
-    alignas(2 * kLine) Doorbell doorbell;  // rung when header or progress changes
-    Doorbell p2p;  // rung when a message to or from this rank makes progress
+    alignas(2 * kLine) Doorbell doorbell;  // Rung when header or progress changes.
+    Doorbell p2p;  // Rung when a message to or from this rank makes progress.
     std::atomic<uint32_t> presence{0};
     std::atomic<int32_t> pid{0};
     std::atomic<uint64_t> process{
-        0};  // identifies the process: equal for ranks that are threads of one process
+        0};  // Identifies the process: equal for ranks that are threads of one process.
     // 1 + the descriptor of the segment that this rank leaves open because other ranks of its
     // process still need their locks, or 0; see membership.cc.
     std::atomic<int32_t> kept_fd{0};
@@ -70,8 +70,8 @@ struct alignas(2 * kLine) RankControl {
     // cache line because peers read the words above with every message.
     alignas(2 * kLine) std::atomic<uint64_t> awaited_message{0};
 
-    // The CPU core on which this rank made its last post (a publication of its progress), and that
-    // progress; see store_policy.h. Each rank writes its beacon with every post of a large message.
+    // The beacon: the CPU core on which this rank last published its progress, and the published
+    // value; see store_policy.h. Each rank writes its beacon with every post of a large message.
     // Peers read it once a block.
     alignas(2 * kLine) std::atomic<uint64_t> beacon{0};
 
@@ -89,11 +89,11 @@ struct FaultRecord {
 struct alignas(2 * kLine) GroupControl {
     uint64_t magic;
     uint32_t ranks;
-    uint32_t depth;                   // blocks that a rank may have in flight
-    uint64_t buffer_bytes;            // a rank's staging buffer for one block
-    uint64_t pair_slots, pair_bytes;  // slots and bytes for the messages from one rank to another
-    uint8_t nonce[16];                // sent back to the owner as a proof that the memory is shared
-    std::atomic<uint32_t> fences_needed;  // nonzero if a rank could not register for heavy barriers
+    uint32_t depth;                   // Blocks that a rank may have in flight.
+    uint64_t buffer_bytes;            // A rank's staging buffer for one block.
+    uint64_t pair_slots, pair_bytes;  // Slots and bytes for the messages from one rank to another.
+    uint8_t nonce[16];                // Sent back to the owner as proof that the memory is shared.
+    std::atomic<uint32_t> fences_needed;  // Not 0 if a rank could not register for heavy barriers.
     // The group that replaces this group after a failure, as agreed by the ranks. It is changed
     // only by compare-and-exchange: if two ranks set it at the same time, the second one receives
     // the value of the first.

@@ -15,11 +15,11 @@ enum class Fault : uint32_t {
     timeout = 2,
     mismatch = 3,
     aborted = 4,
-    interrupted = 5,  // a Python signal handler has raised an exception
-    system = 6,       // the operating system refused: for example no memory, no descriptors
-    invalid = 7,      // a wrong argument of the caller
-    stranger = 8,     // the peer of a connection is not the expected one
-    unsupported = 9,  // this host does not support it
+    interrupted = 5,  // A Python signal handler has raised an exception.
+    system = 6,       // The operating system refused: for example no memory, no descriptors.
+    invalid = 7,      // A wrong argument of the caller.
+    stranger = 8,     // The peer of a connection is not the expected one.
+    unsupported = 9,  // This host does not support what was asked for.
 };
 
 class Error : public std::runtime_error {

@@ -23,7 +23,7 @@ inline sigset_t signals_of_others() noexcept {
 inline thread_local bool in_progress_thread = false;
 
 // Runs `loop` in a new thread that blocks signals, so that the program's threads receive them. If
-// the thread cannot be created, the callers do its work while they wait.
+// the thread cannot be created, the callers do the thread's work while they wait.
 template <class Loop>
 void start_progress(std::thread& thread, Loop loop) {
     try {

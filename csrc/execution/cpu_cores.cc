@@ -47,9 +47,9 @@ void await(const Word& word, uint32_t wanted) {
     }
 }
 
-// Reads the size from /sys. In a virtual machine the result of sysconf would be wrong, because it
-// is multiplied by the number of the physical host's cores that share a cache, not by the number of
-// this machine's cores.
+// Reads the size from /sys. In a virtual machine, sysconf returns a wrong size: it multiplies by
+// the number of cores that share a cache on the physical host, not by the number of cores of the
+// virtual machine.
 uint64_t read_last_level_cache_bytes() {
     constexpr uint64_t kAssumed = 32 << 20;
     uint64_t found = 0;

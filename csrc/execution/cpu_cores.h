@@ -1,4 +1,5 @@
-// The cores that this process may use: their number, caches and latency, and moves between them.
+// The cores that this process may use: their number, their caches, and the latency between them.
+// Also moves threads from core to core.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ namespace {
 constexpr std::chrono::milliseconds kSignalCheck{
     50};  // interval at which a blocked thread checks for signals
 constexpr std::chrono::seconds kDriverWait{
-    1};  // limit of the wait for a driving thread, which a signal handler may delay
+    1};  // Limit of the wait for a driving thread, which a signal handler may delay.
 // A positive time, so that a refused call runs in this thread if no call is queued.
 constexpr double kRefusal_s = 1;
 constexpr const char* kInHandler =
@@ -90,7 +90,8 @@ std::shared_ptr<Job> Dispatcher::submit(Execution execution, double timeout_s, d
         if (claim && nothing_before()) {
             if (advance(*job, {}, inline_s)) return job;
             // The job is queued while this thread still has the claim (the right to run calls).
-            // Otherwise another call could run before this call, which has started.
+            // Otherwise another thread could run a different call while this call has started but
+            // not ended.
             enqueue(job);
             start_thread();
             return job;

@@ -147,8 +147,8 @@ class Dispatcher {
     std::chrono::microseconds grace_;
     std::atomic<std::thread::id> driver_{};  // the thread that drives the executor
     std::atomic<uint32_t> queued_{0};
-    std::atomic<bool> stopping_{false};  // set under the mutex
-    std::mutex mutex_;                   // guards the fields below
+    std::atomic<bool> stopping_{false};  // Set under the mutex.
+    std::mutex mutex_;                   // Guards the fields below.
     // On the heap, because a forked child has to leak it: its destructor would wait for threads
     // that exist only in the parent.
     std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();

@@ -102,12 +102,12 @@ void Executor::prepare(Execution& call) {
         invalid(call, "blocks of " + std::to_string(call.block_bytes) +
                           " bytes are too small for single copy: a slot holds an address of " +
                           std::to_string(sizeof(std::byte*)) + " bytes");
-    // The maximum over all ranks, not only over this rank's own slots, because this rank also reads
-    // the slots of peers.
+    // The largest number of slots of any rank. The number of this rank's own slots is not enough,
+    // because this rank also reads the slots of peers.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
     call.staging = staging_for(call, most * call.slot_bytes);
-    // Limits the lead. Every block in flight needs a staging buffer and a round of its own, and
-    // there cannot be more of them than blocks.
+    // Limits the lead. Every block in flight needs a staging buffer and a round of its own, and a
+    // call cannot have more blocks in flight than it has blocks.
     call.lead = static_cast<uint32_t>(std::min({uint64_t{call.lead}, call.staging->depth() - 1,
                                                 call.blocks - 1, uint64_t{plan.rounds} - 1}));
     reserve_scratch(call);
@@ -253,7 +253,7 @@ bool Executor::run_record(Wait& wait, const Record* record) {
 
 void Executor::choose_stores(Execution& call) noexcept {
     const auto& here = view_.here();
-    // Each block measures the distance to a different peer, in rotation.
+    // Measures the distance to one peer in each block. The peers take turns.
     if (here.size() > 1 && StoreRule::needs_distance(call.policy, call.traffic)) {
         const uint64_t step = 1 + call.block % (here.size() - 1);
         const uint32_t peer = here[(view_.place(members_.rank()) + step) % here.size()];

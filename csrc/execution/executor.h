@@ -69,8 +69,8 @@ class StagingRing {
     [[nodiscard]] Place place(uint64_t ahead) const noexcept {
         return {size_class_, position(ahead), blocks_ + ahead};
     }
-    // Returns a value of the progress counter. A rank that has reached it has finished the block
-    // that used this buffer before.
+    // Returns the progress that a rank must reach before this buffer can be used again: the rank
+    // has then finished the block that used the buffer before.
     [[nodiscard]] uint64_t reusable_at(uint64_t ahead) const noexcept {
         return ends_[position(ahead)];
     }
@@ -90,9 +90,9 @@ class StagingRing {
     const View& view_;
     size_t size_class_;
     uint64_t buffer_bytes_;
-    uint64_t position_ = 0;       // buffer of the first unfinished block
-    uint64_t blocks_ = 0;         // finished blocks
-    std::vector<uint64_t> ends_;  // by buffer: the progress counter at the end of its latest block
+    uint64_t position_ = 0;       // Buffer of the first unfinished block.
+    uint64_t blocks_ = 0;         // Finished blocks.
+    std::vector<uint64_t> ends_;  // By buffer: the progress at the end of its latest block.
 };
 
 // One call in flight: a plan, its arguments, and its state. The call can be interrupted and
@@ -118,9 +118,9 @@ struct Execution {
     Traffic traffic{};
     Stores stores;  // kinds of store instructions (cached or streaming) for the current block
 
-    uint64_t seq = 0;                // number of the call; 0: not started
-    StagingRing* staging = nullptr;  // staging buffers of the slots
-    uint64_t slot_bytes = 0;         // bytes from one slot to the next
+    uint64_t seq = 0;                // Number of the call; 0: not started.
+    StagingRing* staging = nullptr;  // Staging buffers of the slots.
+    uint64_t slot_bytes = 0;         // Bytes from one slot to the next.
     uint64_t blocks = 0;
     uint64_t step = 0;  // number of the current step, from 0 to blocks + lead
     size_t record = 0;
@@ -132,9 +132,9 @@ struct Execution {
     [[nodiscard]] uint32_t lead_of(uint32_t round) const noexcept {
         return lead == 0 ? 0 : lead - round * (lead + 1) / plan->rounds;
     }
-    uint32_t verified = 0;    // the next rank whose header must be compared
-    size_t readers_done = 0;  // readers that have finished with this rank's shared memory
-    bool announced = false;   // the peers can see this rank's header
+    uint32_t verified = 0;    // The next rank whose header must be compared.
+    size_t readers_done = 0;  // Readers that have finished with this rank's shared memory.
+    bool announced = false;   // The peers can see this rank's header.
 };
 
 class Executor {
@@ -224,11 +224,11 @@ class Executor {
     StoreRule stores_;
     Distance distance_;
     RankControl& own_;
-    std::atomic<uint64_t> calls_{0};  // other threads may read it
-    uint64_t base_ = 0;               // progress at the start of the current step
-    uint64_t last_hash_ = 0;          // fingerprint of the previous call
-    std::vector<uint64_t> passed_;    // by peer: the last known progress
-    std::vector<Load> loads_;         // slots for one peer in one post
+    std::atomic<uint64_t> calls_{0};  // Other threads may read it.
+    uint64_t base_ = 0;               // Progress at the start of the current step.
+    uint64_t last_hash_ = 0;          // Fingerprint of the previous call.
+    std::vector<uint64_t> passed_;    // By peer: the last known progress.
+    std::vector<Load> loads_;         // Slots for one peer in one post.
     CallCheck call_check_;
     std::array<StagingRing, kSizeClasses> staging_rings_;  // in ascending order of buffer size
     std::vector<std::byte> scratch_, fetched_;

@@ -18,9 +18,8 @@ bool Executor::reuse_slots(Wait& wait) {
     const uint64_t ahead = wait.call.ahead();
     const uint64_t target = wait.call.staging->reusable_at(ahead);
     for (const uint32_t peer : view_.here()) {
-        // The last progress that was read is remembered, so that the peer's cache line is not
-        // loaded again when it is known to suffice. Each load would take the line from the peer,
-        // which writes it.
+        // If the last progress that was read from the peer is already enough, the peer's cache line
+        // is not loaded again. Each load would take the line from the peer, which writes it.
         uint64_t& passed = passed_[peer];
         if (peer == members_.rank() || passed >= target) continue;
         const auto& progress = view_.control(peer).progress;
@@ -78,7 +77,7 @@ bool Executor::verify_all(Wait& wait) {
 
 // Waits until peers have read this rank's shared memory, because its caller may change it after the
 // call. Then checks for a failure, because data read from a peer is valid only if the peer had not
-// given up the call before.
+// given up the call when the data was read.
 bool Executor::await_readers(Wait& wait) {
     const Plan& plan = *wait.call.plan;
     if (plan.shares_memory) {

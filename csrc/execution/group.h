@@ -154,8 +154,8 @@ class Group {
 
     [[nodiscard]] uint32_t on_host() const noexcept { return segment_->shape().ranks; }
     // Returns the grace of the dispatcher, which is the time that the progress thread leaves to the
-    // caller to run a queued call itself. The time is longer with more ranks than cores, because
-    // there is then no free core on which the progress thread could work beside the caller.
+    // caller to run a queued call itself. The time is longer if there are more ranks than cores,
+    // because then no core is free on which the progress thread could work beside the caller.
     static std::chrono::microseconds grace_for(uint32_t ranks, uint32_t cores) noexcept {
         return std::chrono::microseconds(ranks <= cores ? 50 : 1000);
     }

@@ -12,11 +12,11 @@
 namespace unisono {
 
 enum class Space : uint8_t {
-    in = 0,      // the caller's input; index = piece, part = part of the piece
-    out = 1,     // the caller's output; the same indices
-    slot = 2,    // a staging slot of `rank`; index = slot
-    tmp = 3,     // private scratch; index = scratch block
-    shared = 4,  // the memory whose address is in slot `index` of `rank`
+    in = 0,      // The caller's input; index = piece, part = part of the piece.
+    out = 1,     // The caller's output; the same indices.
+    slot = 2,    // A staging slot of `rank`; index = slot.
+    tmp = 3,     // Private scratch; index = scratch block.
+    shared = 4,  // The memory whose address is in slot `index` of `rank`.
 };
 
 struct Ref {
@@ -31,19 +31,19 @@ enum class Action : uint16_t { copy = 0, reduce = 1, arg = 2, wait = 3, post = 4
 
 inline constexpr size_t kMostSources = 4096;  // operands of one reduction
 
-inline constexpr uint16_t kHasSecond = 1;  // the result is also written to dst2
-inline constexpr uint16_t kFinal = 2;      // the result has the contributions of all ranks
-inline constexpr uint16_t kShares = 4;     // store the address of dst in the slot dst2
+inline constexpr uint16_t kHasSecond = 1;  // The result is also written to dst2.
+inline constexpr uint16_t kFinal = 2;      // The result has the contributions of all ranks.
+inline constexpr uint16_t kShares = 4;     // The address of dst is stored in the slot dst2.
 
 struct Record {
     Action action;
-    uint16_t sources;  // reduce: number of arg records that follow
-    uint16_t peer;     // wait: the rank to wait for
+    uint16_t sources;  // Reduce: number of arg records that follow.
+    uint16_t peer;     // Wait: the rank to wait for.
     uint16_t flags;
     // Wait, post: value of the progress counter, counted from the start of the block.
     uint32_t value;
-    uint16_t round;   // round of the schedule to which the record belongs
-    uint16_t posted;  // wait: the round in which the peer posts the value
+    uint16_t round;   // Round of the schedule to which the record belongs.
+    uint16_t posted;  // Wait: the round in which the peer posts the value.
     Ref dst, dst2, src;
     Ref length;  // the moved data are as long as this part of `in` or `out`
 };
@@ -70,20 +70,20 @@ class Plan {
     [[nodiscard]] std::span<const Reader> readers_of(uint32_t value) const noexcept;
 
     std::vector<Record> records;
-    std::vector<Reader> readers;           // ordered by post, then by rank, then by slot
-    std::vector<uint32_t> readers_of_any;  // ranks that read any slot of this rank
-    std::vector<uint32_t> sources;         // ranks whose slots this rank reads
+    std::vector<Reader> readers;           // Ordered by post, then by rank, then by slot.
+    std::vector<uint32_t> readers_of_any;  // Ranks that read any slot of this rank.
+    std::vector<uint32_t> sources;         // Ranks whose slots this rank reads.
     // For each slot of this rank: a part of the input or output that has the slot's length.
     std::vector<Ref> slot_lengths;
     uint32_t rank, ranks;
     uint32_t pieces_in, pieces_out;
-    uint32_t parts;               // number of parts of each piece
-    uint32_t stages;              // increase of the progress counter per block, equal on all ranks
-    uint32_t rounds;              // rounds of the schedule
-    std::vector<uint32_t> slots;  // staging slots per block, by rank
+    uint32_t parts;               // Number of parts of each piece.
+    uint32_t stages;              // Increase of the progress counter per block; equal on all ranks.
+    uint32_t rounds;              // Rounds of the schedule.
+    std::vector<uint32_t> slots;  // Staging slots per block, by rank.
     uint32_t scratch;
-    bool addresses_only;         // the slots of all ranks hold only addresses (single copy)
-    bool shares_memory = false;  // peers read this rank's own memory
+    bool addresses_only;         // The slots of all ranks hold only addresses (single copy).
+    bool shares_memory = false;  // Peers read this rank's own memory.
     bool reads_in_place = false;
     bool copies_only;  // this rank reduces nothing
 

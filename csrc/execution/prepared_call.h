@@ -12,8 +12,8 @@ struct Prepared {
     CallArgs args;
     uint64_t hash;
     uint64_t block_bytes;
-    uint64_t piece_bytes;    // bytes of each piece, if all pieces are equal and contiguous
-    uint64_t longest_bytes;  // bytes of the longest piece of all ranks
+    uint64_t piece_bytes;    // Bytes of each piece, if all pieces are equal and contiguous.
+    uint64_t longest_bytes;  // Bytes of the longest piece of all ranks.
     StorePolicy policy;
     uint32_t lead = 0;  // blocks by which the first round runs ahead; see Execution::lead
     CallVolume volume{};

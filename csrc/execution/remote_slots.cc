@@ -33,9 +33,9 @@ void RemoteSlots::end_block(const Plan& plan, const Place& place, uint64_t lead,
     for (const uint32_t source : plan.sources) {
         if (!view_.local(source)) owed_acks_.push_back({source, place.size_class, place.block});
     }
-    // A peer needs the acknowledgement before it uses this buffer again, `depth` blocks later. If
-    // first rounds run `lead` blocks ahead, this rank needs the peer's next use of the buffer
-    // `lead` blocks earlier, so it acknowledges earlier.
+    // A peer needs the acknowledgement of a block before it uses the same buffer again, `depth`
+    // blocks later. If first rounds run `lead` blocks ahead, the peer uses the buffer `lead` blocks
+    // earlier than that, so this rank must also acknowledge `lead` blocks earlier.
     const uint64_t depth = view_.segment().size_class(place.size_class).depth;
     const uint64_t most = std::min((depth + 1) / 2, depth - lead);
     acknowledge(place.size_class,

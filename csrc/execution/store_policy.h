@@ -2,9 +2,9 @@
 // caches and go to memory.
 //
 // The faster choice depends on the cores that the hypervisor has assigned, and changes while a
-// program runs. A staging slot in the peer's cache costs 4 times as much to read from a far core.
-// So each rank measures, once a block, one load of a cache line that a peer writes and no rank
-// polls. Both choices give the same bits, so ranks need not agree.
+// program runs. To read a staging slot in the cache of a far core takes 4 times as long as in the
+// cache of a near core. So each rank measures, once a block, one load of a cache line that a peer
+// writes and no rank polls. Both choices give the same bits, so ranks need not agree.
 #pragma once
 
 #include <chrono>
@@ -44,8 +44,8 @@ class Distance {
 
 // The properties of a call that the choice depends on, besides the distance.
 struct Traffic {
-    uint64_t bytes;       // bytes of the caller's input or output, whichever is larger
-    bool folds_in_place;  // the result overwrites this rank's own contribution
+    uint64_t bytes;       // Bytes of the caller's input or output, whichever is larger.
+    bool folds_in_place;  // The result overwrites this rank's own contribution.
 };
 
 class StoreRule {
@@ -62,7 +62,8 @@ class StoreRule {
                                 bool far) const noexcept;
 
   private:
-    // For calls with fewer bytes, streaming stores are always slower than cached stores.
+    // Minimum bytes of a call for streaming stores. In smaller calls, they are always slower than
+    // cached stores.
     static constexpr uint64_t kLeastStreamed = 32 << 10;
     uint64_t ranks_;
     uint64_t cache_bytes_;  // bytes of the last-level cache

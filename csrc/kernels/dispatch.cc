@@ -181,8 +181,8 @@ size_t runnable_tables(const Table* out[max_tables]) {
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512dq");
     const bool avx512vbmi = avx512 && __builtin_cpu_supports("avx512vbmi");
-    // All CPUs with bfloat16 instructions, except one generation, have VBMI. So each table extends
-    // the previous one.
+    // The bfloat16 table extends the VBMI table, so it needs both features. One generation of CPUs
+    // has bfloat16 instructions without VBMI; it uses the plain AVX-512 table.
     if (avx512vbmi && __builtin_cpu_supports("avx512bf16")) out[n++] = &avx512bf16_table;
     if (avx512vbmi) out[n++] = &avx512vbmi_table;
     if (avx512) out[n++] = &avx512_table;

@@ -169,7 +169,7 @@ struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
     }
 
     static constexpr bool is_moved = !has_infinity;
-    static constexpr float most = is_moved ? 448 : 65536;  // 65536 becomes infinity
+    static constexpr float most = is_moved ? 448 : 65536;  // 65536 becomes infinity.
     // The float32 bits that become the element 0x7F.
     static constexpr uint32_t nan = is_moved ? 0x3FF00000u : 0x7FE00000u;
 };

@@ -27,9 +27,9 @@ inline constexpr size_t widest_vector_bytes = 64;
 
 struct Table {
     const char* name;
-    const Table* base;  // table that is searched for functions that are null here; may be null
-    Copy stream_copy;   // copies by streaming stores; the caller must run a fence
-    Copy vector_copy;   // copies by ordinary (cached) stores
+    const Table* base;  // Table that is searched for functions that are null here; may be null.
+    Copy stream_copy;   // Copies by streaming stores; the caller must run a fence.
+    Copy vector_copy;   // Copies by ordinary (cached) stores.
     Fold folds[num_dtypes][num_reduce_ops];
     Conversion conversions[num_dtypes];
     Scale scales[num_dtypes];

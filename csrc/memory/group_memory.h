@@ -17,8 +17,8 @@ namespace unisono {
 
 // The ranks of a group that are on this host.
 struct HostRanks {
-    uint32_t ranks;              // number of ranks of the whole group
-    std::vector<uint32_t> here;  // ranks on this host, by their place in the segment
+    uint32_t ranks;              // Number of ranks of the whole group.
+    std::vector<uint32_t> here;  // Ranks on this host, by their place in the segment.
     // Returns the ranks of a group on one host. The place of each rank in the segment equals its
     // number.
     static HostRanks one_host(uint32_t ranks);

@@ -82,10 +82,11 @@ Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_
     own.presence.store(static_cast<uint32_t>(Presence::joined), std::memory_order_release);
 }
 
-// Locks the byte of the rank's place in the segment. This POSIX record lock lives exactly as long
-// as the process. The kernel drops it when the process ends for any reason, and children do not
-// inherit it. Unlike a pid, a lock has the same meaning in all containers. One hazard: if a process
-// closes any descriptor of the file, it loses all its locks on the file; see close_descriptor().
+// Locks one byte of the segment's file: the byte whose offset is this rank's place in the segment.
+// This POSIX record lock lives exactly as long as the process. The kernel drops it when the process
+// ends for any reason, and children do not inherit it. Unlike a pid, a lock has the same meaning in
+// all containers. One hazard: if a process closes any descriptor of the file, it loses all its
+// locks on the file; see close_descriptor().
 void Membership::lock_own_byte() {
     struct flock lock{};
     lock.l_type = F_WRLCK;
@@ -153,9 +154,9 @@ bool Membership::alive(uint32_t peer) const noexcept {
         return other.presence.load(std::memory_order_acquire) ==
                static_cast<uint32_t>(Presence::joined);
     };
-    // A rank that has not joined or has left counts as alive here, because others detect its loss:
-    // the bootstrap watches a rank that is joining, and a wait for a rank that has left reports
-    // this itself.
+    // A rank that has not joined or has left counts as alive here, because its loss is detected
+    // elsewhere: the bootstrap watches a rank that is joining, and each wait for a rank checks if
+    // that rank has left.
     if (!joined()) return true;
     if (other.process.load(std::memory_order_relaxed) ==
         view_.own().process.load(std::memory_order_relaxed)) {

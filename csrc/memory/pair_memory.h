@@ -14,8 +14,8 @@
 
 namespace unisono::p2p {
 
-inline constexpr uint64_t kInline = 24;  // longest message that travels inside its slot, in bytes
-inline constexpr uint32_t kTransfers = 64;  // most large messages in flight in one direction
+inline constexpr uint64_t kInline = 24;  // Longest message that travels inside its slot, in bytes.
+inline constexpr uint32_t kTransfers = 64;  // Large messages that can be in flight per direction.
 // Number of the extra transfer for a message that the receiver asked for.
 inline constexpr uint32_t kAside = kTransfers;
 inline constexpr uint32_t kNoTransfer = 0xffffffff;  // value of Slot::transfer for an eager message
@@ -26,15 +26,15 @@ struct alignas(kLine) Slot {
     // Atomic, because a faulty sender may change these words while the receiver checks and uses
     // them. The receiver loads each word only once.
     std::atomic<uint64_t> tag, bytes;
-    std::atomic<uint64_t> place;  // position in the byte ring, counted on without wrapping around
-    std::atomic<uint32_t> kind;   // element type
+    std::atomic<uint64_t> place;  // Position in the byte ring, counted on without wrapping around.
+    std::atomic<uint32_t> kind;   // Element type.
     std::atomic<uint32_t> transfer;
     std::byte data[kInline];
 };
 static_assert(sizeof(Slot) == kLine);
 
 enum class Phase : uint64_t {
-    idle = 0,  // the sender may use the transfer for a new message
+    idle = 0,  // The sender may use the transfer for a new message.
     // The sender has filled the transfer. The receiver has not begun to receive it.
     offered = 1,
     // The sender has cancelled the message. If the receiver finds this before it has begun to
@@ -43,8 +43,8 @@ enum class Phase : uint64_t {
     // The receiver copies from the sender's memory. A sender that waits helps: it writes into the
     // receiver's memory.
     reading = 3,
-    staging = 4,   // the sender copies into the staging ring, the receiver copies out of it
-    complete = 5,  // the receiver has all bytes
+    staging = 4,   // The sender copies into the staging ring, the receiver copies out of it.
+    complete = 5,  // The receiver has all bytes.
     // The receiver has given up: the sender may no longer write to the receiver's memory.
     revoked = 6,
     // Like `offered`, but the sender cannot cancel the message until the receiver has left the
@@ -70,7 +70,7 @@ struct alignas(2 * kLine) Transfer {
     // size, so that sender and receiver tend to work on different messages. Two ranks that copy
     // from or to the same pages slow each other down.
     std::atomic<uint64_t> whole;
-    std::atomic<uint64_t> target;  // the receiver's memory
+    std::atomic<uint64_t> target;  // The receiver's memory.
     // Destination of the sender's write, in the form that process_vm_writev reads. The kernel reads
     // the two words at the time of the call. So a receiver that sets the length to zero revokes a
     // write that has not begun.

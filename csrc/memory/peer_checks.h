@@ -1,5 +1,6 @@
-// Chooses the ranks of its host that a sleeping rank checks for liveness. All ranks of a group
-// share the work. Together they check each rank once a round, whether one rank sleeps or hundreds.
+// Chooses the ranks that a sleeping rank checks for liveness, among the ranks of the same host. All
+// ranks of a group share the work. Together they check each rank once a round, whether one rank
+// sleeps or hundreds.
 #pragma once
 
 #include <algorithm>

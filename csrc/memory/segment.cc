@@ -21,11 +21,11 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kPairSlots = 512, kFewPairSlots = 128;
 constexpr uint64_t kPairBytes = 128 * 1024, kLeastPairBytes = 4 * 1024;
-// Limit for the total bytes of all pairs. With very many ranks the total exceeds it, because each
-// pair has a minimum size.
+// Usual limit for the total bytes of all pairs. With very many ranks, the total exceeds this limit,
+// because each pair has a minimum size.
 constexpr uint64_t kUsualPairs = 256 << 20;
 constexpr uint32_t kMaxRanks = 4096;
-// Limit for the bytes of all pairs, because a process cannot map much more.
+// Limit that the total bytes of all pairs never exceed, because a process cannot map much more.
 constexpr uint64_t kMostPairs = 1ULL << 46;
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
@@ -187,12 +187,12 @@ void Segment::give_back() noexcept {
     if (kept_ || ::getpid() != owner_pid_) return;
     void* left = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (left == MAP_FAILED) return;  // the destructor unmaps it instead
+    if (left == MAP_FAILED) return;  // the destructor will unmap the memory
     ::madvise(left, bytes_, MADV_DONTFORK);
     const auto* from = reinterpret_cast<const std::atomic<uint64_t>*>(base_);
     auto* to = static_cast<uint64_t*>(left);
     for (uint64_t i = 0; i < offsets_of(shape_).staging / sizeof(uint64_t); ++i)
-        to[i] = from[i].load(std::memory_order_relaxed);  // other ranks may still write
+        to[i] = from[i].load(std::memory_order_relaxed);  // Other ranks may still write.
     // Replaces the mapping in one step, so other threads never find the range unmapped.
     if (::mremap(left, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED)
         ::munmap(left, bytes_);

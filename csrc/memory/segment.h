@@ -33,8 +33,8 @@ struct SegmentShape {
     uint32_t depth;
     uint64_t buffer_bytes;
     // Both are powers of two; see pair_memory.h.
-    uint64_t pair_slots;  // number of messages that may wait in one direction
-    uint64_t pair_bytes;  // length of the byte ring in bytes
+    uint64_t pair_slots;  // Number of messages that may wait in one direction.
+    uint64_t pair_bytes;  // Length of the byte ring in bytes.
 };
 
 // Returns a segment shape that suits `ranks` ranks on `cores` cores. `staging_bytes` is the total
@@ -51,8 +51,8 @@ void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t
 struct PairMemory {
     p2p::Pair* shared;
     p2p::Slot* slots;
-    std::byte* bytes;    // the byte ring
-    std::byte* staging;  // `kStagedBlocks` blocks, each as long as the byte ring
+    std::byte* bytes;    // The byte ring.
+    std::byte* staging;  // `kStagedBlocks` blocks, each as long as the byte ring.
 };
 inline constexpr uint64_t kStagedBlocks = 4;
 
@@ -61,8 +61,8 @@ inline constexpr uint64_t kStagedBlocks = 4;
 // its core.
 struct SizeClass {
     std::byte* base = nullptr;
-    uint64_t depth = 0;         // buffers of each rank
-    uint64_t buffer_bytes = 0;  // bytes of one buffer; a multiple of the cache line
+    uint64_t depth = 0;         // Buffers of each rank.
+    uint64_t buffer_bytes = 0;  // Bytes of one buffer; a multiple of the cache line.
     [[nodiscard]] uint64_t bytes(uint32_t ranks) const noexcept {
         return ranks * depth * buffer_bytes;
     }

@@ -29,8 +29,8 @@ class CrossMemory {
     CrossMemory(const CrossMemory&) = delete;
     CrossMemory& operator=(const CrossMemory&) = delete;
 
-    // Returns true if this rank can read the memory of every other rank of its host. All must have
-    // joined.
+    // Returns true if this rank can read the memory of every other rank of its host. Requires that
+    // all ranks have joined.
     [[nodiscard]] bool reach_all() const noexcept;
     // Returns true if this rank can read the memory of `rank`.
     [[nodiscard]] bool reach(uint32_t rank) const noexcept;

@@ -41,8 +41,9 @@ struct SpinPolicy {
     static SpinPolicy for_group(uint32_t ranks, uint32_t cores) noexcept {
         return ranks <= cores ? SpinPolicy{300, 100} : SpinPolicy{0, 200};
     }
-    // The policy for messages. A stream of messages pauses while its sender or its receiver handles
-    // some dozens of messages. A sleep and a wake-up would cost the same time again.
+    // The policy for messages. In a stream of messages, a rank waits while its peer handles some
+    // dozens of messages. If the waiting rank slept, the sleep and the wake-up would take the same
+    // time again.
     static SpinPolicy for_messages(uint32_t ranks, uint32_t cores) noexcept {
         return ranks <= cores ? SpinPolicy{300, 600, 3} : for_group(ranks, cores);
     }
@@ -148,7 +149,8 @@ class Waiter {
             // Makes the slow checks even if the doorbell keeps ringing for other ranks.
             if (woken != Woken::rung || elapsed_s - checked_s > check_s) {
                 make_slow_checks(interrupted);
-                // Any slow wait asks the other hosts, whatever the rank waits for.
+                // Asks the other hosts for their last calls in any slow wait, whatever the rank
+                // waits for.
                 if (elapsed_s > kSlowWait_s) members_.ask_other_hosts();
                 checked_s = elapsed_s;
             }

@@ -93,8 +93,8 @@ class Matcher {
     }
 
   private:
-    std::vector<Request*> posted_;    // in the order of posting
-    std::list<Envelope> unexpected_;  // in the order of arrival
+    std::vector<Request*> posted_;    // In the order of posting.
+    std::list<Envelope> unexpected_;  // In the order of arrival.
     std::vector<size_t> unexpected_of_;
     uint64_t changes_ = 0;
 };

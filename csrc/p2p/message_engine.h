@@ -99,8 +99,8 @@ class Engine final : private Receiver, private Completion {
   private:
     struct Peer {
         std::unique_ptr<Endpoint> endpoint;
-        std::deque<Request*> held;  // held-back sends, for which the peer has no room yet
-        uint64_t holds = 0;         // number of sends that had to wait so far
+        std::deque<Request*> held;  // Held-back sends, for which the peer has no room yet.
+        uint64_t holds = 0;         // Number of sends that had to wait so far.
         // Questions to the peer for held-back messages: the index of the posted receive for which
         // to ask next, and the values of `held`, `changes` and `probed` when the questions began.
         size_t next_question = 0;
@@ -165,9 +165,9 @@ class Engine final : private Receiver, private Completion {
     bool single_copy_ = true;
     std::unique_ptr<Transport> transport_;
     std::atomic<uint32_t> away_sleepers_{0};
-    std::atomic<uint64_t> polls_{0};              // number of polls by waiting threads
-    std::atomic<bool> background_asleep_{false};  // the progress thread sleeps until it is woken
-    OwnedMutex mutex_;                            // guards all members below
+    std::atomic<uint64_t> polls_{0};              // Number of polls by waiting threads.
+    std::atomic<bool> background_asleep_{false};  // The progress thread sleeps until it is woken.
+    OwnedMutex mutex_;                            // Guards all members below.
     std::vector<Peer> peers_;
     std::vector<RemoteEndpoint*> remotes_;  // by rank; nullptr for a rank of this host
     FaultReports fault_reports_;

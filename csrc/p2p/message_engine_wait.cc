@@ -17,7 +17,7 @@ constexpr double kSlice_s = 0.05;
 // Length of a sleep in a wait for a message that may come through shared memory or through a
 // transport. One sleep cannot wait for both.
 constexpr double kNapBetween_s = 1e-3;
-constexpr uint64_t kPollsEach = 8;  // every 8th poll polls all peers, the others the awaited peer
+constexpr uint64_t kPollsEach = 8;  // Every 8th poll polls all peers, the others the awaited peer.
 // Timing of the progress thread. If no waiting thread polls for kNap, the progress thread polls. It
 // stays awake for kLinger after the last message, because waking it costs as much as a message.
 constexpr std::chrono::microseconds kNap{200}, kLongestNap{3200};

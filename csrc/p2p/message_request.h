@@ -24,8 +24,8 @@ struct Message {
     std::byte* data;
     uint64_t bytes;
     DType dtype;
-    int32_t peer;  // destination or source, or kAnySource
-    uint64_t tag;  // the tag, or kAnyTag
+    int32_t peer;  // Destination or source, or kAnySource.
+    uint64_t tag;  // The tag, or kAnyTag.
     // Keeps the memory alive if a transport may use it after the call has ended.
     std::shared_ptr<void> keep = nullptr;
 };
@@ -69,8 +69,8 @@ class Request {
         done_.store(false, std::memory_order_relaxed);
     }
 
-    uint64_t moved = 0;  // bytes moved so far, if an endpoint moves the message in parts
-    std::chrono::steady_clock::time_point inspected;  // time of the last check by `test`
+    uint64_t moved = 0;  // Bytes moved so far, if an endpoint moves the message in parts.
+    std::chrono::steady_clock::time_point inspected;  // Time of the last check by `test`.
 
   private:
     const Message message_;

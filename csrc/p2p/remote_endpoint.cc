@@ -55,8 +55,8 @@ void RemoteEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
     leaving_.push_back({++left_frames_, whole ? &send : nullptr});
     try {
         transport_.send(peer_, frame,
-                        {&load, 1});  // even without bytes, because loads are placed in order
-    } catch (...) {                   // the caller ends the request
+                        {&load, 1});  // Even without bytes, because loads are placed in order.
+    } catch (...) {                   // The caller ends the request.
         ungranted_.erase(ids_);
         leaving_.pop_back();
         throw;
@@ -78,8 +78,8 @@ bool RemoteEndpoint::withdraw(Request& send) noexcept {
     if (!has_departed()) return false;
     progress();
     if (!leaving_.empty() && !transport_.forget_messages(peer_)) return false;
-    // From now on this endpoint sends nothing, because the transport never counts the dropped
-    // frames as handed over.
+    // From now on this endpoint sends nothing. The transport never counts the dropped frames as
+    // handed over, so its count would be too low for later frames.
     ended_ = true;
     for (auto each = leaving_.begin(); each != leaving_.end();) {
         Request* const done = each->done;

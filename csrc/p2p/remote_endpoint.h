@@ -55,17 +55,17 @@ class RemoteEndpoint final : public Endpoint {
     // A message that has not arrived completely, or that no receive matches yet.
     struct Incoming {
         Envelope envelope;
-        uint64_t piece;               // bytes in the first frame
-        std::vector<std::byte> data;  // bytes of the first frame, until a receive matches
-        bool came = false;            // the first bytes have arrived
+        uint64_t piece;               // Bytes in the first frame.
+        std::vector<std::byte> data;  // Content of the first frame, until a receive matches.
+        bool came = false;            // The first bytes have arrived.
         bool granted = false;
         bool credited = false;  // the first bytes use some of the sender's credit
         Request* receive = nullptr;
     };
     // A frame whose memory is in use until the transport has handed it over.
     struct Leaving {
-        uint64_t number;  // number of the frame among all frames to the peer
-        Request* done;    // the request that completes with this frame, or nullptr
+        uint64_t number;  // Number of the frame among all frames to the peer.
+        Request* done;    // The request that completes with this frame, or nullptr.
     };
 
     void send_frame(FrameKind kind, uint64_t number, uint64_t place = 0);
@@ -81,8 +81,8 @@ class RemoteEndpoint final : public Endpoint {
     const uint32_t peer_;
 
     // The state of this rank as the sender of messages to the peer.
-    static constexpr uint64_t kCredit = 256 << 10, kPiece = 64 << 10;  // in bytes
-    static constexpr uint64_t kOverhead = 256;  // credit for each message besides its bytes
+    static constexpr uint64_t kCredit = 256 << 10, kPiece = 64 << 10;  // In bytes.
+    static constexpr uint64_t kOverhead = 256;  // Credit for each message besides its bytes.
     uint64_t credit_ = kCredit;
     uint64_t ids_ = 0, left_frames_ = 0;
     std::unordered_map<uint64_t, Request*> ungranted_;
@@ -92,9 +92,9 @@ class RemoteEndpoint final : public Endpoint {
 
     // The state of this rank as the receiver of messages from the peer.
     std::unordered_map<uint64_t, Incoming> incoming_;
-    std::deque<Envelope> arrivals_;  // messages that `next` has not returned yet
-    uint64_t owed_ = 0;              // credit that is free again but not yet returned to the peer
-    uint64_t stored_ = 0;            // credit used by messages that no receive has taken
+    std::deque<Envelope> arrivals_;  // Messages that `next` has not returned yet.
+    uint64_t owed_ = 0;              // Credit that is free again but not yet returned to the peer.
+    uint64_t stored_ = 0;            // Credit used by messages that no receive has taken.
     uint64_t held_ = 0;
     uint64_t questions_ = 0;
     Answer answer_ = Answer::none;

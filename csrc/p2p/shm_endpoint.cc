@@ -10,11 +10,11 @@
 namespace unisono::p2p {
 namespace {
 
-// Largest eager message in bytes. For a larger message, one copy by two ranks is faster than two
-// copies. The limit doubles if ranks share cores, because such ranks wait for each other to be
-// scheduled.
+// Largest eager message in bytes. For a larger message, one copy that both ranks share is faster
+// than two copies. The limit doubles if ranks share cores, because such ranks wait for each other
+// to be scheduled.
 constexpr uint64_t kUsuallyEager = 8 << 10, kMostEager = 16 << 10;
-constexpr uint64_t kMostAside = 256 << 10;  // bytes of unexpected messages kept outside the ring
+constexpr uint64_t kMostAside = 256 << 10;  // Bytes of unexpected messages kept outside the ring.
 // Messages that this rank asked for have this id plus the number of their transfer; others have
 // smaller ids.
 constexpr uint64_t kAsideIds = 1ULL << 63;
@@ -97,7 +97,8 @@ void ShmEndpoint::publish(Slot& slot, const Request& send, uint64_t place,
     slot.number.store(++put_, std::memory_order_release);
     ring_peer();
     // Prefetches the next slot, which is in the cache of the receiver's core. Otherwise the next
-    // message would wait for the slot, as long as all other work for a small message takes.
+    // message would wait for the slot, and this wait takes as long as all other work for a small
+    // message.
     __builtin_prefetch(&out_slot(put_), 1);
 }
 

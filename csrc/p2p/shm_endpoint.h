@@ -113,21 +113,21 @@ class ShmEndpoint final : public Endpoint {
 
     // The state of this rank as the sender of messages to the peer.
     const PairMemory out_;
-    uint64_t put_ = 0;        // number of messages sent
-    uint64_t put_bytes_ = 0;  // bytes of the byte ring used so far, gaps included
-    uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // latest known values of the peer's counters
+    uint64_t put_ = 0;        // Number of messages sent.
+    uint64_t put_bytes_ = 0;  // Bytes of the byte ring used so far, gaps included.
+    uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // Latest known values of the peer's counters.
     uint64_t answered_ = 0;
-    uint64_t staged_turn_ = 0;  // number of the transfer that is staged now
-    uint64_t steps_seen_ = 0;   // number of the receiver's steps to which this rank has reacted
+    uint64_t staged_turn_ = 0;  // Number of the transfer that is staged now.
+    uint64_t steps_seen_ = 0;   // Number of the receiver's steps to which this rank has reacted.
     std::vector<uint32_t> free_;
     std::vector<Active> outgoing_;
 
     // The state of this rank as the receiver of messages from the peer.
     const PairMemory in_;
-    uint64_t seen_ = 0;                          // number of messages seen
-    uint64_t released_ = 0;                      // number of messages whose slots are free again
-    std::deque<Seen> ahead_;                     // messages that are seen and not yet released
-    std::unordered_map<uint64_t, Aside> aside_;  // by number
+    uint64_t seen_ = 0;                          // Number of messages seen.
+    uint64_t released_ = 0;                      // Number of messages whose slots are free again.
+    std::deque<Seen> ahead_;                     // Messages that are seen and not yet released.
+    std::unordered_map<uint64_t, Aside> aside_;  // By number.
     uint64_t aside_bytes_ = 0;
     uint64_t asked_ = 0;
     Answer answer_ = Answer::none;

@@ -18,8 +18,8 @@ namespace {
 constexpr uint64_t kLeastChunk = 8 << 10, kMostChunk = 512 << 10;
 // Bytes of one transfer that are moved before the other transfers of the engine get their turn.
 constexpr uint64_t kMostAtOnce = 4 << 20;
-constexpr uint64_t kFront = 0xffffffff;  // mask of the receiver's count in `Transfer::claims`
-constexpr int kMostChecks = 100'000;     // most checks if a write has ended
+constexpr uint64_t kFront = 0xffffffff;  // Mask of the receiver's count in `Transfer::claims`.
+constexpr int kMostChecks = 100'000;     // Maximum number of checks if a write has ended.
 constexpr useconds_t kBetweenChecks_us = 100;
 
 // The division of a message into chunks, equal at both ends.

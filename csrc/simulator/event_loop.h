@@ -17,10 +17,10 @@ namespace unisono::simulator {
 // resources.
 struct Paths {
     Lists resources;
-    std::span<const double> weights;  // one for each entry of resources.values; empty: all are 1
+    std::span<const double> weights;  // One for each entry of resources.values; empty: all are 1.
     // The server through which each task passes first, one task after the other; -1: none.
     std::span<const int32_t> server;
-    std::span<const double> busy_s;  // time that the server takes for each task
+    std::span<const double> busy_s;  // Time that the server takes for each task.
     // Delay between the server and the departure of the first byte.
     std::span<const double> delay_s;
     std::span<const double> tail_s;  // delay between the departure of the last byte and its arrival
@@ -32,7 +32,7 @@ struct Tasks {
     std::span<const int32_t> path;
     // If infinite, the task never ends, and the simulation does not wait for it.
     std::span<const double> bytes;
-    Lists needs;  // tasks that must have arrived
+    Lists needs;  // Tasks that must have arrived.
     // Another task, whose last byte must have left before this task starts; -1: none. The span may
     // be empty, which means none for all tasks.
     std::span<const int32_t> after;
@@ -105,15 +105,15 @@ class Engine {
     Sharing sharing_;
     Usage usage_;
     Clock<Event> clock_;
-    Deadlines finish_times_;      // by active path: time at which its next flow finishes
-    std::vector<int32_t> waits_;  // by task: number of events that it still waits for
+    Deadlines finish_times_;      // By active path: time at which the path's next flow finishes.
+    std::vector<int32_t> waits_;  // By task: number of events that the task still waits for.
     // The tasks that need a task, in one list for each task; wanted_starts_ has the start of each
     // list.
     std::vector<int32_t> wanted_by_;
     std::vector<int64_t> wanted_starts_;
-    std::vector<int32_t> next_;       // by task: the task that waits for its last byte to leave
-    std::vector<double> free_s_;      // by server: time at which it is free
-    std::vector<int32_t> active_at_;  // by path: its number in active_paths_; -1: none
+    std::vector<int32_t> next_;       // By task: a task that waits until this one's last byte left.
+    std::vector<double> free_s_;      // By server: time at which the server is free.
+    std::vector<int32_t> active_at_;  // By path: index of the path in active_paths_; -1: none.
     std::vector<ActivePath> active_paths_;
     std::vector<int32_t> idle_, woken_, ready_;
     std::vector<Event> events_;

@@ -143,7 +143,7 @@ class Producers {
     std::vector<List> lists_;
     std::vector<int32_t> some_;
     bool many_ = false;
-    int32_t of_ = kNone, by_ = kNone, made_ = kNone;  // arguments and result of the last `with`
+    int32_t of_ = kNone, by_ = kNone, made_ = kNone;  // arguments and result of the last with()
 };
 
 // Reads a schedule round by round.

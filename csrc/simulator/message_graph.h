@@ -15,8 +15,8 @@ struct Transfers {
 
 // The order in which a rank's messages leave, in addition to the dependencies of their values.
 enum class Order : uint32_t {
-    none = 0,     // each message leaves as soon as the rank has its values
-    program = 1,  // in each channel, the messages leave in the order of the schedule
+    none = 0,     // Each message leaves as soon as the rank has its values.
+    program = 1,  // In each channel, the messages leave in the order of the schedule.
     // The messages of a round leave once all earlier messages of the rank have been sent and have
     // arrived.
     rounds = 2,
@@ -24,9 +24,9 @@ enum class Order : uint32_t {
 
 struct MessageOptions {
     uint32_t ranks = 0;
-    uint32_t locations = 0;   // locations of each rank
-    bool reductions = false;  // true: reductions are separate tasks
-    bool gates = false;       // true: a message or reduction waits for its rank; see `needs`
+    uint32_t locations = 0;   // Locations of each rank.
+    bool reductions = false;  // True: reductions are separate tasks.
+    bool gates = false;       // True: a message or reduction waits for its rank; see `needs`.
     Order order = Order::none;
     // For each transfer, the number of its message, counted from 0 in the order of first use. If
     // empty, all transfers between two ranks in a round and a channel are one message.
@@ -39,8 +39,8 @@ enum class Kind : uint8_t { message = 0, reduction = 1, join = 2 };
 struct Messages {
     std::vector<uint8_t> kind;
     std::vector<int32_t> round, src, dst, channel;
-    std::vector<double> chunks;  // chunks that are sent or reduced
-    std::vector<int32_t> needs;  // tasks, or rank r as -1 - r
+    std::vector<double> chunks;  // Chunks that are sent or reduced.
+    std::vector<int32_t> needs;  // Tasks, or rank r as -1 - r.
     std::vector<int64_t> needs_starts;
     std::vector<int32_t> after;  // with Order::program, see Tasks::after; else empty
 };

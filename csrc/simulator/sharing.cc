@@ -283,8 +283,8 @@ bool Sharing::grow() {
 }
 
 // Adds to filling_ two kinds of paths on this resource. The first kind is limited by this resource,
-// although it has capacity left or gives another path a higher rate. The second kind has a higher
-// rate than this resource gives to the paths that it limits.
+// although the resource has capacity left or gives another path a higher rate. The second kind has
+// a higher rate than this resource gives to the paths that it limits.
 void Sharing::grow(int32_t resource) {
     Resource& r = resources_[index(resource)];
     long double used = r.others;

@@ -50,10 +50,10 @@ class Sharing {
     struct ActivePath {
         double rate = 0;
         uint32_t flows = 0;
-        uint32_t settled = 0;            // flows at the last settle()
-        int32_t bottleneck = -1;         // a resource
-        int32_t next = -1, before = -1;  // list of active paths with the same bottleneck
-        uint32_t mark = 0;               // equals epoch_ if this path is being filled
+        uint32_t settled = 0;            // Flows at the last settle().
+        int32_t bottleneck = -1;         // A resource.
+        int32_t next = -1, before = -1;  // List of active paths with the same bottleneck.
+        uint32_t mark = 0;               // Equals epoch_ if this path is being filled.
         bool dirty = false;
         bool fixed = false;
     };
@@ -65,19 +65,19 @@ class Sharing {
         std::vector<Entry> entries;
         // Total use by all paths, in bytes per second; during settle(), the use before it.
         long double used = 0;
-        uint32_t updates = 0;    // updates of `used` since it was last summed up anew
-        int32_t first = -1;      // first path of the list of paths that this resource limits
-        uint32_t held = 0;       // number of paths that this resource limits
-        double level = 0;        // rate of the paths that this resource limits, if any
-        double top = 0;          // upper bound of all paths' rates
-        double old_level = 0;    // value of `level` before this settle()
-        long double others = 0;  // while filling: use of the paths that are not filled
-        double room = 0;         // while filling: remaining capacity
-        double wanting = 0;      // while filling: total weight of flows without a rate yet
+        uint32_t updates = 0;    // Updates of `used` since it was last summed up anew.
+        int32_t first = -1;      // First path of the list of paths that this resource limits.
+        uint32_t held = 0;       // Number of paths that this resource limits.
+        double level = 0;        // Rate of the paths that this resource limits, if any.
+        double top = 0;          // Upper bound of all paths' rates.
+        double old_level = 0;    // Value of `level` before this settle().
+        long double others = 0;  // While filling: use of the paths that are not filled.
+        double room = 0;         // While filling: remaining capacity.
+        double wanting = 0;      // While filling: total weight of flows without a rate yet.
         uint32_t unfixed = 0;
         uint32_t mark = 0;
-        size_t filled = 0;     // end of the resource's list in hops_
-        uint32_t filling = 0;  // length of that list
+        size_t filled = 0;     // End of the resource's list in hops_.
+        uint32_t filling = 0;  // Length of that list.
         bool dirty = false;
     };
     // A hop of a path that is being filled.

@@ -151,8 +151,8 @@ inline std::shared_ptr<const Plan> single_copy(uint32_t rank, uint32_t ranks) {
     return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks), 0, true);
 }
 
-// A plan in which partial sums go down the ranks through private memory. The result goes back from
-// rank 0.
+// A plan of a chain: each rank adds its input to the partial sum of the next higher rank, in
+// private memory. All ranks read the result from rank 0.
 inline std::shared_ptr<const Plan> chain(uint32_t rank, uint32_t ranks) {
     Writer w;
     if (rank + 1 == ranks) {

@@ -19,7 +19,7 @@ inline bool kernel_reads_peers() {
 }
 
 // Returns true if the kernel clears a page in a forked child. The library recognises a forked child
-// by such a page. qemu-user accepts this madvise and ignores it.
+// by such a page. qemu-user accepts this madvise call, but ignores it.
 inline bool forks_wipe_memory() {
     void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ::madvise(page, 4096, MADV_WIPEONFORK);

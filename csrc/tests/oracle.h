@@ -11,8 +11,9 @@
 
 namespace unisono::oracle {
 
-// A 16- or 8-bit float with `fraction` stored fraction bits. Bits is the integer of its size.
-// Without infinities, only the largest magnitude is a NaN, and larger values saturate.
+// A 16- or 8-bit float with `fraction` stored fraction bits. Bits is the unsigned integer type of
+// the same size. Without infinities, only the largest magnitude is a NaN, and larger values
+// saturate.
 template <class Bits_, int fraction, bool has_infinity = true>
 struct Narrow {
     using Bits = Bits_;

@@ -13,10 +13,10 @@
 
 namespace unisono::test {
 
-inline constexpr uint64_t kOther = 9;   // the tag of messages that no receive matches
-inline constexpr size_t kEager = 8192;  // bytes of a message that goes through the byte ring
+inline constexpr uint64_t kOther = 9;   // The tag of messages that no receive matches.
+inline constexpr size_t kEager = 8192;  // Bytes of a message that goes through the byte ring.
 inline constexpr size_t kMostEager =
-    16384;  // largest eager message, in bytes, if ranks share cores
+    16384;  // Largest eager message, in bytes, if ranks share cores.
 // More eager messages than the peer has room for.
 inline constexpr size_t kMost = 60;
 inline constexpr size_t kLarge = 300'000;

@@ -1,4 +1,5 @@
-// Successful calls: synchronous or asynchronous, in any order, by one or several threads of a rank.
+// Tests that calls succeed: synchronous or asynchronous, in any order, by one or several threads of
+// a rank.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -24,8 +25,8 @@ Step random_step(std::mt19937_64& random, uint32_t ranks, uint32_t kinds) {
     return step;
 }
 
-// Runs the same random calls on all ranks. Some calls are synchronous. The ranks wait for the
-// others later, in any order.
+// All ranks make the same random calls, and every result must be right. Some calls are synchronous.
+// The ranks wait for the asynchronous calls later, in any order.
 void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint32_t kinds,
                      uint64_t seed) {
     std::mt19937_64 choose(seed);

@@ -45,7 +45,8 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// Simulates ten seconds in which `sleepers` ranks check every 50 ms, one after the other.
+// Simulates ten seconds in which `sleepers` ranks check every 50 ms, one after the other. Every
+// rank must be checked in time, with few checks.
 void check_simulated_intervals(Report& report, uint32_t ranks, uint32_t sleepers,
                                uint32_t from_us) {
     constexpr uint32_t slice_ms = 50, all_ms = 10'000;
@@ -105,7 +106,7 @@ void await_joined(const Segment& segment, uint32_t first) {
     }
 }
 
-// One rank is late, and all others sleep. Then the late rank is killed, and all others report its
+// One rank is late, and all others sleep. When the late rank is killed, all others must report its
 // loss.
 void check_many_sleepers(Report& report) {
     constexpr uint32_t ranks = 16;

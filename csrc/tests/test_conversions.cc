@@ -1,5 +1,5 @@
-// Widening, narrowing and scaling of elements, by every instruction set that this CPU has. The
-// results are compared with the oracle bit for bit.
+// Tests the widening, narrowing and scaling of elements by every instruction set that this CPU has.
+// The results must equal those of the oracle bit for bit.
 #include <string>
 #include <type_traits>
 #include <vector>

@@ -1,4 +1,5 @@
-// Random insertions, changes and removals of deadlines, compared with an ordered set.
+// Tests random insertions, changes and removals of deadlines. The results must equal those of an
+// ordered set.
 #include <map>
 #include <random>
 #include <set>

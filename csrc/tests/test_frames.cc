@@ -1,6 +1,6 @@
-// Invalid frames from an authenticated peer, and unexpected ends of its connections. Each case
-// leads to a specific error or to no error, but never to an endless wait or an access outside the
-// buffers.
+// Tests invalid frames from an authenticated peer, and unexpected ends of its connections. Each
+// case must lead to a specific error or to no error, but never to an endless wait or an access
+// outside the buffers.
 #include <sys/wait.h>
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Failures in the middle of messages. Each request ends with the cause of the failure, and no
-// thread uses its memory afterwards.
+// Tests failures in the middle of messages. Each request must end with the cause of the failure,
+// and no thread may use the request's memory afterwards.
 #include <atomic>
 #include <fstream>
 #include <functional>
@@ -16,7 +16,7 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// A sender that helps writes into memory of the receiver that is read-only, and so fails. The
+// A sender that helps to copy a message fails, because the receiver's memory is read-only. The
 // receive must end with an error, not count as complete.
 void check_write_that_fails(Report& report) {
     constexpr size_t kBytes = 64 << 20;
@@ -102,8 +102,8 @@ void check_failures(Report& report) {
                     stepped.world()[0].close();
                     stepped.world()[1].close();
                 } else {
-                    // Rank 0 may already know of rank 1's failure. Its own record then has no
-                    // effect.
+                    // Rank 0 may already know of the failure that rank 1 records. In this case rank
+                    // 0's own record has no effect.
                     for (const uint32_t rank : {1, 0})
                         stepped.world()[rank].members->record(Fault::aborted, "enough of this");
                 }
@@ -122,7 +122,8 @@ void check_failures(Report& report) {
 // A sender leaves and reuses its memory. The receiver must not get the new content.
 void check_sender_left(Report& report) {
     for (const bool single_copy : {true, false}) {
-        // Polls before the sender leaves: none before the receive, at its begin, later.
+        // -1: the receive begins after the sender has left. 0: it begins before the sender leaves.
+        // 1: it begins before the sender leaves, and is then polled once.
         for (const int polls : {-1, 0, 1}) {
             SteppedRanks stepped(2, single_copy);
             stepped.send(data_of(1, 40 * kLarge), 1);

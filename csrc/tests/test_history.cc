@@ -1,4 +1,4 @@
-// Reads of the call history during writes. Each read finds one complete call, or none.
+// Tests reads of the call history during writes. Each read must find one complete call, or none.
 #include <atomic>
 #include <memory>
 #include <string>

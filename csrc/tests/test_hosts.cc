@@ -1,5 +1,5 @@
-// Successful calls and messages between hosts, with any length, layout, number of streams and
-// threads, and with several calls at the same time.
+// Tests that calls and messages between hosts succeed, with any length, layout, number of streams
+// and threads, and with several calls at the same time.
 #include <algorithm>
 #include <atomic>
 #include <random>

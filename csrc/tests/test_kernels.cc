@@ -1,5 +1,5 @@
-// Every reduction and copy of every instruction set that this CPU has. The results are compared
-// with the oracle bit for bit.
+// Tests every reduction and copy of every instruction set that this CPU has. The results must equal
+// those of the oracle bit for bit.
 #include <cstdio>
 #include <random>
 #include <string>
@@ -12,7 +12,7 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// Memory layout and stores of a case's operands.
+// How the operands of a test case lie in memory, and how its destinations are written.
 struct Layout {
     const char* name;
     // Operand k begins at k times this offset, in bytes, or in elements if `elements`.

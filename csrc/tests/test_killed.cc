@@ -1,5 +1,5 @@
-// A rank is killed in the middle of a large message. The other rank soon names the killed rank and
-// may reuse its own memory.
+// Tests that kill a rank in the middle of a large message. The other rank must soon report the
+// killed rank, and may then reuse its own memory.
 #include <sys/uio.h>
 #include <sys/wait.h>
 

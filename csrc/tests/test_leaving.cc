@@ -163,8 +163,8 @@ void check_last_rank(Report& report) {
                  "the last rank's message to itself arrives");
 }
 
-// Sends of all sizes to a rank that has left end one by one when polled: unsent sends, partly sent
-// ones, and sends that begin later.
+// Each send to a rank that has left must end when the send is polled. Tests all sizes: messages not
+// sent yet, messages partly sent, and messages sent after the rank has left.
 void check_sends_to_a_rank_that_left(Report& report) {
     enum class There : uint8_t { never, slowly, no_more };
     for (const There there : {There::never, There::slowly, There::no_more}) {
@@ -214,7 +214,8 @@ void check_sends_to_a_rank_that_left(Report& report) {
     }
 }
 
-// Sends a message that is done for its sender, while the peer has not read most of it.
+// Sends a message and waits until the send has completed. The peer has not read most of the message
+// then.
 void send_untaken(Report& report, FakePeer& fake, const Data& data) {
     const int little = 64 << 10;
     ::setsockopt(fake.end(kMessages).get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
@@ -234,7 +235,8 @@ void check_leaving_waits(Report& report) {
     std::thread closing([&] { fake.group().close(20, {}); });
     report.check(fake.receives(kCalls, FrameKind::left, 1), "collectives do not wait for messages");
     pause(2.5);
-    // Without the wait, the kernel would answer this with a reset.
+    // If the rank had not waited, its socket would be closed, and the kernel would answer this
+    // frame with a reset.
     fake.send(kMessages, frame_of(FrameKind::grant, 2));
     pause(0.05);
     report.check(fake.rest(kMessages).size() == data.size() + 3 * sizeof(Frame),

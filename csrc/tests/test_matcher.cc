@@ -30,7 +30,8 @@ class Model {
         uint64_t tag;
         bool over;
     };
-    // Receive or send in the model. Each function returns the number of the match, or kNoMatch.
+    // Add a receive or an arrived message to the model. Each function returns the number of the
+    // match, or kNoMatch.
     uint64_t receive(int32_t source, uint64_t tag) {
         posted.push_back({source, tag, false});
         const uint64_t found = first_message(source, tag);

@@ -232,9 +232,9 @@ void check_failures_reported(Report& report, const char* where, Make&& make) {
 
 std::atomic<bool> g_received{false};
 
-// Rank 0 cannot write to rank 1's memory and cannot allocate the error text. Rank 1 reads the rest,
-// and polls whenever an allocation of rank 0 fails. The message lacks a chunk, so it must not count
-// as received.
+// Rank 0 cannot write to the read-only part of rank 1's memory, and cannot allocate the text of
+// this error. Rank 1 copies the other chunks, and polls whenever an allocation of rank 0 fails. The
+// message lacks a chunk, so it must not count as received.
 void check_failed_write(Report& report) {
     constexpr size_t bytes = 64 << 20;
     const PartlyReadOnly memory(bytes);

@@ -1,4 +1,4 @@
-// Messages between ranks of one host. All messages arrive in order, on every path.
+// Tests messages between ranks of one host. All messages must arrive in order, on every path.
 #include <algorithm>
 #include <atomic>
 #include <random>

@@ -209,7 +209,7 @@ void check_forked(Report& report) {
     Call call(simple(Kind::direct, 100), 0, 2);
     std::vector<uint8_t> data(10);
     p2p::Request received(message(data, 1, 0), false), sent(message(data, 1, 0), true);
-    // Destroyed before its memory, which ends the pending requests.
+    // Destroyed before the requests' memory, because this ends the pending requests.
     auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own, 1);
     const auto job = (*world)[0].dispatcher->submit(call.execution(), kLong_s, 0);
     (*world)[0].p2p->begin(received, true);

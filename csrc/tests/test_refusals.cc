@@ -1,4 +1,4 @@
-// Refused calls, and the errors of the other ranks.
+// Tests refused calls, and the errors that the other ranks then get.
 #include <sys/mman.h>
 
 #include <thread>

@@ -1,5 +1,5 @@
-// Max-min fair rates of random flows that start and end, compared with an oracle that fills
-// progressively from zero.
+// Tests the max-min fair rates of random flows that start and end. The rates must equal those of an
+// oracle that computes them from zero by progressive filling.
 #include <algorithm>
 #include <cmath>
 #include <random>

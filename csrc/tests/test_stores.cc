@@ -1,5 +1,5 @@
-// Tests of the choice of stores: the rule, and the measurements that indicate that a rank's peers
-// are far.
+// Tests of the choice of stores: the rule, and the measurements that indicate that the peers of a
+// rank run on far cores.
 #include "execution/store_policy.h"
 #include "tests/world.h"
 

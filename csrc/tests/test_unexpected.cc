@@ -91,8 +91,8 @@ void check_denied(Report& report) {
     p2p::Request& third = stepped.receive(10, 3);
     stepped.poll(1);  // asks for the first message
     for (int i = 0; i < 3; ++i) {
-        stepped.poll(0);                              // denies the first message
-        if (i == 2) stepped.send(data_of(3, 10), 3);  // this message is sent just after the denial
+        stepped.poll(0);                              // Denies the first message.
+        if (i == 2) stepped.send(data_of(3, 10), 3);  // This message is sent just after the denial.
         stepped.poll(1);
     }
     report.check(stepped.brings(third, data_of(3, 10)), "a message sent just after the denial");
@@ -112,9 +112,9 @@ void check_order_of_questions(Report& report) {
     p2p::Request& last = stepped.receive(10, 3, 0);
     stepped.settle();
     stepped.send(data_of(3, 10), 3);
-    stepped.poll(1);                     // asks rank 0 for the first receive's message
-    stepped.send(data_of(2, 10), 2, 2);  // comes from rank 2
-    stepped.poll(0);                     // rank 0 denies the request
+    stepped.poll(1);                     // Asks rank 0 for the first receive's message.
+    stepped.send(data_of(2, 10), 2, 2);  // Comes from rank 2.
+    stepped.poll(0);                     // Rank 0 denies the request.
     report.check(stepped.brings(any, data_of(2, 10)) && any.source() == 2,
                  "a message from another rank");
     report.check(stepped.brings(last, data_of(3, 10)), "the message of the next receive");
@@ -131,8 +131,8 @@ void check_order(Report& report) {
             const Data one = data_of(101, kEager), two = data_of(102, kEager);
             stepped.send(one, 1);
             if (before) stepped.send(two, 1);
-            stepped.poll(1);               // rank 1 asks for the message
-            if (!before) stepped.poll(0);  // rank 0 answers with the first message
+            stepped.poll(1);               // Rank 1 asks for the message.
+            if (!before) stepped.poll(0);  // Rank 0 answers with the first message.
             // Frees room for the held-back messages and for one more message: `one` or `two`,
             // whichever was not sent as the answer.
             const uint64_t enough = stepped.pair().slots_taken + waiting(sends) + 1;
@@ -285,8 +285,8 @@ void check_sends_cancelled_across_hosts(Report& report) {
     p2p::Request& behind = stepped.send(data_of(202, kLarge), kOther);
     report.check(taken_back(large), "a large held-back send is cancelled");
     p2p::Request& wanted = stepped.receive(kEager, 2);
-    stepped.poll(0);  // rank 0 denies the first request
-    stepped.poll(1);  // rank 1 asks for the other message
+    stepped.poll(0);  // Rank 0 denies the first request.
+    stepped.poll(1);  // Rank 1 asks for the other message.
     p2p::Request& asked = stepped.send(data_of(203, kEager), 2);
     report.check(!asked.done() && taken_back(asked), "a requested send is cancelled");
     stepped.settle();

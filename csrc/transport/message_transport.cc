@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kMostSpans = 128;  // maximum number of spans in one head
+constexpr uint64_t kMostSpans = 128;  // Maximum number of spans in one head.
 // Time for which a waiting thread polls before its first nap. It is longer while payloads are
 // moving, because they move only while a thread polls.
 constexpr std::chrono::microseconds kSpin{200}, kSpinWhileMoving{20000};

@@ -71,11 +71,11 @@ class MessageTransport final : public Transport {
         uint32_t missing = 0;  // payloads not yet received
     };
     struct Peer {
-        // One entry for each frame with callers' memory after the first `handed` of them: true if
-        // it was sent.
+        // One entry for each frame with callers' memory that `handed` does not count: true if the
+        // frame was sent.
         std::deque<bool> leaving;
-        // Number of frames with callers' memory that were sent and have no unsent such frame before
-        // them.
+        // Number of frames with callers' memory that were sent, up to the first one that is still
+        // unsent.
         uint64_t handed = 0;
         std::deque<Incoming> incoming;
         uint64_t came = 0;  // number of frames received

@@ -31,8 +31,9 @@ class Silence {
 
     [[nodiscard]] std::chrono::milliseconds borne() const noexcept { return borne_; }
 
-    // Returns true if the silence has lasted too long. Must be called every `kCheckEach`: after a
-    // pause between calls, the unacknowledged bytes may have been sent just now.
+    // Returns true if the silence has lasted too long. Must be called every `kCheckEach`. A call
+    // after a longer pause measures the silence anew, because the unacknowledged bytes may have
+    // been sent just now.
     [[nodiscard]] bool too_long(Clock::time_point now) noexcept {
         if (borne_.count() == 0) return false;
         tcp_info info{};

@@ -13,8 +13,8 @@
 namespace unisono {
 namespace {
 
-constexpr int kMostParts = 32;     // maximum number of heads and payloads in one system call
-constexpr int kMostDiscards = 64;  // most reads in one discard(), as the input may be endless
+constexpr int kMostParts = 32;     // Maximum number of heads and payloads in one system call.
+constexpr int kMostDiscards = 64;  // Maximum number of reads in one discard().
 
 }  // namespace
 

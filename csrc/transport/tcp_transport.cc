@@ -21,13 +21,13 @@ namespace {
 // Epoll data of the doorbell; a stream has peer << 32 | stream.
 constexpr uint64_t kDoorbell = ~0ULL;
 constexpr int kMostEvents = 64;
-// Most reads of one stream in one poll, so that the other streams are read, too.
+// Maximum number of reads from one stream in one poll, so that the other streams are read, too.
 constexpr int kMostReads = 64;
 // Number of posts that may arrive before an earlier post has arrived completely.
 constexpr uint64_t kMostPartial = 1 << 16;
-constexpr uint64_t kPiece = 128 << 10;   // most bytes of one part of a divided load
-constexpr uint64_t kUncut = 32 << 10;    // fewest bytes of one part of a divided load
-constexpr uint32_t kMostStreams = 1024;  // most streams to one peer
+constexpr uint64_t kPiece = 128 << 10;   // Maximum bytes of one part of a divided load.
+constexpr uint64_t kUncut = 32 << 10;    // Minimum bytes of one part of a divided load.
+constexpr uint32_t kMostStreams = 1024;  // Maximum number of streams to one peer.
 
 // Returns the length of the parts into which a load is divided. The parts of a load have the same
 // length, and of a large load each stream sends the same number of parts. So no stream finishes

@@ -52,12 +52,12 @@ class TcpTransport final : public Transport {
     };
     struct Peer {
         std::vector<std::unique_ptr<Stream>> streams;
-        size_t open = 0;             // number of streams that have not ended
-        bool connected = false;      // true: all streams are connected
-        std::deque<Outgoing> early;  // frames queued until all streams are connected
-        uint64_t sent = 0;           // number of posts sent
-        uint64_t delivered = 0;      // number of posts delivered
-        bool left = false;           // true: the peer has announced that it leaves
+        size_t open = 0;             // Number of streams that have not ended.
+        bool connected = false;      // True: all streams are connected.
+        std::deque<Outgoing> early;  // Frames queued until all streams are connected.
+        uint64_t sent = 0;           // Number of posts sent.
+        uint64_t delivered = 0;      // Number of posts delivered.
+        bool left = false;           // True: the peer has announced that it leaves.
         std::deque<Partial> partial;
     };
     struct Arrival {
@@ -86,13 +86,13 @@ class TcpTransport final : public Transport {
     Receiver& receiver_;
     Descriptor epoll_, doorbell_;
     std::vector<Peer> peers_;
-    std::atomic<uint64_t> unsent_bytes_{0};         // unsent bytes of all streams and early queues
-    Silence::Clock::time_point silence_checked_{};  // last check for silence
+    std::atomic<uint64_t> unsent_bytes_{0};         // Unsent bytes of all streams and early queues.
+    Silence::Clock::time_point silence_checked_{};  // Last check for silence.
     // Streams that have more input than their sockets report, because it was already read from
     // them.
     std::vector<std::pair<uint32_t, size_t>> buffered_;
-    std::atomic<uint32_t> asleep_{0};  // number of threads that sleep or are about to sleep
-    std::mutex mutex_;                 // guards the arrivals and the list of streams
+    std::atomic<uint32_t> asleep_{0};  // Number of threads that sleep or are about to sleep.
+    std::mutex mutex_;                 // Guards the arrivals and the list of streams.
     std::vector<Arrival> arrivals_;
     bool closed_ = false;
     std::atomic<bool> any_arrivals_{false};

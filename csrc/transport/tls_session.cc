@@ -34,7 +34,7 @@ constexpr unsigned char kSuiteOfKey[] = {0x13, 0x01};
 constexpr std::string_view kIdentity = "unisono";
 constexpr std::string_view kBinding = "EXPORTER-unisono-channel";
 
-constexpr size_t kRecord = 16 << 10;  // the largest record of TLS
+constexpr size_t kRecord = 16 << 10;  // The largest record of TLS.
 // Bytes that are sealed together, and sent by one system call.
 constexpr size_t kBatch = 8 * kRecord;
 constexpr size_t kMostRead = 1 << 30;

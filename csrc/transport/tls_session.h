@@ -105,8 +105,8 @@ class TlsSession {
     std::unique_ptr<ssl_st, Free> ssl_;
     std::vector<char> outgoing_;  // records; the first `sent_` bytes have been sent
     size_t sent_ = 0;
-    size_t begun_ = 0;        // bytes of clear text in the outgoing records
-    uint64_t under_key_ = 0;  // bytes sealed under the current key
+    size_t begun_ = 0;        // Bytes of clear text in the outgoing records.
+    uint64_t under_key_ = 0;  // Bytes sealed under the current key.
     std::vector<char> incoming_;
     size_t begin_ = 0, end_ = 0;
     int error_ = 0;  // errno of the socket

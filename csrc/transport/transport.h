@@ -16,10 +16,10 @@
 namespace unisono {
 
 enum class FrameKind : uint8_t {
-    load = 1,     // some of the data of a post
-    post = 2,     // a rank's new progress; all data of the post are sent before it
-    left = 3,     // the sender closes the group without a failure; its last frame
-    message = 4,  // point-to-point: the first bytes of a message; see p2p/remote_endpoint.h
+    load = 1,     // Some of the data of a post.
+    post = 2,     // A rank's new progress; all data of the post are sent before it.
+    left = 3,     // The sender closes the group without a failure; its last frame.
+    message = 4,  // Point-to-point: the first bytes of a message; see p2p/remote_endpoint.h.
     // The sender's group has failed. The frame holds the fault, and the text as its payload. It is
     // the sender's last frame.
     failed = 5,
@@ -27,12 +27,12 @@ enum class FrameKind : uint8_t {
     data = 6,
     // Asks for the bytes of message `number` after the first ones.
     grant = 7,
-    credit = 8,  // gives `number` bytes of credit for eager messages
+    credit = 8,  // Gives `number` bytes of credit for eager messages.
     // Tells that messages are held back: `number` changes with each new one, and is 0 if there is
     // none.
     held = 9,
-    question = 10,  // asks for a held-back message with the tag `place`
-    denied = 11,    // answers question `number`: no held-back message has the tag
+    question = 10,  // Asks for a held-back message with the tag `place`.
+    denied = 11,    // Answers question `number`: no held-back message has the tag.
 };
 
 // Returns true for point-to-point frames. All point-to-point frames to a peer use one connection,
@@ -51,11 +51,11 @@ struct Frame {
     FrameKind kind;
     uint8_t size_class;  // load, post: the sender's size class of staging buffers
     uint8_t pad[2];
-    uint32_t loads;     // post: number of its `load` frames; message: 1 if it answers a question
-    uint64_t number;    // load, post: number of the post, from 1; others: see FrameKind
-    uint64_t place;     // load, post: offset in the staging buffers; message, question: tag
-    uint64_t bytes;     // bytes of the payload
-    uint64_t progress;  // post: the sender's progress; message: bytes of the whole message
+    uint32_t loads;     // Post: number of its `load` frames; message: 1 if it answers a question.
+    uint64_t number;    // Load, post: number of the post, from 1; others: see FrameKind.
+    uint64_t place;     // Load, post: offset in the staging buffers; message, question: tag.
+    uint64_t bytes;     // Bytes of the payload.
+    uint64_t progress;  // Post: the sender's progress; message: bytes of the whole message.
     // Post: the sender's most recent call. Message: only `kind` is set, to the element type.
     // Failed: only `kind` is set, to the fault.
     LastCall called;
@@ -112,7 +112,7 @@ class Transport {
     // Returns true if callers' memory is still to be sent.
     [[nodiscard]] virtual bool reads_in_place() const noexcept = 0;
     // Returns true if pending transfers need this rank to poll during other waits. A message
-    // library may delay a transfer that it has reported as sent until the next poll.
+    // library may report a transfer as sent, but send the data only at the next poll.
     [[nodiscard]] virtual bool needs_polling() const noexcept { return !idle(); }
     // Returns true if there is, or was, a connection to the peer.
     [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
