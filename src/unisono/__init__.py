@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from unisono.controller import Controller
     from unisono.simulator import simulate
 
-# Loaded on first use. Importing torch imports this package through its plug-in entry point; that
-# import must be cheap and load no native code.
+# Loaded on first use. Torch, when imported, imports this package through the plug-in entry point,
+# so importing this package must be cheap and load no native code.
 _LAZY = {
     "Communicator": "unisono.communicator",
     "Controller": "unisono.controller",

@@ -97,7 +97,7 @@ def trace_text(events: Iterable[TraceEvent], *, base_ns: int = 0, **others: Any)
 
 
 def lanes(spans: Sequence[tuple[float, float]], *, nest: bool = False) -> list[int]:
-    """Returns the number of a lane (a row of the drawn trace) for each span (begin, end). Without
+    """Returns the index of a lane (a row of the drawn trace) for each span (begin, end). Without
     `nest`, the spans of a lane do not overlap.
 
     With `nest`, a span may also lie inside another span of its lane. Uses the fewest lanes without
@@ -109,7 +109,7 @@ def lanes(spans: Sequence[tuple[float, float]], *, nest: bool = False) -> list[i
     [0, 0, 1]
     """
     found = [0] * len(spans)
-    open_ends: list[list[float]] = []  # by lane: ends of spans not yet ended, outermost first
+    open_ends: list[list[float]] = []  # for each lane, the ends of its open spans, outermost first
     for index in sorted(range(len(spans)), key=lambda i: (spans[i][0], -spans[i][1])):
         begun, ended = spans[index]
         found[index] = lane = _lane_for(open_ends, begun, ended, nest)

@@ -1,4 +1,4 @@
-"""Temporary folders. To make one also removes those that killed processes have left behind."""
+"""Makes temporary folders, and deletes those that killed processes have left behind."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Settings:
     """Interfaces for connections to other hosts, in NCCL's syntax. Empty: all interfaces that reach
     other hosts."""
     ip_version: int | None = None
-    """IP version of these interfaces' addresses: 4 or 6. None: 4 if an interface has both."""
+    """IP version of the addresses of `interface`: 4 or 6. None: 4 if an interface has both."""
     rails: int | None = None
     """Maximum number of interfaces to use. None: all."""
     host_id: str = ""
@@ -213,7 +213,7 @@ class TimelineSettings:
 
 
 def timeline_settings(environ: Mapping[str, str] = os.environ) -> TimelineSettings:
-    """Returns the settings of timelines. Raises `ValueError` for a wrong number of events.
+    """Returns the settings of timelines. Raises `ValueError` for an invalid number of events.
 
     >>> timeline_settings({"UNISONO_TIMELINE_EVENTS": "0"}).events
     0
@@ -282,7 +282,7 @@ def export_to_torch(found: World, port: int, environ: os._Environ[str] = os.envi
     are all on this host. Rank 0's store listens on `port`.
     """
     for name in [name for name in environ if name.startswith("TORCHELASTIC_")]:
-        del environ[name]  # of a torchrun that started this program, for its own store
+        del environ[name]  # these describe the torchrun that started this program, and its store
     environ["RANK"] = environ["LOCAL_RANK"] = str(found.rank)
     environ["WORLD_SIZE"] = environ["LOCAL_WORLD_SIZE"] = str(found.size)
     environ["MASTER_ADDR"] = "127.0.0.1"

@@ -23,7 +23,7 @@ MPI = "mpi:"
 DERIVED_PORTS = range(61440, 65536)
 """Ports of a rendezvous for which the launcher names only the host."""
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred of Linux: process, user and group number
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of Linux: the IDs of process, user and group
 _MPIEXEC = re.compile(r"prte(?:run)?-(?P<host>.+)-(?P<pid>\d+)@\d+")
 
 
@@ -128,8 +128,8 @@ def _open_mpi(environ: Mapping[str, str]) -> _Launch | None:
     mpiexec = _MPIEXEC.fullmatch(job)
 
     def place() -> str | None:
-        # Slurm's variables name the hosts of the ranks. Without Slurm, only mpiexec's own host is
-        # known, from the job's name.
+        # Slurm's variables name the hosts of the ranks. Without Slurm, only the host of mpiexec is
+        # known, because the job's name contains it.
         pid = int(mpiexec["pid"]) if mpiexec else 0
         first = _first_host_of_slurm(environ) or (mpiexec and mpiexec["host"])
         return f"{TCP}{_netloc(first, _port(pid, 0))}/{job}" if first else None
@@ -162,8 +162,8 @@ def _mpich(environ: Mapping[str, str]) -> _Launch | None:
 
 
 def _hydra_proxy(environ: Mapping[str, str]) -> int:
-    """Returns the process number (pid) of the launcher that started this host's ranks. It serves as
-    the name of the job.
+    """Returns the process ID (pid) of the launcher that started this host's ranks. The pid serves
+    as the name of the job.
 
     Hydra, the launcher of MPICH, has no job name. The launcher is the parent process, unless a
     shell script runs in between. The launcher also created the socket through which each rank talks
@@ -174,7 +174,7 @@ def _hydra_proxy(environ: Mapping[str, str]) -> int:
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         finally:
-            connection.detach()  # without closing the socket, which MPI still uses
+            connection.detach()  # MPI still uses the socket, so it must not be closed
         pid = int(_CREDENTIALS.unpack(raw)[0])
         if pid > 0:
             return pid

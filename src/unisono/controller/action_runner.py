@@ -154,7 +154,7 @@ class ActionRunner:
             self._planned.leave()
             finished = self.plan
             self.plan = self._plan_of(adopt)
-            if finished is not None:  # it may hold tensors submitted after its last pass
+            if finished is not None:  # the old plan may hold tensors submitted after its end
                 for handle in finished.unlaunched():
                     self.plan.add(self.plan.tensors[handle.name], handle)
             return self._enter_plan(adopt.carried)
@@ -170,7 +170,8 @@ class ActionRunner:
             self._planned.leave()
             for name in names:
                 plan.add(plan.tensors[name], self.open[name])
-            # A trial records the time of each submission, which happens only with the lock.
+            # A trial needs the time of each submission, and submissions without the lock record no
+            # time.
             if not (plan.stopped or isinstance(plan, TrialPlan)):
                 self._planned.follow(plan.tensors.values())
             self._changed.notify_all()  # wakes threads that wait for a bucket

@@ -13,8 +13,10 @@ from unisono.communicator import Communicator, Work, wait_for_message
 from unisono.controller.messages import Message, decode, encode
 from unisono.errors import CommunicationError
 
-_MESSAGES, _WAKE = 1, 2  # tags of the ranks' messages, and of the message of `wake`
-_FOREVER_S = 1e9  # an idle controller waits without a timeout
+# Tags of the ranks' messages, and of the message that `wake` sends.
+_MESSAGES, _WAKE = 1, 2
+# The communicator practically never times out, because an idle controller waits without a limit.
+_FOREVER_S = 1e9
 _SILENCE_S = 1.0
 _IDLE_S = 3600.0
 
@@ -68,8 +70,8 @@ class Channel:
             self._keep(self._comm.send(self._nothing, self.rank, _WAKE, async_op=True))
 
     def stop(self) -> None:
-        """Ends the receiving loop, after up to a second for messages that are still being sent. The
-        thread of the loop calls this after its last message.
+        """Tells the receiving thread to end, then waits up to a second for messages that are still
+        being sent. The thread of the loop calls this after its last message.
         """
         self.closed = True
         with suppress(CommunicationError):

@@ -37,7 +37,7 @@ class ControllerStats:
     plan_changes: int
     """Number of times that the ranks adopted or left a frozen plan."""
     wait_s: float
-    """Seconds that handles waited until all ranks had submitted the tensor."""
+    """Total seconds in which handles waited until all ranks had submitted their tensors."""
 
 
 class Controller:
@@ -118,8 +118,8 @@ class Controller:
     def all_reduce(self, name: str, x: Array, op: str = "sum", *, priority: int = 0) -> Handle:
         """Reduces `x` over all ranks, in place, once all ranks have submitted `name`.
 
-        `op` is as for `Communicator.all_reduce`, except functions and `premul_sum`. Of tensors that
-        are ready at the same time, the one with the highest `priority` runs first.
+        `op` may be any reduction of `Communicator.all_reduce` except functions and `premul_sum`. Of
+        tensors that are ready at the same time, the one with the highest `priority` runs first.
 
         Raises `ValueError` if the previous tensor of this name has not ended.
         """

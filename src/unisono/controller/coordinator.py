@@ -91,7 +91,8 @@ class Coordinator:
                 return [m.Left(source), *(self._resume() if self.stopping else [])]
             case m.AskStalls():
                 return [m.Stalls(self._stalls(now_s))]
-        return []  # sent before the plan last changed; the sender announces its tensors again
+        # The message was sent before the plan last changed. Its sender announces the tensors again.
+        return []
 
     def _is_current(self, epoch: int) -> bool:
         return epoch == self.epoch and not self.stopping
@@ -126,7 +127,7 @@ class Coordinator:
         return decided
 
     def _runs(self, agreed: dict[str, Request]) -> list[m.Message]:
-        shares: dict[tuple[int, ...], list[Request]] = {}  # by the ranks that have the tensors
+        shares: dict[tuple[int, ...], list[Request]] = {}  # key: the ranks that have the tensors
         for name, request in agreed.items():
             shares.setdefault(tuple(sorted(self.table[name])), []).append(request)
         return [
@@ -219,8 +220,8 @@ class Coordinator:
     def _freeze(self, plan: NextPlan) -> list[m.Message]:
         self.epoch += 1
         self.frozen, self.plan_buckets = True, len(plan.buckets)
-        # Forgets the waiting tensors. Each rank adds its tensors to the plan, or announces them
-        # again.
+        # Rank 0 can forget the waiting tensors, because each rank now adds its tensors to the plan
+        # or announces them again.
         self.table.clear()
         self.since_s.clear()
         self.finished.clear()
@@ -271,8 +272,8 @@ class Coordinator:
 
 
 def _merged(requests: dict[int, Request]) -> Request:
-    """Returns one request in place of those of all ranks, with their latest phase and highest
-    priority.
+    """Returns one request that stands for the requests of all ranks. It has the latest phase and
+    the highest priority of these requests.
     """
     request = next(iter(requests.values()))
     uneven = len({each.shape for each in requests.values()}) > 1

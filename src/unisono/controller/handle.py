@@ -14,7 +14,7 @@ _IN_PLACE = ("all_reduce", "broadcast")
 
 
 class Owner(Protocol):
-    """The methods of the controller's loop that handles call."""
+    """What a handle needs of the controller's loop: the methods that it calls."""
 
     def wait_for_flight(self, handle: Handle, timeout_s: float | None, is_late: bool) -> None:
         """Waits until the handle has a flight (its collective has begun) or has ended. Raises
@@ -24,8 +24,8 @@ class Owner(Protocol):
         """
 
     def count_wait(self) -> None:
-        """Counts a wait of the program for a tensor. The count is the phase of tensors submitted
-        later.
+        """Counts one more time that the program has waited for a tensor. Tensors submitted later
+        have the count as their phase.
         """
 
     @property
@@ -84,8 +84,8 @@ class Handle:
         return self._result
 
     def _settle(self, flight: Flight, timeout_s: float | None) -> bool:
-        """Waits for the end of the flight. Returns True if this took so long that it also looked
-        for late ranks.
+        """Waits for the end of the flight. Returns True if the wait was so long that the handle has
+        looked for late ranks.
         """
         warn_s = self._owner.stall_warning_s
         if timeout_s is not None and timeout_s <= warn_s:
@@ -178,7 +178,7 @@ class Flight:
                 return
             self.ran = getattr(self.pending, "ran", True)
             if self.ran and self._divisor == 1 and self._is_in_place():
-                for handle in self.handles:  # its result is the submitted array
+                for handle in self.handles:  # the result is the array that was submitted
                     handle._done = True
                     handle.flight = None
             else:

@@ -46,9 +46,12 @@ from unisono.errors import (
 from unisono.timeline import CONTROLLER_THREAD, EventKind, TimelineWriter
 
 _SUBMITTED, _WAITED = int(EventKind.SUBMITTED), int(EventKind.WAITED)
-_CLOSE_S = 5.0  # limit for a closing controller to send its last message
-_ANSWER_S = 1.0  # limit for rank 0's answer to the question which tensors wait
-_ANNOUNCE_S = 0.1  # wait for ranks that have just left a plan to announce tensors
+# Maximum time in which a closing controller sends its last message.
+_CLOSE_S = 5.0
+# Maximum time in which rank 0 answers the question which tensors wait.
+_ANSWER_S = 1.0
+# Time in which ranks that have just left a plan can announce their tensors before a warning.
+_ANNOUNCE_S = 0.1
 
 
 class Loop:
@@ -175,8 +178,8 @@ class Loop:
             self._groups.update(dict.fromkeys(names, tuple(names)))
 
     def count_wait(self) -> None:
-        """Counts a wait of the program for a tensor. The count is the phase of tensors submitted
-        later.
+        """Counts one more time that the program has waited for a tensor. Tensors submitted later
+        have the count as their phase.
         """
         self._waits += 1
 
@@ -220,8 +223,8 @@ class Loop:
             raise
 
     def _settle_ended(self, handle: Handle) -> None:
-        """Ends a handle if its flight has ended, although no thread waits for it. The caller must
-        hold the lock.
+        """Ends a handle whose flight has ended, in case no thread has waited for the handle. The
+        caller must hold the lock.
         """
         flight = handle.flight
         if flight is not None and flight.has_ended():
@@ -282,7 +285,7 @@ class Loop:
         """Leaves the plan if the program waits for a bucket that this rank may never fill."""
         plan = self._runner.plan
         if plan is None or plan.stopped or self._entering:
-            return  # if `_entering`, tensors on their way may fill the bucket
+            return  # tensors that are now being submitted may fill the bucket
         tensor = plan.tensors.get(handle.name)
         if tensor is not None and tensor.handle is handle:
             self._post(CannotFollow(plan.epoch, plan.lacking(handle.name)))
@@ -338,7 +341,7 @@ class Loop:
             self._joining = False
             last = self._last()
             if last is not None:
-                return last  # even if other ranks have closed their controllers since
+                return last  # valid even if other ranks have since closed their controllers
             self._require_usable()
             raise TimeoutError(f"not all ranks have joined after {limit_s:g} s (timeout)")
 

@@ -21,8 +21,8 @@ from unisono.errors import UnisonoError
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The sender has submitted these tensors. Rank 0 ignores the message if the plan has changed
-    since (`epoch`).
+    """The sender has submitted these tensors. Rank 0 ignores the message if its `epoch` has ended,
+    because the plan has then changed.
     """
 
     epoch: int

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from unisono.controller.request import Request
 
 FREEZE_AFTER = 2
-"""Steps with the same tensors before the first plan is frozen."""
+"""Number of consecutive steps with the same tensors before the first plan is frozen."""
 
 _MOST_STEPS = 1024
-_LASTING_PASSES = 16  # leaving a plan after fewer passes doubles `freeze_after`
-_SIDE_RUNS = 3  # how often a tensor outside the plan may run before the ranks leave the plan
+# If the ranks leave a plan after fewer passes than this, `freeze_after` doubles.
+_LASTING_PASSES = 16
+# The ranks leave the first plan when a tensor has run this many times outside the plan.
+_SIDE_RUNS = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class PlanFreezing:
     """The tensors of the current step and of the last step, and the decisions that follow."""
 
     freeze_after: int = FREEZE_AFTER
-    """Consecutive steps with the same tensors before the next plan is frozen."""
+    """Number of consecutive steps with the same tensors before the next plan is frozen."""
     step: dict[str, Request] = field(default_factory=dict)
     """The tensors that have run since the current step began."""
     last_step: dict[str, Request] = field(default_factory=dict)
@@ -34,7 +36,7 @@ class PlanFreezing:
     alike: int = 0
     """Number of consecutive steps with the same tensors."""
     side_runs: Counter[str] = field(default_factory=Counter)
-    """Runs of each tensor outside the plan since the plan began."""
+    """Number of times that each tensor has run outside the plan since the plan began."""
     side_limit: int = _SIDE_RUNS
 
     def copy(self) -> PlanFreezing:

@@ -109,7 +109,7 @@ def disagreement(requests: Mapping[int, Request]) -> str | None:
 
 def _compared(request: Request, what: str) -> Any:
     if what == "shape" and request.operation == "all_gather":
-        return ("any", *request.shape[1:]) if request.shape else ()  # the lengths may differ
+        return ("any", *request.shape[1:]) if request.shape else ()  # first dimensions may differ
     return getattr(request, what)
 
 

@@ -17,7 +17,7 @@ _MOST_LAYOUTS = 12
 def save_bottleneck_plot(
     predictions: Sequence[Prediction], path: str | Path, *, title: str = ""
 ) -> None:
-    """Writes a PNG or SVG of four panels, the first three about the first (best) prediction.
+    """Writes a PNG or SVG with four panels: three of the first (best) prediction, one of all.
 
     Memory: bytes of a device by kind and stage, below its capacity. Performance: seconds of a step
     for computation, for waits and for exchanges. Communication: seconds of exchanges that

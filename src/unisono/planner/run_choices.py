@@ -72,7 +72,7 @@ class RunModel:
 
     def fastest(self, layout: Layout) -> tuple[Layout, int, str, dict[str, float]]:
         """Returns the fastest choice that fits in memory, or if none fits, the choice that needs
-        the least.
+        the least memory.
 
         A choice has the layout, micro batch, recomputation and times by kind.
         """

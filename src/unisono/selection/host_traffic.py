@@ -76,8 +76,8 @@ def traffic(schedule: Schedule, hosts: Hosts) -> HostTraffic:
 
 
 def _busiest(rounds: Numbers, src: Numbers, dst: Numbers) -> int:
-    """Returns the number of messages of the busiest rank (or host) in each round, summed over all
-    rounds.
+    """Returns a sum over all rounds: the number of messages that the round's busiest rank (or host)
+    sends and receives.
     """
     total = 0
     for number in np.unique(rounds):

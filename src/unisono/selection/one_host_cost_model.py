@@ -1,4 +1,4 @@
-"""Cost of an algorithm on one host: the sum of rounds, bytes and reductions, each times a constant.
+"""Cost of an algorithm on one host: a constant time for each round, byte and reduced byte.
 
 The model is that of Hockney, "The communication challenge for MPP" (1994). Its term for reductions
 follows Thakur, Rabenseifner, Gropp (2005). The ranks share memory and may share cores. The time is
@@ -59,7 +59,7 @@ class CostLine(NamedTuple):
 
 
 class RoundWork(NamedTuple):
-    """Work of one rank: the factor of each of the `Constants`.
+    """Work of one rank in a call: how many times the call takes each of the `Constants`.
 
     `written` and `reduced` are multiples of the message's bytes.
     """
@@ -165,7 +165,7 @@ def fastest(
     lines: dict[str, CostLine] = {}
     for name in sorted(names(op), key=lambda name: (name not in _SIMPLE, name)):
         if find(op, name).for_hosts:
-            continue  # an algorithm that saves traffic between hosts
+            continue  # this algorithm is only for ranks on several hosts
         try:
             lines[name] = line(op, name, ranks=ranks, cores=cores, constants=constants)
         except UnsupportedError:

@@ -31,7 +31,7 @@ MODEL_SOURCE = "cost model"
 _PREDICTION_LOCK = threading.RLock()
 """Serialises predictions. So ranks that are threads of one process compute each prediction only
 once."""
-os.register_at_fork(  # else a forked child could inherit a lock that no thread releases
+os.register_at_fork(  # so that a forked child does not inherit a lock that no thread releases
     before=_PREDICTION_LOCK.acquire,
     after_in_parent=_PREDICTION_LOCK.release,
     after_in_child=_PREDICTION_LOCK.release,
@@ -78,7 +78,8 @@ class SelectionTable:
         dtype_bytes: int | None = None,
         demands: Demands = ANYTHING,
     ) -> SelectedRule:
-        """Returns the rule for a call with `nbytes` in the larger of the caller's input and output.
+        """Returns the rule for a call. `nbytes` is the size of the larger of the caller's input and
+        output.
 
         `hosts` are the ranks of each host, or None for a single host. The cost model also respects
         `demands`.

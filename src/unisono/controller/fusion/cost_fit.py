@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 
 from unisono.controller.fusion.fusion_times import LinkCost
 
-_SPAN = 2.0  # the largest bucket of a fit must have so many times the bytes of the smallest
-_OUTLIER = 3 * 1.4826  # limit in median errors: 3 standard deviations of a normal variable
+# The largest bucket of a fit must have at least this many times the bytes of the smallest bucket.
+_SPAN = 2.0
+# A time is an outlier if its error exceeds this many times the median error. If errors are normally
+# distributed, this limit is 3 standard deviations.
+_OUTLIER = 3 * 1.4826
 
 Floats = NDArray[np.float64]
 

@@ -40,8 +40,8 @@ class FusionReport:
     """Median seconds of a step with the old plan, measured in the comparison of both plans."""
     measured_after_s: float | None = None
     gain: float | None = None
-    """Fraction of the step time that the new plan saves. It is measured in pairs of blocks of
-    steps, one block with each plan; this is the median over the pairs."""
+    """Fraction of the step time that the new plan saves: the median over pairs of blocks of steps.
+    In each pair, one block has the old plan and one has the new plan."""
     faster_pairs: int = 0
     """Number of pairs of blocks in which the new plan was faster than the old plan."""
     pairs: int = 0

@@ -70,8 +70,10 @@ def best_ends(
     """
     count = len(ready_s)
     before = np.concatenate([[0.0], np.cumsum(np.asarray(nbytes, float))])
-    finished = np.zeros(count + 1)  # at j: earliest end of the first j gradients
-    begins = np.zeros(count + 1, int)  # at j: first gradient of the last bucket in this solution
+    # `finished[j]` is the earliest time at which the first j gradients can have ended. In the
+    # solution with this time, `begins[j]` is the first gradient of the last bucket.
+    finished = np.zeros(count + 1)
+    begins = np.zeros(count + 1, int)
     for end in range(1, count + 1):
         first = 0 if firsts is None else firsts[end - 1]
         starts_s = np.maximum(finished[first:end], ready_s[end - 1])

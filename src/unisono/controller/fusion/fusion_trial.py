@@ -86,7 +86,7 @@ class TrialClock:
     def note_submission(self, tensor: int) -> None:
         """Records the submission of a tensor, given by its index in the plan."""
         now_ns = self._last_ns = self._now_ns()
-        number = self._submissions[tensor]  # its pass: it may be one pass ahead of other tensors
+        number = self._submissions[tensor]  # this tensor's pass; others may be one pass behind
         self._submissions[tensor] = number + 1
         if number >= len(self._trial.order):
             return

@@ -39,10 +39,15 @@ from unisono.controller.fusion.trial_results import bucket_times, pair_times, sl
 from unisono.controller.fusion.tuning_settings import TuningSettings
 from unisono.controller.request import Request
 
-_MOST_UNITS = 4096  # the time of dynamic programming grows with the square of this number
-_MOST_BYTES = 1 << 30  # of all tensors together: each plan of a trial has buffers of this size
-_MOST_SETS = 8  # sets of tensors that are tuned; later sets keep their buckets
-_MOST_TRIES = 4  # attempts to tune one set; an attempt fails if the ranks leave a trial
+# Maximum number of units that are tuned. The time to choose their buckets grows with the square of
+# the number of units.
+_MOST_UNITS = 4096
+# Maximum bytes of all tensors of a tuned plan. Each plan of a trial has buffers of that size.
+_MOST_BYTES = 1 << 30
+# Maximum number of sets of tensors that are tuned. Later sets keep their buckets.
+_MOST_SETS = 8
+# Maximum number of attempts to tune one set. An attempt fails if the ranks leave a trial.
+_MOST_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

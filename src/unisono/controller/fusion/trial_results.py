@@ -35,7 +35,8 @@ def slowest_s(by_rank: Sequence[Sequence[int]]) -> list[float]:
 def bucket_times(
     own: Sequence[Bucket], trial: Trial, times: Sequence[PassTimes], first: int
 ) -> tuple[list[float], list[float]]:
-    """Returns the sizes and times of both plans' all_reduces, from the pass `first` on.
+    """Returns the sizes and times of all_reduces, from the pass `first` on. They are those of the
+    plan's own buckets, then those of the trial's other buckets.
 
     The time that an early rank measures includes its wait for the other ranks. So the time of a
     bucket in a pass is the minimum over the ranks. The result is the median over the passes.

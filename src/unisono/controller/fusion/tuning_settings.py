@@ -61,5 +61,6 @@ class TuningSettings:
         >>> TuningSettings().most_steps
         133
         """
-        trials = 1 + math.ceil(self.pairs / self.trial_pairs)  # each trial has one more step
+        # Each trial ends with one more step, whose time is not measured.
+        trials = 1 + math.ceil(self.pairs / self.trial_pairs)
         return 4 * self.warm_up + self.measured + 2 * self.pairs * self.block + trials

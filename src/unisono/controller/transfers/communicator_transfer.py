@@ -16,7 +16,7 @@ from unisono.controller.transfers.transfer import Job, Pending, PendingVote, Rem
 def duplicate(comm: Communicator) -> Communicator:
     """Returns a new communicator of the same ranks. Collective."""
     part = comm.split(0, comm.rank)
-    assert part is not None  # because all ranks have color 0
+    assert part is not None  # each rank passes color 0, so each belongs to the group
     return part
 
 

@@ -49,7 +49,7 @@ class LinkTransfer:
         return _OnLink(self._transfer.begin(job), *self._times_s(job.arrays))
 
     def prepare(self, job: Job) -> VotedJob:
-        """Prepares a voted job, each run of which the link carries."""
+        """Prepares a voted job. The link carries each of its runs."""
         return _VotedJobOnLink(self._transfer.prepare(job), self._times_s)
 
     def begin_void(self) -> PendingVote:
@@ -64,7 +64,7 @@ class LinkTransfer:
         self._transfer.close()
 
     def _times_s(self, arrays: tuple[Array, ...]) -> tuple[float, float]:
-        """Returns the times at which the link begins to carry the arrays and has carried them."""
+        """Returns the times at which the link begins and finishes carrying the arrays."""
         now_s = time.perf_counter()
         if not self.enabled:
             return now_s, now_s
@@ -114,9 +114,7 @@ class _OnLink:
         return not self.ran or time.perf_counter() >= self._due_s
 
     def times_ns(self) -> tuple[int, int] | None:
-        """Returns the `time.monotonic_ns` at which the link begins to carry the job and has carried
-        it.
-        """
+        """Returns the `time.monotonic_ns` at which the link begins and ends its work on the job."""
         return round(self._begun_s * 1e9), round(self._due_s * 1e9)
 
     @property

@@ -16,8 +16,8 @@ from unisono.controller.transfers.transfer import (
 )
 from unisono.timeline import EventKind, TimelineWriter
 
-# Event kinds as plain numbers: to read them from the enumeration takes half as long as to record an
-# event.
+# Event kinds as plain integers. To read a kind from the enumeration at each event would add half of
+# the time that it takes to record the event.
 _LAUNCHED, _FUSED = int(EventKind.LAUNCHED), int(EventKind.FUSED)
 _WAITED, _TRANSFERRED = int(EventKind.WAITED), int(EventKind.TRANSFERRED)
 _PLANNED = int(EventKind.PLANNED)
@@ -62,8 +62,8 @@ class RecordedTransfer:
 
 
 class _RecordedVotedJob:
-    """A voted job, the bucket of a plan, whose runs are recorded. Its tensors are recorded only in
-    every 32nd run.
+    """A voted job whose runs are recorded. The job carries a bucket of a plan, and the tensors of
+    the bucket are recorded only in every 32nd run.
     """
 
     __slots__ = ("_bucket", "_first", "_inner", "_names", "_runs", "_timeline")

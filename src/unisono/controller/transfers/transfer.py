@@ -83,7 +83,7 @@ class Transfer(Protocol):
 
 
 class RemadeJob:
-    """A voted job of a transfer that prepares nothing: it makes a new job for each run."""
+    """A voted job for transfers that cannot prepare jobs. Each run begins a new job."""
 
     def __init__(self, begin: Callable[[Job], PendingVote], job: Job) -> None:
         """`begin` is the transfer's function that begins a voted job."""

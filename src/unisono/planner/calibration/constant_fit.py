@@ -1,9 +1,10 @@
 """Fits the constants to measured runs: `python -m unisono.planner.calibration.constant_fit`.
 
-The fit minimises two kinds of logarithms, with a robust loss: of the predicted over the measured
-time of each run, and of each constant over its prior value. It needs SciPy. Runs are weighted so
-that a family of n runs counts as n^(1/2). For cross-validation, the constants are also fitted
-without each family (a fold). The errors of all fits give the widths of the 80 % interval.
+The fit minimises a robust loss of two kinds of logarithms: that of the predicted over the measured
+time, for each run, and that of the value over the prior value, for each constant. It needs SciPy.
+Runs are weighted so that a family of n runs counts as n^(1/2). For cross-validation, the constants
+are also fitted without each family (a fold). The errors of all fits give the widths of the 80 %
+interval.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def informing_families(
 
 
 def thinned(runs: Sequence[MeasuredRun], largest: int = 150) -> list[MeasuredRun]:
-    """Returns every k-th run of families with more than `largest` runs, and all other runs."""
+    """Returns at most `largest` runs of each family: all of a small family, every k-th of a
+    large one.
+    """
     families = [run.family for run in runs]
     found, seen = [], dict.fromkeys(families, 0)
     for run, family in zip(runs, families, strict=True):
@@ -138,8 +141,8 @@ def thinned(runs: Sequence[MeasuredRun], largest: int = 150) -> list[MeasuredRun
 
 
 def write_fit(path: Path) -> None:
-    """Fits the constants to all runs, and for each family to all other runs (a fold). Writes all of
-    them to a file like `data/constants.json`.
+    """Fits the constants to all runs, then once more without each family (a fold). Writes the
+    constants of all fits to a file like `data/constants.json`.
     """
     document = json.loads(json.dumps(constants_document()))
     runs = thinned(measured_runs())
@@ -165,8 +168,8 @@ def write_fit(path: Path) -> None:
 
 
 def _add_shared_shares(document: dict[str, Any], folds: Mapping[str, CalibratedConstants]) -> None:
-    """Adds to the document the shares of error variance that similar runs have in common: from all
-    runs, and for each fold from its runs.
+    """Adds to the document the shares of error variance that similar runs have in common. They are
+    computed once from all runs, and once for each fold from the runs of the other families.
     """
     runs = measured_runs()
     for name, share in shared_shares(runs, folds).items():

@@ -25,8 +25,8 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class _Errors:
-    """Logarithms of predicted over measured times of one family, and the squared share of each
-    cause in each error.
+    """Errors of one family: for each run, the logarithm of predicted over measured time, and the
+    squared factor of each cause of errors (`deviation_shares`).
     """
 
     shares: _Floats
@@ -86,8 +86,8 @@ def _none_negative(shares: _Floats, targets: _Floats) -> _Floats:
 
 
 def _scale(parts: Sequence[_Errors], variances: _Floats) -> float:
-    """Returns the factor for all deviations with which the interval holds the wanted share of the
-    runs.
+    """Returns the factor by which to multiply all deviations, so that the interval holds the wanted
+    share of the runs.
     """
     low, high = 0.1, 10.0
     for _ in range(40):

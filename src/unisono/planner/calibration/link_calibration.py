@@ -158,7 +158,7 @@ def _least_deviations(
         if start < 0:
             start, inverse = 0.0, float(second @ wanted / (second @ second))
         fitted = columns @ np.array([start, inverse])
-        larger = np.maximum(scale, fitted)  # so the error of an outlier is at most 1
+        larger = np.maximum(scale, fitted)  # so that no relative error exceeds 1
         errors = np.abs(fitted - targets) / larger
         weights = 1 / larger / np.sqrt(np.maximum(errors, 1e-3))
     return float(start), float(inverse)

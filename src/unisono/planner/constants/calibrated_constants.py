@@ -95,8 +95,8 @@ class CalibratedConstants:
     """Standard deviation of the logarithm of measured over predicted time, for each cause of
     errors."""
     shared: Mapping[str, float] = field(hash=False)
-    """Shares of the error's variance that two runs have in common because they share the machine,
-    the model or the work of each device."""
+    """Shares of the error's variance that are common to two runs of the same machine, model or work
+    of each device."""
 
     def matmul(self, architecture: str, precision: str) -> float:
         """Returns the share of the peak that large matrix products reach."""

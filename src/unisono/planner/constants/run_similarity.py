@@ -22,8 +22,8 @@ class RunSimilarity(NamedTuple):
     work: tuple[object, ...]
 
     def shared(self, other: RunSimilarity, shares: Mapping[str, float]) -> float:
-        """Returns the correlation of the errors of two runs: the sum of the `shares` of what they
-        have in common.
+        """Returns the correlation of the errors of two runs: the sum of the `shares` of those
+        properties that are equal in both runs.
         """
         if self.machine != other.machine:
             return 0.0

@@ -39,10 +39,10 @@ class Device:
     per_host: int = 8
     """Usual number of devices of one NVLink domain."""
     clock: float = 1.0
-    """Sustained clock rate, as a share of that of the device with full power in this
-    architecture."""
+    """Sustained clock rate, as a share of the clock rate of this architecture's full-power
+    device."""
     watts: float | None = None
-    """Power of the data sheet. None: not known."""
+    """Power in watts, from the data sheet. None: not known."""
     price_per_hour: float | None = None
     """Price of an hour, in any currency. None: not known; the catalogue has none."""
     source: str = "stated by the user"

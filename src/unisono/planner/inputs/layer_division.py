@@ -52,8 +52,8 @@ def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def stage_kinds(stages: tuple[int, ...], dense_layers: int) -> tuple[tuple[StageKind, int], ...]:
-    """Returns each kind of stage with the number of such stages. The dense layers are the first of
-    the model.
+    """Returns each kind of stage with the number of such stages. The dense layers are the model's
+    first layers.
 
     >>> [(kind.layers, kind.dense, count) for kind, count in stage_kinds((4, 4, 4), 1)]
     [(4, 1, 1), (4, 0, 1), (4, 0, 1)]

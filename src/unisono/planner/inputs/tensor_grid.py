@@ -27,8 +27,9 @@ class TensorGrid(NamedTuple):
     def of(cls, kind: str, tp: int) -> TensorGrid:
         """Returns the grid of a kind of tensor parallelism.
 
-        The grid of 2.5d is d x q x q with the largest q, so with d = 1 it is the grid of 2d. Raises
-        `ValueError` for another kind, and for a `tp` that makes no such grid.
+        The grid of 2.5d is d x q x q with the largest possible q. If this gives d = 1, the grid
+        equals that of 2d. Raises `ValueError` for another kind, and for a `tp` that makes no such
+        grid.
 
         >>> TensorGrid.of("2.5d", 8)
         TensorGrid(depth=2, row=2, column=2)

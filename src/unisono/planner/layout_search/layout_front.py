@@ -103,7 +103,8 @@ def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> lis
             nbytes = option.memory_bytes(run)
             memory = ceil(nbytes / step_bytes) * step_bytes if step_bytes else nbytes
             fitting.append((memory, option))
-    fitting.sort(key=lambda each: each[0])  # stable: options of equal memory stay in bound order
+    # The sort is stable, so options of equal memory stay in the order of their bounds.
+    fitting.sort(key=lambda each: each[0])
     front: list[_Point] = []
     limit_s = float("inf")
     for memory, option in fitting:
@@ -120,8 +121,8 @@ def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> lis
 
 
 def _not_beaten(points: list[_Point], tolerance: float) -> list[_Point]:
-    """Returns the points without those that a point with fewer devices equals or beats in both
-    memory and time, within the tolerance.
+    """Returns the points that are not beaten. A point is beaten if another point, with fewer
+    devices, is at least as good in both memory and time, within the tolerance.
     """
     found: list[_Point] = []
     for point in sorted(points, key=lambda each: each[:3]):

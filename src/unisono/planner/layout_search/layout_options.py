@@ -18,7 +18,7 @@ from unisono.planner.run_choices import RunModel
 
 @dataclass(frozen=True, kw_only=True)
 class OptionRequest:
-    """The training whose combinations are searched. It is sent to the executor's workers."""
+    """The inputs of a search, except the cluster. The executor's workers receive them."""
 
     model: Transformer
     job: Workload
@@ -53,8 +53,9 @@ class OpenLayout:
 class LayoutOption(NamedTuple):
     """A combination of layout, micro batch and recomputation, and the lower bound of its time.
 
-    `place` is the position among all combinations with the same (tp, pp). It orders combinations of
-    equal time, so that the result of a search does not depend on the division of its work.
+    `place` is the position of the option among all combinations with the same (tp, pp). It orders
+    combinations of equal time, so that the result of a search does not depend on how the search is
+    divided among workers.
     """
 
     bound_s: float

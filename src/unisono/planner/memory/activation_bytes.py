@@ -133,7 +133,7 @@ def _alternate_products(
 ) -> float:
     inner = model.expert_ffn * model.top_k if experts else model.ffn
     products = model.query_width + model.key_value_width + (model.matrices - 1) * inner
-    # Only every second product is kept, in 16 bits: 1 byte for each value on average. The output of
-    # attention is kept too.
+    # Only every second matrix product is kept, with 2 bytes for each value. On average, that is 1
+    # byte for each value of all products. The output of attention is kept too.
     kept = products + 2 * _output_width(model)
     return 2 * stream * model.hidden + tokens / tp * kept + 2 * stream * model.hidden

@@ -58,8 +58,8 @@ class MemoryModel:
 
     def _stage_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> Iterator[float]:
         """Yields the bytes of the stages that may need the most memory, without buffers."""
-        # Later stages keep fewer microbatches, so only the first stage of each size may need the
-        # most.
+        # Later stages keep fewer microbatches. So among stages with equally many layers, only the
+        # first may need the most memory, or the last stage of the model, which keeps the logits.
         last = layout.pp - 1
         stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
         for stage in dict.fromkeys((0, last, min(1, last), stages.index(max(stages)))):

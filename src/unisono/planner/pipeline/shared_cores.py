@@ -70,7 +70,7 @@ class _Machine:
     def _advance(self, next_s: float | None) -> None:
         """Computes until a group ends or inputs arrive."""
         if not self._left_s:
-            assert next_s is not None  # `run` has checked it
+            assert next_s is not None  # otherwise `run` has raised an error
             self._now_s = next_s
             return
         rate = min(1.0, self._cores / len(self._left_s))

@@ -16,7 +16,7 @@ _MOST_LABELS = 400
 def save_task_plot(runs: Mapping[str, TaskRun], path: str | Path) -> None:
     """Writes one panel for each run, under its title, as a PNG or SVG.
 
-    Each rank has a row, each task a bar with the number of its microbatch. Tasks of the second and
+    Each rank has a row, and each task a bar, labelled with its microbatch. Tasks of the second and
     later stages of a rank are darker. Raises UnsupportedError without matplotlib.
     """
     rows = max(len(run.spans) for run in runs.values())

@@ -14,7 +14,7 @@ class StageTask(NamedTuple):
     kind: str
     microbatch: int
     stage: int
-    """Number of the stage in the model, counted over all ranks."""
+    """Index of the stage in the model, from 0, counted over all ranks."""
 
 
 TaskGroup: TypeAlias = tuple[StageTask, ...]
@@ -120,8 +120,8 @@ def _are_outside(predecessors: Sequence[StageTask], group: TaskGroup) -> bool:
 
 
 def _predecessors(task: StageTask, stages: int) -> list[StageTask]:
-    """Returns the tasks of which one must have run before this task. The forward task of the first
-    stage needs none.
+    """Returns the tasks that can give this task its input. One of them must have run before this
+    task. Returns no tasks for the forward task of the first stage.
     """
     kind, microbatch, stage = task
     if kind == "F":

@@ -188,7 +188,8 @@ class LayerModel:
     def _converted_bytes(self, shape: Shape) -> float:
         """Returns the bytes moved to convert values to 8 or 4 bits.
 
-        Two bytes are read, and the value and its transpose are written.
+        For each value, two bytes are read, and the converted value is written twice: in the matrix
+        and in its transpose.
         """
         model, tokens = self._model, shape.tokens
         inner = 0.0 if shape.experts else model.ffn / shape.tp

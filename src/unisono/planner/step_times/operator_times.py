@@ -12,9 +12,10 @@ _VALUE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5
 class KernelTimes:
     """Times of kernels of a device in one precision.
 
-    A matrix product takes the longer of its FLOPs at the efficient rate and its bytes at the
-    memory rate (the roofline of Williams, Waterman and Patterson, 2009). The rate falls with the
-    tiles of the last, incomplete wave, and with short inner dimensions.
+    A matrix product takes the longer of two times: that of its FLOPs at the efficient rate, and
+    that of its bytes at the memory rate (the roofline of Williams, Waterman and Patterson, 2009).
+    The efficient rate falls with the tiles of the last, incomplete wave, and with short inner
+    dimensions.
     """
 
     def __init__(self, device: Device, constants: CalibratedConstants, *, precision: str) -> None:

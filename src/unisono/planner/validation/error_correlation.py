@@ -58,7 +58,7 @@ def _errors(runs: Sequence[MeasuredRun], constants: CalibratedConstants) -> list
 
 
 def _products(errors: Sequence[_RunError]) -> dict[str, NDArray[np.float64]]:
-    """Returns, by kind of pair, the mean product of two errors and the mean of their squares."""
+    """Returns two means by kind of pair: of the product of both errors, and of their squares."""
     found: dict[str, list[tuple[float, float]]] = {}
     for a, b in combinations(errors, 2):
         for kind in _kinds(a, b):

@@ -1,4 +1,4 @@
-"""Errors of the planner on published runs, whose families were or were not part of the fit."""
+"""Errors of the planner on published runs, with constants fitted with or without their families."""
 
 from __future__ import annotations
 
