@@ -103,9 +103,9 @@ def _overlap(_: str, document: Document) -> Iterator[str]:
 
 
 def _failures(_: str, document: Document) -> Iterator[str]:
-    yield "`python benchmarks/controller_failures.py`: from the failure (the wrong tensor, the limit"
-    yield "of a stall, the kill of a rank) to the error or warning on the slowest rank. The times are"
-    yield "the largest of seven rounds. After a mismatch or a stall, the group continues to work."
+    yield "`python benchmarks/controller_failures.py`: from the failure (the wrong tensor, the"
+    yield "limit of a stall, the kill of a rank) to the error or warning on the slowest rank. The"
+    yield "times are the largest of seven rounds. After a mismatch or a stall, the group works on."
     yield from ("", *HEAD)
     for row in document["rows"]:
         what = f"{row['case']}, n = {row['ranks']}: milliseconds until all ranks know"
