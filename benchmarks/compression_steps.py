@@ -58,8 +58,8 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Median over the rounds of a compressed step's time over the time of a step without
-        compression.
+        """Median over the rounds of this ratio: the time of a compressed step, divided by that of a
+        step without compression.
         """
         pairs = zip(self.compressed_s, self.dense_s, strict=True)
         return median(compressed_s / dense_s for compressed_s, dense_s in pairs)
@@ -77,7 +77,7 @@ def make_model() -> nn.Module:
 
 
 class Trainer:
-    """Trains a copy of a model, with one compression of its gradients or without compression."""
+    """Trains a copy of a model, with one kind of compression of its gradients, or with none."""
 
     def __init__(
         self, comm: Communicator, model: nn.Module, compression: Compression | None, link: Any
@@ -117,8 +117,8 @@ def measure(rounds: int, round_s: float, link_us: float, link_gbit: float) -> li
     model = make_model()
     link = LinkCost(latency_s=link_us * 1e-6, s_per_byte=8e-9 / link_gbit)
     with unisono.init() as comm:
-        # The simulated link is charged for the submitted bytes. Only with two ranks would a real
-        # link carry exactly these bytes.
+        # The simulated link takes the time for the submitted bytes. A real link would carry exactly
+        # these bytes only between two ranks, so the link is simulated only there.
         wires = {"shared memory": None, **({"link": link} if comm.size == 2 else {})}
         return [
             row

@@ -41,10 +41,12 @@ class Row:
     seconds: dict[str, tuple[float, ...]]
     """Seconds of a call on the slowest rank, by contestant, with one entry per round."""
     peak_bytes: dict[str, int]
-    """Bytes by which a call increases a rank's memory, without the call's inputs, by contestant."""
+    """For each contestant, the bytes by which a call increases a rank's memory, not counting the
+    call's inputs.
+    """
     kept_bytes: dict[str, int]
-    """Bytes by which forward increases a rank's memory (output and data for backward), by
-    contestant.
+    """For each contestant, the bytes by which forward increases a rank's memory (output and data
+    for backward).
     """
 
     def median_s(self, name: str) -> float:
@@ -115,7 +117,7 @@ class Contestants:
         return self.attentions[name](query, key, value)
 
     def attend(self, name: str) -> None:
-        """Runs forward and backward of a kind of context attention, or of one process's."""
+        """Runs forward and backward of a kind of context attention, or of one-process attention."""
         out = self.forward(name)
         if out is not None:
             inputs = self.whole if name == WHOLE else self.mine

@@ -51,7 +51,9 @@ class Row:
     collectives: float
     """Number of collectives that the controller runs in a step."""
     cache_hits: float
-    """Fraction of the tensors in the frozen plan, for which the ranks exchange no messages."""
+    """Fraction of all tensors that is in the frozen plan. For these, the ranks exchange no
+    messages.
+    """
 
     @property
     def added_us(self) -> float:

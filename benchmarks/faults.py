@@ -57,8 +57,8 @@ def main(
 
 
 def write(path: Path, found: list[dict[str, Any]]) -> None:
-    """Writes the results of these faults to the file. Keeps the file's results of other faults if
-    they were measured during the same traffic.
+    """Writes the results of these faults to the file. Keeps the results of other faults in the
+    file, if these faults were measured during the same traffic.
     """
     before = json.loads(path.read_text()) if path.exists() else {}
     kept = before["faults"] if before.get("under_way") == UNDER_WAY else []

@@ -1,5 +1,5 @@
-"""Measures the performance targets between hosts on lab hosts (requires root). Writes one JSON file
-per part.
+"""Runs the measurements for the performance targets between hosts, on lab hosts (requires root).
+Writes one JSON file per part.
 
 Parts with a file in the results folder are not measured again. `python benchmarks/page.py` writes
 the page.

@@ -1,4 +1,5 @@
-"""Compares Unisono with MPI as transport with MPI's own all-reduce, alternating in one run.
+"""Compares two all-reduces that alternate in one run: Unisono's, over MPI as the transport, and
+MPI's own.
 
     mpiexec -n 4 python benchmarks/mpi_transport.py --per-host 2
 

@@ -1,4 +1,4 @@
-"""Measures the cost of a call for its caller: an asynchronous send or receive of 8 bytes.
+"""Measures the time that an asynchronous send or receive of 8 bytes costs its caller.
 
 The same call is made through three interfaces: the native interface, torch's process group, which
 is the part that a backend controls, and `torch.distributed`, which adds checks and wrappers. Calls

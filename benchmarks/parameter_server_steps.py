@@ -1,4 +1,4 @@
-"""Compares a training step with a parameter server with a step with a ring all_reduce.
+"""Compares two kinds of training steps: one uses a parameter server, the other a ring all_reduce.
 
 Every contestant trains the same model on the same four workers. The contestants are the ring and
 parameter servers with 1, 2 and 4 servers, on workers or on dedicated ranks. They alternate. Before
@@ -153,7 +153,9 @@ class AllReduceTraining:
 
 
 def verify(comm: Communicator, nbytes: int, ps: ParameterServer, model: nn.ParameterList) -> None:
-    """Raises `AssertionError` if a few steps give other bits than sums in rank order."""
+    """Raises `AssertionError` if the results of a few steps are not bit by bit those of sums in
+    rank order.
+    """
     reference = AllReduceTraining(comm, nbytes, "direct")
     for step in range(CHECKED_STEPS):
         for net in (model, reference.model):
@@ -179,11 +181,11 @@ def link_s(comm: Communicator, nbytes: int) -> float:
 
 
 class RankSteps:
-    """What this rank runs for all contestants: a training step for each contestant in which it is a
-    worker, and a thread for each contestant in which it is only a server.
+    """What this rank runs: a training step for each contestant in which this rank is a worker, and
+    a thread for each contestant in which this rank is only a server.
 
-    Each step with a parameter server is verified on the workers first: the bits of its result, and
-    the bytes that it sends and receives.
+    The workers first verify each step with a parameter server: the exact result, and the numbers of
+    bytes sent and received.
     """
 
     def __init__(self, world: Communicator, nbytes: int, range_bytes: int | None) -> None:

@@ -91,7 +91,8 @@ class SleepingLayer(nn.Module):
 
     def __init__(self, pass_s: float, *, is_first: bool) -> None:
         """Prepares the weight. On the first stage (`is_first`), torch computes no gradient of the
-        inputs, so the gradient of the weights sleeps twice as long.
+        inputs, so the gradient of the weights sleeps twice as long, and backward takes the same
+        time on all stages.
         """
         super().__init__()
         self.pass_s = pass_s
@@ -124,7 +125,7 @@ def _rows(stages: int, pass_s: float, steps: int, schedules: Sequence[str]) -> I
         layout = Layout(pp=stages, vpp=chunks, schedule=schedule)
         for microbatches in (stages, 2 * stages, 4 * stages):
             if schedule == "dualpipev" and microbatches < 2 * stages:
-                continue  # torch's schedule needs more microbatches
+                continue  # torch's schedule needs at least two microbatches per rank
             run = _sleeping_run(layout, microbatches, pass_s)
             measured = _bubbles(run, microbatches, steps)
             yield Row(

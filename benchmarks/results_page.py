@@ -51,7 +51,7 @@ class Sample:
         return {name: median(rounds) for name, rounds in self.rounds_s.items()}
 
     def within(self, mode: str) -> Sample | None:
-        """Returns the sample with only the rounds before and after which the cores were near (or
+        """Returns the sample with only those rounds at whose start and end the cores were near (or
         far). Returns None if there are too few such rounds.
         """
         far = [probe_s >= FAR_S for probe_s in self.probes_s]

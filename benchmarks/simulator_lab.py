@@ -67,9 +67,9 @@ class Place:
         return Lab(hosts=self.hosts, rate=f"{mbit}mbit", rates=slow, shaping=shaping)
 
     def network(self, payload_Bps: float, message_s: float) -> Topology:
-        """Returns the hosts as a network to simulate. A message uses two links, and each has half
-        of a message's minimum time as its latency. It is a latency because a stream of messages
-        does not wait for this time.
+        """Returns the hosts as a network to simulate. A message passes two links, so the latency of
+        each link is half of a message's minimum time. This time is a latency because a stream of
+        messages does not wait for it.
         """
         star = topology.star(self.hosts)
         ends = np.minimum(star.links.src, star.links.dst)
@@ -98,8 +98,9 @@ def measure(
 
 
 def even_ports(mbit: int) -> Shaping:
-    """Returns a shaping whose token buckets hold the bytes of 2.6 ms, so that a port loses no time
-    while the processor is busy. Packets have at most a quarter of this size.
+    """Returns a shaping whose token buckets hold the bytes that a port sends in 2.6 ms, so that the
+    port loses no time while the processor is busy. A packet has at most a quarter of a bucket's
+    bytes.
     """
     tokens = mbit * 328
     return replace(EVEN, burst=str(tokens), segment_bytes=min(EVEN.segment_bytes, tokens // 4))

@@ -36,7 +36,7 @@ from unisono.communicator.explain import time_s
 
 OPS = ("broadcast", "all_gather", "all_to_all")
 PAGES = ("4K", "huge")
-WINS = 1.1  # a protocol is worthwhile only if the single copy is this many times faster
+WINS = 1.1  # a protocol is worthwhile only if our call takes this many times a single copy's time
 HUGE_PAGE = 2 << 20
 
 Bytes = NDArray[np.uint8]

@@ -42,7 +42,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The forecasts and the measured times of a layout, one of each for each round."""
+    """The forecasts and the measured times of a layout. Each round gives one of both."""
 
     layout: str
     ranks: int

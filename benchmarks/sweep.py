@@ -1,4 +1,4 @@
-"""Measures the performance targets on one host, and writes benchmarks/RESULTS.md.
+"""Runs the measurements for the performance targets on one host, and writes benchmarks/RESULTS.md.
 
 Every part (interface, rank count, operation) is one JSON file in the results folder. Parts with a
 file are not measured again, so an interrupted sweep resumes.

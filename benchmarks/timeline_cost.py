@@ -1,4 +1,5 @@
-"""Measures the cost of the timeline: of one event, and of a training step with and without it.
+"""Measures two costs of the timeline: the time of one event, and the time that the timeline adds to
+a training step.
 
 *Event* is the CPU time of one call of `record`. *Step* trains a small model through
 `data_parallel`. Steps with and without the timeline alternate in the same processes. On a busy

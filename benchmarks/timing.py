@@ -28,8 +28,8 @@ def calls_within(round_s: float, call_s: float) -> int:
 def alternate(
     comm: Communicator, calls: Sequence[Callable[[], object]], often: Sequence[int], rounds: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns, for each of two calls, the seconds per call in each round. The call that runs first
-    alternates.
+    """Returns, for each of two calls, the seconds per call in each round. The two calls take turns
+    in running first.
     """
     times: tuple[list[float], list[float]] = ([], [])
     for round_ in range(rounds):

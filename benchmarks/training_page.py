@@ -148,7 +148,7 @@ def _figure_cells(row: Document) -> Iterator[str]:
 
 
 def _most(by_axis: Mapping[str, list[float]]) -> float:
-    """Returns the number of bytes of the rank that sends most."""
+    """Returns the number of bytes that the busiest rank sends."""
     return max(map(sum, zip(*by_axis.values(), strict=True)), default=0.0)
 
 
@@ -207,7 +207,9 @@ def _forecasts(document: Document) -> Iterator[str]:
 
 
 def _kendall_tau(rows: list[Document], ranks: int) -> float:
-    """Returns the rank correlation of forecast and measured times of layouts of some ranks."""
+    """Returns Kendall's tau between forecast and measured times of the layouts with `ranks` ranks:
+    1 if both have the same order, -1 if the orders are opposite.
+    """
     pairs = list(combinations([row for row in rows if row["ranks"] == ranks], 2))
     agree = [
         (a["forecast"] - b["forecast"]) * (a["measured"] - b["measured"]) > 0 for a, b in pairs

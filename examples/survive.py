@@ -138,7 +138,7 @@ def bar(loss, most):
 
 
 def main():
-    # all runs share these, since each forked rank gets its own copy
+    # all runs begin with these, since each forked rank changes only its own copy
     at_first = Training(), load_digits()
     whole = run(*at_first)
     runs = {

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def turn(**values: object) -> Iterator[None]:
-    """Runs one iteration of a loop over cases; a failure inside it lists these values."""
+    """Runs one iteration of a loop over cases. If the iteration fails, the error lists these
+    values.
+    """
     try:
         yield
     except BaseException as error:

@@ -178,7 +178,7 @@ if __name__ == "__main__":
     unisono.native.usable_cores()  # loads the native core
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    # Restores SIGINT. Under nohup and in background jobs of a shell it is ignored, and child
-    # processes inherit this.
+    # Restores SIGINT. Under nohup and in background jobs of a shell, SIGINT is ignored, also by
+    # child processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serve(socket.socket(fileno=int(sys.argv[1])), run_rank)()

@@ -62,8 +62,8 @@ class History:
     messages: list[Message] = field(default_factory=list)
     receives: list[Receive] = field(default_factory=list)
     asked: set[tuple[int, int | None, int]] = field(default_factory=set)
-    """Probes as (rank, source, tag). A probe may find a message before earlier messages that are
-    held back.
+    """Probes so far, as (rank, source, tag). After a probe has found a message, a receive of any
+    tag may get this message before earlier ones that are held back.
     """
 
     def must_have_come(self, rank: int, src: int | None, tag: int | None) -> bool:

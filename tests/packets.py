@@ -1,4 +1,4 @@
-"""A packet-level network simulator, to which the simulator's flows are compared.
+"""A packet-level network simulator, with which tests compare the simulator's flows.
 
 It models store and forward: a link sends one packet at a time, and a switch forwards a packet after
 it has received the whole packet. A link alternates between the packets of messages that start at

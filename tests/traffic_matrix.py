@@ -1,4 +1,4 @@
-"""The bytes that each rank sends to each rank in a collective, to which counters are compared.
+"""The bytes that each rank sends to each rank in a collective. Tests compare counters with them.
 
 Each function returns a matrix with the number of elements from rank s to rank d in row s and column
 d.

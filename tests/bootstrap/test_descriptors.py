@@ -69,8 +69,8 @@ def many_groups(me: Me) -> None:
 def test_a_shortage_of_descriptors_is_reported_and_close_frees_them() -> None:
     with Processes(many_groups, 2, place=lambda rank: {"descriptors": LIMIT}) as ranks:
         for rank, said in enumerate(ranks.wait_for("full", [0, 1])):
-            # There are more than LIMIT / 2 groups, so each group keeps fewer than two descriptors
-            # open.
+            # More than LIMIT / 2 groups fit into LIMIT descriptors, so each group keeps fewer than
+            # two descriptors open.
             assert said["groups"] > LIMIT / 2, (rank, said)
             for part in ("rank 0 of 2", "EMFILE", "needs 3", f"ulimit -n, now {LIMIT}", "close"):
                 assert part in said["text"]
@@ -109,8 +109,8 @@ def test_groups_of_several_hosts_give_back_their_memory() -> None:
 
 
 class VotingNetwork:
-    """A simulated network. While a rank leaves this network, another host requests the vote of the
-    rank's host on the group that replaces a failed group.
+    """A simulated network in which another host requests a vote just while a rank leaves. The vote
+    is that of the rank's host, on the group that replaces a failed group.
     """
 
     def __init__(self, group: native.Group) -> None:

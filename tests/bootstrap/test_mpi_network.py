@@ -90,7 +90,9 @@ def test_memory_stays_for_transfers_of_mpi_after_a_failure(
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 def test_a_killed_rank_ends_the_job(launcher: str) -> None:
-    """Kills a rank. MPI's launcher must end all ranks; some ranks may report the loss before."""
+    """Kills a rank. MPI's launcher must end all ranks; some ranks may report the loss before they
+    end.
+    """
     job = run_scenario(launcher, "killed", "0,0,1,1")
     assert job.returncode != 0
     assert "is done" not in job.stdout

@@ -129,8 +129,8 @@ def test_a_missing_rank_0_is_named(rendezvous: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_timeout_at_loopback_explains_loopback(host: str) -> None:
-    """Tests the hint that loopback is a different machine on each host. It appears only after a
-    timeout.
+    """Tests that the error after a timeout has a hint: loopback is a different machine on each
+    host.
     """
     rendezvous = f"tcp://{host}:{free_port()}"
     hint = f"{host} is a different machine on each host: with several hosts, set UNISONO_RENDEZVOUS"

@@ -16,7 +16,7 @@ RANKS = 4
 
 
 def slow(*values: object) -> Any:
-    """Returns the parameters of a slow test."""
+    """Returns a test case with these parameters that is marked as slow."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 

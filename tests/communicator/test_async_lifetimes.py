@@ -166,9 +166,9 @@ def test_a_dropped_communicator_leaves() -> None:
 def test_a_communicator_may_be_collected_in_its_progress_thread(
     threads: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Collects the communicator in its progress thread, while this thread runs Python code for an
-    uneven all_gather. The ranks have then exchanged their counts of elements, but the actual call
-    has not begun.
+    """Tests that the garbage collector may collect the communicator in its progress thread, while
+    this thread runs Python code for an uneven all_gather. The ranks have then exchanged their
+    counts of elements, but the actual call has not begun.
     """
     collected = threading.Event()
     agreed = count_exchange._agreed

@@ -38,8 +38,8 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 def counted(comm: Communicator, call: Callable[[], Any]) -> tuple[Counts, OperationStats]:
-    """Returns by how much a call increases the counters: first those of each operation that the
-    call changes, then those of internal calls.
+    """Returns the increase of the counters by a call: first the counters of operations, without
+    those that did not change, then the counters of internal calls.
     """
     before = comm.stats()
     call()

@@ -1,5 +1,5 @@
-"""Tests the estimate of a call's time, which sets how many calls a measurement has. An interruption
-of a trial must not change the estimate.
+"""Tests the estimate of a call's time, from which the number of calls in a measurement follows. An
+interruption of a trial must not change the estimate.
 """
 
 from __future__ import annotations

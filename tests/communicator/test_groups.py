@@ -19,9 +19,7 @@ World = Callable[[int], Threads]
 
 
 def members(comm: Communicator, parent: Communicator) -> list[int]:
-    """Returns the group's members by their ranks in the parent, in the order of their ranks in
-    `comm`.
-    """
+    """Returns the parent's rank of each member of `comm`, in the order of the ranks in `comm`."""
     return [int(rank) for rank in comm.all_gather(np.array([parent.rank]))]
 
 

@@ -101,8 +101,8 @@ def test_arrays_of_a_begun_call_outlive_an_interrupt(name: str) -> None:
         return reached
 
     def was_reached(step: int) -> bool:
-        # Each step uses a new group, because an interrupted call keeps its number in the sequence
-        # of calls.
+        # Each step uses a new group: an interrupted call counts as a call of rank 0, but rank 1
+        # makes no such call.
         with Threads(2) as world:
             return bool(world.run(attempt, step)[0])
 

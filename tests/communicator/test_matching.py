@@ -26,9 +26,9 @@ from pretended_hosts import World
 from unisono import Communicator
 
 # Sizes at the limits of the transports. On one host, the size determines whether a message moves
-# through a slot, through the byte ring, or by a direct read of the receiver in one or several
-# chunks. Between hosts, a message is sent at once or in parts. A few of the largest messages exceed
-# the memory for unexpected messages.
+# through a slot, through the byte ring, or is read directly from the sender's memory, in one or
+# several chunks. Between hosts, a message is sent at once or in parts. A few of the largest
+# messages exceed the memory for unexpected messages.
 SMALL = (0, 8, 24, 25, 3000, 8192, 8193, 16_384, 16_385)
 LARGE = (65_535, 65_536, 65_537, 300_000)
 ONE_HOST = [(0,) * ranks for ranks in range(1, 7)]
@@ -65,7 +65,7 @@ class Matching(RuleBasedStateMachine):
         hosts = data.draw(st.sampled_from(self.layouts))
         if hosts not in self.worlds:
             self.worlds[hosts] = World(hosts, timeout_s=END_S)
-        self.world = self.worlds.pop(hosts)  # `teardown` puts the world back
+        self.world = self.worlds.pop(hosts)  # `teardown` puts the world back into `worlds`
         self.hosts = hosts
         self.routes = data.draw(self.routes_over(hosts))
         self.history = History()
@@ -241,10 +241,10 @@ class Matching(RuleBasedStateMachine):
         self.worlds[self.hosts] = self.world
 
     def finish(self) -> None:
-        """Waits until no waiting receive can still get one of the sent messages.
+        """Waits until no pending receive can still get one of the sent messages.
 
-        On a loaded machine, the threads that move messages may not run during a short pause. So the
-        absence of progress in a pause is the end only if no message matches a waiting receive.
+        On a loaded machine, the threads that move messages may not run during a short pause. So a
+        pause without progress is the end only if no message matches a pending receive.
         """
         end = time.monotonic() + END_S
         while self.receives_end_in_a_pause() or self.history.pending() is not None:

@@ -132,7 +132,7 @@ def shrinks_with_exclude(me: Me) -> None:
 
 
 def test_too_few_ranks_go_on_with_exclude() -> None:
-    """Kills half of the ranks. The rest cannot shrink without `exclude` and can with it."""
+    """Kills half of the ranks. The other half can shrink only with `exclude`."""
     with over_hosts(shrinks_with_exclude, (0, 0, 1, 2)) as ranks:
         ranks.wait_for("ready", range(RANKS))
         for rank in (0, 1):
@@ -151,8 +151,8 @@ def test_too_few_ranks_go_on_with_exclude() -> None:
 
 
 def refused_by_each_other(me: Me) -> None:
-    """Simulates a partition: the address that each rank knows of the other rank belongs to a
-    process that does not listen.
+    """Simulates a partition: each rank closes its listener and its connections, so that the other
+    rank's new connections are refused.
     """
     comm = joined(me)
     comm.barrier()
@@ -264,7 +264,9 @@ def half(me: Me) -> None:
 
 
 def test_half_without_the_lowest_does_not_go_on() -> None:
-    """Stops rank 0, so that the other rank cannot know if rank 0 continues."""
+    """Tests that rank 1 does not shrink without `exclude` after rank 0 was stopped. Rank 1 cannot
+    know whether rank 0 continues.
+    """
     with over_hosts(half, (0, 1)) as ranks:
         ranks.wait_for("ready", range(2))
         ranks.signal(0, signal.SIGSTOP)

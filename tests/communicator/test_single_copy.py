@@ -127,8 +127,8 @@ def calls_from_apart(me: Me) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of process numbers takes root")
 def test_ranks_in_different_pid_namespaces_use_staging() -> None:
-    """Puts ranks in different PID namespaces. Process ids then differ, so that a rank cannot read
-    other ranks' memory.
+    """Tests that ranks in different PID namespaces use staging buffers. A process id is valid only
+    in its own namespace, so a rank cannot read the other ranks' memory.
     """
     with Processes(calls_from_apart, 3) as job:
         assert not any(said["yes"] for said in job.wait_for("used", range(3)))

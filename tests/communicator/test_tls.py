@@ -86,7 +86,7 @@ def test_every_call_works_with_the_secret(streams: str, address: str) -> None:
 @needs_openssl
 @both_families
 def test_every_call_works_with_certificates(authority: Authority, address: str) -> None:
-    """Tests certificates without a job secret: they alone prove that a rank belongs to the job."""
+    """Tests that certificates alone prove that a rank belongs to the job, without a job secret."""
     environs = [authority.member(f"rank{rank}") for rank in range(2)]
     assert spanning(everything, environs, address=address) == ["right"] * 2
 

@@ -23,7 +23,7 @@ SEVERAL_BLOCKS = 300_001
 
 
 def filled(rank: int, count: int, width: int | None, dtype: str = "int32") -> Any:
-    """Returns rows that contain their rank and position."""
+    """Returns `count` rows. Each element is its index in the array plus 1000 * `rank`."""
     shape = (count,) if width is None else (count, width)
     return (np.arange(np.prod(shape)).reshape(shape) + 1000 * rank).astype(dtype)
 

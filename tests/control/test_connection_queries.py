@@ -84,8 +84,8 @@ def test_many_queries_to_a_late_rank_are_answered() -> None:
 
 
 def test_a_query_without_the_server_of_its_control_group_finds_departures() -> None:
-    """Ends the server of a control group. The world's server continues, but does not serve this
-    group.
+    """Tests that a query finds departures after the server of the control group has ended. The
+    world's server continues, but does not serve this group.
     """
     with world(4) as ranks:
         with ThreadPoolExecutor(3) as pool:

@@ -1,4 +1,4 @@
-"""Ranks as processes that die, stop or fall silent; all other ranks report their names in time."""
+"""Ranks as processes that die, stop or fall silent: all other ranks name the lost ranks in time."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def test_a_call_may_interrupt_close(interrupting: str) -> None:
 
 
 def test_the_thread_itself_may_leave_and_close(caplog: pytest.LogCaptureFixture) -> None:
-    """Closes the manager in its own thread, as when the garbage collector finds the communicator
-    there.
+    """Tests that the manager's own thread may leave a group and close the manager, as happens when
+    the garbage collector frees a communicator in this thread.
     """
     before = len(os.listdir("/proc/self/fd"))
     one = alone()

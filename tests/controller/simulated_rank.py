@@ -80,7 +80,7 @@ class SimulatedRank:
         ledger: Ledger,
         now_ns: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`now_ns` reads the clock that times trials of plans."""
+        """`now_ns` reads the clock by which trials of plans are measured."""
         self.state = state
         self.rank = state.member.rank
         self.program = tuple(program)

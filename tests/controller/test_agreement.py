@@ -313,7 +313,9 @@ def test_stopping_ends_without_a_rank_that_left() -> None:
 
 @pytest.mark.parametrize("batch", [10_000, 500])
 def test_ten_thousand_names_are_agreed_on(batch: int) -> None:
-    """Takes some seconds. An algorithm that compares all pairs of names would time out."""
+    """Tests that ranks agree on ten thousand names, which takes some seconds. An algorithm that
+    compares all pairs of names would time out.
+    """
     requests = [tensor(f"layer{i}.weight") for i in range(10_000)]
     groups = [tuple(requests[i : i + batch]) for i in range(0, len(requests), batch)]
     state = State.first(rank=0, size=2)

@@ -1,5 +1,5 @@
 """The controller on real ranks: tensors in any order, fusion, frozen plans, and errors after which
-it stays usable.
+the controller stays usable.
 """
 
 from __future__ import annotations

@@ -229,8 +229,8 @@ def test_tensor_that_is_a_pass_ahead_enters_the_buckets_of_that_pass() -> None:
     for name, number in [("b", 2), ("a", 2), ("c", 2), ("a", 3), ("b", 3), ("c", 3)]:
         ticks.now_ns += 1000
         _add(plan, transfer, name, number)
-    # The time of pass 0 ends with the first tensor of pass 1, "a", though that was submitted before
-    # pass 0 had ended.
+    # The time of pass 0 ends when the first tensor of pass 1, "a", is submitted, even if pass 0 has
+    # not ended by then.
     assert plan.finished and plan.times().step_ns == (1000, 5000, 3000)
 
 

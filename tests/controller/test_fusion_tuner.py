@@ -171,8 +171,9 @@ NOISES: dict[str, Noise] = {
 def test_noise_rarely_replaces_buckets_by_others_that_are_no_better(
     noise: str, loss: float
 ) -> None:
-    """Compares 300 times with buckets that are no faster than the buckets before. The tuner's error
-    rate is 1.1 % per comparison. So more than 10 errors have a probability of 0.1 %.
+    """Tests that at most 10 of 300 comparisons choose new buckets that are no faster than the old
+    ones. The tuner's error rate is 1.1 % per comparison. So more than 10 errors have a probability
+    of 0.1 %.
     """
     errors = sum(compare(seed, NOISES[noise], 1 + loss).replaced for seed in range(300))
     assert errors <= 10
@@ -185,8 +186,8 @@ def test_gain_is_found_in_spite_of_noise(noise: str) -> None:
 
 
 def compare(seed: int, noise: Noise, factor: float) -> FusionReport:
-    """Returns the tuner's report on a comparison of new buckets with the buckets before. A step
-    with the new buckets takes `factor` times as long.
+    """Returns the tuner's report on a comparison of new buckets with old ones. A step with the new
+    buckets takes `factor` times as long as a step with the old buckets.
     """
     tuner, plan = FusionTuner(seed=seed, before=TOGETHER)._compare(APART)
     chance, number = random.Random(seed), 0

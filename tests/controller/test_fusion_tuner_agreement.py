@@ -62,7 +62,7 @@ def varied(names: str = "abcde") -> list[Command]:
 
 
 def backwards(step: list[Command]) -> list[Command]:
-    """Returns a step that submits in the opposite order."""
+    """Returns the step with its submissions in reverse order."""
     submits = [each for each in step if isinstance(each, Submit)]
     return [*reversed(submits), *(each for each in step if isinstance(each, Wait))]
 

@@ -34,7 +34,8 @@ def test_a_late_rank_is_named(
     threads: World, caplog: pytest.LogCaptureFixture, planned: list[str]
 ) -> None:
     """Tests that a query and the log name the late rank 1. In one case, the bucket has not begun,
-    since it also lacks tensors of rank 0. In the other case, it has begun on all ranks but rank 1.
+    since tensors of rank 0 are missing too. In the other case, the bucket has begun on all ranks
+    but rank 1.
     """
 
     def check(comm: Communicator) -> None:

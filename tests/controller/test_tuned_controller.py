@@ -86,7 +86,7 @@ def test_costs_of_a_link_are_not_underestimated(threads: World) -> None:
             return report
 
     report = threads(2).run(check)[0]
-    # On a busy machine a message may take longer than on the link, but not less time.
+    # A busy machine may add time to that of the simulated link, but cannot save time.
     whole = sum(report.before_bucket_bytes)
     assert report.alpha_s + report.beta_s_per_byte * whole > 0.8 * cost.time_s(whole)
     assert report.alpha_s > 0.3 * cost.latency_s or report.beta_s_per_byte > cost.s_per_byte

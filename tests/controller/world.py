@@ -203,7 +203,7 @@ class World:
         return [each.message for each in self.sent if isinstance(each.message, kind)]
 
     def sent_after(self, positions: int) -> list[Sent]:
-        """Returns the messages sent after all ranks had completed `positions` commands."""
+        """Returns the messages sent after each rank had completed `positions` commands or more."""
         return [each for each in self.sent if min(each.positions) >= positions]
 
     def ran(self) -> list[tuple[str, ...]]:

@@ -139,8 +139,8 @@ def test_a_failed_transfer_names_the_lost_peer() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_signal_handler_may_close_the_group_that_it_interrupts(*, waits: bool) -> None:
-    """Closes the group in a signal handler that interrupts a call to the Python message library, in
-    the polling thread.
+    """Tests that a signal handler may close the group. The handler interrupts the thread that
+    polls, in a call to the Python message library.
     """
     group = LibraryThreadGroup(((0,), (1,)))
     one = End(group.groups[0])

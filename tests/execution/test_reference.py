@@ -256,8 +256,8 @@ def test_random_problems_match_numpy(data: st.DataObject) -> None:
 
 
 def random_all_reduce(data: st.DataObject, ranks: int) -> Schedule:
-    """Draws a schedule that adds contributions in random order, with copies between, until one rank
-    sends the result to all ranks.
+    """Draws a schedule that adds and copies contributions in random order. At the end, one rank
+    adds the contributions that it lacks, and sends the sum to all ranks.
     """
     parts = data.draw(st.integers(1, 3))
     collective = Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=parts)

@@ -129,7 +129,7 @@ def messages_and_calls(comm: Communicator, traffic: Traffic) -> None:
 
 
 def receive_nothing(comm: Communicator, traffic: Traffic) -> None:
-    """Waits for a message of the right neighbour, which also waits for its right neighbour."""
+    """Waits for a message from the right neighbour that is never sent, since all ranks wait so."""
     comm.recv(np.zeros(1), (comm.rank + 1) % comm.size, _NEVER_SENT)
 
 

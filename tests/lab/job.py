@@ -187,9 +187,7 @@ def remains(lab: Lab, host: int) -> Remains:
 
 
 def wait_for_no_remains(lab: Lab, hosts: Sequence[int], timeout_s: float = 5.0) -> list[Remains]:
-    """Waits until nothing remains on these hosts. Returns the remains after that or after the
-    timeout.
-    """
+    """Waits until nothing remains on these hosts, or until the timeout. Returns what remains."""
     deadline = time.monotonic() + timeout_s
     while left := [found for host in hosts if (found := remains(lab, host))]:
         if time.monotonic() > deadline:

@@ -1,5 +1,5 @@
-"""Numbers of ranks on each host. Every scenario has a test in each layout, of which one runs by
-default.
+"""Numbers of ranks on each host. Every scenario has a test in each layout. Only one of these tests
+runs by default.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages between all ranks that a fault interrupts in all phases of a message.
+"""Messages between all ranks, which are in different phases when a fault interrupts them.
 
 Small and large unmatched messages are sent but not received. Posted receives, from one rank and
 from any rank, have no matching send. In every step, small and large messages run during
@@ -67,8 +67,8 @@ class Traffic:
                 self._begin(True, comm.send(x, other, tag, async_op=True))
 
     def step(self, meanwhile: Callable[[], None]) -> None:
-        """Exchanges small and large messages with both neighbours. Before it waits for these
-        messages, calls `meanwhile`, which performs collectives of all ranks.
+        """Exchanges small and large messages with both neighbours. While these messages are
+        pending, calls `meanwhile`, which performs collectives of all ranks.
         """
         comm, self._steps = self._comm, self._steps + 1
         buffers, works = [], []

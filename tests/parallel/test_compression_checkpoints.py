@@ -148,7 +148,7 @@ def test_a_failed_pass_leaves_the_state_as_it_was(compression: Any, threads: Wor
             with pytest.raises(UnisonoError, match="the backward pass of another rank raised"):
                 loss_of(model, comm, 3).backward()
         model.zero_grad()
-        # here rank 1 tells the other ranks, which wait, of its error
+        # Here rank 1 reports its error to the other ranks, which wait for this.
         loss = loss_of(model, comm, 4)
         _assert_equal_states(before, model.state_dict().get("compression"))
         loss.backward()
@@ -163,7 +163,7 @@ def test_a_failed_pass_leaves_the_state_as_it_was(compression: Any, threads: Wor
 
 @each_with_state
 def test_an_overflow_does_not_stay_in_the_state(compression: Any, threads: World) -> None:
-    """A GradScaler skips a step that overflows. The next step must be the same as without it."""
+    """Tests that a step with an overflow, which a GradScaler skips, does not change the state."""
 
     def check(comm: Communicator) -> None:
         model = data_parallel(make_model(), comm, compression=compression)

@@ -120,9 +120,9 @@ def test_fp16_is_within_its_rounding(grads: np.ndarray) -> None:
     average = total.astype(np.float16).astype(np.float64)
     exact = grads.astype(np.float64).mean(0)
     size = np.abs(grads.astype(np.float64)).mean(0)
-    # Each part and the sum are rounded to float16, with a relative error of 2^-11. A part just
-    # above the limit of `part_of_average` is rounded with twice this error. Subnormals are rounded
-    # with an absolute error of 2^-25.
+    # Each rank's part of the average and the sum of the parts are rounded to float16, with a
+    # relative error of 2^-11. A part just above the limit of `part_of_average` is rounded with
+    # twice this error. Subnormals are rounded with an absolute error of 2^-25.
     assert (np.abs(average - exact) <= 3 * 2.0**-11 * size + (ranks + 1) * 2.0**-25).all()
 
 

@@ -1,4 +1,4 @@
-"""The division of a model into pipeline stages, tested with numbers only."""
+"""The division of a model into pipeline stages, tested without ranks or training."""
 
 from __future__ import annotations
 

@@ -270,7 +270,8 @@ def test_two_losses_one_after_the_other(tmp_path: Path) -> None:
         assert ranks.exit_codes() == [-signal.SIGKILL, 0, 0, -signal.SIGKILL]
     for said in found:
         assert (said["lost"], said["workers"]) == ([0, 3], [1, 2])
-        assert len(said["updates"]) == 3  # shard 0 after the first loss, then both shards of rank 3
+        # lost updates: of shard 0 at the first loss, of both shards of rank 3 at the second loss
+        assert len(said["updates"]) == 3
         assert set(said["owners"]) <= {1, 2}
     _require(found, found[0]["values"])
 

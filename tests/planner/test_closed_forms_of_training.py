@@ -22,7 +22,7 @@ gpts = st.builds(
 
 @given(model=gpts, seq=st.integers(1, 10_000), batch=st.integers(1, 4000))
 def test_flops_of_an_iteration(model: planner.Transformer, seq: int, batch: int) -> None:
-    """Compares with formulas (2) and (3) in the appendix of arXiv 2104.04473."""
+    """Compares the FLOPs with formulas (2) and (3) in the appendix of arXiv 2104.04473."""
     layers, h, v = model.layers, model.hidden, model.vocab
     scale = batch * seq * layers * h**2
     full = 96 * scale * (1 + seq / (6 * h) + v / (16 * layers * h))
@@ -35,8 +35,8 @@ def test_flops_of_an_iteration(model: planner.Transformer, seq: int, batch: int)
 
 
 def test_days_of_training() -> None:
-    """Compares with section 5.1 of arXiv 2104.04473: 34 days for GPT-3, 84 days for one trillion
-    parameters.
+    """Compares with section 5.1 of arXiv 2104.04473: 34 days for GPT-3, and 84 days for one
+    trillion parameters, for which the formula gives 83.
     """
     days = planner.training_days
     assert round(days(tokens=300e9, parameters=175e9, devices=1024, rate=140e12)) == 34
@@ -50,7 +50,7 @@ def test_days_of_training() -> None:
     tp=st.sampled_from([1, 2, 4, 8]),
 )
 def test_activation_table(model: planner.Transformer, seq: int, batch: int, tp: int) -> None:
-    """Compares with all rows of table 2 of arXiv 2205.05198."""
+    """Compares the activations of a layer with all rows of table 2 of arXiv 2205.05198."""
     sbh = seq * batch * model.hidden
     a, h = model.heads, model.hidden
 
@@ -78,7 +78,9 @@ def test_fused_attention_keeps_no_scores() -> None:
 
 
 def test_output_activations() -> None:
-    """Compares with section 4.3 of arXiv 2205.05198, with and without a pipeline."""
+    """Compares `output_activation_bytes` with section 4.3 of arXiv 2205.05198, with and without a
+    pipeline.
+    """
     model = planner.load_model("gpt3-22b")
     s, b, h, v, t = 2048, 4, model.hidden, model.vocab, 8
     for stages, formula in (
@@ -91,7 +93,7 @@ def test_output_activations() -> None:
 
 @given(parameters=st.floats(1, 1e12), shards=st.integers(1, 4096))
 def test_zero_table(parameters: float, shards: int) -> None:
-    """Compares with table 1 of arXiv 1910.02054, for K = 12."""
+    """Compares the bytes of model states with table 1 of arXiv 1910.02054, for K = 12."""
     formulas = (16.0, 4 + 12 / shards, 2 + 14 / shards, 16 / shards)
     for zero, formula in enumerate(formulas):
         found = sum(planner.state_bytes(parameters, zero=zero, shards=shards))
@@ -100,7 +102,9 @@ def test_zero_table(parameters: float, shards: int) -> None:
 
 @pytest.mark.parametrize(("name", "devices"), [("gpt3-22b", 8), ("gpt3-175b", 64)])
 def test_states_of_figure_1(name: str, devices: int) -> None:
-    """Compares with 18 bytes x 12 L h^2 / (t p), as printed in figure 1 of arXiv 2205.05198."""
+    """Compares the bytes of model states with figure 1 of arXiv 2205.05198: 18 bytes x 12 L h^2 /
+    (t p).
+    """
     model = planner.load_model(name)
     parameters = 12 * model.layers * model.hidden**2 / devices
     found = sum(planner.state_bytes(parameters, zero=0, shards=1, gradient_bytes=4))
@@ -119,8 +123,8 @@ def test_states_of_figure_1(name: str, devices: int) -> None:
 def test_activations_of_the_first_stage(
     name: str, tp: int, pp: int, vpp: int, batch: int, printed: float
 ) -> None:
-    """Compares with figure 1 of arXiv 2205.05198: L s b h (10 + 24 / t + 5 a s / (h t)), times 1 +
-    (p - 1) / (p v) for interleaved schedules.
+    """Compares the first stage's activations with figure 1 of arXiv 2205.05198: L s b h (10 + 24 /
+    t + 5 a s / (h t)), times 1 + (p - 1) / (p v) for interleaved schedules.
     """
     model = planner.load_model(name)
     job = planner.Workload(

@@ -54,5 +54,5 @@ def test_interval_of_known_errors() -> None:
     runs = [replace(base[0], measured_s=predicted * float(np.exp(0.2 * x))) for x in normal]
     widths = interval_widths(runs, default, {})
     assert widths["base"] == pytest.approx(0.2, rel=0.15)
-    # no run has experts, so their width keeps its value
+    # no run has experts, so the width for experts keeps its value
     assert widths["experts"] == default.sigma["experts"]

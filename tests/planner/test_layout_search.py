@@ -1,4 +1,4 @@
-"""The search: compared with trying all layouts, with exact counts, and with any executor."""
+"""The search in any executor, compared with a trial of all layouts and with exact counts."""
 
 from __future__ import annotations
 

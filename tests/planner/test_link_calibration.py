@@ -73,8 +73,8 @@ def test_outliers_do_not_matter(tmp_path: Path, outlier: float) -> None:
 
 
 def test_own_benchmark(tmp_path: Path) -> None:
-    """Tests that a file of `unisono bench --json` gives the rate of the network if it has 8 ranks,
-    more than the 4 devices of a domain.
+    """Tests that a file of `unisono bench --json` gives the rate of the network if the benchmark
+    had 8 ranks, more than the 4 devices of a domain.
     """
     small = replace(CLUSTER, per_host=4)
     rows = [
@@ -116,8 +116,8 @@ def test_hosts_of_a_benchmark(tmp_path: Path, settings: object, place: str) -> N
 
 
 def test_a_device_whose_rates_are_measured_again(tmp_path: Path) -> None:
-    """Tests that a calibration keeps the measured rate itself, and not its share of the device's
-    rate. The rate of "CPU", for example, is measured again in each process.
+    """Tests that a calibration stores the measured rate of a link itself. A ratio to the device's
+    rate would not do, since the rate of "CPU", for example, is measured again in each process.
     """
     (tmp_path / "one.txt").write_text(nccl_tests(8, 1))
     made = planner.calibrate([tmp_path / "one.txt"], cluster=CLUSTER)

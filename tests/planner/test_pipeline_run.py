@@ -17,7 +17,7 @@ times = st.floats(0.1, 10)
 def test_bubble_of_equal_stages(
     stages: int, rounds: int, forward_s: float, backward_s: float, schedule: str
 ) -> None:
-    """Compares with the closed form (p - 1)(F + B) of `pipeline_bubbles.csv`."""
+    """Compares the bubble with the closed form (p - 1)(F + B) of `pipeline_bubbles.csv`."""
     microbatches = stages * rounds
     run = planner.run_schedule(
         schedule,
@@ -36,7 +36,9 @@ def test_bubble_of_equal_stages(
 def test_bubble_of_interleaved_stages(
     stages: int, rounds: int, chunks: int, forward_s: float, ratio: float
 ) -> None:
-    """Compares with (p - 1)(F + B) / v, and with p v + p - 1 chunks on the first stage."""
+    """Compares the bubble with (p - 1)(F + B) / v, and the memory with p v + p - 1 chunks on the
+    first stage.
+    """
     microbatches, backward_s = stages * rounds, forward_s * ratio
     run = planner.run_schedule(
         "interleaved",
@@ -54,7 +56,7 @@ def test_bubble_of_interleaved_stages(
 
 @given(stages=st.integers(2, 6), rounds=st.integers(2, 4))
 def test_bubble_of_zero_bubble_stages(stages: int, rounds: int) -> None:
-    """Compares ZB-H1, with F = I = W, with 1F1B: a third of the bubble and the same memory."""
+    """Tests that ZB-H1 has a third of 1F1B's bubble and the same memory, if F = I = W."""
     microbatches = stages * rounds
     run = planner.run_schedule(
         "zb1p",

@@ -213,9 +213,9 @@ def test_messages_of_interleaved_schedules() -> None:
 
 
 def test_hidden_gradients_slow_compute_down() -> None:
-    """Tests the time that the exchange of gradients adds to a step. In newer software (bf16) this
-    is the last layer's share of the exchange, and a slowdown of compute during the hidden rest. In
-    older software (fp16) it is the whole exchange.
+    """Tests the time that the exchange of gradients adds to a step. In newer software (bf16), this
+    is the time of the last layer's share, plus a slowdown of the computation that hides the other
+    shares. In older software (fp16), it is the time of the whole exchange.
     """
     constants = planner.default_constants()
     fast = constants.changed(overlap_slowdown=0.0, straggler=0.0)

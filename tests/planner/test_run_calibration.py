@@ -128,8 +128,8 @@ def test_file(tmp_path: Path) -> None:
 
 
 def test_search_with_own_runs_is_exact() -> None:
-    """Tests that a search with own runs skips no layout that is better. An own run slows the best
-    layout down, so that others become better.
+    """Tests that a search with own runs finds the best layouts. One own run shows that the layout
+    which seemed best is slower than predicted, so that other layouts become better.
     """
     job = planner.Workload(seq=2048, global_batch=64)
     blind = planner.search(MODEL, CLUSTER, job, keep=1)[0]

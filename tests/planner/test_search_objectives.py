@@ -1,5 +1,5 @@
-"""Objectives, limits and the Pareto front of the search, compared with trying all layouts; any
-executor.
+"""Objectives, limits and the Pareto front of the search, compared with a trial of all layouts. Any
+executor may run the search.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ def test_rings_along_a_torus_use_its_links() -> None:
 
 
 def test_groups_share_an_oversubscribed_network() -> None:
-    """Tests that eight rings across a spine of a quarter of their rate take four times as long."""
+    """Tests eight rings that share a spine. With an oversubscription of 4, they take four times as
+    long as without oversubscription.
+    """
     full, thin = (
         topology.leaf_spine(leaves=2, spines=1, hosts=8, oversubscription=ratio)
         for ratio in (1.0, 4.0)

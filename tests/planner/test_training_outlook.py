@@ -45,9 +45,7 @@ def test_price_and_power_of_an_own_device(step: planner.Prediction) -> None:
 
 
 def test_formula_of_training_time() -> None:
-    """Compares with 6 T P / (n X), and with the days of a predicted run at the run's own
-    efficiency.
-    """
+    """Tests that `training_seconds` gives the days of the formula 6 T P / (n X)."""
     days = planner.training_days(
         tokens=3e11, parameters=175e9, devices=1024, rate=140e12, recompute="none"
     )
@@ -82,7 +80,7 @@ def test_runs_that_cannot_exist(step: planner.Prediction, values: dict[str, floa
 @settings(max_examples=40, deadline=None)
 @given(checkpoint_s=st.floats(1, 600), failure_s=st.floats(3600, 1e6))
 def test_daly_interval_is_the_best(checkpoint_s: float, failure_s: float) -> None:
-    """Compares with the goodput of many other intervals."""
+    """Tests that none of many other intervals has a much better goodput than Daly's interval."""
     interval = planner.daly_interval_s(checkpoint_s, failure_s)
     intervals = interval * np.geomspace(0.2, 5, 401)
     rates = {"checkpoint_s": checkpoint_s, "failure_s": failure_s, "restart_s": 100.0}
@@ -93,7 +91,7 @@ def test_daly_interval_is_the_best(checkpoint_s: float, failure_s: float) -> Non
 
 
 def test_goodput_of_simulated_failures() -> None:
-    """Compares with a simulated run in which failures happen at random times."""
+    """Compares `goodput` with a simulated run in which failures happen at random times."""
     random = np.random.default_rng(0)
     interval, checkpoint, failure, restart, segments = 900.0, 60.0, 5000.0, 300.0, 20000
     clock = 0.0

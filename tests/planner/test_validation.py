@@ -48,8 +48,8 @@ def test_documented_errors(rows: dict[str, planner.ErrorRow]) -> None:
 
 
 def test_one_run_of_a_source_helps(rows: dict[str, planner.ErrorRow]) -> None:
-    """Tests that, given one run, runs that differ only in data parallelism and batch are predicted
-    within 3 %.
+    """Tests that one run suffices to predict other runs within 3 %, if they differ from it only in
+    data parallelism and batch.
     """
     found = rows["MLPerf"]
     assert found.one_run is not None and found.one_run < 0.03 < found.held_out

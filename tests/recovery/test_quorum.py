@@ -99,9 +99,9 @@ def test_an_old_observation_does_not_repeat_an_order() -> None:
 @settings(max_examples=100, deadline=None)
 @given(layout=LAYOUTS, data=st.data())
 def test_the_larger_side_of_a_cut_decides(layout: Sequence[int], data: st.DataObject) -> None:
-    """Tests that the side with more than half of the ranks forms the group, or at equality the side
-    of rank 0's host. A host with a live rank counts with all its ranks, also dead ones. If ranks
-    died before the cut, perhaps neither side has enough ranks.
+    """Tests that the side with more than half of the ranks forms the group, or the side of rank 0's
+    host if both sides are equal. A host with a live rank counts with all its ranks, also dead ones.
+    If ranks died before the cut, perhaps neither side has enough ranks.
     """
     some = st.frozensets(st.integers(0, len(layout) - 1))
     world = WorldOfHosts(layout)
@@ -172,9 +172,9 @@ def choose(ballot: int, votes: dict[int, Vote], ranks: list[int]) -> None:
 
 @pytest.mark.parametrize("chosen_by", [[1, 2], [2]])
 def test_a_ballot_adopts_the_choice_that_it_finds(chosen_by: list[int]) -> None:
-    """Tests that a new ballot proposes a group again that an earlier ballot may have decided. Vote
-    2, and in one case vote 1, chose the group. After vote 1 is lost, the other two cannot show
-    whether the group had a majority.
+    """Tests that a new ballot proposes the group of an earlier ballot again, if that ballot may
+    have decided on the group. Vote 2, and in one case vote 1, chose the group. After vote 1 is
+    lost, the other two cannot show whether the group had a majority.
     """
     votes = {rank: Vote() for rank in range(3)}
     choose(5, votes, chosen_by)

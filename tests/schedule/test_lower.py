@@ -268,8 +268,8 @@ def test_a_wrong_schedule_is_not_lowered() -> None:
 
 
 def readings(plan: ExecutionPlan) -> dict[int, dict[int, int]]:
-    """Returns, by rank and number of a slot, the number of the post that the plan awaits before it
-    first reads the slot.
+    """Returns, by rank and index of a slot, how many posts of that rank the plan awaits before its
+    first read of the slot.
     """
     seen: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}

@@ -33,7 +33,7 @@ from unisono.schedule.check import REPLAYED_CHUNKS
 from unisono.types import DType, Op, ReduceOp
 
 EVERY = [(op, name) for op in Op for name in names(op)]
-PART = 8  # elements of 8 bytes in a part, since part sizes are rounded up to 64 bytes
+PART = 8  # 8-byte elements in a part: 64 bytes, the unit to which part sizes are rounded up
 NUMBERS = ("round", "src", "src_chunk", "dst", "dst_chunk", "count")
 PLACE = r"rank -?\d+, chunk -?\d+, round -?\d+"
 

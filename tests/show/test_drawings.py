@@ -82,7 +82,9 @@ def test_names_from_a_file_cannot_become_markup() -> None:
 
 
 def test_the_page_data_describe_what_the_ranks_hold() -> None:
-    """Replays the page's data as the page does, so that later writes replace earlier writes."""
+    """Tests that the page's data give the contributions that each rank holds after each round. As
+    on the page, later writes replace earlier writes.
+    """
     found = data_of(html(view(build("all_reduce", "recursive_doubling", ranks=8))))
     state = {(rank, location): mask for rank, location, _, mask, _ in found["start"]}  # type: ignore[attr-defined]
     for k, round_ in enumerate(found["rounds"], start=1):  # type: ignore[arg-type,var-annotated]

@@ -36,7 +36,7 @@ def test_a_ring_adds_one_contribution_per_round(n: int) -> None:
     for k in range(n):
         state = replayed.after(k)
         for rank in range(n):
-            chunk = (rank - 1 - k) % n  # the chunk that arrived in the last of the first k rounds
+            chunk = (rank - 1 - k) % n  # the chunk that arrived in round k - 1, the latest
             behind = {(rank - i) % n for i in range(k + 1)}
             assert {r for r in range(n) if state[rank, chunk].mask >> r & 1} == behind
 

@@ -63,7 +63,7 @@ def test_half_of_the_nccl_sizes_predicts_the_other_half() -> None:
 
 
 def test_the_other_half_of_the_nccl_sizes_predicts_as_documented() -> None:
-    """Tests that a fit to the other half of the sizes has an error of at most 5 %. The error
+    """Tests the two halves of the sizes in exchanged roles: the mean error is at most 5 %. It
     exceeds 3 %; docs/simulator.md gives the reason.
     """
     assert np.mean(held_out(1)) <= 0.05

@@ -148,7 +148,7 @@ def test_all_to_all_within_hosts_then_between_hosts() -> None:
 
 @TABLE.has(("Broadcast", "pipelined chain, S segments"))
 def test_pipelined_chain() -> None:
-    """Checks (p - 2 + S)(a + n b / S), where S is the number of segments."""
+    """Compares the time with (p - 2 + S)(a + n b / S), where S is the number of segments."""
     for p in (3, 5, 8):
         segments = algorithms.build("broadcast", "chain", ranks=p).collective.parts
         form = (p - 2 + segments) * a_b(1, 1 / segments)
@@ -158,8 +158,8 @@ def test_pipelined_chain() -> None:
 @TABLE.has(("Allreduce", "NVLS / in-switch (SHARP)"))
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_in_switch_all_reduce(ranks: int) -> None:
-    """Compares with 2a + n b (NVLS, SHARP): every rank sends n bytes once and receives n bytes
-    once.
+    """Compares the simulated time with 2a + n b (NVLS, SHARP): every rank sends n bytes once and
+    receives n bytes once.
     """
     cable = Cable(bandwidth_Bps=RATE_BPS, latency_s=ALPHA_S, kind=LinkKind.NVLINK)
     node = topology.star(ranks, cable=cable, reduces=True)
@@ -173,8 +173,8 @@ def test_in_switch_all_reduce(ranks: int) -> None:
 @TABLE.has(("Scatter / Gather", "linear"))
 @pytest.mark.parametrize("p", ANY)
 def test_direct_scatter_sends_one_message_after_another(p: int) -> None:
-    """Models the startup as time in which the sender is busy. If it were a latency, all startups
-    would overlap.
+    """Tests that the startups of all messages add up. A startup is modelled as time in which the
+    sender is busy; with a latency instead, all startups would overlap.
     """
     ports = Endpoint(send_Bps=RATE_BPS, busy_s=ALPHA_S)
     schedule = algorithms.build("scatter", "direct", ranks=p)
@@ -186,10 +186,10 @@ def test_direct_scatter_sends_one_message_after_another(p: int) -> None:
 @TABLE.has(("Broadcast", "two-tree / double binary tree pipelined"))
 @pytest.mark.parametrize("p", [8, 13, 16])
 def test_two_trees(p: int) -> None:
-    """Compares with 2 (D + K - 1) rounds of N / 2K. D is the depth of the trees, and K the number
-    of parts sent down each tree. With the best K, this is the table's formula, whose lg p is D - 1.
-    A rank can start a round before it ends the previous one, so only the startups along one path
-    from the root remain.
+    """Compares the simulated time with 2 (D + K - 1) rounds of N / 2K. D is the depth of the trees,
+    and K the number of parts sent down each tree. With the best K, this is the table's formula,
+    whose lg p is D - 1. A rank can start a round before it ends the previous one, so only the
+    startups along one path from the root remain.
     """
     depth = lg(p)
 
@@ -215,7 +215,7 @@ def test_two_trees(p: int) -> None:
 @TABLE.has(("Allreduce", "double binary tree, S segments (NCCL tree)"))
 @pytest.mark.parametrize("p", [5, 8, 16])
 def test_two_trees_all_reduce(p: int) -> None:
-    """Compares limits: without byte costs the time is 2 lg p startups, and without startups it
+    """Tests two limits: without byte costs the time is 2 lg p startups, and without startups it
     approaches 2 n b.
     """
     short = algorithms.build("all_reduce", "double_binary_tree:parts=1", ranks=p)
@@ -231,8 +231,8 @@ def test_two_trees_all_reduce(p: int) -> None:
 @TABLE.has(("Reduce-scatter", "recursive doubling"))
 @pytest.mark.parametrize("p", POWERS)
 def test_reduce_scatter_for_reductions_that_do_not_commute(p: int) -> None:
-    """Builds recursive doubling, which the registry lacks because recursive halving is never slower
-    than it.
+    """Compares recursive doubling with its closed form. The registry lacks this algorithm, because
+    recursive halving is never slower.
 
     In step k a rank sends partial sums to its partner at distance 2^k. It sends all pieces except
     those of the 2^k ranks whose data it has.
@@ -260,7 +260,9 @@ def test_one_message() -> None:
 
 @TABLE.has(("Barrier", "dissemination"))
 def test_a_barrier_moves_nothing() -> None:
-    """Simulates a barrier, which takes no time: executors count arrivals without messages."""
+    """Tests that a simulated barrier takes no time, since executors count arrivals without
+    messages.
+    """
     for p in ANY:
         assert on_mesh("barrier", "direct", p) == 0.0
 

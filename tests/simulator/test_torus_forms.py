@@ -37,7 +37,7 @@ def in_rounds_s(
     schedule: Schedule, dims: tuple[int, ...], place: NDArray[np.int64] | None = None
 ) -> float:
     """Returns the time if rounds do not overlap, as a multiple of n/B; `place` has the position of
-    each rank.
+    each rank in the torus.
     """
     ranks = None if place is None else tuple(place.tolist())
     job = Job(schedule=schedule, nbytes=N, ranks=ranks)
@@ -66,7 +66,9 @@ def test_a_ring_uses_one_direction() -> None:
 
 @TABLE.has("bidirectional ring on ring(p)")
 def test_two_rings_in_both_directions_reach_the_bound() -> None:
-    """Tests two rings: each half of the vector goes around the whole ring in one direction."""
+    """Tests that two rings reach the bound. Each half of the vector goes around the whole ring in
+    its own direction.
+    """
     for p in (4, 7, 16):
         assert bandwidth_s("torus_rings", (p,)) == pytest.approx((p - 1) / p, rel=1e-3)
         assert steps("torus_rings", (p,)) == 2 * (p - 1)
@@ -83,8 +85,8 @@ def test_hamiltonian_rings_fill_all_links() -> None:
 @TABLE.has("Bucket / multi-dim ring, 2D concurrent shards, k per side", "LOWER BOUND")
 @pytest.mark.parametrize("dims", [(4, 4), (8, 8), (4, 4, 4)])
 def test_buckets_in_both_directions(dims: tuple[int, ...]) -> None:
-    """Tests that 2D concurrent shards (two directions of D axes) reach the bound of the time, and
-    that D shards in one direction take twice as long.
+    """Tests that 2 x D concurrent shards (two directions of D axes) reach the bound of the time,
+    and that D shards in one direction take twice as long.
     """
     bound = 2 * (prod(dims) - 1) / prod(dims) / (2 * len(dims))
     assert bandwidth_s("bucket", dims) == pytest.approx(bound, rel=1e-3)
@@ -96,8 +98,8 @@ def test_buckets_in_both_directions(dims: tuple[int, ...]) -> None:
 @TABLE.has("Sequential multi-dim ring (2D-torus, Sony), one dim at a time, bidir")
 @pytest.mark.parametrize("dims", [(4, 4), (8, 8), (4, 4, 4)])
 def test_sequential_rings_use_one_axis_at_a_time(dims: tuple[int, ...]) -> None:
-    """Tests rings that use both directions of one axis at a time, while the links of the other axes
-    are idle.
+    """Compares the time with the closed form of rings that use both directions of one axis at a
+    time, while the links of the other axes are idle.
     """
     levels = [f"level{i}:torus_rings:dims={k}@{k}" for i, k in enumerate(dims)]
     schedule = algorithms.build("all_reduce", ";".join(levels), ranks=prod(dims))
@@ -139,9 +141,9 @@ SQUARES_AND_CUBES = pytest.mark.parametrize(
 @TABLE.has("Rabenseifner on torus (min routing), single port")
 @SQUARES_AND_CUBES
 def test_halving_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
-    """Places ranks so that the largest messages go to neighbours, along one axis after another.
-    Step s loads a link with 2^(s // D) messages of n / 2^(s+1). The limit is 1.5 in two dimensions
-    and 1.167 in three.
+    """Compares the time with the sum of all steps. Ranks are placed so that the largest messages go
+    to neighbours, along one axis after another. Step s loads a link with 2^(s // D) messages of n /
+    2^(s+1). The limit is 1.5 in two dimensions and 1.167 in three.
     """
     schedule = algorithms.build("all_reduce", "halving_doubling", ranks=prod(dims))
     form = 2 * sum(load / 2 ** (s + 1) for s, load in enumerate(loads(dims)))
@@ -153,7 +155,7 @@ def test_halving_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
 @TABLE.has("Recursive doubling latency-optimal, single port")
 @SQUARES_AND_CUBES
 def test_recursive_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
-    """Compares with sum_s 2^floor(s/D) n / B, since every step sends the whole vector."""
+    """Compares the time with sum_s 2^floor(s/D) n / B, since every step sends the whole vector."""
     schedule = algorithms.build("all_reduce", "recursive_doubling", ranks=prod(dims))
     place = places(dims, last_bit_first=True)
     assert in_rounds_s(schedule, dims, place) == pytest.approx(sum(loads(dims)), rel=1e-3)
@@ -194,8 +196,9 @@ def test_swing_congestion_approaches_its_limits(dims: tuple[int, ...], limit: fl
 
 
 def whole_vectors_by_swing(dims: tuple[int, ...]) -> Schedule:
-    """Builds Swing for short messages, which the registry lacks. Each port has a part of the vector
-    and sends all of it in every step, as `swing` with `ports` does for its halves."""
+    """Builds Swing for short messages, which the registry lacks. Each port has a part of the
+    vector, as in `swing` with `ports`, but sends the whole part in every step.
+    """
     axes, n = len(dims), prod(dims)
     collective = Collective(op=Op.ALL_REDUCE, ranks=n, parts=2 * axes)
     b = Builder(collective, "swing_of_whole_vectors")
@@ -216,7 +219,9 @@ def whole_vectors_by_swing(dims: tuple[int, ...]) -> Schedule:
 @TABLE.has("Swing latency-optimal")
 @pytest.mark.parametrize("dims", [(4, 4), (8, 8), (4, 4, 4)])
 def test_swing_of_whole_vectors(dims: tuple[int, ...]) -> None:
-    """Compares with lg N steps, in each of which a link carries |delta_s| messages of n / 2D."""
+    """Compares the time with that of lg N steps, in each of which a link carries |delta_s| messages
+    of n / 2D.
+    """
     schedule = whole_vectors_by_swing(dims)
     check(schedule)
     assert schedule.num_rounds == log2(prod(dims))

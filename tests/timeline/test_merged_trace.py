@@ -69,8 +69,8 @@ def close(microseconds: Any) -> Any:
 
 @given(events=EVENTS, entries=st.sampled_from([64, 4096]))
 def test_any_events_give_a_trace_that_nests(events: list[tuple], entries: int) -> None:
-    """Tests that any events give a trace that nests, even events that no program makes: the ring
-    buffer may have lost any older events.
+    """Tests that any events give a trace that nests, even events that no program makes. Such events
+    can remain in the ring buffer after it has lost older events.
     """
     script = [
         (at, kind, name, number, value, min(begun, at), at)

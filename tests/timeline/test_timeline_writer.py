@@ -1,5 +1,5 @@
-"""A rank's record of events: its memory is fixed, any process may read it, and the rank may end at
-any time.
+"""A rank's record of events: its memory has a fixed size, any process may read it, and the rank may
+end at any time.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def bisections() -> list[tuple[Topology, float]]:
         *((topology.fat_tree(k), k**3 / 8) for k in (4, 8)),
         (topology.dragonfly(3, 2, 1), 4**2 / 4),
         (topology.dragonfly_plus(6), 10**2 / 4),
-        # with an odd number of groups, the cut divides no group
+        # with an odd number of groups, the cut leaves each group whole
         (topology.dragonfly(4, 2, 2), 4 * 5),
         (topology.dragonfly_plus(4), 2 * 3),
         (topology.torus([2, 3]), 3),

@@ -1,5 +1,5 @@
-"""Tests call each function of torch.distributed, or a list gives the reason why a function is not
-called.
+"""Every function of torch.distributed is called by a test, or is in a list that gives the reason
+why it is not called.
 """
 
 from __future__ import annotations

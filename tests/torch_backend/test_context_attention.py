@@ -204,8 +204,8 @@ def own_expanded_gradients_and_empty_batches(world):
 
 
 def own_large_scores(world):
-    """Tests scores for which some softmax weights underflow. The maximum is often in another rank's
-    block.
+    """Tests that the output is right although some softmax weights underflow. The maximum is often
+    in another rank's block.
     """
     group = dist.new_group()
     case = CASES[4][0]
@@ -258,8 +258,8 @@ class Block(nn.Module):
 
 
 def own_split_backward_exchanges_once(world):
-    """Splits backward as zero-bubble schedules do: first the gradients of inputs, later those of
-    weights.
+    """Tests that a split backward sends only the bytes of one backward. As in zero-bubble
+    schedules, the gradients of inputs come first, and those of weights later.
     """
     for kind in CONTEXT_KINDS:
         torch.manual_seed(0)

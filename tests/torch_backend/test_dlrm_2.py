@@ -29,7 +29,7 @@ def own_each_kind(world):
 
 
 def own_kinds_in_any_order(world):
-    """Tests one table of each kind together. The columns are divided over the ranks in reverse
+    """Tests a model with one table of each kind. The columns are divided over the ranks in reverse
     order, and the table that is not divided or replicated is on rank 1.
     """
     shapes = small_shape().tables

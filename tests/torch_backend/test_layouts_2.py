@@ -87,7 +87,7 @@ def own_experts_with_divided_matrices(world):
 
 def own_experts_in_a_pipeline(world):
     """Tests a pipeline of experts. Torch's additional pass, which finds the shapes of messages,
-    must not add to the balance loss, whichever stage it begins with.
+    must not add to the balance loss, on whichever stage this pass begins.
     """
     compare_transformer(
         "pp=2,vpp=2,schedule=zbv", microbatches=4, **expert_shape(layers=4, dense_layers=0)
@@ -95,8 +95,8 @@ def own_experts_in_a_pipeline(world):
 
 
 def own_experts_without_tokens(world):
-    """Gives the experts scores s, -s, 0 and 0, so that no token chooses the last two, and rank 1
-    has no rows.
+    """Tests training in which two experts get no tokens. The experts have scores s, -s, 0 and 0, so
+    that no token chooses the last two, and rank 1 has no rows.
     """
     shape = small_shape(**expert_shape(top_k=1, layers=1, dense_layers=0))
 

@@ -108,7 +108,7 @@ def test_reflected_messages_are_refused() -> None:
     dialer, _ = pair()
     with pytest.raises(AuthenticationError, match="sends our own messages back"):
         dialer.take(dialer.opening)
-    # The greetings differ here, so that only the roles distinguish the two ends.
+    # Here the greetings differ. Only the role in a proof shows that the dialer gets its own proof.
     dialer, listener = pair()
     proof = dialer.take(listener.take(dialer.opening))
     with pytest.raises(AuthenticationError):
