@@ -156,7 +156,7 @@ def test_times_that_the_transfer_does_not_know_choose_nothing() -> None:
     assert plan.report is not None and not plan.report.replaced
 
 
-# ---- the comparison with the buckets before
+# ---- the comparison with the previous buckets
 
 NOISES: dict[str, Noise] = {
     "heavy tails": lambda chance, number: 1 + chance.paretovariate(1.2),

@@ -78,7 +78,7 @@ def test_costs_of_a_link_are_not_underestimated(threads: World) -> None:
         with Controller(comm, tune_fusion=True, transfer=transfer) as controller:
             _steps(controller, 30, {name: 4 * length // 50 for name, length in SIZES.items()})
             report = controller.fusion_report()
-            # the comparison of the tuned buckets with the buckets before has not ended
+            # the comparison of the tuned buckets with the previous buckets has not ended
             if report is None:
                 state = controller._loop._state
                 if state.coordinator is not None and state.coordinator.tuner is not None:

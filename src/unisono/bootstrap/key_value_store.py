@@ -119,8 +119,8 @@ class _Exchange:
         return entries
 
     def follow(self, entry: bytes) -> list[bytes]:
-        """Runs the exchange on another rank: stores its text in every round that rank 0 starts,
-        until a result contains that text.
+        """The exchange on a rank other than 0: stores this rank's text in every round that rank 0
+        starts, until a result contains the text.
         """
         written_in = ""
         while True:

@@ -39,7 +39,7 @@ Change: TypeAlias = Callable[[Array], None]
 
 
 def barrier(engine: Engine) -> Call:
-    """Makes the call of a barrier."""
+    """Prepares the call of a barrier."""
     nothing: Memory = [] if len(engine.call_cache.hosts) == 1 else [(0, 0)]
     return Call(engine.call_cache.barrier(), nothing, nothing, None, None)
 
@@ -52,7 +52,7 @@ def in_place(
     root: int,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """Makes the call of an all_reduce, reduce, broadcast, scan or exscan. One array is input and
+    """Prepares the call of an all_reduce, reduce, broadcast, scan or exscan. One array is input and
     output.
     """
     receives = _receives(op, engine.rank, root)
@@ -99,8 +99,8 @@ def gathering(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes the call of an all_gather or gather. The input is this rank's piece; the output has the
-    pieces of all ranks.
+    """Prepares the call of an all_gather or gather. The input is this rank's piece; the output has
+    the pieces of all ranks.
 
     `lengths` are the bytes of all pieces. In a gather, a rank other than the root needs this
     argument if the lengths differ. Errors name `lengths_from` as the origin of the lengths.
@@ -167,7 +167,7 @@ def scattering(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes the call of a reduce_scatter or scatter. The input has one piece for each rank; the
+    """Prepares the call of a reduce_scatter or scatter. The input has one piece for each rank; the
     output is this rank's piece.
 
     For `lengths` and `lengths_from`, see `gathering`.
@@ -274,7 +274,7 @@ def all_to_all(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes the call of an all_to_all. Input and output each have one piece for each rank.
+    """Prepares the call of an all_to_all. Input and output each have one piece for each rank.
 
     `lengths` are the bytes from each rank to each rank, if pieces differ in length. They agree with
     this rank's pieces. Errors name `lengths_from` as the origin of the lengths.

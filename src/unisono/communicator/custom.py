@@ -46,7 +46,7 @@ def in_place(
     root: int,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """Makes the call of an all_reduce, reduce, scan or exscan with any reduction."""
+    """Prepares the call of an all_reduce, reduce, scan or exscan with any reduction."""
     if not callable(reduction):
         return collectives.in_place(engine, op, x, reduction, root, algorithm)
     engine.call_cache.check_root(op, root)

@@ -104,8 +104,9 @@ class LoadedPlan:
     lead: int = 0
     """Number of blocks by which the first round of the schedule runs ahead of the last round."""
     least_block_bytes: int | None = None
-    """Minimum block size if small messages use smaller blocks, so that first rounds can run ahead
-    of last rounds. None: blocks always have `block_bytes`.
+    """Minimum bytes of a block, if small messages are cut into smaller blocks: the first rounds of
+    a block then overlap the last rounds of the block before. None: blocks always have
+    `block_bytes`.
     """
     single_copy_plan: LoadedPlan | None = None
     """The plan of the same schedule with single copy."""

@@ -182,7 +182,7 @@ def _named(module: nn.Module, layer: nn.Module, names: Sequence[str]) -> int | N
 def _network(
     layer: nn.Module, kv_heads: int | None, *, hidden: int, heads: int, head_dim: int
 ) -> dict[str, Any]:
-    """Returns `kv_heads`, `ffn` and `gated` that give the number of parameters of a layer."""
+    """Returns the `kv_heads`, `ffn` and `gated` of a shape with as many parameters as the layer."""
     matrices = [p for p in layer.parameters() if p.dim() == 2]
     whole = sum(p.numel() for p in matrices)
     widths = sorted({size for p in matrices for size in p.shape}, reverse=True)
