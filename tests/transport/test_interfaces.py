@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from unisono.errors import RendezvousError
 from unisono.transport import interfaces
-from unisono.transport.interfaces import Interface, choose_interfaces
+from unisono.transport.network_interfaces import Interface, choose_interfaces
 
 
 def host(*names: str) -> list[Interface]:

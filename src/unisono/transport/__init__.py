@@ -10,7 +10,6 @@ from unisono.transport.connection import Connection
 from unisono.transport.dialer import Dial, DialFailure, DialRequest
 from unisono.transport.event_loop import READ, WRITE, Doorbell, EventLoop, OneShotEvent, Timer
 from unisono.transport.handshake import Handshake, ProofRefusedError, authenticate
-from unisono.transport.interfaces import available_interfaces, choose_interfaces
 from unisono.transport.introduction import (
     NO_GROUP,
     TAG_BYTES,
@@ -21,6 +20,7 @@ from unisono.transport.introduction import (
 )
 from unisono.transport.mpi_release import PendingRelease
 from unisono.transport.mpi_transport import WATCH_TAG, MpiLink, load_mpi
+from unisono.transport.network_interfaces import available_interfaces, choose_interfaces
 from unisono.transport.secret import job_secret, random_secret
 from unisono.transport.security import CLEAR, Security, security_of
 from unisono.transport.silence import CHECK_INTERVAL_S, Silence
