@@ -155,7 +155,7 @@ class GradientReducer:
             if gradient.pending is not None:
                 raise UnisonoError(
                     f"the gradient of {gradient.name!r} was accumulated {gradient.accumulated} "
-                    f"times in this backward pass, but {gradient.expected} times in the first: "
+                    f"times in this backward pass, but {gradient.expected} times in the last one: "
                     "it changed while it was being averaged"
                 )
             if self._learned and gradient.accumulated == gradient.expected:
