@@ -163,10 +163,6 @@ class ConnectionManager:
             tag_of(control_group), members, rank0_data, timeout_s, watch
         )
 
-    def drop_control_group(self, control_group: bytes) -> None:
-        """Leaves a control group if its group could not be formed."""
-        self._require_joined().drop_control_group(tag_of(control_group))
-
     def open_inbox(self, attempt: Attempt, peers: Iterable[int]) -> RecoveryInbox:
         """Begins to shrink a group on this rank: dials `peers`, the world ranks of the group's
         other ranks. Returns the inbox for events of this attempt.
