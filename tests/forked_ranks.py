@@ -27,6 +27,13 @@ from typing import Any
 _MOST_BYTES = 1 << 17
 
 
+def is_readable(descriptor: int, timeout_s: float | None) -> bool:
+    """Waits until a descriptor of any number is readable. Returns False after the timeout."""
+    poll = select.poll()  # select() refuses numbers from 1024 on
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1e3 * timeout_s))
+
+
 class Child:
     """A forked rank, with the methods of `subprocess.Popen` that the tests use."""
 
@@ -38,7 +45,7 @@ class Child:
 
     def poll(self) -> int | None:
         """Returns the exit code if the process has ended, else None."""
-        if self._code is None and select.select([self._pidfd], [], [], 0)[0]:
+        if self._code is None and is_readable(self._pidfd, 0):
             self._code = self._nursery.ask({"status": self.pid})
             os.close(self._pidfd)
         return self._code
@@ -46,7 +53,7 @@ class Child:
     def wait(self, timeout_s: float | None = None) -> int:
         """Waits for the end and returns the exit code."""
         if self._code is None:
-            select.select([self._pidfd], [], [], timeout_s)
+            is_readable(self._pidfd, timeout_s)
         code = self.poll()
         if code is None:
             raise subprocess.TimeoutExpired(f"rank (pid {self.pid})", timeout_s or 0)

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import unisono
-from forked_ranks import Child, forker
+from forked_ranks import Child, forker, is_readable
 from unisono import Communicator
 from unisono.errors import CommunicationError
 
@@ -207,7 +206,7 @@ class Processes:
                 if said["event"] == event:
                     return said
             left_s = deadline - time.monotonic()
-            readable, _, _ = select.select([self._pipes[rank]], [], [], max(left_s, 0))
+            readable = is_readable(self._pipes[rank], max(left_s, 0))
             if not readable or not self._read(rank):
                 why = "ended" if readable else "is late"
                 raise AssertionError(f"rank {rank} {why} before {event!r}: {self.events[rank]}")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import RendezvousError
-from unisono.transport import interfaces
+from unisono.transport import network_interfaces as interfaces
 from unisono.transport.network_interfaces import Interface, choose_interfaces
 
 
