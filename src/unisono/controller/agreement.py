@@ -29,7 +29,7 @@ class State:
 
     @property
     def mode(self) -> Mode:
-        """What this rank does at present: negotiate, follow a frozen plan, or leave it."""
+        """The present mode of this rank: negotiate, follow a frozen plan, or leave it."""
         return self.member.mode
 
     @staticmethod

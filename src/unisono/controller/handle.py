@@ -14,7 +14,7 @@ _IN_PLACE = ("all_reduce", "broadcast")
 
 
 class Owner(Protocol):
-    """What a handle needs of the controller's loop: the methods that it calls."""
+    """The methods of the controller's loop that a handle calls."""
 
     def wait_for_flight(self, handle: Handle, timeout_s: float | None, is_late: bool) -> None:
         """Waits until the handle has a flight (its collective has begun) or has ended. Raises

@@ -16,7 +16,7 @@ from unisono.controller.request import Request
 
 
 class Mode(StrEnum):
-    """What a rank does at present: negotiate, follow a frozen plan, or change between the two."""
+    """The present mode of a rank: negotiate, follow a frozen plan, or change between the two."""
 
     TALKING = "talking"
     FROZEN = "frozen"

@@ -11,10 +11,11 @@ from unisono.train.layout_settings import SHAPES, LayoutRun
 from unisono.train.layout_tasks import LayoutTaskParts, build_task
 
 
-def forecast(run: LayoutRun) -> dict[str, Any]:
+def forecast(run: LayoutRun, parts: LayoutTaskParts) -> dict[str, Any]:
     """Returns the forecast time of a step and its parts, in seconds. Collective.
 
-    Raises `ValueError` for a task without repeated layers.
+    `parts`: the task of `run`; its model stays unchanged. Raises `ValueError` for a task without
+    repeated layers.
     """
     if run.task not in SHAPES:
         raise ValueError(
@@ -28,7 +29,7 @@ def forecast(run: LayoutRun) -> dict[str, Any]:
         )
         return divided(small, build_task(small))
 
-    inputs, targets = build_task(run).batch(run, 0)
+    inputs, targets = parts.batch(run, 0)
     found = forecast_step(
         build,
         run.layout,

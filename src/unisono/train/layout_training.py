@@ -27,8 +27,8 @@ def train_layout(run: LayoutRun, emit: Emit) -> None:
     """
     torch.set_num_threads(1)
     torch.set_default_dtype(getattr(torch, run.dtype))
-    predicted = forecast(run) if run.predicts else {}
     task = build_task(run)
+    predicted = forecast(run, task) if run.predicts else {}
     parameters = sum(each.numel() for each in task.model.parameters())
     trained = divided(run, task)
     first = 0

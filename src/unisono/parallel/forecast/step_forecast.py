@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -75,13 +75,24 @@ def _step_times(
 ) -> tuple[float, float]:
     """Returns the seconds of a step with one layer and with two layers."""
     runs = [build(layers, layout, microbatches) for layers in (1, 2)]
-    for _ in range(_WARM_UP + _BLOCKS * _STEPS):
-        for run in runs:
-            run.step(inputs, targets)
-    one, two = (_undisturbed_s(run.step_s[_WARM_UP:]) for run in runs)
+    times: tuple[list[float], list[float]] = ([], [])
+    for index in _train_in_turns(runs, inputs, targets):
+        times[index].append(runs[index].step_s[-1])
+    one, two = (_undisturbed_s(each) for each in times)
     for run in runs:
         run.mesh.close()
     return one, two
+
+
+def _train_in_turns(
+    runs: Sequence[ParallelRun], inputs: torch.Tensor, targets: torch.Tensor
+) -> Iterator[int]:
+    """Trains the runs in turns. Yields the index of a run after each of its steps that counts."""
+    for repeat in range(_WARM_UP + _BLOCKS * _STEPS):
+        for index, run in enumerate(runs):
+            run.step(inputs, targets)
+            if repeat >= _WARM_UP:
+                yield index
 
 
 class _PassTimes(NamedTuple):
@@ -102,13 +113,10 @@ def _pass_times(
     runs = [build(layers, layout, microbatches) for layers in (1, 2)]
     wholes: tuple[list[float], list[float]] = ([], [])
     forward: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(_WARM_UP + _BLOCKS * _STEPS):
-        for index, run in enumerate(runs):
-            run.step(inputs, targets)
-            if repeat >= _WARM_UP:
-                begin_s, end_s = run.clock.span
-                wholes[index].append((end_s - begin_s) / microbatches)
-                forward[index].append(_forward_share(run))
+    for index in _train_in_turns(runs, inputs, targets):
+        begin_s, end_s = runs[index].clock.span
+        wholes[index].append((end_s - begin_s) / microbatches)
+        forward[index].append(_forward_share(runs[index]))
     one, two = (_undisturbed_s(times) for times in wholes)
     shares = [_mean(median(each)) for each in forward]
     for run in runs:
@@ -172,9 +180,8 @@ def _pipeline_forecast(
     cores = layout.pp / crowd
 
     least = build(stage_count(layout), layout, microbatches)
-    for _ in range(_WARM_UP + _BLOCKS * _STEPS):
-        least.step(inputs, targets)
-    least_s = _undisturbed_s(least.step_s[_WARM_UP:]) - _undisturbed_s(_update_times(least))
+    step_times = [least.step_s[-1] for _ in _train_in_turns([least], inputs, targets)]
+    least_s = _undisturbed_s(step_times) - _undisturbed_s(_update_times(least))
     factor = least_s / times.passes_s(least, cores)
     least.mesh.close()
 
