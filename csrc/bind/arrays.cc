@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <numpy/ndarraytypes.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
@@ -172,6 +173,15 @@ std::optional<Located> Arrays::locate(nb::handle array, bool writable) {
             break;
     }
     return std::nullopt;
+}
+
+bool Arrays::is_plain(nb::handle object, nb::handle dtype,
+                      const std::vector<int64_t>& shape) const noexcept {
+    if (Py_TYPE(object.ptr()) != ndarray_) return false;
+    const PyArrayObject* fields = fields_of(object);
+    return reinterpret_cast<PyObject*>(PyArray_DESCR(fields)) == dtype.ptr() &&
+           std::equal(shape.begin(), shape.end(), PyArray_DIMS(fields),
+                      PyArray_DIMS(fields) + PyArray_NDIM(fields));
 }
 
 std::optional<DType> Arrays::dtype_of(nb::handle array) {

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "bind/buffer.h"
 #include "bind/dlpack.h"
@@ -34,6 +35,10 @@ class Arrays {
     // the library supports. Returns nothing for other objects, which are copied or refused. Throws
     // only Python exceptions that are not an `Exception`, such as KeyboardInterrupt.
     [[nodiscard]] std::optional<Located> locate(nanobind::handle array, bool writable);
+    // Returns true if the object is a NumPy array (not of a subclass) with this `dtype` object and
+    // these lengths of its dimensions.
+    [[nodiscard]] bool is_plain(nanobind::handle object, nanobind::handle dtype,
+                                const std::vector<int64_t>& shape) const noexcept;
     // Returns the element type of an array, in any byte order. Throws as `locate` does.
     [[nodiscard]] std::optional<DType> dtype_of(nanobind::handle array);
 

@@ -17,6 +17,7 @@ NB_MODULE(_native, m) {
     unisono::bind::register_planned_tensors(m);
     unisono::bind::register_quick(m);
     unisono::bind::register_simulator(m);
+    unisono::bind::register_slots(m);
     unisono::bind::register_timeline(m);
     unisono::bind::register_tls(m);
     unisono::bind::register_voted_calls(m);

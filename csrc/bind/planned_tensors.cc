@@ -1,14 +1,17 @@
 // Submits the tensors of a frozen plan. A controller runs this code for every tensor of
 // such a plan.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "bind/arrays.h"
 #include "bind/python_errors.h"
 #include "bind/register.h"
+#include "bind/slot.h"
 #include "bind/timeline_ring.h"
 
 namespace nb = nanobind;
@@ -25,10 +28,6 @@ nb::object attribute(nb::handle of, const nb::str& name) {
     return found;
 }
 
-void set(nb::handle of, const nb::str& name, nb::handle value) {
-    if (PyObject_SetAttr(of.ptr(), name.ptr(), value.ptr()) != 0) nb::raise_python_error();
-}
-
 bool equal(nb::handle a, nb::handle b) {
     if (a.is(b)) return true;
     const int found = PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ);
@@ -39,6 +38,7 @@ bool equal(nb::handle a, nb::handle b) {
 // A tensor of the plan. `planned` and `bucket` are the objects of frozen_plan.py.
 struct Tensor {
     nb::object planned, bucket, request, shape, reduction;
+    std::vector<int64_t> lengths;  // the shape's
     int64_t bytes;
 };
 
@@ -56,15 +56,34 @@ struct Plan {
     std::vector<Tensor> tensors;
 };
 
+// The slots of the Python classes of handle.py and frozen_plan.py.
+struct Slots {
+    Slots(nb::handle handle, nb::handle tensor, nb::handle bucket)
+        : owner(handle, interned("_owner")),
+          request(handle, interned("request")),
+          array(handle, interned("array")),
+          result(handle, interned("_result")),
+          flight(handle, interned("flight")),
+          error(handle, interned("_error")),
+          done(handle, interned("_done")),
+          current(tensor, interned("handle")),
+          dtype(tensor, interned("dtype")),
+          missing(bucket, interned("missing")) {}
+
+    Slot owner, request, array, result, flight, error, done, current, dtype, missing;
+};
+
 // Recognises tensors of the plan, makes their handles, and counts the tensors that each bucket
 // lacks. The GIL guards this class: no Python code runs while it changes the plan.
 class PlannedTensors {
   public:
-    // `open` maps each tensor name to its most recent handle. `launch()` launches the full buckets.
-    // `ring` records the submissions, unless it is None.
-    PlannedTensors(nb::type_object handle, nb::object owner, nb::dict open, nb::callable launch,
-                   nb::object ring)
+    // `handle`, `tensor` and `bucket` are the classes of the plan's objects. `open` maps each
+    // tensor name to its most recent handle. `launch()` launches the full buckets. `ring` records
+    // the submissions, unless it is None.
+    PlannedTensors(nb::type_object handle, nb::type_object tensor, nb::type_object bucket,
+                   nb::object owner, nb::dict open, nb::callable launch, nb::object ring)
         : handle_(std::move(handle)),
+          slots_(handle_, tensor, bucket),
           loop_(std::make_shared<Loop>(std::move(owner), std::move(open), std::move(launch))),
           ring_(std::move(ring)) {}
 
@@ -72,9 +91,13 @@ class PlannedTensors {
     void follow(const nb::iterable& tensors) {
         auto plan = std::make_shared<Plan>();
         for (const nb::handle each : tensors) {
+            const nb::object bucket = each.attr("bucket");
+            if (!slots_.current.is_of(each) || !slots_.missing.is_of(bucket))
+                throw nb::type_error("expected tensors of a frozen plan");
             plan->numbers[each.attr("request").attr("name")] = plan->tensors.size();
-            plan->tensors.push_back({nb::borrow(each), each.attr("bucket"), each.attr("request"),
+            plan->tensors.push_back({nb::borrow(each), bucket, each.attr("request"),
                                      each.attr("shape"), each.attr("reduction"),
+                                     nb::cast<std::vector<int64_t>>(each.attr("shape")),
                                      nb::cast<int64_t>(each.attr("nbytes"))});
         }
         // The Python code above may have called close().
@@ -109,7 +132,7 @@ class PlannedTensors {
         const nb::object before = nb::borrow(PyDict_GetItemWithError(loop.open.ptr(), name.ptr()));
         if (PyDict_SetItem(loop.open.ptr(), name.ptr(), handle.ptr()) != 0)
             nb::raise_python_error();
-        set(tensor.planned, handle_name_, handle);
+        slots_.current.set(tensor.planned, handle);
         const bool is_full = add_to(tensor.bucket);
         ++count_;
         bytes_ += tensor.bytes;
@@ -125,17 +148,21 @@ class PlannedTensors {
     static constexpr uint16_t kSubmitted = 1;  // event kind of src/unisono/timeline/event_kinds.py
 
     [[nodiscard]] bool fits(const Tensor& tensor, nb::handle array, nb::handle op) const {
-        const nb::object shape = attribute(array, shape_), dtype = attribute(array, dtype_);
-        if (!shape.is_valid() || !dtype.is_valid()) return false;
         // Python stores the `dtype` object of the last array that fitted the plan. An array with
         // another `dtype` object takes the slower path, where Python checks its element type.
-        return attribute(tensor.planned, dtype_).is(dtype) && equal(shape, tensor.shape) &&
+        const nb::object known = slots_.dtype.get(tensor.planned);
+        return (arrays_.is_plain(array, known, tensor.lengths) || has(array, known, tensor)) &&
                equal(op, tensor.reduction);
+    }
+
+    [[nodiscard]] bool has(nb::handle array, nb::handle dtype, const Tensor& tensor) const {
+        const nb::object shape = attribute(array, shape_), type = attribute(array, dtype_);
+        return shape.is_valid() && type.is(dtype) && equal(shape, tensor.shape);
     }
 
     [[nodiscard]] bool is_under_way(const Loop& loop, nb::handle name) const {
         const nb::handle before = PyDict_GetItemWithError(loop.open.ptr(), name.ptr());
-        return before.is_valid() && !attribute(before, done_).is(nb::bool_(true));
+        return before.is_valid() && slots_.done.get(before).ptr() != Py_True;
     }
 
     // Returns a handle equal to the result of Handle.__init__, in less time.
@@ -144,21 +171,21 @@ class PlannedTensors {
         nb::object handle =
             nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(handle_.ptr()), 0));
         if (!handle.is_valid()) nb::raise_python_error();
-        set(handle, owner_, loop.owner);
-        set(handle, request_, tensor.request);
-        set(handle, array_, array);
-        set(handle, result_, array);
-        set(handle, flight_, nb::none());
-        set(handle, error_, nb::none());
-        set(handle, done_, nb::bool_(false));
+        slots_.owner.set(handle, loop.owner);
+        slots_.request.set(handle, tensor.request);
+        slots_.array.set(handle, array);
+        slots_.result.set(handle, array);
+        slots_.flight.set(handle, Py_None);
+        slots_.error.set(handle, Py_None);
+        slots_.done.set(handle, Py_False);
         return handle;
     }
 
     // Reduces the number of tensors that the bucket still lacks by one. Returns true if the bucket
     // now has all of its tensors.
     [[nodiscard]] bool add_to(nb::handle bucket) const {
-        const auto missing = nb::cast<int64_t>(attribute(bucket, missing_)) - 1;
-        set(bucket, missing_, nb::int_(missing));
+        const auto missing = nb::cast<int64_t>(slots_.missing.get(bucket)) - 1;
+        slots_.missing.set(bucket, nb::int_(missing));
         return missing == 0;
     }
 
@@ -168,23 +195,22 @@ class PlannedTensors {
     }
 
     nb::type_object handle_;
+    Slots slots_;
+    Arrays arrays_;
     std::shared_ptr<Loop> loop_;
     nb::object ring_;
     std::shared_ptr<Plan> plan_;
     int64_t count_ = 0, bytes_ = 0;
-    nb::str owner_ = interned("_owner"), request_ = interned("request"), array_ = interned("array"),
-            result_ = interned("_result"), flight_ = interned("flight"),
-            error_ = interned("_error"), done_ = interned("_done"),
-            handle_name_ = interned("handle"), missing_ = interned("missing"),
-            shape_ = interned("shape"), dtype_ = interned("dtype");
+    nb::str shape_ = interned("shape"), dtype_ = interned("dtype");
 };
 
 }  // namespace
 
 void register_planned_tensors(nb::module_& m) {
     nb::class_<PlannedTensors>(m, "PlannedTensors")
-        .def(nb::init<nb::type_object, nb::object, nb::dict, nb::callable, nb::object>(),
-             "handle"_a, "owner"_a, "open"_a, "launch"_a, "ring"_a.none())
+        .def(nb::init<nb::type_object, nb::type_object, nb::type_object, nb::object, nb::dict,
+                      nb::callable, nb::object>(),
+             "handle"_a, "tensor"_a, "bucket"_a, "owner"_a, "open"_a, "launch"_a, "ring"_a.none())
         .def("follow", &PlannedTensors::follow, "tensors"_a)
         .def("leave", &PlannedTensors::leave)
         .def("close", &PlannedTensors::close)

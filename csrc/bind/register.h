@@ -12,6 +12,7 @@ void register_messages(nanobind::module_& module);
 void register_planned_tensors(nanobind::module_& module);
 void register_quick(nanobind::module_& module);
 void register_simulator(nanobind::module_& module);
+void register_slots(nanobind::module_& module);
 void register_timeline(nanobind::module_& module);
 void register_tls(nanobind::module_& module);
 void register_voted_calls(nanobind::module_& module);

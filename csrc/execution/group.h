@@ -56,6 +56,7 @@ class Group {
     [[nodiscard]] bool can_read_peers() const noexcept { return executor_.can_read_peers(); }
     // Returns this rank's counters, which remain after the end of the group.
     [[nodiscard]] const OperationCounters& counters() const noexcept { return counters_; }
+    [[nodiscard]] OperationCounters& counters() noexcept { return counters_; }
 
     // Gives a number to a collective call that this rank refuses. Ranks that make the call raise
     // the reason. Does not wait.

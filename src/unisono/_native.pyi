@@ -131,6 +131,8 @@ class PlannedTensors:
     def __init__(
         self,
         handle: type,
+        tensor: type,
+        bucket: type,
         owner: object,
         open: dict[str, Any],
         launch: Callable[[], None],
@@ -144,6 +146,11 @@ class PlannedTensors:
     def count(self) -> int: ...
     @property
     def bytes(self) -> int: ...
+
+class SlotColumn:
+    def __init__(self, type: type, name: str) -> None: ...
+    def values(self, objects: tuple[object, ...]) -> tuple[Any, ...]: ...
+    def fill(self, objects: tuple[object, ...], value: object) -> None: ...
 
 class TlsContext:
     @overload
@@ -295,6 +302,7 @@ class VotedWork:
     def times_ns(self) -> tuple[int, int] | None: ...
 
 class VotedAllReduce:
+    @overload
     def __init__(
         self,
         group: Group,
@@ -305,7 +313,21 @@ class VotedAllReduce:
         prune: Callable[[], None],
         inline_s: float,
     ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        group: Group,
+        call: Prepared,
+        lengths: Sequence[int],
+        agreement: bytes,
+        objection: bytes,
+        counted: Prepared,
+        held: set[Any],
+        prune: Callable[[], None],
+        inline_s: float,
+    ) -> None: ...
     def begin(self, arrays: tuple[object, ...], timeout_s: float) -> VotedWork | None: ...
+    def begin_void(self, timeout_s: float) -> VotedWork: ...
 
 def segment_shape(ranks: int, cores: int, staging_bytes: int) -> tuple[int, int]: ...
 def create_segment(

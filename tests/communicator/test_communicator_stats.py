@@ -297,19 +297,21 @@ def test_a_refused_call_does_not_count() -> None:
         world.run(body)
 
 
+@pytest.mark.parametrize("carries_vote", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_voted_calls_count_only_if_they_ran(ranks: int) -> None:
+def test_voted_calls_count_only_if_they_ran(ranks: int, carries_vote: bool) -> None:
     def body(comm: Communicator) -> None:
         arrays = tuple(np.ones(length, np.float32) for length in (3, 10))
-        fused = FusedAllReduce(comm, arrays, "sum")
+        fused = FusedAllReduce(comm, arrays, "sum", carries_vote=carries_vote)
         each = [expected_of(comm, "all_reduce", [length], 4)["all_reduce"] for length in (3, 10)]
         both: Counts = {"all_reduce": tuple(np.sum(each, axis=0).tolist())}  # type: ignore[dict-item]
         vote = traffic("all_reduce", [1], comm.size)
-        vote_bytes = 8 * sent_and_received(vote, comm.rank)[0]
+        # a vote of its own has 8 bytes, and a vote that the data carries is one of their elements
+        vote_bytes = (4 if carries_vote else 8) * sent_and_received(vote, comm.rank)[0]
 
         def voted(ready: bool) -> Callable[[], None]:
             def call() -> None:
-                work = fused.begin_voted(arrays) if ready else begin_voted(comm, "void", None)
+                work = fused.begin_voted(arrays) if ready else fused.begin_void()
                 work.wait()
                 assert work.ran is all_ready
 

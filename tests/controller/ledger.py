@@ -159,10 +159,6 @@ class SimulatedTransfer:
         """Prepares a voted job, which runs only if all ranks are ready."""
         return SimulatedVotedJob(self, job)
 
-    def begin_void(self) -> SimulatedPending:
-        """Begins the next voted job without data, since this rank is not ready."""
-        return self.begin_voted(None)
-
     def begin_voted(self, part: Part | None) -> SimulatedPending:
         """Begins the next voted job. `part` is this rank's contribution, or None if the rank is not
         ready.
@@ -197,3 +193,7 @@ class SimulatedVotedJob:
     def begin(self, arrays: tuple[Any, ...]) -> SimulatedPending:
         """Begins one run of the job."""
         return self.transfer.begin_voted(self.transfer.part(replace(self.job, arrays=arrays)))
+
+    def begin_void(self) -> SimulatedPending:
+        """Begins one run without data, since this rank is not ready."""
+        return self.transfer.begin_voted(None)

@@ -21,6 +21,7 @@ from unisono.controller.frozen_plan import FrozenPlan, job_of
 from unisono.controller.fusion.fusion_report import FusionReport
 from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import Flight, Handle
+from unisono.controller.join import JoinedTensors
 from unisono.controller.request import Request
 from unisono.controller.transfers.transfer import Job
 from unisono.errors import AbortedError, MismatchError, PeerLostError
@@ -310,7 +311,7 @@ class SimulatedRank:
                 self._lose(PeerLostError(f"rank {action.rank} has closed its controller"))
 
     def _plan_of(self, action: mb.Adopt) -> FrozenPlan:
-        parts = (action.epoch, action.buckets, self.transfer, _ignore)
+        parts = (action.epoch, action.buckets, self.transfer, _ignore, JoinedTensors().stand_in)
         if action.trial is None:
             return FrozenPlan(*parts)
         return TrialPlan(*parts, action.trial, self.now_ns)
@@ -328,7 +329,7 @@ class SimulatedRank:
         if self.rank in run.active:
             handles = [self.handles[name] for name in run.bucket.names]
             pending = self.transfer.begin(replace(job_of(handles), lengths=lengths))
-            flight = Flight(handles, pending, _ignore)
+            flight = Flight(tuple(handles), pending, _ignore)
             for handle in handles:
                 assert not handle._done and handle.flight is None, f"{handle.name!r} runs twice"
                 handle.flight = flight

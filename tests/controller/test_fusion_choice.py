@@ -22,6 +22,7 @@ from unisono.controller.fusion.fusion_times import LinkCost, best_ends, finish_s
 from unisono.controller.fusion.fusion_trial import Trial, sampled
 from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import Handle
+from unisono.controller.join import JoinedTensors
 from unisono.controller.request import Request
 from unisono.types import DType
 
@@ -192,7 +193,8 @@ def _trial_plan(order: tuple[int, ...], ticks: _Ticks) -> tuple[TrialPlan, Simul
     transfer = SimulatedTransfer(0, Ledger(1), ticks)
     own, other = cut(requests, (3,)), cut(requests, (1, 3))
     trial = Trial(other, order, True)
-    return TrialPlan(1, own, transfer, lambda flight: None, trial, ticks), transfer
+    stand_in = JoinedTensors().stand_in
+    return TrialPlan(1, own, transfer, lambda flight: None, stand_in, trial, ticks), transfer
 
 
 def _add(plan: TrialPlan, transfer: SimulatedTransfer, name: str, number: int) -> None:

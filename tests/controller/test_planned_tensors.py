@@ -5,11 +5,12 @@ Python.
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ import pytest
 from ranks import Threads
 from unisono import CommunicationError, Communicator, MismatchError, PeerLostError, native
 from unisono.controller import Controller
+from unisono.controller.frozen_plan import PlannedBucket, PlannedTensor
 from unisono.controller.handle import Handle
+from unisono.controller.request import Request
+from unisono.types import DType
 
 World = Callable[[int], Threads]
 
@@ -202,6 +206,34 @@ def test_nothing_is_launched_after_a_failure(threads: World) -> None:
         world.run(check)
 
 
+def test_a_void_bucket_keeps_the_result_that_no_thread_has_waited_for(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        with Controller(comm, fusion_bytes=24) as controller:
+            _freeze(controller, ["a", "b"])
+            a, b, token = np.full(3, comm.rank + 1.0), np.ones(3), np.zeros(1)
+            next_a, next_b = np.full(3, comm.rank + 5.0), np.full(3, comm.rank + 7.0)
+            first = [controller.all_reduce("a", a), controller.all_reduce("b", b)]
+            if comm.rank == 0:
+                for handle in first:
+                    handle.wait()
+                later = [controller.all_reduce("a", next_a)]
+                comm.send(token, 1)
+                later.append(controller.all_reduce("b", next_b))
+            else:
+                comm.recv(token, 0)
+                first[1].wait()
+                later = [controller.all_reduce("b", next_b)]
+                later[0].wait()  # this rank leaves the plan: the second bucket of "a" is void
+                first[0].wait()
+                later.append(controller.all_reduce("a", next_a))
+            for handle in later:
+                handle.wait()
+            assert (a == 3).all() and (b == 2).all()
+            assert (next_a == 11).all() and (next_b == 15).all()
+
+    threads(2).run(check)
+
+
 def test_names_are_strings(threads: World) -> None:
     def check(comm: Communicator) -> None:
         with Controller(comm, tune_fusion=False) as controller:
@@ -230,21 +262,31 @@ def test_nothing_stays_of_a_closed_controller(threads: World) -> None:
 # ---- the native object without a controller
 
 
-def _planned(name: str, bucket: Any, length: int) -> Any:
-    array = np.ones(length)
-    return SimpleNamespace(
-        request=SimpleNamespace(name=name), bucket=bucket, shape=array.shape, reduction="sum",
-        nbytes=array.nbytes, dtype=array.dtype, handle=None,
-    )  # fmt: skip
+def _tensors(names: str, length: int) -> tuple[list[PlannedTensor], PlannedBucket]:
+    dtype = np.ones(1).dtype
+    tensors = [
+        PlannedTensor(
+            Request(name=name, operation="all_reduce", dtype=DType.FLOAT64, shape=(length,))
+        )
+        for name in names
+    ]
+    for tensor in tensors:
+        tensor.dtype = dtype
+    return tensors, PlannedBucket(tuple(tensors))
 
 
 def test_a_full_bucket_is_launched_once() -> None:
     launches: list[int] = []
-    bucket = SimpleNamespace(missing=2)
-    tensors = [_planned(name, bucket, 3) for name in ("a", "b")]
+    tensors, bucket = _tensors("ab", 3)
     opened: dict[str, Any] = {}
     planned = native.PlannedTensors(
-        Handle, "owner", opened, lambda: launches.append(bucket.missing), None
+        Handle,
+        PlannedTensor,
+        PlannedBucket,
+        "owner",
+        opened,
+        lambda: launches.append(bucket.missing),
+        None,
     )
     assert planned.submit("a", np.ones(3), "sum") is None  # no plan is set
     planned.follow(tensors)
@@ -252,6 +294,8 @@ def test_a_full_bucket_is_launched_once() -> None:
     assert planned.submit(["a"], np.ones(3), "sum") is None
     assert planned.submit("a", 3.0, "sum") is None
     assert planned.submit("a", np.ones(3), "max") is None
+    assert planned.submit("a", np.ones((3, 1)), "sum") is None
+    assert planned.submit("a", np.ones(3, np.int64), "sum") is None
     assert (bucket.missing, opened, planned.count) == (2, {}, 0)
     array = np.ones(3)
     handle = planned.submit("a", array, "sum")
@@ -271,3 +315,32 @@ def test_a_full_bucket_is_launched_once() -> None:
     planned.follow(tensors)
     handle.complete(array)
     assert planned.submit("a", np.ones(3), "sum") is None
+    with pytest.raises(TypeError, match="expected tensors of a frozen plan"):
+        planned.follow([SimpleNamespace(bucket=bucket)])
+
+
+def test_a_column_of_slots_is_read_and_written_at_once() -> None:
+    column = native.SlotColumn(PlannedTensor, "handle")
+    tensors, _ = _tensors("abc", 3)
+    tensors[1].handle = held = Handle(cast(Any, "owner"), tensors[1].request, np.ones(3))
+    assert column.values(tuple(tensors)) == (None, held, None)
+    uses = sys.getrefcount(held)
+    column.fill(tuple(tensors), held)
+    assert all(tensor.handle is held for tensor in tensors)
+    assert sys.getrefcount(held) == uses + 2
+    column.fill(tuple(tensors), None)
+    assert sys.getrefcount(held) == uses - 1
+    assert column.values(()) == ()
+
+
+def test_objects_without_the_slot_are_refused() -> None:
+    column = native.SlotColumn(PlannedTensor, "handle")
+    for call in (column.values, lambda objects: column.fill(objects, None)):
+        with pytest.raises(TypeError, match="no such slot"):
+            call(("a string",))
+    for name in ("no_such_name", "fits"):
+        with pytest.raises(TypeError, match=f"has no slot '{name}': name it in __slots__"):
+            native.SlotColumn(PlannedTensor, name)
+    empty = PlannedTensor.__new__(PlannedTensor)
+    with pytest.raises(AttributeError, match="no value"):
+        column.values((empty,))

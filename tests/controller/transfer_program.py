@@ -69,7 +69,8 @@ def _check_votes(transfer: Transfer, rank: int, size: int, kind: Kind) -> None:
     for index, array in enumerate(arrays):
         lacks = index % 2 == 1 and rank == index % size
         job = Job(operation="all_reduce", arrays=(array,))
-        vote = transfer.begin_void() if lacks else transfer.prepare(job).begin((array,))
+        voted = transfer.prepare(job)
+        vote = voted.begin_void() if lacks else voted.begin((array,))
         pending.append(vote)
     for index, (vote, array) in enumerate(zip(pending, arrays, strict=True)):
         vote.wait(20)

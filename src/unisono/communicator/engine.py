@@ -286,6 +286,28 @@ class Engine:
             self.group, vote, call, lengths, pending.held, pending.prune, self._inline_s
         )
 
+    def vote_carrying_all_reduce(
+        self,
+        call: native.Prepared,
+        lengths: Sequence[int],
+        elements: tuple[bytes, bytes],
+        counted: native.Prepared,
+    ) -> native.VotedAllReduce:
+        """Prepares an all_reduce of `lengths` and of the vote, one element: the agreement or the
+        objection in `elements`. If all ranks agree, the counters count it as `counted`.
+        """
+        pending = self._pending_calls
+        return native.VotedAllReduce(
+            self.group,
+            call,
+            lengths,
+            *elements,
+            counted,
+            pending.held,
+            pending.prune,
+            self._inline_s,
+        )
+
     def _start(self, work: CollectiveWork, submit: Callable[[], native.Job]) -> CollectiveWork:
         self._pending_calls.keep(work)
         try:

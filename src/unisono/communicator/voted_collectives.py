@@ -2,7 +2,8 @@
 
 Each rank begins a voted call with its vote, which states whether the rank is ready. The ranks first
 reduce the votes, 8 bytes, to their minimum. If all ranks are ready, the collective follows at once
-within the same call, and no Python runs in between. Otherwise the call is void: it ends without an
+within the same call, and no Python runs in between. A small all_reduce can carry the vote as one
+more element (`carried_votes.py`). If a rank is not ready, the call is void: it ends without an
 error and changes no array. So a rank may begin a voted call before it knows whether the others are
 ready, and a rank that is not ready can end the wait of the others.
 """
@@ -18,7 +19,9 @@ from unisono import native
 from unisono.communicator import collectives, custom, v_collective_calls
 from unisono.communicator.array_rows import RowBuffer
 from unisono.communicator.arrays import Array, Staged, locate, stage
+from unisono.communicator.call_volume import made_internal
 from unisono.communicator.calls import CallRequest, parse_reduction
+from unisono.communicator.carried_votes import can_carry, vote_elements
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.engine import Call
 from unisono.communicator.work import CollectiveWork
@@ -49,6 +52,32 @@ class VotedWork:
     def ran(self) -> bool:
         """True if all ranks were ready. Meaningful once the call has ended."""
         return bool(self._votes[0])
+
+
+class CopiedWork:
+    """The handle of a voted call on copies of arrays that are not contiguous."""
+
+    __slots__ = ("_staged", "_work")
+
+    def __init__(self, work: native.VotedWork, staged: Sequence[Staged]) -> None:
+        self._work = work
+        self._staged = staged
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Waits for the end of the call. Copies the result to the arrays if the call ran."""
+        self._work.wait(timeout_s)
+        if self.ran:
+            for each in self._staged:
+                each.restore()
+
+    def is_completed(self) -> bool:
+        """Returns True if the call has ended, with or without an error."""
+        return self._work.is_completed()
+
+    @property
+    def ran(self) -> bool:
+        """True if all ranks were ready. Meaningful once the call has ended."""
+        return self._work.ran
 
 
 def call_of(
@@ -103,42 +132,86 @@ class FusedAllReduce:
     in place. Several arrays are copied into one buffer, and back at the end.
     """
 
-    def __init__(self, comm: Communicator, arrays: Sequence[Array], op: str) -> None:
-        """Raises `UnsupportedError` or `TypeError` for arrays that this operation cannot reduce."""
+    def __init__(
+        self, comm: Communicator, arrays: Sequence[Array], op: str, *, carries_vote: bool = False
+    ) -> None:
+        """`carries_vote`: a small voted call carries its vote, and does not know when the ranks
+        agreed (`times_ns`).
+
+        Raises `UnsupportedError` or `TypeError` for arrays that this operation cannot reduce.
+        """
         self._comm = comm
-        engine = comm._engine
         staged = [stage(array, writable=True) for array in arrays]
-        lengths = tuple(each.located[1] for each in staged)
+        self._lengths = tuple(each.located[1] for each in staged)
+        self._dtype, self._reduction = staged[0].dtype, parse_reduction(op)
+        total = sum(self._lengths)
+        self._prepared = self._prepare(self._lengths)
+        self._carries_vote = carries_vote and can_carry(self._dtype, self._reduction, total)
+        self._voted: native.VotedAllReduce | None = None
+        """Prepared vote and all_reduce, with a buffer of its own; None until the first voted
+        call.
+        """
+        self._buffer = np.empty(total if len(arrays) > 1 else 0, np.uint8)
+
+    def _prepare(self, lengths: tuple[int, ...]) -> native.Prepared:
+        cache = self._comm._engine.call_cache
         request = CallRequest(
-            Op.ALL_REDUCE, (sum(lengths),), staged[0].dtype, parse_reduction(op), packed=lengths
+            Op.ALL_REDUCE, (sum(lengths),), self._dtype, self._reduction, packed=lengths
         )
-        engine.call_cache.check(request)
-        if engine.call_cache.widens(request):
+        cache.check(request)
+        if cache.widens(request):
             # The usual algorithm for the total length would round more than once. Use the algorithm
             # for the shortest array, which rounds each result once.
-            small = engine.call_cache.choose(request.op, min(lengths), dtype_bytes=2, narrow=True)
+            small = cache.choose(request.op, min(lengths), dtype_bytes=2, narrow=True)
             request = request._replace(algorithm=small.plan.name)
-        if len(arrays) == 1:
+        if len(lengths) == 1:
             request = request._replace(packed=())
-        self._prepared = engine.call_cache.call(request)
-        self._lengths = lengths
-        self._voted: native.VotedAllReduce | None = None
-        """Prepared vote and all_reduce, with a buffer of its own; None until the first
-        `begin_voted`.
-        """
-        self._buffer = np.empty(sum(lengths) if len(arrays) > 1 else 0, np.uint8)
+        return cache.call(request)
 
-    def begin_voted(self, arrays: tuple[Array, ...]) -> VotedWork | native.VotedWork:
+    def begin_voted(self, arrays: tuple[Array, ...]) -> VotedWork | CopiedWork | native.VotedWork:
         """Votes for the reduction of these arrays and begins it. The previous call must have
         ended.
         """
+        work = self._prepared_vote().begin(arrays, self._comm.timeout_s)
+        if work is not None:
+            return work
+        # An array must be copied first, for example because it is not contiguous.
+        if self._carries_vote:
+            return self._begin_copied([stage(array, writable=True) for array in arrays])
+        return begin_voted(self._comm, "all_reduce", self.call(arrays))
+
+    def begin_void(self) -> VotedWork | native.VotedWork:
+        """Votes against the reduction, because this rank is not ready. The previous call must have
+        ended.
+        """
+        if self._carries_vote:
+            return self._prepared_vote().begin_void(self._comm.timeout_s)
+        return begin_voted(self._comm, "void call", None)
+
+    def _begin_copied(self, staged: Sequence[Staged]) -> CopiedWork:
+        contiguous = [each.array if each.copy is None else each.copy for each in staged]
+        work = self._prepared_vote().begin(tuple(contiguous), self._comm.timeout_s)
+        if work is None:
+            raise TypeError(
+                "all_reduce: expected arrays of the types and lengths of the first call"
+            )
+        return CopiedWork(work, staged)
+
+    def _prepared_vote(self) -> native.VotedAllReduce:
         if self._voted is None:
-            engine = self._comm._engine
-            vote = engine.call_cache.vote()
-            self._voted = engine.voted_all_reduce(vote, self._prepared, self._lengths)
-        work = self._voted.begin(arrays, self._comm.timeout_s)
-        # `work` is None if an array must be copied first, for example because it is not contiguous.
-        return begin_voted(self._comm, "all_reduce", self.call(arrays)) if work is None else work
+            self._voted = self._prepare_vote()
+        return self._voted
+
+    def _prepare_vote(self) -> native.VotedAllReduce:
+        engine = self._comm._engine
+        if not self._carries_vote:
+            return engine.voted_all_reduce(engine.call_cache.vote(), self._prepared, self._lengths)
+        size_bytes = self._dtype.size_bytes
+        alone = CallRequest(Op.ALL_REDUCE, (size_bytes,), self._dtype, self._reduction)
+        vote = made_internal(engine.call_cache.call(alone))
+        both = self._prepare((*self._lengths, size_bytes)).with_volume(vote.volume)
+        elements = vote_elements(self._dtype, self._reduction)
+        return engine.vote_carrying_all_reduce(both, self._lengths, elements, self._prepared)
 
     def call(self, arrays: Sequence[Array]) -> Call:
         """Returns the call that reduces these arrays. The previous call must have ended."""

@@ -125,7 +125,7 @@ class ActionRunner:
             if run.lengths and len(set(run.lengths)) > 1:
                 job = replace(job, lengths=run.lengths)
             pending = self._transfer.begin(job)
-            flight = Flight(handles, pending, self._note_end, divisor=divisor)
+            flight = Flight(tuple(handles), pending, self._note_end, divisor=divisor)
             for handle in handles:
                 handle.flight = flight
             self._changed.notify_all()
@@ -160,7 +160,7 @@ class ActionRunner:
             return self._enter_plan(adopt.carried)
 
     def _plan_of(self, adopt: Adopt) -> FrozenPlan:
-        parts = (adopt.epoch, adopt.buckets, self._transfer, self._note_end)
+        parts = (adopt.epoch, adopt.buckets, self._transfer, self._note_end, self.joined.stand_in)
         return FrozenPlan(*parts) if adopt.trial is None else TrialPlan(*parts, adopt.trial)
 
     def _enter_plan(self, names: Sequence[str]) -> Sequence[Event]:

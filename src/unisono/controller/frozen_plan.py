@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from unisono import native
 from unisono.communicator import dtype_of
 from unisono.controller.fusion.buckets import Bucket
 from unisono.controller.handle import Flight, Handle
@@ -69,15 +71,25 @@ class PlannedBucket:
 
     def take(self) -> tuple[Handle, ...]:
         """Returns the handles of the current pass, and empties the bucket for the next pass."""
-        handles = tuple([each.handle for each in self.tensors if each.handle is not None])
-        for tensor in self.tensors:
-            tensor.handle = None
+        handles = _CURRENT.values(self.tensors)
+        if self.missing > 0:
+            handles = tuple([handle for handle in handles if handle is not None])
+        _CURRENT.fill(self.tensors, None)
         self.missing = len(self.tensors)
         return handles
 
 
+# The slots of a bucket's tensors and handles, read and written in one call for all of them.
+_CURRENT = native.SlotColumn(PlannedTensor, "handle")
+_ARRAY = native.SlotColumn(Handle, "array")
+_FLIGHT = native.SlotColumn(Handle, "flight")
+
+
 class FrozenPlan:
     """Runs the buckets of a plan, pass after pass. The caller must hold the loop's lock."""
+
+    is_timed = False
+    """True if the plan needs the times of its runs (`PendingVote.times_ns`)."""
 
     def __init__(
         self,
@@ -85,7 +97,9 @@ class FrozenPlan:
         buckets: Sequence[Bucket],
         transfer: Transfer,
         on_end: Callable[[Flight], None],
+        stand_in: Callable[[Sequence[Request]], Job],
     ) -> None:
+        """`stand_in` returns a job of requests whose arrays this rank does not have."""
         self.epoch = epoch
         self.launched = 0
         """Number of buckets launched since the plan was made, including void ones (for which this
@@ -93,6 +107,7 @@ class FrozenPlan:
         self.stopped = False
         self._transfer = transfer
         self._on_end = on_end
+        self._stand_in = stand_in
         self._buckets = tuple(
             PlannedBucket(tuple(map(PlannedTensor, bucket.requests))) for bucket in buckets
         )
@@ -134,7 +149,13 @@ class FrozenPlan:
         """
         while self.launched < launched:
             bucket = self._buckets[self._place()]
-            self._launch(bucket, (), self._transfer.begin_void())
+            if bucket.flight is not None:
+                bucket.flight.settle(None)  # it uses the memory of the bucket's job
+            if bucket.job is None:
+                bucket.job = self._prepare(
+                    self._stand_in([each.request for each in bucket.tensors])
+                )
+            self._launch(bucket, (), bucket.job.begin_void())
 
     def unlaunched(self) -> list[Handle]:
         """Returns the handles that wait for their bucket, and removes them from the plan."""
@@ -155,16 +176,17 @@ class FrozenPlan:
                 return
             handles = bucket.take()
             if bucket.job is None:
-                bucket.job = self._transfer.prepare(job_of(handles))
-            arrays = tuple([handle.array for handle in handles])
-            self._launch(bucket, handles, bucket.job.begin(arrays))
+                bucket.job = self._prepare(job_of(handles))
+            self._launch(bucket, handles, bucket.job.begin(_ARRAY.values(handles)))
+
+    def _prepare(self, job: Job) -> VotedJob:
+        return self._transfer.prepare(replace(job, timed=True) if self.is_timed else job)
 
     def _launch(
         self, bucket: PlannedBucket, handles: tuple[Handle, ...], pending: PendingVote
     ) -> None:
         flight = bucket.flight = Flight(handles, pending, self._on_end)
-        for handle in handles:
-            handle.flight = flight
+        _FLIGHT.fill(handles, flight)
         self.launched += 1
 
 

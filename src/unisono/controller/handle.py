@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from unisono import native
 from unisono.controller.request import Request
 from unisono.controller.transfers.transfer import Array, Pending, PendingVote
 from unisono.errors import UnisonoError
@@ -123,6 +124,11 @@ class Handle:
             self._error, self._done, self.flight = error, True, None
 
 
+# The slots of a flight's handles, written in one call for all of them.
+_DONE = native.SlotColumn(Handle, "_done")
+_FLIGHT = native.SlotColumn(Handle, "flight")
+
+
 class Flight:
     """A collective in progress, with the handles of its tensors."""
 
@@ -130,7 +136,7 @@ class Flight:
 
     def __init__(
         self,
-        handles: Sequence[Handle],
+        handles: tuple[Handle, ...],
         pending: Pending | PendingVote,
         on_end: Callable[[Flight], None],
         *,
@@ -178,9 +184,8 @@ class Flight:
                 return
             self.ran = getattr(self.pending, "ran", True)
             if self.ran and self._divisor == 1 and self._is_in_place():
-                for handle in self.handles:  # the result is the array that was submitted
-                    handle._done = True
-                    handle.flight = None
+                _DONE.fill(self.handles, True)  # the result is the array that was submitted
+                _FLIGHT.fill(self.handles, None)
             else:
                 for handle in self.handles:
                     self._end(handle, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,13 @@ class JoinedTensors:
             op=op,
             root=first.root,
         )
+
+    def stand_in(self, requests: Sequence[Request]) -> Job:
+        """Returns the job by which this rank votes against a collective of tensors that it does not
+        have.
+        """
+        names = tuple(request.name for request in requests)
+        return replace(self.job(requests, requests[0].op), names=names)
 
     def _neutral(self, request: Request, op: str) -> Array:
         shape = request.shape

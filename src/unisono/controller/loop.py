@@ -20,6 +20,7 @@ from unisono.controller import messages as m
 from unisono.controller.action_runner import ActionRunner, Counters
 from unisono.controller.agreement import State, step
 from unisono.controller.channel import Channel
+from unisono.controller.frozen_plan import PlannedBucket, PlannedTensor
 from unisono.controller.fusion.fusion_report import FusionReport
 from unisono.controller.fusion.fusion_tuner import FusionTuner
 from unisono.controller.fusion.trial_plan import TrialPlan
@@ -84,7 +85,13 @@ class Loop:
         self._open: dict[str, Handle] = {}
         """The most recent handle of each name."""
         self._planned = native.PlannedTensors(
-            Handle, self, self._open, self._launch_full, timeline.ring
+            Handle,
+            PlannedTensor,
+            PlannedBucket,
+            self,
+            self._open,
+            self._launch_full,
+            timeline.ring,
         )
         self.submit_planned = self._planned.submit
         """Submits an all_reduce of the frozen plan without the lock. Returns None for other

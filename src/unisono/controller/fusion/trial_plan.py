@@ -9,11 +9,14 @@ from unisono.controller.frozen_plan import FrozenPlan, PlannedBucket, PlannedTen
 from unisono.controller.fusion.buckets import Bucket
 from unisono.controller.fusion.fusion_trial import PassTimes, Trial, TrialClock
 from unisono.controller.handle import Flight, Handle
-from unisono.controller.transfers.transfer import PendingVote, Transfer
+from unisono.controller.request import Request
+from unisono.controller.transfers.transfer import Job, PendingVote, Transfer
 
 
 class TrialPlan(FrozenPlan):
     """Runs the passes of a trial, measures them, and launches nothing after the last one."""
+
+    is_timed = True
 
     def __init__(
         self,
@@ -21,11 +24,12 @@ class TrialPlan(FrozenPlan):
         buckets: Sequence[Bucket],
         transfer: Transfer,
         on_end: Callable[[Flight], None],
+        stand_in: Callable[[Sequence[Request]], Job],
         trial: Trial,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`now_ns` reads the clock that the transfer's `times_ns` uses."""
-        super().__init__(epoch, buckets, transfer, on_end)
+        super().__init__(epoch, buckets, transfer, on_end, stand_in)
         own, tensors = self._buckets, self.tensors
         other = tuple(
             PlannedBucket(tuple(tensors[name] for name in bucket.names)) for bucket in trial.other

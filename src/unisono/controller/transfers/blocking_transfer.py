@@ -72,12 +72,6 @@ class BlockingTransfer:
         """Prepares a voted job. The ranks vote by an all_reduce of one number."""
         return RemadeJob(self._begin_voted, job)
 
-    def begin_void(self) -> PendingJob:
-        """Votes against the next voted job, because this rank is not ready. The job then runs on no
-        rank.
-        """
-        return self._begin_voted(None)
-
     def _begin_voted(self, job: Job | None) -> PendingJob:
         def run() -> tuple[bool, Any]:
             votes = np.array([job is not None], np.int64)

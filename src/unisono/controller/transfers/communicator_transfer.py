@@ -41,19 +41,15 @@ class CommunicatorTransfer:
 
     def prepare(self, job: Job) -> VotedJob:
         """Prepares a voted job. The ranks vote by one reduction of 8 bytes, which runs no Python
-        code.
+        code. A small all_reduce carries the vote, unless the job is timed.
         """
         if job.operation == "all_reduce":
             return _VotedAllReduce(self._voted, job)
         return RemadeJob(self._begin_voted, job)
 
-    def begin_void(self) -> PendingVote:
-        """Votes against the next voted job, because this rank is not ready. The job then runs on no
-        rank.
-        """
-        return begin_voted(self._voted, "void call", None)
-
-    def _begin_voted(self, job: Job) -> PendingVote:
+    def _begin_voted(self, job: Job | None) -> PendingVote:
+        if job is None:
+            return begin_voted(self._voted, "void call", None)
         return begin_voted(self._voted, job.operation, _call(self._voted, job))
 
     def close(self) -> None:
@@ -66,7 +62,9 @@ class _VotedAllReduce:
     """A voted all_reduce of one or several arrays, prepared once for all its runs."""
 
     def __init__(self, comm: Communicator, job: Job) -> None:
-        self.begin = FusedAllReduce(comm, job.arrays, job.op).begin_voted
+        fused = FusedAllReduce(comm, job.arrays, job.op, carries_vote=not job.timed)
+        self.begin = fused.begin_voted
+        self.begin_void = fused.begin_void
 
 
 def _call(comm: Communicator, job: Job) -> Call:

@@ -52,13 +52,6 @@ class LinkTransfer:
         """Prepares a voted job. The link carries each of its runs."""
         return _VotedJobOnLink(self._transfer.prepare(job), self._times_s)
 
-    def begin_void(self) -> PendingVote:
-        """Votes against the next voted job, because this rank is not ready. The job then runs on no
-        rank.
-        """
-        now_s = time.perf_counter()
-        return _OnLink(self._transfer.begin_void(), now_s, now_s)
-
     def close(self) -> None:
         """Closes the transfer that runs the jobs."""
         self._transfer.close()
@@ -88,6 +81,10 @@ class _VotedJobOnLink:
 
     def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
         return _OnLink(self._job.begin(arrays), *self._times_s(arrays))
+
+    def begin_void(self) -> PendingVote:
+        now_s = time.perf_counter()
+        return _OnLink(self._job.begin_void(), now_s, now_s)
 
 
 class _OnLink:

@@ -50,16 +50,6 @@ class RecordedTransfer:
         """Prepares a voted job that will run many times."""
         return _RecordedVotedJob(self._inner.prepare(job), self._timeline, job)
 
-    def begin_void(self) -> RecordedPending:
-        """Votes against the next voted job, because this rank is not ready. The job then runs on no
-        rank.
-        """
-        number = self._timeline.next_number()
-        self._timeline.record(_LAUNCHED, _NO_TENSOR, number)
-        launched_ns = time.monotonic_ns()
-        pending = self._inner.begin_void()
-        return RecordedPending(pending, self._timeline, _NO_TENSOR, number, launched_ns)
-
 
 class _RecordedVotedJob:
     """A voted job whose runs are recorded. The job carries a bucket of a plan, and the tensors of
@@ -87,6 +77,14 @@ class _RecordedVotedJob:
         launched_ns = time.monotonic_ns()
         pending = self._inner.begin(arrays)
         return RecordedPending(pending, timeline, self._first, number, launched_ns)
+
+    def begin_void(self) -> RecordedPending:
+        """Votes against the run."""
+        number = self._timeline.next_number()
+        self._timeline.record(_LAUNCHED, _NO_TENSOR, number)
+        launched_ns = time.monotonic_ns()
+        pending = self._inner.begin_void()
+        return RecordedPending(pending, self._timeline, _NO_TENSOR, number, launched_ns)
 
     def _record_plan(self, arrays: Sequence[Array]) -> None:
         for name, array in zip(self._names, arrays, strict=False):

@@ -18,7 +18,7 @@ class Job:
 
     An all_reduce may have several arrays, which are reduced in place. Other operations have one
     array. `lengths` are the rows of each rank in an all_gather with unequal arrays. `names` are the
-    names of the tensors, if known.
+    names of the tensors, if known. `timed`: the fusion tuner needs the `times_ns` of the runs.
     """
 
     operation: str
@@ -27,6 +27,7 @@ class Job:
     root: int = -1
     lengths: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    timed: bool = False
 
 
 class Pending(Protocol):
@@ -60,6 +61,11 @@ class VotedJob(Protocol):
     def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
         """Begins a run with arrays of these types and shapes. The previous run must have ended."""
 
+    def begin_void(self) -> PendingVote:
+        """Votes against the run, because this rank is not ready. The job then runs on no rank. The
+        previous run must have ended.
+        """
+
 
 class Transfer(Protocol):
     """Runs the jobs of one rank in the order in which they begin. All ranks begin the same jobs.
@@ -73,11 +79,6 @@ class Transfer(Protocol):
     def prepare(self, job: Job) -> VotedJob:
         """Prepares a voted job, which runs only if all ranks are ready. Does not begin it."""
 
-    def begin_void(self) -> PendingVote:
-        """Votes against the next voted job, because this rank is not ready. The job runs on no
-        rank.
-        """
-
     def close(self) -> None:
         """Ends the transfer. Jobs in progress fail."""
 
@@ -85,11 +86,17 @@ class Transfer(Protocol):
 class RemadeJob:
     """A voted job for transfers that cannot prepare jobs. Each run begins a new job."""
 
-    def __init__(self, begin: Callable[[Job], PendingVote], job: Job) -> None:
-        """`begin` is the transfer's function that begins a voted job."""
+    def __init__(self, begin: Callable[[Job | None], PendingVote], job: Job) -> None:
+        """`begin` is the transfer's function that begins a voted job. None is a vote against the
+        job.
+        """
         self._begin = begin
         self._job = replace(job, arrays=())
 
     def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
         """Begins a run with these arrays."""
         return self._begin(replace(self._job, arrays=arrays))
+
+    def begin_void(self) -> PendingVote:
+        """Votes against the run."""
+        return self._begin(None)

@@ -1,0 +1,51 @@
+"""Votes that travel with the data of a small all_reduce, as one more element after the data.
+
+A vote by a call of its own takes as long as a small call. So a rank that is ready gives the last
+element a value that the reduction keeps if all ranks give it: the agreement. A rank that is not
+ready gives another value, the objection, and no array changes on any rank.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.types import DType, ReduceOp
+
+MOST_BYTES = 1024
+"""Most bytes of data that carry a vote. More data would move for nothing in a void call, and a vote
+of its own costs little beside them."""
+
+_AGREEMENT_0 = (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR)
+_AGREEMENT_1 = (ReduceOp.MIN, ReduceOp.PROD, ReduceOp.BAND)
+_INTEGERS = (DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64, DType.UINT64)
+
+
+def can_carry(dtype: DType, reduction: ReduceOp, nbytes: int) -> bool:
+    """Returns True if an all_reduce of `nbytes` can carry its vote.
+
+    Elements of 8 bits cannot: the sum of 256 objections would be 0.
+
+    >>> can_carry(DType.FLOAT32, ReduceOp.SUM, 8), can_carry(DType.INT8, ReduceOp.SUM, 8)
+    (True, False)
+    """
+    if nbytes > MOST_BYTES or dtype.is_float8:
+        return False
+    if dtype.is_float and reduction is ReduceOp.AVG:
+        return True  # the average of integers rounds an objection to 0
+    return (dtype.is_float or dtype in _INTEGERS) and reduction in _AGREEMENT_0 + _AGREEMENT_1
+
+
+def vote_elements(dtype: DType, reduction: ReduceOp) -> tuple[bytes, bytes]:
+    """Returns the agreement and the objection, as one element each.
+
+    >>> vote_elements(DType.INT16, ReduceOp.MIN)
+    (b'\\x01\\x00', b'\\x00\\x00')
+    """
+    zero, one = (_bytes_of(value, dtype) for value in (0, 1))
+    return (one, zero) if reduction in _AGREEMENT_1 else (zero, one)
+
+
+def _bytes_of(value: int, dtype: DType) -> bytes:
+    if dtype is DType.BFLOAT16:  # the upper half of a float32
+        return np.float32(value).tobytes()[2:]
+    return np.array(value, dtype.name.lower()).tobytes()
