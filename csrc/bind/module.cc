@@ -16,6 +16,7 @@ NB_MODULE(_native, m) {
     unisono::bind::register_messages(m);
     unisono::bind::register_planned_tensors(m);
     unisono::bind::register_quick(m);
+    unisono::bind::register_recorded_runs(m);
     unisono::bind::register_simulator(m);
     unisono::bind::register_slots(m);
     unisono::bind::register_timeline(m);

@@ -145,8 +145,6 @@ class PlannedTensors {
     [[nodiscard]] int64_t bytes() const noexcept { return bytes_; }
 
   private:
-    static constexpr uint16_t kSubmitted = 1;  // event kind of src/unisono/timeline/event_kinds.py
-
     [[nodiscard]] bool fits(const Tensor& tensor, nb::handle array, nb::handle op) const {
         // Python stores the `dtype` object of the last array that fitted the plan. An array with
         // another `dtype` object takes the slower path, where Python checks its element type.
@@ -190,8 +188,8 @@ class PlannedTensors {
     }
 
     void record(nb::handle name, int64_t bytes) const {
-        nb::inst_ptr<TimelineRing>(ring_)->record(kSubmitted, nb::borrow<nb::str>(name), 0, bytes,
-                                                  0, 0);
+        nb::inst_ptr<TimelineRing>(ring_)->record(static_cast<uint16_t>(EventKind::submitted),
+                                                  nb::borrow<nb::str>(name), 0, bytes, 0, 0);
     }
 
     nb::type_object handle_;

@@ -11,6 +11,7 @@ void register_memory(nanobind::module_& module);
 void register_messages(nanobind::module_& module);
 void register_planned_tensors(nanobind::module_& module);
 void register_quick(nanobind::module_& module);
+void register_recorded_runs(nanobind::module_& module);
 void register_simulator(nanobind::module_& module);
 void register_slots(nanobind::module_& module);
 void register_timeline(nanobind::module_& module);

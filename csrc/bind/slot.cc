@@ -4,7 +4,10 @@
 #include <structmember.h>
 #endif
 
+#include <nanobind/stl/pair.h>
+
 #include <string>
+#include <utility>
 
 #include "bind/register.h"
 
@@ -43,10 +46,21 @@ class SlotColumn {
         for (size_t i = 0; i < objects.size(); ++i) {
             nb::object value = slot_.get(checked(objects[i]));
             if (!value.is_valid()) throw nb::attribute_error("a slot has no value");
-            if (PyTuple_SetItem(found.ptr(), static_cast<Py_ssize_t>(i), value.release().ptr()) != 0)
+            if (PyTuple_SetItem(found.ptr(), static_cast<Py_ssize_t>(i), value.release().ptr()) !=
+                0)
                 nb::raise_python_error();
         }
         return nb::borrow<nb::tuple>(found);
+    }
+
+    // Returns the values of the objects, and what `other` has for these values. Clears the slots to
+    // None.
+    [[nodiscard]] std::pair<nb::tuple, nb::tuple> take(const nb::tuple& objects,
+                                                       const SlotColumn& other) const {
+        const nb::tuple found = values(objects);
+        const nb::tuple others = other.values(found);
+        fill(objects, nb::none());
+        return {found, others};
     }
 
     // Gives all objects the same value.
@@ -72,6 +86,7 @@ void register_slots(nb::module_& m) {
     nb::class_<SlotColumn>(m, "SlotColumn")
         .def(nb::init<nb::type_object, const nb::str&>(), "type"_a, "name"_a)
         .def("values", &SlotColumn::values, "objects"_a)
+        .def("take", &SlotColumn::take, "objects"_a, "other"_a)
         .def("fill", &SlotColumn::fill, "objects"_a, "value"_a.none());
 }
 

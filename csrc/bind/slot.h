@@ -21,8 +21,7 @@ class Slot {
 #if defined(Py_LIMITED_API)
     // Returns the value; null if none is set. Requires an object that has this slot.
     [[nodiscard]] nanobind::object get(nanobind::handle object) const {
-        nanobind::object found =
-            nanobind::steal(PyObject_GetAttr(object.ptr(), name_.ptr()));
+        nanobind::object found = nanobind::steal(PyObject_GetAttr(object.ptr(), name_.ptr()));
         if (!found.is_valid()) PyErr_Clear();
         return found;
     }

@@ -12,6 +12,15 @@
 
 namespace unisono::bind {
 
+// The kinds of events that C++ code records, with the values of event_kinds.py.
+enum class EventKind : uint16_t {
+    submitted = 1,
+    launched = 2,
+    transferred = 4,
+    waited = 5,
+    planned = 9,
+};
+
 // An entry of the ring. A reader accepts an entry only if its two sequence numbers are equal.
 struct TimelineEntry {
     uint64_t sequence;

@@ -11,7 +11,7 @@ import torch
 
 from ranks import Threads
 from unisono import Communicator
-from unisono.communicator import FusedAllReduce
+from unisono.communicator import VotedAllReduce
 from unisono.communicator.carried_votes import MOST_BYTES, can_carry, vote_elements
 from unisono.types import DType, ReduceOp
 
@@ -59,10 +59,10 @@ def test_a_call_runs_if_and_only_if_no_rank_objects(
 
     def body(comm: Communicator) -> None:
         first = [_made(values(0, length), dtype) for length in lengths]
-        fused = FusedAllReduce(comm, first, op, carries_vote=True)
+        voted = VotedAllReduce(comm, first, op, carries_vote=True)
         for objectors in ((), (0,), (1, 2), (), (0, 1, 2, 3), ()):
             arrays = tuple(_made(values(comm.rank, length), dtype) for length in lengths)
-            work = fused.begin_void() if comm.rank in objectors else fused.begin_voted(arrays)
+            work = voted.begin_void() if comm.rank in objectors else voted.begin(arrays)
             work.wait()
             assert work.is_completed() and work.ran is (not objectors)
             for array, length in zip(arrays, lengths, strict=True):
@@ -76,19 +76,16 @@ def test_a_call_runs_if_and_only_if_no_rank_objects(
 def test_arrays_that_are_not_contiguous_are_copied(threads: World) -> None:
     def body(comm: Communicator) -> None:
         whole = np.full((4, 3), comm.rank + 1.0)
-        fused = FusedAllReduce(comm, [np.zeros(4)], "sum", carries_vote=True)
+        voted = VotedAllReduce(comm, [np.zeros(4)], "sum", carries_vote=True)
         for objects, expected in ((True, comm.rank + 1.0), (False, 3.0)):
             column = whole[:, 1]
-            if objects and comm.rank == 1:
-                work = fused.begin_void()
-            else:
-                work = fused.begin_voted((column,))
+            work = voted.begin_void() if objects and comm.rank == 1 else voted.begin((column,))
             work.wait()
             assert work.ran is not objects and work.is_completed()
             assert (column == expected).all()
             assert (whole[:, ::2] == comm.rank + 1.0).all()
-        with pytest.raises(TypeError, match="of the first call"):
-            fused.begin_voted((np.zeros(4, np.float32),))
+        with pytest.raises(TypeError, match="of the first run"):
+            voted.begin((np.zeros(4, np.float32),))
 
     threads(2).run(body)
 
@@ -96,12 +93,12 @@ def test_arrays_that_are_not_contiguous_are_copied(threads: World) -> None:
 def test_a_carried_vote_costs_no_call_of_its_own(threads: World) -> None:
     def body(comm: Communicator) -> None:
         array = np.ones(8, np.float32)
-        fused = FusedAllReduce(comm, [array], "sum", carries_vote=True)
+        voted = VotedAllReduce(comm, [array], "sum", carries_vote=True)
         before = comm._engine.group.calls
-        fused.begin_voted((array,)).wait()
+        voted.begin((array,)).wait()
         assert comm._engine.group.calls == before + 1
-        separate = FusedAllReduce(comm, [array], "sum")
-        separate.begin_voted((array,)).wait()
+        separate = VotedAllReduce(comm, [array], "sum", carries_vote=False)
+        separate.begin((array,)).wait()
         assert comm._engine.group.calls == before + 3
 
     threads(2).run(body)

@@ -21,6 +21,7 @@ from unisono.communicator import (
     CommunicatorStats,
     FusedAllReduce,
     OperationStats,
+    VotedAllReduce,
     begin_unvoted,
     begin_voted,
     call_of,
@@ -302,7 +303,8 @@ def test_a_refused_call_does_not_count() -> None:
 def test_voted_calls_count_only_if_they_ran(ranks: int, carries_vote: bool) -> None:
     def body(comm: Communicator) -> None:
         arrays = tuple(np.ones(length, np.float32) for length in (3, 10))
-        fused = FusedAllReduce(comm, arrays, "sum", carries_vote=carries_vote)
+        fused = FusedAllReduce(comm, arrays, "sum")
+        repeated = VotedAllReduce(comm, arrays, "sum", carries_vote=carries_vote)
         each = [expected_of(comm, "all_reduce", [length], 4)["all_reduce"] for length in (3, 10)]
         both: Counts = {"all_reduce": tuple(np.sum(each, axis=0).tolist())}  # type: ignore[dict-item]
         vote = traffic("all_reduce", [1], comm.size)
@@ -311,7 +313,7 @@ def test_voted_calls_count_only_if_they_ran(ranks: int, carries_vote: bool) -> N
 
         def voted(ready: bool) -> Callable[[], None]:
             def call() -> None:
-                work = fused.begin_voted(arrays) if ready else fused.begin_void()
+                work = repeated.begin(arrays) if ready else repeated.begin_void()
                 work.wait()
                 assert work.ran is all_ready
 

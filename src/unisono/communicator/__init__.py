@@ -47,12 +47,14 @@ from unisono.communicator.communicator_stats import CommunicatorStats, Operation
 from unisono.communicator.engine import Call as Call
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation
+from unisono.communicator.fused_all_reduce import FusedAllReduce
 from unisono.communicator.initialization import init, join
 from unisono.communicator.local_ranks import run
 from unisono.communicator.point_to_point import wait_for_message as wait_for_message
 from unisono.communicator.premul import premul_sum
 from unisono.communicator.value_index import pairs
-from unisono.communicator.voted_collectives import FusedAllReduce, VotedWork
+from unisono.communicator.voted_all_reduce import VotedAllReduce
+from unisono.communicator.voted_collectives import VotedWork
 from unisono.communicator.voted_collectives import begin_unvoted as begin_unvoted
 from unisono.communicator.voted_collectives import begin_voted as begin_voted
 from unisono.communicator.voted_collectives import call_of as call_of
@@ -70,6 +72,7 @@ __all__ = [
     "OperationStats",
     "Rule",
     "Selection",
+    "VotedAllReduce",
     "VotedWork",
     "Work",
     "dtype_of",

@@ -276,35 +276,25 @@ class Engine:
         )
 
     def voted_all_reduce(
-        self, vote: native.Prepared, call: native.Prepared, lengths: Sequence[int]
-    ) -> native.VotedAllReduce:
-        """Prepares `vote` and the all_reduce `call`, which runs if all ranks vote yes. `lengths`
-        are the bytes of each array that `call` reduces.
-        """
-        pending = self._pending_calls
-        return native.VotedAllReduce(
-            self.group, vote, call, lengths, pending.held, pending.prune, self._inline_s
-        )
-
-    def vote_carrying_all_reduce(
         self,
+        vote: native.Prepared | native.CarriedVote,
         call: native.Prepared,
         lengths: Sequence[int],
-        elements: tuple[bytes, bytes],
-        counted: native.Prepared,
+        copied: Callable[[native.VotedAllReduce, tuple[Any, ...]], Any],
     ) -> native.VotedAllReduce:
-        """Prepares an all_reduce of `lengths` and of the vote, one element: the agreement or the
-        objection in `elements`. If all ranks agree, the counters count it as `counted`.
+        """Prepares the all_reduce `call` of arrays of `lengths` bytes, which runs if all ranks vote
+        yes. `copied` begins it for arrays that must be copied first.
         """
         pending = self._pending_calls
         return native.VotedAllReduce(
             self.group,
+            vote,
             call,
             lengths,
-            *elements,
-            counted,
+            copied,
             pending.held,
             pending.prune,
+            self.timeout_s,
             self._inline_s,
         )
 

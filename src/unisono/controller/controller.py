@@ -18,7 +18,7 @@ from unisono.controller.handle import Handle
 from unisono.controller.loop import Loop
 from unisono.controller.messages import Stalled
 from unisono.controller.transfers.communicator_transfer import CommunicatorTransfer, duplicate
-from unisono.controller.transfers.recorded_transfer import RecordedTransfer
+from unisono.controller.transfers.recorded_transfer import recorded
 from unisono.controller.transfers.transfer import Array, Transfer
 from unisono.timeline import TimelineWriter, clock_identity, compare_clocks
 
@@ -101,7 +101,7 @@ class Controller:
             transfer = CommunicatorTransfer.over(comm)
         self._loop = Loop(
             channel,
-            RecordedTransfer(transfer, self.timeline),
+            recorded(transfer, self.timeline),
             fusion_bytes=DEFAULT_FUSION_BYTES if fusion_bytes is None else fusion_bytes,
             stall_warning_s=stall_warning_s,
             timeout_s=comm.timeout_s,

@@ -69,14 +69,17 @@ class PlannedBucket:
         self.flight: Flight | None = None
         """The most recent flight (collective in progress) of this bucket."""
 
-    def take(self) -> tuple[Handle, ...]:
+    def take(self) -> list[Handle]:
         """Returns the handles of the current pass, and empties the bucket for the next pass."""
-        handles = _CURRENT.values(self.tensors)
-        if self.missing > 0:
-            handles = tuple([handle for handle in handles if handle is not None])
+        handles = [each.handle for each in self.tensors if each.handle is not None]
         _CURRENT.fill(self.tensors, None)
         self.missing = len(self.tensors)
         return handles
+
+    def take_full(self) -> tuple[tuple[Handle, ...], tuple[Array, ...]]:
+        """Returns the handles of a full bucket and their arrays, and empties the bucket."""
+        self.missing = len(self.tensors)
+        return _CURRENT.take(self.tensors, _ARRAY)
 
 
 # The slots of a bucket's tensors and handles, read and written in one call for all of them.
@@ -174,10 +177,10 @@ class FrozenPlan:
             bucket = self._buckets[self._place()]
             if bucket.missing > 0:
                 return
-            handles = bucket.take()
+            handles, arrays = bucket.take_full()
             if bucket.job is None:
                 bucket.job = self._prepare(job_of(handles))
-            self._launch(bucket, handles, bucket.job.begin(_ARRAY.values(handles)))
+            self._launch(bucket, handles, bucket.job.begin(arrays))
 
     def _prepare(self, job: Job) -> VotedJob:
         return self._transfer.prepare(replace(job, timed=True) if self.is_timed else job)

@@ -24,10 +24,9 @@ class Owner(Protocol):
         `is_late`: `look_for_late_ranks` was called for this handle.
         """
 
-    def count_wait(self) -> None:
-        """Counts one more time that the program has waited for a tensor. Tensors submitted later
-        have the count as their phase.
-        """
+    waits: int
+    """Number of times that the program has waited for a tensor. Tensors submitted later have this
+    number as their phase."""
 
     @property
     def stall_warning_s(self) -> float:
@@ -72,7 +71,7 @@ class Handle:
         `TimeoutError` after `timeout_s` seconds; the tensor continues.
         """
         if not self._done:
-            self._owner.count_wait()
+            self._owner.waits += 1
         is_late = False
         while not self._done:
             flight = self.flight
@@ -132,7 +131,9 @@ _FLIGHT = native.SlotColumn(Handle, "flight")
 class Flight:
     """A collective in progress, with the handles of its tensors."""
 
-    __slots__ = ("_divisor", "_lock", "_on_end", "_settled", "handles", "pending", "ran")
+    __slots__ = (
+        "_divisor", "_is_in_place", "_lock", "_on_end", "_settled", "handles", "pending", "ran"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -149,6 +150,7 @@ class Flight:
         self.pending = pending
         self.ran = True
         self._divisor = divisor
+        self._is_in_place = not handles or handles[0].request.operation in _IN_PLACE
         self._on_end = on_end
         self._lock = threading.Lock()
         self._settled = False
@@ -183,7 +185,7 @@ class Flight:
             if self.has_settled():
                 return
             self.ran = getattr(self.pending, "ran", True)
-            if self.ran and self._divisor == 1 and self._is_in_place():
+            if self.ran and self._divisor == 1 and self._is_in_place:
                 _DONE.fill(self.handles, True)  # the result is the array that was submitted
                 _FLIGHT.fill(self.handles, None)
             else:
@@ -192,17 +194,13 @@ class Flight:
             self._settled = True
         self._on_end(self)
 
-    def _is_in_place(self) -> bool:
-        """Returns True if the operation of the flight changes the arrays in place."""
-        return not self.handles or self.handles[0].request.operation in _IN_PLACE
-
     def _end(self, handle: Handle, result: Any) -> None:
         if not self.ran:
             handle.flight = None
             return
         if self._divisor > 1:
             _divide(handle.array, self._divisor)
-        handle.complete(handle.array if self._is_in_place() else result)
+        handle.complete(handle.array if self._is_in_place else result)
 
     def _fail(self, error: UnisonoError) -> None:
         for handle in self.handles:

@@ -109,7 +109,8 @@ class Loop:
         self._counters = self._runner.counters
         self._entering = 0
         """Number of submitted tensors that the thread has not processed yet."""
-        self._waits = 0
+        self.waits = 0
+        """Number of times that the program has waited for a tensor."""
         self._joining = False
         self._error: Exception | None = None
         self._closing = False
@@ -148,7 +149,7 @@ class Loop:
                 root=root,
                 group=self._groups.get(name, ()),
                 priority=priority,
-                phase=self._waits,
+                phase=self.waits,
             )
             handle = Handle(self, request, array)
             self._enter(name, handle, request.nbytes)
@@ -183,12 +184,6 @@ class Loop:
             if taken:
                 raise ValueError(f"tensor {taken[0]!r} is in a group already")
             self._groups.update(dict.fromkeys(names, tuple(names)))
-
-    def count_wait(self) -> None:
-        """Counts one more time that the program has waited for a tensor. Tensors submitted later
-        have the count as their phase.
-        """
-        self._waits += 1
 
     def _enter(self, name: str, handle: Handle, nbytes: int) -> None:
         opened = self._open

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unisono.communicator import (
     Call,
     Communicator,
-    FusedAllReduce,
+    VotedAllReduce,
     begin_unvoted,
     begin_voted,
     call_of,
@@ -44,7 +44,7 @@ class CommunicatorTransfer:
         code. A small all_reduce carries the vote, unless the job is timed.
         """
         if job.operation == "all_reduce":
-            return _VotedAllReduce(self._voted, job)
+            return VotedAllReduce(self._voted, job.arrays, job.op, carries_vote=not job.timed)
         return RemadeJob(self._begin_voted, job)
 
     def _begin_voted(self, job: Job | None) -> PendingVote:
@@ -56,15 +56,6 @@ class CommunicatorTransfer:
         """Closes both communicators."""
         self._voted.close()
         self._decided.close()
-
-
-class _VotedAllReduce:
-    """A voted all_reduce of one or several arrays, prepared once for all its runs."""
-
-    def __init__(self, comm: Communicator, job: Job) -> None:
-        fused = FusedAllReduce(comm, job.arrays, job.op, carries_vote=not job.timed)
-        self.begin = fused.begin_voted
-        self.begin_void = fused.begin_void
 
 
 def _call(comm: Communicator, job: Job) -> Call:
