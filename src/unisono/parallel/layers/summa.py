@@ -4,6 +4,10 @@ van de Geijn and Watts, "SUMMA: scalable universal matrix multiplication algorit
 in row i and column j holds block (i, j) of each matrix. A step broadcasts one column of blocks
 along the rows, or one row of blocks along the columns; meanwhile the ranks multiply the blocks of
 the previous step.
+
+The gradients of the two factors are two autograd nodes. Pipeline schedules that split the backward
+pass run every node that leads to both an input and a weight twice, and a custom node always
+computes all its gradients. So the node that leads to both, `_Join`, computes and exchanges nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +33,15 @@ def summa(
     inputs of part i). Result: (..., outputs of part j). `row` and `column` are the groups of this
     rank's row and column, in order.
     """
-    found: torch.Tensor = _Summa.apply(x, weight, row, column, width)  # type: ignore[no-untyped-call]
+    product: torch.Tensor = _Product.apply(x, weight.detach(), row, column, width)  # type: ignore[no-untyped-call]
+    path: torch.Tensor = _WeightGradient.apply(weight, x.detach(), row, column, width)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _Join.apply(product, path)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Summa(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """The product; its backward pass computes the gradient of x."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -43,7 +51,7 @@ class _Summa(torch.autograd.Function):
         column: dist.ProcessGroup,
         width: int,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(weight)
         ctx.row, ctx.column, ctx.width = row, column, width
         rows = x.reshape(-1, x.shape[-1])
         y = x.new_zeros(len(rows), len(weight))
@@ -54,16 +62,53 @@ class _Summa(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        (weight,) = ctx.saved_tensors
+        *shape, outputs = gradients[0].shape
+        gradient = gradients[0].reshape(-1, outputs)
+        weights = _columns(weight, ctx.column, ctx.width)
+        by_x = _reduced((gradient @ part for part in weights), ctx.row)
+        return by_x.view(*shape, by_x.shape[-1]), None, None, None, None
+
+
+class _WeightGradient(torch.autograd.Function):
+    """A node on the path of the weight alone, whose backward pass computes its gradient.
+
+    The result is a zero, expanded to the shape of the product, whose gradient the node receives.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: torch.Tensor,
+        x: torch.Tensor,
+        row: dist.ProcessGroup,
+        column: dist.ProcessGroup,
+        width: int,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.row, ctx.column, ctx.width = row, column, width
+        return weight.new_zeros(()).expand(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
         rows = x.reshape(-1, x.shape[-1])
-        gradient = gradients[0].reshape(len(rows), len(weight))
-        by_x = _reduced(
-            (gradient @ part for part in _columns(weight, ctx.column, ctx.width)), ctx.row
-        )
-        by_weight = _reduced(
-            (gradient.T @ block for block in _columns(rows, ctx.row, ctx.width)), ctx.column
-        )
-        return by_x.view_as(x), by_weight, None, None, None
+        gradient = gradients[0].reshape(len(rows), gradients[0].shape[-1])
+        blocks = _columns(rows, ctx.row, ctx.width)
+        by_weight = _reduced((gradient.T @ block for block in blocks), ctx.column)
+        return by_weight, None, None, None, None
+
+
+class _Join(torch.autograd.Function):
+    """Returns the product; its backward pass gives the gradient to both nodes above."""
+
+    @staticmethod
+    def forward(ctx: Any, product: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
+        return product.view_as(product)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradients[0], gradients[0]
 
 
 def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterator[torch.Tensor]:
