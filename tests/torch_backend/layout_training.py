@@ -70,9 +70,10 @@ def train_alone(
     loss: Callable[..., torch.Tensor],
     batches: Sequence[tuple[torch.Tensor, ...]],
     clip: float | None,
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = sgd,
 ) -> tuple[list[float], list[float]]:
     """Trains a model in this process. Returns the losses and the norms of the gradients."""
-    optimizer, losses, norms = sgd(list(model.parameters())), [], []
+    optimizer, losses, norms = make_optimizer(list(model.parameters())), [], []
     for step, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad()
         for module in model.modules():

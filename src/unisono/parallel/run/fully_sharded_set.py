@@ -31,10 +31,10 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
 
     Dense parameters are split across the group `shard`, and the experts of `ep` across
     `expert_shard`. A parameter whose group has one rank stays whole: torch does not sum its
-    gradient. Other gradients are summed while backward runs, or in a pipeline at the end of the
-    step. ZeRO-2 keeps the whole weights between forward and backward, and ZeRO-3 gathers them
-    again. In a pipeline, both keep them during the step, since its backward passes that split
-    gradients cannot gather weights.
+    gradient. Other gradients are summed while backward runs. ZeRO-2 keeps the whole weights between
+    forward and backward, and ZeRO-3 gathers them again. In a pipeline, both keep the whole weights
+    and gradients of a stage during the step: the passes of a schedule that splits the backward pass
+    need the gathered parameters before they begin.
     """
     names = {each: shard_name(block_of(each)) for each in root.parameters()}
     whole = {each for each, name in names.items() if mesh.group(name) is None}
@@ -66,22 +66,24 @@ def _shard(module: nn.Module, name: str, mesh: TrainingMesh, whole: set[nn.Param
         module,
         mesh=mesh.device_mesh(*(["dp_replicate"] if mesh.group("dp_replicate") else []), name),
         reshard_after_forward=mesh.layout.zero == 3 and mesh.layout.pp == 1,
-        shard_placement_fn=lambda each: Shard(_dim_to_split(each, ranks, name)),
+        shard_placement_fn=lambda each: Shard(_dim_to_split(each, ranks)),
         ignored_params=whole,
     )
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
 
 
-def _dim_to_split(parameter: nn.Parameter, ranks: int, name: str) -> int:
-    """Returns the dimension along which a parameter is split: the first, which torch pads.
+def _dim_to_split(parameter: nn.Parameter, ranks: int) -> int:
+    """Returns the dimension along which a parameter is split over the ranks.
 
-    A rank often has fewer experts than there are ranks, so their padding would be large. Experts
-    are split along the first dimension that needs no padding.
+    This is the first dimension, whose parts may be uneven. A parameter that is shorter than the
+    number of ranks, such as that of a few experts, is split along the first dimension that has
+    equal parts, if there is one.
     """
-    if name != "expert_shard":
+    shape = parameter.shape
+    if shape[0] >= ranks:
         return 0
-    return next((dim for dim, size in enumerate(parameter.shape) if size % ranks == 0), 0)
+    return next((dim for dim, size in enumerate(shape) if size % ranks == 0), 0)
 
 
 class FullyShardedSet:
@@ -141,6 +143,17 @@ class FullyShardedSet:
             self._shard: rounds * passes * (ranks - 1) * part,
             "dp_replicate": rounds * 2 * (replicas - 1) / replicas * part,
         } | sum_traffic(self._others, [_local(each) for each in self.trained])
+
+
+def gather_traffic(stage: nn.Module, mesh: TrainingMesh) -> dict[str, float]:
+    """Returns the bytes that a rank sends to gather the weights of a stage once, by group."""
+    found: Counter[str] = Counter()
+    for each in stage.parameters():
+        if isinstance(each, DTensor):
+            name = (each.device_mesh.mesh_dim_names or ("shard",))[-1]
+            ranks = len(mesh.ranks(name))
+            found[name] += (ranks - 1) * _part_bytes(each, ranks)
+    return dict(found)
 
 
 def split_dim(parameter: DTensor) -> int:
