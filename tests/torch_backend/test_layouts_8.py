@@ -40,7 +40,6 @@ def own_plane_with_divided_weights(world):
 
 def own_plane_with_split_backward_passes(world):
     compare_transformer("pp=2,tp=4,tensor=2d,schedule=zb1p", microbatches=2, dropout=0.2)
-    compare_transformer("pp=2,tp=4,tensor=2d,vpp=2,schedule=zbv", microbatches=2)
     compare_transformer(
         "pp=2,tp=4,tensor=2d,vpp=2,schedule=dualpipev", microbatches=4, **UNEVEN | {"layers": 4}
     )
