@@ -70,9 +70,10 @@ def train_alone(
     loss: Callable[..., torch.Tensor],
     batches: Sequence[tuple[torch.Tensor, ...]],
     clip: float | None,
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = sgd,
 ) -> tuple[list[float], list[float]]:
     """Trains a model in this process. Returns the losses and the norms of the gradients."""
-    optimizer, losses, norms = sgd(list(model.parameters())), [], []
+    optimizer, losses, norms = make_optimizer(list(model.parameters())), [], []
     for step, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad()
         for module in model.modules():
@@ -155,9 +156,11 @@ def compare_weights(run: ParallelRun, whole: nn.Module) -> None:
     for held in (held for each in run.sets for held in each.held):
         expected = whole.get_parameter(held.name)
         values, start = held.values, list(held.block.start)
-        if isinstance(values, DTensor):  # fully_shard also divides the rows
-            ranks = run.mesh.ranks("shard")
-            start[0] += part_of(values.shape[0], ranks.index(run.mesh.rank), len(ranks))[0]
+        if isinstance(values, DTensor):  # fully_shard also divides one dimension
+            dim = values.placements[-1].dim
+            is_expert = held.block.summed_over == "expert_tokens"
+            ranks = run.mesh.ranks("expert_shard" if is_expert else "shard")
+            start[dim] += part_of(values.shape[dim], ranks.index(run.mesh.rank), len(ranks))[0]
             values = values.to_local()
         block = tuple(
             slice(first, first + count) for first, count in zip(start, values.shape, strict=True)

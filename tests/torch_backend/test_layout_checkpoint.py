@@ -5,14 +5,22 @@ process.
 from __future__ import annotations
 
 import tempfile
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from torch_backend.layout_training import STEPS, small_shape, token_batches
+from torch_backend.layout_training import (
+    STEPS,
+    expert_shape,
+    small_shape,
+    token_batches,
+    train_alone,
+)
 from unisono.parallel import Layout
 from unisono.parallel.checkpoint import TensorBlock, load_blocks, save_blocks
 from unisono.parallel.layers import CrossEntropy, TransformerModel
@@ -32,6 +40,16 @@ LAYOUTS = (
 )
 
 
+# The next layout reads each layout's checkpoint. With ZeRO, two ranks divide each expert, or an
+# expert stays whole.
+EXPERT_LAYOUTS = (
+    "dp=4,ep=2,zero=3",
+    "dp=4,ep=2,zero=1",
+    "tp=4,ep=2,zero=3",
+    "dp=2,pp=2,ep=2,zero=2",
+)
+
+
 def test_layout_checkpoint(outcome):
     outcome.require_success()
 
@@ -40,9 +58,9 @@ def adam(parameters):
     return torch.optim.AdamW(parameters, 1e-2)
 
 
-def a_run(text: str) -> ParallelRun:
+def a_run(text: str, **changes: Any) -> ParallelRun:
     torch.set_default_dtype(torch.float64)
-    shape = small_shape()
+    shape = small_shape(**changes)
     return parallelize(
         TransformerModel(shape, seed=1),
         Layout.parse(text),
@@ -59,19 +77,12 @@ def shared_folder(world) -> Path:
     return Path(names[0])
 
 
-def losses_alone(steps: int) -> list[float]:
+def losses_alone(steps: int, **changes: Any) -> list[float]:
     torch.set_default_dtype(torch.float64)
-    shape = small_shape()
-    model, loss = TransformerModel(shape, seed=1), CrossEntropy()
-    optimizer, found = adam(list(model.parameters())), []
-    for step in range(steps):
-        inputs, targets = token_batches(shape)[step % STEPS]
-        optimizer.zero_grad()
-        value = loss(model(inputs), targets)
-        value.backward()
-        optimizer.step()
-        found.append(float(value))
-    return found
+    shape = small_shape(**changes)
+    batches = [token_batches(shape)[step % STEPS] for step in range(steps)]
+    model = TransformerModel(shape, seed=1)
+    return train_alone(model, CrossEntropy(), batches, None, make_optimizer=adam)[0]
 
 
 def train(run: ParallelRun, steps: int) -> list[float]:
@@ -93,6 +104,20 @@ def own_layouts_read_each_other(world):
             assert train(run, 2) == pytest.approx(expected[2:], rel=1e-11), (source, target)
             run.mesh.close()
         first.mesh.close()
+
+
+def own_layouts_with_experts_read_each_other(world):
+    changes = expert_shape(experts=2, layers=4)
+    expected = losses_alone(4, **changes)
+    for source, target in pairwise((*EXPERT_LAYOUTS, EXPERT_LAYOUTS[0])):
+        folder = shared_folder(world)
+        first, run = a_run(source, **changes), a_run(target, **changes)
+        assert train(first, 2) == pytest.approx(expected[:2], rel=1e-11)
+        first.save(folder)
+        run.load(folder)
+        assert train(run, 2) == pytest.approx(expected[2:], rel=1e-11), (source, target)
+        first.mesh.close()
+        run.mesh.close()
 
 
 def own_rectangles_of_any_cut(world):

@@ -1,5 +1,5 @@
-"""Layouts of sixteen ranks that combine all axes. Training equals one process, with less than 2 GiB
-per rank.
+"""Layouts of sixteen ranks that combine all axes, or grids and pipelines. Training equals one
+process, with less than 2 GiB per rank.
 """
 
 from __future__ import annotations
@@ -35,3 +35,9 @@ def own_all_axes_with_sharded_states(world):
         microbatches=2,
         **expert_shape(layers=4, positions=24, experts=8),
     )
+
+
+def own_grids_with_split_backward_passes(world):
+    for kind in ("2.5d", "3d"):
+        text = f"pp=2,tp=8,tensor={kind},schedule=zb1p"
+        compare_transformer(text, microbatches=2, dropout=0.2, layers=2)

@@ -77,6 +77,7 @@ def own_experts(world):
     compare_transformer("dp=2,ep=2", microbatches=3, **expert_shape())
     compare_transformer("cp=2,ep=2", **expert_shape())
     compare_transformer("dp=2,zero=3", **expert_shape())
+    compare_transformer("dp=2,ep=2,zero=3", microbatches=3, **expert_shape())  # whole experts
 
 
 def own_experts_with_divided_matrices(world):

@@ -1,12 +1,12 @@
-"""Layouts of eight ranks. With 2D and 3D tensor parallelism, training equals training in one
-process.
+"""Layouts of eight ranks. With 2D and 3D tensor parallelism, and with experts that ZeRO divides in
+a pipeline, training equals training in one process.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from torch_backend.layout_training import compare_transformer
+from torch_backend.layout_training import compare_transformer, expert_shape
 
 pytestmark = pytest.mark.torch
 RANKS = 8
@@ -20,12 +20,12 @@ def test_layouts_8(outcome):
 
 def own_planes(world):
     compare_transformer("tp=8,tensor=2.5d", microbatches=2)  # tied embeddings
-    compare_transformer("tp=8,tensor=2.5d", **UNEVEN)
+    compare_transformer("tp=8,tensor=2.5d", dropout=0.3, **UNEVEN)
 
 
 def own_cube(world):
     compare_transformer("tp=8,tensor=3d", layers=2)  # tied embeddings
-    compare_transformer("tp=8,tensor=3d", microbatches=2, **UNEVEN)
+    compare_transformer("tp=8,tensor=3d", microbatches=2, dropout=0.3, **UNEVEN)
 
 
 def own_plane_with_other_axes(world):
@@ -38,6 +38,14 @@ def own_plane_with_divided_weights(world):
     compare_transformer("dp=2,tp=4,tensor=2d,zero=3", **UNEVEN)
 
 
-def own_refusals(world):
-    with pytest.raises(ValueError, match="zb1p runs the backward pass of a matrix twice"):
-        compare_transformer("pp=2,tp=4,tensor=2d,schedule=zb1p", microbatches=2)
+def own_plane_with_split_backward_passes(world):
+    compare_transformer("pp=2,tp=4,tensor=2d,schedule=zb1p", microbatches=2, dropout=0.2)
+    compare_transformer(
+        "pp=2,tp=4,tensor=2d,vpp=2,schedule=dualpipev", microbatches=4, **UNEVEN | {"layers": 4}
+    )
+
+
+def own_divided_experts_in_a_pipeline(world):
+    compare_transformer(
+        "pp=2,dp=4,ep=2,zero=3,schedule=zb1p", microbatches=2, **expert_shape(layers=4)
+    )

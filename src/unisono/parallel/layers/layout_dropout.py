@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from unisono.parallel.counter_random import CounterRandom
+from unisono.parallel.data_parallelism.parameter_block import part_of
+from unisono.parallel.layers.grid_cuts import COLUMN, DEPTH, ROW
 from unisono.parallel.layers.own_positions import own_positions
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -41,26 +43,30 @@ class LayoutDropout(nn.Module):
     True
     """
 
-    def __init__(self, drop: float, *, seed: int, site: str) -> None:
-        """`site`: name of this dropout in the model. Raises `ValueError` for a wrong `drop`."""
+    def __init__(self, drop: float, *, seed: int, site: str, width: int | None = None) -> None:
+        """`site`: name of this dropout in the model. Raises `ValueError` for a wrong `drop`.
+
+        `width`: number of features of the whole input, which `divide` needs for tensor parallelism
+        in 2D, 2.5D and 3D.
+        """
         super().__init__()
         if not 0 <= drop < 1:
             raise ValueError(f"dropout: expected a probability from 0 to below 1, got {drop}")
         self.drop = drop
         self.place = BatchPlace()
         """The position of the next forward pass, which all dropout modules of a model share."""
-        self._random, self._site = CounterRandom(seed), site
+        self._random, self._site, self._width = CounterRandom(seed), site, width
         self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Makes later masks cover this rank's elements only.
 
-        Raises `ValueError` for tensor parallelism in 2D, 2.5D and 3D.
+        Raises `ValueError` for tensor parallelism that divides an unknown width.
         """
-        if self.drop > 0 and mesh.layout.tensor != "1d":
+        if self.drop > 0 and self._width is None and mesh.layout.tensor != "1d":
             raise ValueError(
-                f"dropout is not built for tensor = {mesh.layout.tensor}; tensor = 1d works, and "
-                "dropout = 0"
+                f"dropout: tensor = {mesh.layout.tensor} divides the width of activations; expected"
+                " LayoutDropout(width=...), got no width"
             )
         self._mesh = mesh
 
@@ -70,14 +76,15 @@ class LayoutDropout(nn.Module):
         return x * (self._mask(x).to(x.dtype) / (1 - self.drop))
 
     def _mask(self, x: torch.Tensor) -> torch.Tensor:
-        samples, count, width = x.shape
+        samples, count, _ = x.shape
+        first, (feature, width) = self.place.first_sample, self._features(x)
         length, runs = count, [(0, count)]
         if self._mesh is not None:
             layout = self._mesh.layout
             length = self._mesh.sequence * layout.cp
             divided = layout.sequence_parallel
             runs = _runs(own_positions(self._mesh, length=length, is_divided=divided))
-        first = self.place.first_sample
+            first += self._samples_before(samples)
         return torch.cat(
             [
                 self._random.keep_mask(
@@ -85,13 +92,32 @@ class LayoutDropout(nn.Module):
                     (first + samples, length, width),
                     drop=self.drop,
                     step=self.place.step,
-                    start=(first, begin, 0),
-                    sizes=(samples, count, width),
+                    start=(first, begin, feature),
+                    sizes=(samples, count, x.shape[-1]),
                 )
                 for begin, count in runs
             ],
             dim=1,
         )
+
+    def _features(self, x: torch.Tensor) -> tuple[int, int]:
+        """Returns the first feature of this rank's part x, and the number of all features."""
+        if self._mesh is None or self._mesh.layout.tensor == "1d" or self._width is None:
+            return 0, x.shape[-1]
+        grid, place = self._mesh.layout.tensor_grid, self._mesh.coordinates
+        return part_of(self._width, place[COLUMN], grid.column)[0], self._width
+
+    def _samples_before(self, samples: int) -> int:
+        """Returns the number of samples on the ranks of the grid of `tp` that precede this rank.
+
+        Between layers, depth and rows of the grid divide the samples of a microbatch, into equal
+        parts of `samples` samples.
+        """
+        assert self._mesh is not None
+        if self._mesh.layout.tensor == "1d":
+            return 0
+        grid, place = self._mesh.layout.tensor_grid, self._mesh.coordinates
+        return (place[DEPTH] * grid.row + place[ROW]) * samples
 
 
 def _runs(positions: torch.Tensor) -> list[tuple[int, int]]:

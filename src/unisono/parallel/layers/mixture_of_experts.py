@@ -74,8 +74,7 @@ class MixtureOfExperts(nn.Module):
         self._mesh = mesh
         for parameter in self.parameters():
             mark(parameter, summed_over="stage")
-        # With one rank on `ep`, experts are like other parameters: ZeRO-2 and ZeRO-3 may divide
-        # them.
+        # With one rank on `ep`, experts are like other parameters.
         if parts > 1:
             self.routed.keep_own(mesh)
 

@@ -4,6 +4,11 @@ van de Geijn and Watts, "SUMMA: scalable universal matrix multiplication algorit
 in row i and column j holds block (i, j) of each matrix. A step broadcasts one column of blocks
 along the rows, or one row of blocks along the columns; meanwhile the ranks multiply the blocks of
 the previous step.
+
+The exchanges of each gradient are in a node of their own. Pipeline schedules that split the
+backward pass run each node that leads to both an input and a weight twice, and a custom node always
+computes all its gradients. So the node that leads to both, `_Product`, exchanges nothing in its
+backward pass.
 """
 
 from __future__ import annotations
@@ -29,11 +34,50 @@ def summa(
     inputs of part i). Result: (..., outputs of part j). `row` and `column` are the groups of this
     rank's row and column, in order.
     """
-    found: torch.Tensor = _Summa.apply(x, weight, row, column, width)  # type: ignore[no-untyped-call]
+    x_only, weight_only = x.detach(), weight.detach()
+    by_x = _applied(_InputGradient, x, weight_only, row, column, width)
+    by_weight = _applied(_WeightGradient, weight, x_only, row, column, width)
+    return _applied(_Product, x_only, weight_only, by_x, by_weight, row, column, width)
+
+
+def _applied(node: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
+    found: torch.Tensor = node.apply(*arguments)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Summa(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """The product. The backward pass hands its gradient to the nodes `by_x` and `by_weight`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        by_x: torch.Tensor,
+        by_weight: torch.Tensor,
+        row: dist.ProcessGroup,
+        column: dist.ProcessGroup,
+        width: int,
+    ) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = x.new_zeros(*x.shape[:-1], len(weight))
+        flat = y.view(len(rows), len(weight))
+        inputs, weights = _columns(rows, row, width), _columns(weight, column, width)
+        for block, part in zip(inputs, weights, strict=True):
+            flat.addmm_(block, part.T)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, gradients[0], gradients[0], None, None, None
+
+
+class _InputGradient(torch.autograd.Function):
+    """A node between x and the product, whose backward pass computes the gradient of x.
+
+    The result is a zero, expanded to the shape of the product, whose gradient the node receives.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -43,27 +87,43 @@ class _Summa(torch.autograd.Function):
         column: dist.ProcessGroup,
         width: int,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.row, ctx.column, ctx.width = row, column, width
-        rows = x.reshape(-1, x.shape[-1])
-        y = x.new_zeros(len(rows), len(weight))
-        inputs, weights = _columns(rows, row, width), _columns(weight, column, width)
-        for block, part in zip(inputs, weights, strict=True):
-            y.addmm_(block, part.T)
-        return y.view(*x.shape[:-1], len(weight))
+        ctx.save_for_backward(weight)
+        ctx.shape, ctx.row, ctx.column, ctx.width = x.shape, row, column, width
+        return x.new_zeros(()).expand(*x.shape[:-1], len(weight))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        (weight,) = ctx.saved_tensors
+        gradient = gradients[0].reshape(ctx.shape[:-1].numel(), len(weight))
+        weights = _columns(weight, ctx.column, ctx.width)
+        by_x = _reduced((gradient @ part for part in weights), ctx.row)
+        return by_x.view(ctx.shape), None, None, None, None
+
+
+class _WeightGradient(torch.autograd.Function):
+    """A node between a weight and the product, like `_InputGradient`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: torch.Tensor,
+        x: torch.Tensor,
+        row: dist.ProcessGroup,
+        column: dist.ProcessGroup,
+        width: int,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.outputs, ctx.row, ctx.column, ctx.width = len(weight), row, column, width
+        return weight.new_zeros(()).expand(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
         rows = x.reshape(-1, x.shape[-1])
-        gradient = gradients[0].reshape(len(rows), len(weight))
-        by_x = _reduced(
-            (gradient @ part for part in _columns(weight, ctx.column, ctx.width)), ctx.row
-        )
-        by_weight = _reduced(
-            (gradient.T @ block for block in _columns(rows, ctx.row, ctx.width)), ctx.column
-        )
-        return by_x.view_as(x), by_weight, None, None, None
+        gradient = gradients[0].reshape(len(rows), ctx.outputs)
+        blocks = _columns(rows, ctx.row, ctx.width)
+        by_weight = _reduced((gradient.T @ block for block in blocks), ctx.column)
+        return by_weight, None, None, None, None
 
 
 def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterator[torch.Tensor]:

@@ -57,7 +57,9 @@ class Tensor2D:
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         width = linears[0].in_features
         whole = summa(x, weight, self._along_row, self._along_column, width=width)
-        found = torch.split(whole, [len(each) for each in weights], dim=-1)
+        found = [whole]
+        if len(weights) > 1:
+            found = list(torch.split(whole, [len(each) for each in weights], dim=-1))
         return [
             y if each.bias is None else y + each.bias
             for y, each in zip(found, linears, strict=True)

@@ -169,7 +169,7 @@ class TransformerModel(nn.Sequential):
             )
 
         def drop(site: str) -> LayoutDropout:
-            return LayoutDropout(dropout, seed=seed, site=f"dropout/{site}")
+            return LayoutDropout(dropout, seed=seed, site=f"dropout/{site}", width=shape.hidden)
 
         def layer(index: int) -> DecoderLayer:
             has_experts = shape.experts > 0 and index >= shape.dense_layers

@@ -9,12 +9,15 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
+from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.parameter_sets import (
     Group,
     HeldParameter,
+    ParameterSet,
+    make_sets,
     replicas,
     shard_name,
     sum_of_squares,
@@ -24,46 +27,85 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
-    """Splits the parameters of a stage across the group `shard`, separately for each child.
+    """Splits the parameters of a stage across their groups, separately for each child.
 
-    Gradients are summed while backward runs. ZeRO-2 keeps the whole weights between forward and
-    backward, ZeRO-3 gathers them again.
+    Dense parameters are split across the group `shard`, and the experts of `ep` across
+    `expert_shard`. A parameter whose group has one rank stays whole: torch does not sum its
+    gradient. Other gradients are summed while backward runs. ZeRO-2 keeps the whole weights between
+    forward and backward, and ZeRO-3 gathers them again. In a pipeline, both keep the whole weights
+    and gradients of a stage during the step: the passes of a schedule that splits the backward pass
+    need the gathered parameters before they begin.
     """
-    names = [name for name in ("dp_replicate", "shard") if mesh.group(name) is not None]
-    if not names:
+    names = {each: shard_name(block_of(each)) for each in root.parameters()}
+    whole = {each for each, name in names.items() if mesh.group(name) is None}
+    if len(whole) == len(names):
         return
-    plane = mesh.device_mesh(*names)
-    again = mesh.layout.zero == 3
     uses = Counter(each for child in root.children() for each in child.parameters())
     # A parameter that several children use belongs to the stage: one group must gather it.
     alone = [child for child in root.children() if all(uses[p] == 1 for p in child.parameters())]
+    for module in [each for each in root.modules() if _has_experts(each)]:
+        _shard(module, "expert_shard", mesh, whole)
+    if mesh.group("shard") is None:  # the root holds experts only
+        _shard(root, "expert_shard", mesh, whole)
+        return
     for module in [*alone, root]:
-        if not any(True for _ in module.parameters()):
-            continue
-        sharded = fully_shard(module, mesh=plane, reshard_after_forward=again)
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
+        _shard(module, "shard", mesh, whole)
+
+
+def _has_experts(module: nn.Module) -> bool:
+    own = module.parameters(recurse=False)
+    return any(shard_name(block_of(each)) == "expert_shard" for each in own)
+
+
+def _shard(module: nn.Module, name: str, mesh: TrainingMesh, whole: set[nn.Parameter]) -> None:
+    """Splits the parameters of a module that are not split yet across a group, except `whole`."""
+    if mesh.group(name) is None or not any(True for _ in module.parameters()):
+        return
+    ranks = len(mesh.ranks(name))
+    sharded = fully_shard(
+        module,
+        mesh=mesh.device_mesh(*(["dp_replicate"] if mesh.group("dp_replicate") else []), name),
+        reshard_after_forward=mesh.layout.zero == 3 and mesh.layout.pp == 1,
+        shard_placement_fn=lambda each: Shard(_dim_to_split(each, ranks)),
+        ignored_params=whole,
+    )
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _dim_to_split(parameter: nn.Parameter, ranks: int) -> int:
+    """Returns the dimension along which a parameter is split over the ranks.
+
+    This is the first dimension, whose parts may be uneven. A parameter that is shorter than the
+    number of ranks, such as that of a few experts, is split along the first dimension that has
+    equal parts, if there is one.
+    """
+    shape = parameter.shape
+    if shape[0] >= ranks:
+        return 0
+    return next((dim for dim, size in enumerate(shape) if size % ranks == 0), 0)
 
 
 class FullyShardedSet:
     """Parameters that `fully_shard` has split; each rank updates its own shards."""
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
-        """All parameters must have the same groups (`summed_over`, `held_by`) and tie."""
+        """All parameters must be split, and have the same groups (`summed_over`, `held_by`) and
+        tie."""
         block = held[0].block
         self._mesh = mesh
         self.held = held
         self.trained = [each.values for each in held]
-        done = {*GROUPS["shard"], "dp_replicate"}
+        self._shard = shard_name(block)
+        done = {*GROUPS[self._shard], "dp_replicate"}
         others = [axis for axis in GROUPS[block.summed_over] if axis not in done]
         self._others = [(name, mesh.group(name)) for name in others]
         groups: list[Group] = [held[0].tie, *(group for _, group in self._others)]
         self._groups = [group for group in groups if group is not None]
-        self._replicas = replicas(held[0], mesh) / len(mesh.ranks(shard_name(block)))
+        self._replicas = replicas(held[0], mesh) / len(mesh.ranks(self._shard))
 
     def _gradients(self) -> list[torch.Tensor]:
-        found = [each.grad for each in self.trained if each.grad is not None]
-        return [each.to_local() if isinstance(each, DTensor) else each for each in found]
+        return [_local(each.grad) for each in self.trained if each.grad is not None]
 
     def zero_gradients(self) -> None:
         for each in self.trained:
@@ -88,35 +130,64 @@ class FullyShardedSet:
     def traffic(self, microbatches: int) -> dict[str, float]:
         """Returns the bytes that a rank sends in a step, by group.
 
-        In each microbatch, ranks gather weights (with ZeRO-3 twice) and sum gradients. Rows
-        are padded to equal parts.
+        In each microbatch, ranks gather weights (with ZeRO-3 twice) and sum gradients. In a
+        pipeline, they do both once in a step. Parts are padded to equal sizes.
         """
-        ranks = len(self._mesh.ranks("shard"))
+        ranks = len(self._mesh.ranks(self._shard))
         replicas = len(self._mesh.ranks("dp_replicate"))
-        passes = self._mesh.layout.zero  # exchanges: gather (ZeRO-3: twice) and sum
+        layout = self._mesh.layout
+        # exchanges: gather (ZeRO-3: twice) and sum
+        rounds, passes = (microbatches, layout.zero) if layout.pp == 1 else (1, 2)
         part = sum(_part_bytes(each, ranks) for each in self.trained)
         return {
-            "shard": microbatches * passes * (ranks - 1) * part,
-            "dp_replicate": microbatches * 2 * (replicas - 1) / replicas * part,
+            self._shard: rounds * passes * (ranks - 1) * part,
+            "dp_replicate": rounds * 2 * (replicas - 1) / replicas * part,
         } | sum_traffic(self._others, [_local(each) for each in self.trained])
 
 
-def _local(parameter: nn.Parameter) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+def gather_traffic(stage: nn.Module, mesh: TrainingMesh) -> dict[str, float]:
+    """Returns the bytes that a rank sends to gather the weights of a stage once, by group."""
+    found: Counter[str] = Counter()
+    for each in stage.parameters():
+        if isinstance(each, DTensor):
+            name = (each.device_mesh.mesh_dim_names or ("shard",))[-1]
+            ranks = len(mesh.ranks(name))
+            found[name] += (ranks - 1) * _part_bytes(each, ranks)
+    return dict(found)
+
+
+def split_dim(parameter: DTensor) -> int:
+    """Returns the dimension along which `fully_shard` has split a parameter."""
+    return next(each.dim for each in parameter.placements if isinstance(each, Shard))
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local()
 
 
 def _part_bytes(parameter: nn.Parameter, ranks: int) -> int:
-    """Returns the bytes of the longest part if a parameter is split by rows over the ranks."""
-    rows = parameter.shape[0]
-    return -(-rows // ranks) * (parameter.numel() // max(rows, 1)) * parameter.element_size()
+    """Returns the bytes of the longest part if a parameter is split over the ranks."""
+    assert isinstance(parameter, DTensor)
+    length = parameter.shape[split_dim(parameter)]
+    longest = -(-length // ranks)
+    return longest * (parameter.numel() // max(length, 1)) * parameter.element_size()
 
 
 def make_fully_sharded_sets(
     held: Sequence[HeldParameter], mesh: TrainingMesh
-) -> list[FullyShardedSet]:
-    """Returns the sets of parameters of a layout with ZeRO stage 2 or 3."""
+) -> list[ParameterSet]:
+    """Returns the sets of parameters of a layout with ZeRO stage 2 or 3.
+
+    Parameters that `shard_modules` has left whole are summed and updated on every rank.
+    """
     found: dict[tuple[object, ...], list[HeldParameter]] = {}
+    whole = []
     for each in held:
+        if not isinstance(each.values, DTensor):
+            whole.append(each)
+            continue
         key = (each.block.summed_over, each.block.held_by, each.tie)
         found.setdefault(key, []).append(each)
-    return [FullyShardedSet(members, mesh) for members in found.values()]
+    sets = [FullyShardedSet(members, mesh) for members in found.values()]
+    return [*sets, *make_sets(whole, mesh)]

@@ -21,7 +21,7 @@ from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shar
 from unisono.parallel.run.model_stages import ModelStage, stage_names, stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
-from unisono.parallel.run.pipeline_runner import SPLIT_SCHEDULES, Loss
+from unisono.parallel.run.pipeline_runner import Loss
 from unisono.parallel.run.tied_parameters import Tie, find_ties, tie_again, tie_groups
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
@@ -101,19 +101,10 @@ def _check(model: nn.Module, layout: Layout, loss: Loss) -> None:
             )
     if layout.tensor != "1d":
         _check_grid(model, layout, loss)
-    if layout.zero >= 2 and layout.ep > 1:
-        raise ValueError(
-            f"zero = {layout.zero} does not divide experts; with ep = {layout.ep}, zero = 1 works"
-        )
 
 
 def _check_grid(model: nn.Module, layout: Layout, loss: Loss) -> None:
-    """Raises `ValueError` for models and schedules that need 1D tensor parallelism."""
-    if layout.pp > 1 and layout.tensor != "3d" and layout.schedule in SPLIT_SCHEDULES:
-        raise ValueError(
-            f"the schedule {layout.schedule} runs the backward pass of a matrix twice, which "
-            f"doubles the bytes of tensor = {layout.tensor}; 1f1b, gpipe and interleaved work"
-        )
+    """Raises `ValueError` for models and losses that need 1D tensor parallelism."""
     refused = ""
     if not any(isinstance(each, SelfAttention) for each in model.modules()):
         refused = f"the modules of TransformerModel; {type(model).__name__} has none"

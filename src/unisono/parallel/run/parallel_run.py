@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ class ParallelRun:
         self._require_step("report")
         mesh = self.mesh
         tasks = self.tasks()
+        size = replace(self._size, regathers=self._pipeline.regathers() if self._pipeline else {})
         sent = mesh.bytes_sent()
         figures = {
             "pipeline": mesh.ranks("pp"),
@@ -162,7 +164,7 @@ class ParallelRun:
             "bytes_sent": {name: sent[name] - self._sent_before.get(name, 0) for name in sent},
             "memory": memory_by_kind(self.sets, self.optimizer),
             "predicted_bubble": run_equal_passes(tasks).bubble if tasks else 0.0,
-            "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, self._size),
+            "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, size),
             "predicted_memory": predicted_memory(self.sets, mesh, self.optimizer),
         }
         found: list[Any] = [None] * dist.get_world_size()

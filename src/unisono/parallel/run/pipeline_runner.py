@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,8 +26,6 @@ from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout, StageTask, TaskGroup
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-SPLIT_SCHEDULES = ("zb1p", "zbv", "dualpipev")
-"""Schedules that split a backward pass into a pass for inputs and a pass for weights."""
 
 
 class PipelineRunner:
@@ -91,8 +90,25 @@ class PipelineRunner:
             return single_stage_tasks(
                 layout.schedule, stages=layout.pp, microbatches=self._microbatches
             )
+        return tasks_of(self._any_schedule())
+
+    def regathers(self) -> dict[int, int]:
+        """Returns, for each stage of this rank, how often torch gathers its split weights again.
+
+        Torch keeps the gathered weights of three stages of a rank, and drops those of other stages
+        until a pass needs them.
+        """
+        if _is_single(self._mesh.layout):
+            return {}
+        order = self._any_schedule().pipeline_order_with_comms[self._mesh.coordinates["pp"]]
+        counts = Counter(
+            each.stage_index for each in order if each.computation_type.value == "UNSHARD"
+        )
+        return {stage: count - 1 for stage, count in counts.items()}
+
+    def _any_schedule(self) -> Any:
         schedule = next(iter(self._schedules.values()), None)
-        return tasks_of(self._schedule() if schedule is None else schedule)
+        return self._schedule() if schedule is None else schedule
 
     def _schedule(self) -> Any:
         layout = self._mesh.layout

@@ -7,8 +7,8 @@ in a gather or a reduce_scatter. docs/parallel.md lists the closed forms of each
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -21,6 +21,7 @@ from unisono.parallel.layers import (
     SelfAttention,
     TokenEmbedding,
 )
+from unisono.parallel.run.fully_sharded_set import gather_traffic
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
@@ -42,6 +43,9 @@ class StepSize:
     """Bytes of an element of an activation."""
     parts: tuple[MicrobatchPart, ...] = ()
     """Inputs and sample counts of this rank's microbatches."""
+    regathers: Mapping[int, int] = field(default_factory=dict)
+    """By stage: how many times a pipeline gathers weights that ZeRO-2 or ZeRO-3 split, after the
+    first time in a step."""
 
 
 def predicted_bytes(
@@ -60,6 +64,8 @@ def predicted_bytes(
         for name, sent in each.traffic(size.microbatches).items():
             found[mesh.counted_as(name)] += sent
     for number, stage in stages:
+        for name, sent in gather_traffic(stage, mesh).items():
+            found[mesh.counted_as(name)] += sent * size.regathers.get(number, 0)
         for axis, elements in (
             ("tp", _tensor(stage, mesh, size)),
             ("cp", _context(stage, mesh, size)),

@@ -10,7 +10,13 @@ from torch.distributed.tensor import DTensor
 
 from unisono.parallel.checkpoint import TensorBlock, flat_range_blocks
 from unisono.parallel.data_parallelism.parameter_block import ParameterBlock, part_of
-from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet, ShardedSet
+from unisono.parallel.run.fully_sharded_set import split_dim
+from unisono.parallel.run.parameter_sets import (
+    HeldParameter,
+    ParameterSet,
+    ShardedSet,
+    shard_name,
+)
 from unisono.parallel.training_mesh import TrainingMesh
 
 
@@ -72,7 +78,7 @@ def _whole_blocks(
 ) -> Iterator[TensorBlock]:
     """Yields the blocks and states of parameters that are not part of a flat array."""
     for each in held:
-        block = _own_rows(each, mesh)
+        block = _own_block(each, mesh)
         yield _block(each.name, block, _local(each.values.detach()))
         for name, state in _states(optimizer, each.values):
             yield _state_block(f"optimizer.{each.name}.{name}", block, _local(state))
@@ -111,14 +117,15 @@ def _block(name: str, block: ParameterBlock, values: torch.Tensor) -> TensorBloc
     return TensorBlock(name=name, shape=block.shape, start=block.start, values=values)
 
 
-def _own_rows(held: HeldParameter, mesh: TrainingMesh) -> ParameterBlock:
-    """Returns the block of a parameter's rows that `fully_shard` keeps on this rank."""
+def _own_block(held: HeldParameter, mesh: TrainingMesh) -> ParameterBlock:
+    """Returns the block of a parameter that `fully_shard` keeps on this rank."""
     if not isinstance(held.values, DTensor):
         return held.block
-    ranks = mesh.ranks("shard")
-    first, _ = part_of(held.values.shape[0], ranks.index(mesh.rank), len(ranks))
-    start = (held.block.start[0] + first, *held.block.start[1:])
-    return ParameterBlock(shape=held.block.shape, start=start)
+    ranks, dim = mesh.ranks(shard_name(held.block)), split_dim(held.values)
+    first, _ = part_of(held.values.shape[dim], ranks.index(mesh.rank), len(ranks))
+    start = list(held.block.start)
+    start[dim] += first
+    return ParameterBlock(shape=held.block.shape, start=tuple(start))
 
 
 def _local(values: torch.Tensor) -> torch.Tensor:
