@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,3 +75,6 @@ def test_shapes_that_cannot_be_are_refused() -> None:
         DLRMShape(counters=1, width=1, tables=(), bottom=(), top=())
     with pytest.raises(ValueError, match="width: expected at least 1, got 0"):
         DLRMShape(counters=1, width=0, tables=SHAPE.tables, bottom=(), top=())
+    crossed = replace(SHAPE, interaction="cross", cross_layers=1, cross_rank=2)
+    with pytest.raises(ValueError, match="DLRM computes dot products; expected dot, got 'cross'"):
+        DLRM(crossed)

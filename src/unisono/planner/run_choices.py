@@ -18,7 +18,7 @@ from unisono.planner.memory.stage_memory import MemoryModel
 from unisono.planner.step_times.step_time import StepModel
 
 _LARGEST_MICRO_BATCH = 64
-_USABLE = 0.95
+USABLE_MEMORY = 0.95
 """Share of the memory that training may use. The driver and the libraries use the rest."""
 
 
@@ -40,7 +40,7 @@ class RunModel:
         self.constants = constants
         self.times = StepModel(model, cluster, workload, constants)
         self.memory = MemoryModel(model, workload, fragmentation=constants.fragmentation)
-        self.capacity_bytes = cluster.kind.memory_bytes * _USABLE
+        self.capacity_bytes = cluster.kind.memory_bytes * USABLE_MEMORY
         self._chunk_counts: dict[tuple[int, str, int, bool], list[int]] = {}
         self._effects: dict[RunSimilarity, RunEffect] = {}
 

@@ -27,7 +27,8 @@ class PlanOptions:
     model: Annotated[
         str | None,
         typer.Option(
-            help="A name, such as gpt3-175b or llama3-70b; or a Hugging Face config.json."
+            help="A name, such as gpt3-175b, llama3-70b or dlrm-mlperf; or a Hugging Face "
+            "config.json."
         ),
     ] = None
     cluster: Annotated[
@@ -41,8 +42,13 @@ class PlanOptions:
             "a file. Exchanges are then simulated."
         ),
     ] = None
-    batch: Annotated[int | None, typer.Option(help="Sequences of a step, over all devices.")] = None
-    seq: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 2048
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Sequences (dlrm-...: samples) of a step, over all devices."),
+    ] = None
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence; by default 2048.", show_default=False)
+    ] = None
     micro_batch: Annotated[
         int | None,
         typer.Option(help="Sequences of a microbatch; by default the fastest that fits."),
@@ -56,6 +62,20 @@ class PlanOptions:
         str | None,
         typer.Option(help="Predict this layout: dp=16,tp=8,pp=8,zero=1; or a .json file."),
     ] = None
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            help="dlrm-...: predict this placement of tables: auto, table, row, column or "
+            "replicated."
+        ),
+    ] = None
+    table_update: Annotated[
+        str,
+        typer.Option(
+            help="dlrm-...: rows (only the rows of a step's ids, row-wise Adagrad) or dense (whole "
+            "tables, Adam)."
+        ),
+    ] = "rows"
     objective: Annotated[
         str,
         typer.Option(

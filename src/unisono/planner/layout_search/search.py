@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.constants.own_calibration import Calibration
@@ -23,6 +23,9 @@ from unisono.planner.layout_search.layout_options import (
     tensor_pipeline_sizes,
 )
 from unisono.planner.prediction import prediction_of
+from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
+from unisono.planner.recommendation.dlrm_search import search_dlrm
+from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.run_choices import RunModel
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ class SearchRequest(OptionRequest):
     longest_s: float
 
 
+@overload
 def search(
     model: Transformer,
     cluster: Cluster,
@@ -75,7 +79,38 @@ def search(
     executor: Executor | None = None,
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
-) -> Candidates:
+) -> Candidates: ...
+
+
+@overload
+def search(
+    model: Dlrm,
+    cluster: Cluster,
+    job: Workload,
+    *,
+    objective: str = "time",
+    longest_s: float | None = None,
+    keep: int = 10,
+    table_update: str = "rows",
+    constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
+) -> tuple[DlrmPrediction, ...]: ...
+
+
+def search(
+    model: Transformer | Dlrm,
+    cluster: Cluster,
+    job: Workload,
+    *,
+    objective: str = "time",
+    longest_s: float | None = None,
+    keep: int = 10,
+    schedules: Sequence[str] = ("1f1b",),
+    executor: Executor | None = None,
+    table_update: str = "rows",
+    constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
+) -> Candidates | tuple[DlrmPrediction, ...]:
     """Finds the `keep` best layouts that fit in memory.
 
     `objective`: the shortest "time" of a step; the least "cost", which is the product of time and
@@ -92,6 +127,9 @@ def search(
     the work in parallel, divided by devices and (tp, pp). The candidates are the same. Raises
     ValueError if no layout fits. The message has the smallest layout.
 
+    For a recommendation model, considers each kind of placement of the tables with ZeRO 0 and 1,
+    on all devices, and returns predictions. The objective is then "time" or "memory".
+
     >>> from unisono import planner
     >>> found = planner.search(
     ...     planner.load_model("gpt3-7.5b"),
@@ -103,6 +141,18 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {objective!r}")
+    if isinstance(model, Dlrm):
+        return search_dlrm(
+            model,
+            cluster,
+            job,
+            objective=objective,
+            longest_s=longest_s,
+            keep=keep,
+            table_update=table_update,
+            constants=constants,
+            calibration=calibration,
+        )
     request = SearchRequest(
         model=model,
         job=job,
