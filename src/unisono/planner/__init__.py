@@ -10,8 +10,9 @@ True
 
 `inputs/` describes model, cluster, layout and workload. `prediction.py` combines the results of
 `memory/` and `step_times/`, which use `constants/`. `pipeline/` has the order of a pipeline's
-tasks. `recommendation/` does the same for models with embedding tables. `layout_search/` compares predictions. `validation/` compares them with published runs, and
-`calibration/` fits constants and error intervals.
+tasks. `recommendation/` predicts models with embedding tables. `layout_search/` compares
+predictions. `validation/` compares them with published runs, and `calibration/` fits constants and
+error intervals.
 """
 
 from __future__ import annotations
