@@ -28,7 +28,7 @@ class _Experts(NamedTuple):
 
     module: nn.Module
     count: int
-    shapes: list[tuple[int, ...]]
+    shapes: Sequence[tuple[int, ...]]
 
 
 def find_experts(layer: nn.Module) -> ExpertBlock | None:
