@@ -27,7 +27,7 @@ class _Experts(NamedTuple):
     """The routed experts: their number, and the shapes of the matrices of one expert."""
 
     module: nn.Module
-    count: int
+    number: int
     shapes: Sequence[tuple[int, ...]]
 
 
@@ -47,7 +47,7 @@ def find_experts(layer: nn.Module) -> ExpertBlock | None:
         others = [inside[key] for key in inside if key not in own and inside[key].dim() > 1]
         router = next((p for p in others if _routes(p, routed)), None)
         if own <= set(inside) and router is not None:
-            hidden = router.numel() // routed.count
+            hidden = router.numel() // routed.number
             matrices, ffn = _network(routed, hidden)
             rest = sum(p.numel() for p in others if p is not router)
             shared, left = divmod(rest, matrices * hidden * ffn)
@@ -57,17 +57,17 @@ def find_experts(layer: nn.Module) -> ExpertBlock | None:
                     f"no multiple of an expert's {matrices} x {hidden} x {ffn}; state the shape "
                     "as planner.Transformer(...)"
                 )
-            return ExpertBlock(module, routed.count, matrices, ffn, shared)
+            return ExpertBlock(module, routed.number, matrices, ffn, shared)
     raise ValueError(
-        f"{type(layer).__name__} has {routed.count} experts, but no router with a row for each"
+        f"{type(layer).__name__} has {routed.number} experts, but no router with a row for each"
     )
 
 
 def _routes(parameter: nn.Parameter, routed: _Experts) -> bool:
     """Returns True for a matrix with a row for each expert, as wide as the experts' input."""
-    if parameter.dim() != 2 or routed.count not in parameter.shape:
+    if parameter.dim() != 2 or routed.number not in parameter.shape:
         return False
-    width = parameter.numel() // routed.count
+    width = parameter.numel() // routed.number
     return all(width in shape for shape in routed.shapes)
 
 
