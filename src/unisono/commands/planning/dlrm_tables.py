@@ -23,6 +23,8 @@ def dlrm_output(options: PlanOptions) -> PlanOutput:
         if getattr(options, name):
             option = "plot" if name == "plot_path" else name
             raise ValueError(f"--{option} is for transformers, not for recommendation models")
+    if options.tensor != "1d":
+        raise ValueError("--tensor is for transformers, not for recommendation models")
     predictions = _predictions(options)
     best = predictions[0]
     title = (

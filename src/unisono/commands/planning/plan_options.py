@@ -62,6 +62,13 @@ class PlanOptions:
         str | None,
         typer.Option(help="Predict this layout: dp=16,tp=8,pp=8,zero=1; or a .json file."),
     ] = None
+    tensor: Annotated[
+        str,
+        typer.Option(
+            metavar="KINDS",
+            help="Kinds of tensor parallelism to search: 1d, or several such as 1d,2d,2.5d,3d.",
+        ),
+    ] = "1d"
     placement: Annotated[
         str | None,
         typer.Option(
@@ -181,6 +188,8 @@ class PlanOptions:
             raise ValueError("--calibrate needs FILES: collectives or own step times")
         if self.plot_path is not None and (self.scaling or self.calibrate):
             raise ValueError("--plot does not draw --scaling or --calibrate")
+        if self.tensor != "1d" and (self.layout is not None or self.scaling):
+            raise ValueError("--tensor is of a search or --pareto; write tensor=2d in --layout")
         if self.weak and not self.scaling:
             raise ValueError("--weak needs --scaling")
         if self.tokens is None and (self.price is not None or self.watts is not None):

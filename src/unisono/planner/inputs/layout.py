@@ -107,6 +107,18 @@ class Layout:
         """The grid of the `tp` ranks: number of ranks along its depth, rows and columns."""
         return TensorGrid.of(self.tensor, self.tp)
 
+    @property
+    def weight_parts(self) -> int:
+        """Number of parts into which tensor parallelism divides each matrix."""
+        depth, row, column = self.tensor_grid
+        return depth * row * column if self.tensor == "3d" else row * column
+
+    @property
+    def sample_parts(self) -> int:
+        """Number of parts into which tensor parallelism divides the samples of a microbatch."""
+        depth, row, _ = self.tensor_grid
+        return depth * row
+
     def save(self, path: str | Path) -> None:
         """Writes the layout to a JSON file."""
         Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")

@@ -41,6 +41,7 @@ def pareto_front(
     *,
     tolerance: float = 0.0,
     schedules: Sequence[str] = ("1f1b",),
+    tensors: Sequence[str] = ("1d",),
     executor: Executor | None = None,
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
@@ -68,6 +69,7 @@ def pareto_front(
         model=model,
         job=job,
         schedules=tuple(schedules),
+        tensors=tuple(tensors),
         constants=constants or default_constants(),
         calibration=calibration,
     )
@@ -94,8 +96,8 @@ def pareto_front(
 def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> list[_Point]:
     """Returns the front for one number of devices, least memory first."""
     run = request.run(cluster)
-    sizes = tensor_pipeline_sizes(request.model, cluster)
-    options = layout_options(run, sizes, request.schedules)
+    sizes = tensor_pipeline_sizes(request.model, cluster, request.tensors)
+    options = layout_options(request, run, sizes)
     step_bytes = tolerance * run.capacity_bytes
     fitting = []
     for option in options:
