@@ -7,6 +7,7 @@ the rows.
 """
 
 from unisono.parallel.recommendation.dlrm_model import DLRM
+from unisono.parallel.recommendation.dlrm_module_shape import dlrm_shape
 from unisono.planner import Dlrm as DLRMShape
 from unisono.planner import (
     PlacedTable,
@@ -25,5 +26,6 @@ __all__ = [
     "TablePiece",
     "TablePlacement",
     "TableShape",
+    "dlrm_shape",
     "place_tables",
 ]

@@ -110,14 +110,14 @@ class Layout:
     @property
     def weight_parts(self) -> int:
         """Number of parts into which tensor parallelism divides each matrix."""
-        depth, row, column = self.tensor_grid
-        return depth * row * column if self.tensor == "3d" else row * column
+        if self.tensor in ("1d", "2d", "3d"):
+            return self.tp
+        return self.tp // self.tensor_grid.depth  # all planes of 2.5D hold the same matrices
 
     @property
     def sample_parts(self) -> int:
         """Number of parts into which tensor parallelism divides the samples of a microbatch."""
-        depth, row, _ = self.tensor_grid
-        return depth * row
+        return 1 if self.tensor == "1d" else self.tp // self.tensor_grid.column
 
     def save(self, path: str | Path) -> None:
         """Writes the layout to a JSON file."""

@@ -65,10 +65,6 @@ class DlrmPrediction:
     """Bytes of each device, by kind."""
     capacity_bytes: int
     """Bytes that training may use on a device."""
-    mfu: float
-    """FLOPs of the matrix products and of the interaction over the peak of all devices."""
-    samples_per_s: float
-    """Samples per second of all devices."""
     deviation: float
     """Standard deviation of the logarithm of measured over predicted time."""
     _times: DlrmTimes = field(repr=False, compare=False)
@@ -77,6 +73,19 @@ class DlrmPrediction:
     def memory_bytes(self) -> int:
         """Bytes of the fullest device."""
         return round(max(map(sum, zip(*self.memory.values(), strict=True))))
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of all devices."""
+        return self.job.global_batch / self.step_s
+
+    @property
+    def mfu(self) -> float:
+        """FLOPs of the matrix products and of the interaction over the peak of all devices."""
+        every = products(self.model, self.job.global_batch)
+        flops = sum(each.flops + each.backward_flops for each in every)
+        peak = self._times.kernels.wide_peak * self.cluster.devices
+        return flops / (self.step_s * peak)
 
     @property
     def fits(self) -> bool:
@@ -149,29 +158,24 @@ def predict_dlrm(
         fragmentation=constants.fragmentation,
         capacity_bytes=capacity,
     ).choose()
-    placed, samples = fit.placement, fit.samples
     exchanges = exchange_times(cluster, constants)
-    times = DlrmTimes(model, placed, kernel_times, exchanges, constants, update=table_update)
-    kinds = times.step(samples, job.global_batch // (layout.dp * samples), layout.zero)
+    times = DlrmTimes(model, fit.placement, kernel_times, exchanges, constants, update=table_update)
+    kinds = times.step(fit.samples, job.global_batch // (layout.dp * fit.samples), layout.zero)
     step_s = sum(kinds.values())
     deviation = _deviation(constants, cluster, kinds, step_s)
-    spread = exp(QUANTILE_90 * deviation)
-    flops = sum(each.flops + each.backward_flops for each in products(model, job.global_batch))
     return DlrmPrediction(
         model=model,
         cluster=cluster,
         layout=layout,
-        job=replace(job, micro_batch=samples, recompute="none"),
-        placement=placed,
+        job=replace(job, micro_batch=fit.samples, recompute="none"),
+        placement=fit.placement,
         placed_by=placement,
         step_s=step_s,
-        low_s=step_s / spread,
-        high_s=step_s * spread,
+        low_s=step_s / exp(QUANTILE_90 * deviation),
+        high_s=step_s * exp(QUANTILE_90 * deviation),
         time=kinds,
         memory=fit.memory,
         capacity_bytes=int(capacity),
-        mfu=flops / (step_s * kernel_times.wide_peak * cluster.devices),
-        samples_per_s=job.global_batch / step_s,
         deviation=deviation,
         _times=times,
     )
