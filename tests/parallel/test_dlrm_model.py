@@ -106,6 +106,8 @@ def test_the_shape_of_a_module() -> None:
 def test_modules_of_other_models_are_refused() -> None:
     with pytest.raises(ValueError, match="top network of 9 inputs, but dot products of 3 vectors"):
         dlrm_shape(Clicks(SHAPE, inputs=9))
+    with pytest.raises(ValueError, match=r"ids: expected a number for each of 2 tables, got \[1\]"):
+        dlrm_shape(Clicks(SHAPE), ids=[1])
     with pytest.raises(ValueError, match="expected embedding tables of one width, found 0"):
         dlrm_shape(nn.Linear(2, 2))
     model = Clicks(SHAPE)

@@ -185,6 +185,24 @@ def test_options_that_do_not_exist_are_refused() -> None:
         planner.search(large, cluster, JOB)
 
 
+@pytest.mark.parametrize("name", ["pareto_front", "scaling_curve"])
+def test_what_is_for_transformers_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is for transformers; predict, search and sens"):
+        getattr(planner, name)(SHAPE, Cluster(device=DEVICE, devices=8), JOB)
+    with pytest.raises(ValueError, match="smallest_change is for transformers"):
+        cluster = Cluster(device=DEVICE, devices=8)
+        planner.smallest_change(SHAPE, cluster, Layout(dp=8), JOB)  # type: ignore[arg-type]
+
+
+def test_sensitivity() -> None:
+    """Tests that the step time is inversely proportional to all rates of the machine together."""
+    cluster = Cluster(device=DEVICE, devices=8, per_host=4)
+    rows = planner.sensitivity(SHAPE, cluster, Layout(dp=8), JOB)
+    assert sum(row.elasticity for row in rows) == pytest.approx(1, rel=0.01)
+    named = {row.name: row.elasticity for row in rows}
+    assert named["host times"] > 0 and named["rate of the network"] > 0
+
+
 def test_a_search_orders_all_placements() -> None:
     cluster = Cluster(device=DEVICE, devices=8)
     found = planner.search(SHAPE, cluster, JOB)

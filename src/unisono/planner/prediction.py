@@ -138,6 +138,18 @@ def predict(
 ) -> DlrmPrediction: ...
 
 
+@overload
+def predict(
+    model: Transformer | Dlrm,
+    cluster: Cluster,
+    layout: Layout,
+    job: Workload,
+    *,
+    constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
+) -> Prediction | DlrmPrediction: ...
+
+
 def predict(
     model: Transformer | Dlrm,
     cluster: Cluster,

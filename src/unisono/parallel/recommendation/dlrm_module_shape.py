@@ -42,6 +42,8 @@ def dlrm_shape(module: nn.Module, *, ids: Sequence[int] | None = None) -> Dlrm:
     linears = [each for each in modules if isinstance(each, nn.Linear)]
     bottom, top = _networks(linears, width)
     counts = ids or [1] * len(tables)
+    if len(counts) != len(tables):
+        raise ValueError(f"ids: expected a number for each of {len(tables)} tables, got {counts}")
     shape = Dlrm(
         counters=bottom[0],
         width=width,

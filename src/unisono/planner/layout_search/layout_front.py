@@ -20,6 +20,7 @@ from unisono.planner.layout_search.layout_options import (
 )
 from unisono.planner.layout_search.search import smaller_clusters
 from unisono.planner.prediction import Prediction, prediction_of
+from unisono.planner.recommendation.dlrm_shape import refuse_dlrm
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -65,6 +66,7 @@ def pareto_front(
     >>> front[0].layout.devices < front[-1].layout.devices
     True
     """
+    refuse_dlrm(model, "pareto_front")
     request = OptionRequest(
         model=model,
         job=job,

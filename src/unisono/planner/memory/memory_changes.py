@@ -14,6 +14,7 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import RECOMPUTE, Workload
 from unisono.planner.prediction import Prediction, predict
+from unisono.planner.recommendation.dlrm_shape import refuse_dlrm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ def smallest_change(
     >>> change.prediction.fits
     True
     """
+    refuse_dlrm(model, "smallest_change")
     known = partial(predict, model, cluster, constants=constants, calibration=calibration)
     now = known(layout, job)
     if now.fits:

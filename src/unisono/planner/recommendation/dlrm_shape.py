@@ -128,5 +128,13 @@ class Dlrm:
         return self.table_parameters + self.dense_parameters
 
 
+def refuse_dlrm(model: object, what: str) -> None:
+    """Raises ValueError for a recommendation model, which `what` does not predict."""
+    if isinstance(model, Dlrm):
+        raise ValueError(
+            f"{what} is for transformers; predict, search and sensitivity accept planner.Dlrm"
+        )
+
+
 def _dense(widths: tuple[int, ...]) -> int:
     return sum((a + 1) * b for a, b in pairwise(widths))
