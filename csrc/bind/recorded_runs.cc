@@ -41,8 +41,8 @@ struct Recorder {
     }
 
     nb::object ring;
-    nb::str wait = interned("wait"), is_completed = interned("is_completed"),
-            ran = interned("ran"), times_ns = interned("times_ns");
+    nb::str wait = interned("wait"), is_completed = interned("is_completed"), ran = interned("ran"),
+            times_ns = interned("times_ns");
 };
 
 // A job that has begun. The first wait that succeeds records the end of the job.

@@ -10,6 +10,7 @@ from unisono import planner
 from unisono.commands.main import app
 
 GPT = ("--model", "gpt3-7.5b", "--cluster", "a100:16", "--batch", "64")
+CLICKS = ("--model", "dlrm-mlperf", "--cluster", "a100:8", "--batch", "65536")
 
 
 @pytest.fixture(autouse=True)
@@ -206,3 +207,48 @@ def test_refusals_of_modes(arguments: tuple[str, ...], text: str) -> None:
     code, output = plan(*arguments)
     assert code == 2
     assert text in " ".join(output.replace("│", " ").split())
+
+
+def test_recommendation_models() -> None:
+    code, output = plan(*CLICKS, "--explain", "--json", "out.json", "--save", "layout.json")
+    assert code == 0, output
+    for text in ("39,884,406", "replicated", "exchange of sums", "samples/s"):
+        assert text in output
+    layouts = json.loads(Path("out.json").read_text())["layouts"]
+    assert [each["step_s"] for each in layouts] == sorted(each["step_s"] for each in layouts)
+    assert layouts[0]["step_s"] == pytest.approx(sum(layouts[0]["time_s"].values()))
+    code, output = plan(*CLICKS, "--layout", "layout.json", "--placement", "row", "--json", "one")
+    assert code == 0 and json.loads(Path("one").read_text())["layouts"][0]["placed_by"] == "row"
+    dense = plan(*CLICKS, "--table-update", "dense", "--json", "dense.json")
+    assert dense[0] == 0
+    whole = json.loads(Path("dense.json").read_text())["layouts"][0]
+    assert whole["step_s"] > layouts[0]["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((*CLICKS, "--scaling"), "--scaling is for transformers"),
+        ((*CLICKS, "--layout", "tp=8"), "tp = 8 does not divide a recommendation model"),
+        ((*CLICKS, "--seq", "128"), "seq = 128; seq = 1 works"),
+        ((*GPT, "--placement", "row"), "--placement is for recommendation models"),
+    ],
+)
+def test_refusals_of_recommendation_models(arguments: tuple[str, ...], text: str) -> None:
+    code, output = plan(*arguments)
+    assert code == 2
+    assert text in " ".join(output.replace("│", " ").split())
+
+
+def test_kinds_of_tensor_parallelism() -> None:
+    machine = ("--model", "gpt3-7.5b", "--cluster", "a100:8", "--batch", "32", "--micro-batch", "4")
+    code, _ = plan(*machine, "--tensor", "1d,2d,3d", "--keep", "9999", "--json", "all.json")
+    layouts = json.loads(Path("all.json").read_text())["layouts"]
+    assert code == 0 and {each["layout"]["tensor"] for each in layouts} == {"1d", "2d", "3d"}
+    code, output = plan(*GPT, "--layout", "dp=4,tp=4,tensor=2d,zero=1", "--explain")
+    assert code == 0 and "on a grid of 1 x 2 x 2" in output
+    code, output = plan(*GPT, "--tensor", "4d")
+    assert code == 2 and "not '4d'" in output
+    code, output = plan(*GPT, "--tensor", "2d", "--layout", "dp=16")
+    text = " ".join(output.replace("│", " ").split())
+    assert code == 2 and "write tensor=2d in --layout" in text

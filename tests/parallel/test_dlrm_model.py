@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import nn
 
-from unisono.parallel import DLRM, DLRMShape, TableShape
+from unisono.parallel import DLRM, DLRMShape, TableShape, dlrm_shape
 
 pytestmark = pytest.mark.torch
 SHAPE = DLRMShape(
@@ -74,3 +77,44 @@ def test_shapes_that_cannot_be_are_refused() -> None:
         DLRMShape(counters=1, width=1, tables=(), bottom=(), top=())
     with pytest.raises(ValueError, match="width: expected at least 1, got 0"):
         DLRMShape(counters=1, width=0, tables=SHAPE.tables, bottom=(), top=())
+    crossed = replace(SHAPE, interaction="cross", cross_layers=1, cross_rank=2)
+    with pytest.raises(ValueError, match="DLRM computes dot products; expected dot, got 'cross'"):
+        DLRM(crossed)
+
+
+class Clicks(nn.Module):
+    """A model of torch's own modules with the sizes of a shape."""
+
+    def __init__(self, shape: DLRMShape, inputs: int | None = None) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(table.rows, shape.width) for table in shape.tables
+        )
+        self.bottom, self.top = nn.ModuleList(), nn.ModuleList()
+        top = (inputs or shape.top_widths[0], *shape.top_widths[1:])
+        for network, widths in ((self.bottom, shape.bottom_widths), (self.top, top)):
+            network.extend(nn.Linear(*pair) for pair in pairwise(widths))
+
+
+def test_the_shape_of_a_module() -> None:
+    assert dlrm_shape(DLRM(SHAPE)) == SHAPE
+    assert dlrm_shape(Clicks(SHAPE), ids=[2, 1]) == SHAPE
+    deep = replace(SHAPE, bottom=(7, 9), top=(8, 6))
+    assert dlrm_shape(Clicks(deep), ids=[2, 1]) == deep
+
+
+def test_modules_of_other_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="top network of 9 inputs, but dot products of 3 vectors"):
+        dlrm_shape(Clicks(SHAPE, inputs=9))
+    with pytest.raises(ValueError, match=r"ids: expected a number for each of 2 tables, got \[1\]"):
+        dlrm_shape(Clicks(SHAPE), ids=[1])
+    with pytest.raises(ValueError, match="expected embedding tables of one width, found 0"):
+        dlrm_shape(nn.Linear(2, 2))
+    model = Clicks(SHAPE)
+    model.more = nn.Linear(1, 4)
+    with pytest.raises(ValueError, match="then layers that end with 1, found"):
+        dlrm_shape(model)
+    uneven = Clicks(SHAPE)
+    uneven.tables.append(nn.EmbeddingBag(4, 5))
+    with pytest.raises(ValueError, match=r"found 3 of widths \[3, 5\]"):
+        dlrm_shape(uneven)

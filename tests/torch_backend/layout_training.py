@@ -14,11 +14,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from unisono.parallel import Layout
-from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, CrossEntropy, LayoutDropout, TransformerModel
 from unisono.parallel.run import ParallelRun, parallelize
-from unisono.planner import Transformer
+from unisono.planner import Transformer, part_of
 
 STEPS = 3
 TOLERANCE = 1e-12

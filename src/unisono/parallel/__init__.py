@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         PlacedTable,
         TablePlacement,
         TableShape,
+        dlrm_shape,
         place_tables,
     )
     from unisono.parallel.run import ParallelRun, RunReport, parallelize
@@ -76,6 +77,7 @@ __getattr__ = lazy_names(
             "PlacedTable",
             "TablePlacement",
             "TableShape",
+            "dlrm_shape",
             "place_tables",
         ],
         "unisono.parallel.run": ["ParallelRun", "RunReport", "parallelize"],
@@ -117,6 +119,7 @@ __all__ = [
     "TrainingMesh",
     "TransformerModel",
     "data_parallel",
+    "dlrm_shape",
     "draw_weights",
     "forecast_step",
     "model_shape",

@@ -10,8 +10,9 @@ True
 
 `inputs/` describes model, cluster, layout and workload. `prediction.py` combines the results of
 `memory/` and `step_times/`, which use `constants/`. `pipeline/` has the order of a pipeline's
-tasks. `layout_search/` compares predictions. `validation/` compares them with published runs, and
-`calibration/` fits constants and error intervals.
+tasks. `recommendation/` predicts models with embedding tables. `layout_search/` compares
+predictions. `validation/` compares them with published runs, and `calibration/` fits constants and
+error intervals.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from unisono.planner.inputs.tensor_volume import layer_elements
     from unisono.planner.inputs.training_flops import forward_flops, step_flops, training_days
     from unisono.planner.inputs.transformer import Transformer
+    from unisono.planner.inputs.uneven_parts import part_of
     from unisono.planner.inputs.workload import PRECISIONS, RECOMPUTE, SOFTWARE, Workload
     from unisono.planner.layout_search.device_scaling import ScalingPoint, scaling_curve
     from unisono.planner.layout_search.front_plot import save_front_plot
@@ -72,6 +74,19 @@ if TYPE_CHECKING:
     from unisono.planner.pipeline.task_plot import save_task_plot
     from unisono.planner.pipeline.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
     from unisono.planner.prediction import Prediction, predict
+    from unisono.planner.recommendation.dlrm_operators import TABLE_UPDATES
+    from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
+    from unisono.planner.recommendation.dlrm_presets import dlrm_presets, is_dlrm, load_dlrm
+    from unisono.planner.recommendation.dlrm_shape import INTERACTIONS, Dlrm, TableShape
+    from unisono.planner.recommendation.exchange_traffic import pass_bytes, rank_loads, step_bytes
+    from unisono.planner.recommendation.greedy_placement import place_tables
+    from unisono.planner.recommendation.table_placement import (
+        TABLE_KINDS,
+        PlacedTable,
+        TableKind,
+        TablePiece,
+        TablePlacement,
+    )
     from unisono.planner.step_sensitivity import Sensitivity, sensitivity
     from unisono.planner.step_times.time_tree import TimeNode
     from unisono.planner.training_cost import RunCost, training_run, training_seconds
@@ -152,6 +167,20 @@ _NAMES = {
     "step_times.time_tree": ("TimeNode",),
     "inputs.training_flops": ("forward_flops", "step_flops", "training_days"),
     "inputs.transformer": ("Transformer",),
+    "inputs.uneven_parts": ("part_of",),
+    "recommendation.dlrm_operators": ("TABLE_UPDATES",),
+    "recommendation.dlrm_prediction": ("DlrmPrediction",),
+    "recommendation.dlrm_presets": ("dlrm_presets", "is_dlrm", "load_dlrm"),
+    "recommendation.dlrm_shape": ("INTERACTIONS", "Dlrm", "TableShape"),
+    "recommendation.exchange_traffic": ("pass_bytes", "rank_loads", "step_bytes"),
+    "recommendation.greedy_placement": ("place_tables",),
+    "recommendation.table_placement": (
+        "TABLE_KINDS",
+        "PlacedTable",
+        "TableKind",
+        "TablePiece",
+        "TablePlacement",
+    ),
     "validation.validation": (
         "ErrorRow",
         "MemoryComparison",
@@ -171,12 +200,15 @@ __getattr__ = lazy_names(
 
 __all__ = [
     "FAILURES_PER_DEVICE_HOUR",
+    "INTERACTIONS",
     "OBJECTIVES",
     "PRECISIONS",
     "PRESETS",
     "RECOMPUTE",
     "SCHEDULES",
     "SOFTWARE",
+    "TABLE_KINDS",
+    "TABLE_UPDATES",
     "TENSOR_KINDS",
     "CalibratedConstants",
     "Calibration",
@@ -185,6 +217,8 @@ __all__ = [
     "CheckpointPlan",
     "Cluster",
     "Device",
+    "Dlrm",
+    "DlrmPrediction",
     "ErrorRow",
     "Layout",
     "LinkRate",
@@ -193,6 +227,7 @@ __all__ = [
     "MemoryComparison",
     "OwnRun",
     "PipelineRun",
+    "PlacedTable",
     "Prediction",
     "RunCost",
     "RunEffect",
@@ -201,6 +236,10 @@ __all__ = [
     "Sensitivity",
     "StageTask",
     "StateBytes",
+    "TableKind",
+    "TablePiece",
+    "TablePlacement",
+    "TableShape",
     "TaskGroup",
     "TaskRun",
     "TaskSpan",
@@ -218,20 +257,27 @@ __all__ = [
     "daly_interval_s",
     "default_constants",
     "device_named",
+    "dlrm_presets",
     "errors_markdown",
     "forward_flops",
     "from_hugging_face",
     "goodput",
+    "is_dlrm",
     "layer_activation_bytes",
     "layer_elements",
+    "load_dlrm",
     "load_model",
     "measured_runs",
     "model_named",
     "nearest_divisor",
     "output_activation_bytes",
     "pareto_front",
+    "part_of",
+    "pass_bytes",
+    "place_tables",
     "predict",
     "predict_run",
+    "rank_loads",
     "ranking",
     "read_own_runs",
     "run_of_row",
@@ -250,6 +296,7 @@ __all__ = [
     "stage_layers",
     "stage_tasks",
     "state_bytes",
+    "step_bytes",
     "step_flops",
     "training_days",
     "training_run",

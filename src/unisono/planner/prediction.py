@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import exp, sqrt
+from typing import overload
 
-from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
+from unisono.planner.constants.calibrated_constants import (
+    QUANTILE_90,
+    CalibratedConstants,
+    default_constants,
+)
 from unisono.planner.constants.own_calibration import Calibration, RunEffect
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
@@ -16,11 +21,10 @@ from unisono.planner.inputs.training_flops import step_flops
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.memory.stage_memory import MEMORY_KINDS
+from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction, predict_dlrm
+from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.run_choices import RunModel
 from unisono.planner.step_times.time_tree import TimeNode, time_tree
-
-QUANTILE_90 = 1.2816
-"""The normal distribution's 90 % quantile: the interval between -q and q holds 80 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,7 @@ class Prediction:
         return self.job.recompute
 
 
+@overload
 def predict(
     model: Transformer,
     cluster: Cluster,
@@ -116,13 +121,56 @@ def predict(
     *,
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
-) -> Prediction:
+) -> Prediction: ...
+
+
+@overload
+def predict(
+    model: Dlrm,
+    cluster: Cluster,
+    layout: Layout,
+    job: Workload,
+    *,
+    placement: str = "auto",
+    table_update: str = "rows",
+    constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
+) -> DlrmPrediction: ...
+
+
+@overload
+def predict(
+    model: Transformer | Dlrm,
+    cluster: Cluster,
+    layout: Layout,
+    job: Workload,
+    *,
+    constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
+) -> Prediction | DlrmPrediction: ...
+
+
+def predict(
+    model: Transformer | Dlrm,
+    cluster: Cluster,
+    layout: Layout,
+    job: Workload,
+    *,
+    placement: str = "auto",
+    table_update: str = "rows",
+    constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
+) -> Prediction | DlrmPrediction:
     """Predicts the time and memory of a training step.
 
     For values that are None in `job` or `layout`, the prediction uses the fastest values that fit
     in memory, or the values with the least memory if none fit. Raises ValueError for a layout that
     cannot train the model. The message has the nearest valid value. `constants` replace the shipped
     constants. `calibration` holds the user's own measurements (`calibrate`).
+
+    For a recommendation model, `job` counts samples, with seq = 1, and the layout may have only
+    `dp` and `zero=1`. `placement` is the kind of placement of the tables, for `place_tables`.
+    `table_update` is one of `TABLE_UPDATES`. A calibration then only changes the rates of links.
 
     >>> from unisono import planner
     >>> found = planner.predict(
@@ -134,6 +182,17 @@ def predict(
     >>> found.low_s < found.step_s < found.high_s and found.fits
     True
     """
+    if isinstance(model, Dlrm):
+        return predict_dlrm(
+            model,
+            cluster,
+            layout,
+            job,
+            placement=placement,
+            table_update=table_update,
+            constants=constants,
+            calibration=calibration,
+        )
     check_layout(model, cluster, layout, job)
     run = _run_model(model, cluster, job, constants or default_constants(), calibration)
     return prediction_of(run, *run.fastest(layout))

@@ -18,7 +18,7 @@ from unisono.planner.memory.stage_memory import MemoryModel
 from unisono.planner.step_times.step_time import StepModel
 
 _LARGEST_MICRO_BATCH = 64
-_USABLE = 0.95
+USABLE_MEMORY = 0.95
 """Share of the memory that training may use. The driver and the libraries use the rest."""
 
 
@@ -40,7 +40,7 @@ class RunModel:
         self.constants = constants
         self.times = StepModel(model, cluster, workload, constants)
         self.memory = MemoryModel(model, workload, fragmentation=constants.fragmentation)
-        self.capacity_bytes = cluster.kind.memory_bytes * _USABLE
+        self.capacity_bytes = cluster.kind.memory_bytes * USABLE_MEMORY
         self._chunk_counts: dict[tuple[int, str, int, bool], list[int]] = {}
         self._effects: dict[RunSimilarity, RunEffect] = {}
 
@@ -114,19 +114,22 @@ class RunModel:
     def open_choices(self, layout: Layout) -> Iterator[tuple[Layout, int]]:
         """Yields each complete layout (one with a chosen interleaving) and micro batch to try."""
         per_replica = max(self.workload.global_batch // layout.dp, 1)
-        for micro_batch in self.micro_batches(per_replica):
+        for micro_batch in self.micro_batches(per_replica, layout.sample_parts):
             microbatches = max(per_replica // micro_batch, 1)
             for chunks in self.chunk_counts(layout, microbatches):
                 full = layout if layout.vpp is not None else replace(layout, vpp=chunks)
                 yield full, micro_batch
 
-    def micro_batches(self, per_replica: int) -> list[int]:
-        """Returns the micro batches to try for a replica's batch."""
+    def micro_batches(self, per_replica: int, parts: int) -> list[int]:
+        """Returns the micro batches to try: divisors of a replica's batch and multiples of `parts`.
+
+        The workload may state the only one.
+        """
         given = self.workload.micro_batch
         if given is not None:
-            return [given]
-        largest = min(per_replica, _LARGEST_MICRO_BATCH)
-        return [size for size in range(1, largest + 1) if per_replica % size == 0]
+            return [given] if given % parts == 0 and per_replica % given == 0 else []
+        largest = min(per_replica, max(_LARGEST_MICRO_BATCH, parts))
+        return [size for size in range(parts, largest + 1, parts) if per_replica % size == 0]
 
     def chunk_counts(self, layout: Layout, microbatches: int) -> list[int]:
         """Returns the numbers of groups of layers on each stage (`vpp`) to try."""

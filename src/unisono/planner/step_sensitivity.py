@@ -13,6 +13,7 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.prediction import predict
+from unisono.planner.recommendation.dlrm_shape import Dlrm
 
 _CHANGE = 1.01
 _HOST_TIMES = (
@@ -41,7 +42,7 @@ _Machine = tuple[Cluster, CalibratedConstants]
 
 
 def sensitivity(
-    model: Transformer,
+    model: Transformer | Dlrm,
     cluster: Cluster,
     layout: Layout,
     job: Workload,
@@ -56,7 +57,8 @@ def sensitivity(
     of the network, start-up times of exchanges, host times. Elasticities are central differences of
     1 %. A larger memory helps only where `job` or `layout` leaves a choice open (None). For a
     cluster with a topology, the rates of links are omitted. Raises ValueError for a layout that
-    cannot train the model, and for a factor that is not over 1.
+    cannot train the model, and for a factor that is not over 1. Tables of a recommendation model
+    are placed by "auto".
 
     >>> from unisono import planner
     >>> rows = planner.sensitivity(

@@ -42,7 +42,8 @@ class LayoutRun:
     capacity_factor: float | None = None
     """Capacity of an expert divided by its mean load; None: no token is dropped."""
     placement: str = "auto"
-    """Kind of the placement of embedding tables on the ranks of `dp` (see `KINDS`), or "auto"."""
+    """Kind of the placement of embedding tables on the ranks of `dp`: "auto", or one of
+    `planner.TABLE_KINDS`."""
     tells_passes: bool = False
     """True if the result contains the passes of the last step, measured and predicted."""
     predicts: bool = False

@@ -66,6 +66,7 @@ def _predictions(
         objective=options.objective,
         longest_s=options.longest_s,
         keep=options.keep,
+        tensors=options.tensor.split(","),
         calibration=inputs.calibration,
     )
     notes = [each.next_lost for each in candidates]
@@ -103,6 +104,7 @@ def front_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
         inputs.cluster,
         inputs.job,
         tolerance=_TOLERANCE,
+        tensors=options.tensor.split(","),
         calibration=inputs.calibration,
     )
     written = []

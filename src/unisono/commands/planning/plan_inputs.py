@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from unisono.commands.planning.plan_options import PlanOptions
 from unisono.planner import Calibration, Cluster, Layout, Transformer, Workload, load_model
 
+DEFAULT_SEQ = 2048
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
@@ -23,11 +25,12 @@ class PlanInputs:
 def read_inputs(options: PlanOptions) -> PlanInputs:
     """Reads the inputs from the files and texts that the options name. Raises ValueError."""
     assert options.model and options.cluster and options.batch is not None
+    seq = options.seq or DEFAULT_SEQ
     return PlanInputs(
         model=load_model(options.model),
         cluster=read_cluster(options.cluster, options.topology),
         job=Workload(
-            seq=options.seq,
+            seq=seq,
             global_batch=options.batch,
             micro_batch=options.micro_batch,
             precision=options.precision,
@@ -35,7 +38,7 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
         ),
         layout=None if options.layout is None else Layout.read(options.layout),
         calibration=None if options.calibration is None else Calibration.load(options.calibration),
-        title=f"{options.model} on {options.cluster}, batch {options.batch} x {options.seq}",
+        title=f"{options.model} on {options.cluster}, batch {options.batch} x {seq}",
     )
 
 

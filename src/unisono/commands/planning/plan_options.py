@@ -27,7 +27,8 @@ class PlanOptions:
     model: Annotated[
         str | None,
         typer.Option(
-            help="A name, such as gpt3-175b or llama3-70b; or a Hugging Face config.json."
+            help="A name, such as gpt3-175b, llama3-70b or dlrm-mlperf; or a Hugging Face "
+            "config.json."
         ),
     ] = None
     cluster: Annotated[
@@ -41,8 +42,13 @@ class PlanOptions:
             "a file. Exchanges are then simulated."
         ),
     ] = None
-    batch: Annotated[int | None, typer.Option(help="Sequences of a step, over all devices.")] = None
-    seq: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 2048
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Sequences (dlrm-...: samples) of a step, over all devices."),
+    ] = None
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence; by default 2048.", show_default=False)
+    ] = None
     micro_batch: Annotated[
         int | None,
         typer.Option(help="Sequences of a microbatch; by default the fastest that fits."),
@@ -56,6 +62,27 @@ class PlanOptions:
         str | None,
         typer.Option(help="Predict this layout: dp=16,tp=8,pp=8,zero=1; or a .json file."),
     ] = None
+    tensor: Annotated[
+        str,
+        typer.Option(
+            metavar="KINDS",
+            help="Kinds of tensor parallelism to search: 1d, or several such as 1d,2d,2.5d,3d.",
+        ),
+    ] = "1d"
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            help="dlrm-...: predict this placement of tables: auto, table, row, column or "
+            "replicated."
+        ),
+    ] = None
+    table_update: Annotated[
+        str,
+        typer.Option(
+            help="dlrm-...: rows (only the rows of a step's ids, row-wise Adagrad) or dense (whole "
+            "tables, Adam)."
+        ),
+    ] = "rows"
     objective: Annotated[
         str,
         typer.Option(
@@ -161,6 +188,8 @@ class PlanOptions:
             raise ValueError("--calibrate needs FILES: collectives or own step times")
         if self.plot_path is not None and (self.scaling or self.calibrate):
             raise ValueError("--plot does not draw --scaling or --calibrate")
+        if self.tensor != "1d" and (self.layout is not None or self.scaling):
+            raise ValueError("--tensor is of a search or --pareto; write tensor=2d in --layout")
         if self.weak and not self.scaling:
             raise ValueError("--weak needs --scaling")
         if self.tokens is None and (self.price is not None or self.watts is not None):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from unisono.planner import part_of
+
 _ATTRIBUTE = "unisono_block"
 
 
@@ -102,14 +104,3 @@ def keep(
     )
     setattr(kept, _ATTRIBUTE, block)
     setattr(module, name, kept)
-
-
-def part_of(length: int, part: int, parts: int) -> tuple[int, int]:
-    """Returns the first element and the length of a part; the last parts may be short or empty.
-
-    >>> [part_of(5, part, 4) for part in range(4)]
-    [(0, 2), (2, 2), (4, 1), (5, 0)]
-    """
-    longest = -(-length // parts)
-    first = min(part * longest, length)
-    return first, min(longest, length - first)

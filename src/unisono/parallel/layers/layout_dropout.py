@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from unisono.parallel.counter_random import CounterRandom
-from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.layers.grid_cuts import COLUMN, DEPTH, ROW
 from unisono.parallel.layers.own_positions import own_positions
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import part_of
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from unisono.parallel.context import zigzag_part
-from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import part_of
 
 
 def own_positions(mesh: TrainingMesh, *, length: int, is_divided: bool) -> torch.Tensor:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.layers.tensor_exchanges import Group
+from unisono.planner import part_of
 
 
 def summa(

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
     DEPTH,
@@ -27,6 +26,7 @@ from unisono.parallel.layers.summa import summa
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.layers.tensor_exchanges import sum_to_parts, swap_blocks
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import part_of
 
 
 class Tensor2D:

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
     DEPTH,
@@ -28,6 +27,7 @@ from unisono.parallel.layers.grid_cuts import (
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.layers.tensor_exchanges import gather_parts, sum_to_parts
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import part_of
 
 
 class Tensor3D:

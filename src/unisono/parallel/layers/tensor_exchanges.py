@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 from torch.nn import functional
 
-from unisono.parallel.data_parallelism.parameter_block import part_of
+from unisono.planner import part_of
 
 Group = dist.ProcessGroup | None
 

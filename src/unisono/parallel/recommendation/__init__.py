@@ -1,32 +1,31 @@
 """Recommendation models: embedding tables divided over ranks, and dense layers on every rank.
 
-`DLRM` is the model, `DLRMShape` its sizes. `place_tables` chooses a `TablePlacement`, the ranks of
-the parts of each table. `bag_exchange` sends ids to the ranks that hold their rows, and
-`divided_lookup` returns the sums of the rows.
+`DLRM` is the model. Its sizes are those of `unisono.planner.Dlrm`, here also called `DLRMShape`.
+The planner's `place_tables` chooses a `TablePlacement`, the ranks of the parts of each table.
+`bag_exchange` sends ids to the ranks that hold their rows, and `divided_lookup` returns the sums of
+the rows.
 """
 
 from unisono.parallel.recommendation.dlrm_model import DLRM
-from unisono.parallel.recommendation.exchange_traffic import rank_loads, step_bytes
-from unisono.parallel.recommendation.greedy_placement import place_tables
-from unisono.parallel.recommendation.table_placement import (
-    KINDS,
+from unisono.parallel.recommendation.dlrm_module_shape import dlrm_shape
+from unisono.planner import Dlrm as DLRMShape
+from unisono.planner import (
     PlacedTable,
     TableKind,
     TablePiece,
     TablePlacement,
+    TableShape,
+    place_tables,
 )
-from unisono.parallel.recommendation.table_shapes import DLRMShape, TableShape
 
 __all__ = [
     "DLRM",
-    "KINDS",
     "DLRMShape",
     "PlacedTable",
     "TableKind",
     "TablePiece",
     "TablePlacement",
     "TableShape",
+    "dlrm_shape",
     "place_tables",
-    "rank_loads",
-    "step_bytes",
 ]

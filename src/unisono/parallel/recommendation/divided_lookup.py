@@ -20,7 +20,7 @@ from unisono.parallel.recommendation.bag_exchange import (
     exchange_bags,
     sum_bags,
 )
-from unisono.parallel.recommendation.table_placement import TablePiece, TablePlacement
+from unisono.planner import TablePiece, TablePlacement
 
 
 class DividedLookup:

@@ -17,9 +17,7 @@ from torch import nn
 from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers import draw_weights
 from unisono.parallel.recommendation.embedding_tables import EmbeddingTables
-from unisono.parallel.recommendation.greedy_placement import AUTO
-from unisono.parallel.recommendation.table_placement import TablePlacement
-from unisono.parallel.recommendation.table_shapes import DLRMShape
+from unisono.planner import Dlrm, TablePlacement
 
 _BATCH = 4096
 
@@ -31,9 +29,9 @@ class DLRM(nn.Module):
     other columns are the places for the ids of each table; -1 marks an empty place. So one tensor
     holds a batch.
 
-    >>> from unisono.parallel.recommendation import DLRMShape, TableShape
+    >>> from unisono.planner import Dlrm, TableShape
     >>> tables = (TableShape(rows=50, ids=2), TableShape(rows=9))
-    >>> shape = DLRMShape(counters=1, width=4, tables=tables, bottom=(8,), top=(8,))
+    >>> shape = Dlrm(counters=1, width=4, tables=tables, bottom=(8,), top=(8,))
     >>> model = DLRM(shape, seed=0)
     >>> model(torch.tensor([[12, 40, -1, 3], [0, 7, 7, -1]])).shape
     torch.Size([2])
@@ -43,19 +41,23 @@ class DLRM(nn.Module):
 
     def __init__(
         self,
-        shape: DLRMShape,
+        shape: Dlrm,
         *,
         seed: int = 0,
-        placement: TablePlacement | str = AUTO,
+        placement: TablePlacement | str = "auto",
         samples: int = _BATCH,
     ) -> None:
         """`seed` determines the weights, which do not depend on the layout.
 
         `placement`: the ranks of the tables; or "auto" for the choice of the cost model; or one of
-        `KINDS` for all tables. `samples`: number of samples of a step on all ranks together, for
-        the cost model.
+        `planner.TABLE_KINDS` for all tables. `samples`: number of samples of a step on all ranks
+        together, for the cost model. Raises `ValueError` for an interaction other than "dot".
         """
         super().__init__()
+        if shape.interaction != "dot":
+            raise ValueError(
+                f"interaction: DLRM computes dot products; expected dot, got {shape.interaction!r}"
+            )
         self.shape = shape
         self.bottom = _network(shape.bottom_widths, ends_with_relu=True)
         self.tables = EmbeddingTables(

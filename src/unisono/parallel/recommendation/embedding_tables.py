@@ -11,11 +11,15 @@ from unisono.parallel.data_parallelism.parameter_block import keep
 from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.recommendation.bag_exchange import NO_ID, Bags, sum_bags
 from unisono.parallel.recommendation.divided_lookup import DividedLookup, piece_bags
-from unisono.parallel.recommendation.exchange_traffic import pass_bytes, rank_loads
-from unisono.parallel.recommendation.greedy_placement import AUTO, place_tables
-from unisono.parallel.recommendation.table_placement import TablePiece, TablePlacement
-from unisono.parallel.recommendation.table_shapes import TableShape
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import (
+    TablePiece,
+    TablePlacement,
+    TableShape,
+    pass_bytes,
+    place_tables,
+    rank_loads,
+)
 
 
 class EmbeddingTables(nn.Module):
@@ -29,7 +33,7 @@ class EmbeddingTables(nn.Module):
         tables: Sequence[TableShape],
         *,
         width: int,
-        placement: TablePlacement | str = AUTO,
+        placement: TablePlacement | str = "auto",
         samples: int,
     ) -> None:
         """`placement`: the ranks of the tables, or a kind that `place_tables` takes.

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.layers import (
     FeatureNorm,
     FeedForward,
@@ -21,7 +20,7 @@ from unisono.parallel.layers import (
     SelfAttention,
     TokenEmbedding,
 )
-from unisono.planner import Layout
+from unisono.planner import Layout, part_of
 
 _LOSS_SUMS = 3
 _NORM_SUMS = 4  # sums of x and of x^2, each forward and backward

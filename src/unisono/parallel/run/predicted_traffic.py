@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import part_of
 from unisono.parallel.divisible import Exchanging, MicrobatchPart
 from unisono.parallel.layers import (
     FeedForward,
@@ -26,6 +25,7 @@ from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import part_of
 
 _COUNT_BYTES = 8
 

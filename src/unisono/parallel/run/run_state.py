@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from unisono.parallel.checkpoint import TensorBlock, flat_range_blocks
-from unisono.parallel.data_parallelism.parameter_block import ParameterBlock, part_of
+from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
 from unisono.parallel.run.fully_sharded_set import split_dim
 from unisono.parallel.run.parameter_sets import (
     HeldParameter,
@@ -18,6 +18,7 @@ from unisono.parallel.run.parameter_sets import (
     shard_name,
 )
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import part_of
 
 
 def state_blocks(

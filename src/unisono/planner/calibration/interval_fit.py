@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.prediction import QUANTILE_90, deviation_shares
+from unisono.planner.constants.calibrated_constants import QUANTILE_90, CalibratedConstants
+from unisono.planner.prediction import deviation_shares
 from unisono.planner.validation.ground_truth import MeasuredRun
 from unisono.planner.validation.validation import predict_run
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from unisono.planner.data_files import data_text
 
+QUANTILE_90 = 1.2816
+"""The normal distribution's 90 % quantile: the interval between -q and q holds 80 %."""
 _FALLBACK = {"volta": "ampere", "davinci": "ampere", "cdna3": "hopper", "cpu": "ampere"}
 
 

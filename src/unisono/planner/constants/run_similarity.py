@@ -63,5 +63,6 @@ def similarity(
             job.micro_batch,
             job.recompute,
             job.precision,
+            *((layout.tensor,) if layout.tensor != "1d" else ()),
         ),
     )

@@ -107,6 +107,18 @@ class Layout:
         """The grid of the `tp` ranks: number of ranks along its depth, rows and columns."""
         return TensorGrid.of(self.tensor, self.tp)
 
+    @property
+    def weight_parts(self) -> int:
+        """Number of parts into which tensor parallelism divides each matrix."""
+        if self.tensor in ("1d", "2d", "3d"):
+            return self.tp
+        return self.tp // self.tensor_grid.depth  # all planes of 2.5D hold the same matrices
+
+    @property
+    def sample_parts(self) -> int:
+        """Number of parts into which tensor parallelism divides the samples of a microbatch."""
+        return 1 if self.tensor == "1d" else self.tp // self.tensor_grid.column
+
     def save(self, path: str | Path) -> None:
         """Writes the layout to a JSON file."""
         Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")

@@ -8,6 +8,9 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 
+SPLIT_SCHEDULES = ("zb1p", "zbv", "dualpipev")
+"""Schedules that run the backward pass of a matrix in two parts."""
+
 
 def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Workload) -> None:
     """Raises ValueError if the layout cannot train the model. The text has the nearest valid value.
@@ -25,12 +28,10 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
             f"dp x tp x pp x cp = {layout.dp} x {layout.tp} x {layout.pp} x {layout.cp} = "
             f"{layout.devices}, but the cluster has {cluster.devices} devices{near}"
         )
-    if layout.tensor != "1d":
-        raise ValueError(
-            f"tensor = {layout.tensor} has no predicted time; tensor = 1d has (`unisono train "
-            f"text --tensor {layout.tensor}` measures it)"
-        )
-    _divides("tp", layout.tp, "the heads", model.heads)
+    if layout.tensor == "1d":
+        _divides("tp", layout.tp, "the heads", model.heads)
+    else:
+        _check_grid(model, layout)
     stage_layers(model.layers, layout.pp, layout.chunks)
     if layout.ep > 1 and not model.experts:
         raise ValueError(f"ep = {layout.ep} needs a model with experts; ep = 1 works")
@@ -38,7 +39,13 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
         _divides("ep", layout.ep, "the experts", model.experts)
     parts = layout.cp * (layout.tp if layout.sequence_parallel else 1)
     _divides("cp x tp", parts, "the sequence", job.seq)
-    micro = job.micro_batch or 1
+    micro = job.micro_batch or layout.sample_parts
+    if micro % layout.sample_parts:
+        raise ValueError(
+            f"tensor = {layout.tensor} divides the samples of a microbatch into "
+            f"{layout.sample_parts} parts: micro_batch = {micro} is no multiple; "
+            f"{-(-micro // layout.sample_parts) * layout.sample_parts} is"
+        )
     per_replica = job.global_batch / layout.dp
     if per_replica < 1 or job.global_batch % (layout.dp * micro):
         whole = layout.dp * micro
@@ -48,6 +55,24 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
             f"of {layout.dp} x {micro} = {whole}; {near_batch} is"
         )
     _check_schedule(layout, job.global_batch // (layout.dp * micro))
+
+
+def _check_grid(model: Transformer, layout: Layout) -> None:
+    """Raises ValueError for models and schedules that need 1D tensor parallelism."""
+    if model.experts or model.kv_rank:
+        what = "experts" if model.experts else "latent attention"
+        raise ValueError(
+            f"tensor = {layout.tensor} needs dense layers with plain attention; the model has "
+            f"{what}; tensor = 1d works"
+        )
+    side = layout.tensor_grid.column
+    for what, heads in (("the heads", model.heads), ("the heads of keys", model.kv_heads)):
+        _divides(f"the side of the grid of tensor = {layout.tensor}", side, what, heads)
+    if layout.pp > 1 and layout.tensor != "3d" and layout.schedule in SPLIT_SCHEDULES:
+        raise ValueError(
+            f"the schedule {layout.schedule} would run the exchanges of tensor = {layout.tensor} "
+            "twice; 1f1b, gpipe and interleaved work"
+        )
 
 
 def _check_schedule(layout: Layout, microbatches: int) -> None:

@@ -41,16 +41,17 @@ class TensorGrid(NamedTuple):
             return cls(1, 1, tp)
         if kind not in TENSOR_KINDS:
             raise ValueError(f"tensor must be one of {', '.join(TENSOR_KINDS)}, not {kind!r}")
-        grid = _grid(kind, tp)
+        grid = grid_of(kind, tp)
         if grid is None:
-            fitting = [number for number in range(1, 2 * tp + 8) if _grid(kind, number)]
+            fitting = [number for number in range(1, 2 * tp + 8) if grid_of(kind, number)]
             near = min(fitting, key=lambda number: abs(number - tp))
             form = {"2d": "q x q", "2.5d": "d x q x q", "3d": "l x l x l"}[kind]
             raise ValueError(f"tensor = {kind} needs tp = {form}: {tp} is not; {near} is")
         return grid
 
 
-def _grid(kind: str, tp: int) -> TensorGrid | None:
+def grid_of(kind: str, tp: int) -> TensorGrid | None:
+    """Returns the grid of the kind 2d, 2.5d or 3d; None if `tp` ranks make no such grid."""
     if kind == "3d":
         side = round(tp ** (1 / 3))
         return TensorGrid(side, side, side) if side**3 == tp else None

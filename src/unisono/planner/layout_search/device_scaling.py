@@ -13,6 +13,7 @@ from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.layout_search.search import search, smaller_clusters
 from unisono.planner.prediction import Prediction
+from unisono.planner.recommendation.dlrm_shape import refuse_dlrm
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -60,6 +61,7 @@ def scaling_curve(
     >>> curve[0].scale_factor, curve[-1].devices, curve[-1].scale_factor < 1
     (1.0, 16, True)
     """
+    refuse_dlrm(model, "scaling_curve")
     if cluster.topology is not None:
         raise ValueError("a cluster with a topology has one number of devices; leave it out")
     counts = sorted(devices or (each.devices for each in smaller_clusters(cluster)))

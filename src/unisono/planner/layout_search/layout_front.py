@@ -20,6 +20,7 @@ from unisono.planner.layout_search.layout_options import (
 )
 from unisono.planner.layout_search.search import smaller_clusters
 from unisono.planner.prediction import Prediction, prediction_of
+from unisono.planner.recommendation.dlrm_shape import refuse_dlrm
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -41,6 +42,7 @@ def pareto_front(
     *,
     tolerance: float = 0.0,
     schedules: Sequence[str] = ("1f1b",),
+    tensors: Sequence[str] = ("1d",),
     executor: Executor | None = None,
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
@@ -64,10 +66,12 @@ def pareto_front(
     >>> front[0].layout.devices < front[-1].layout.devices
     True
     """
+    refuse_dlrm(model, "pareto_front")
     request = OptionRequest(
         model=model,
         job=job,
         schedules=tuple(schedules),
+        tensors=tuple(tensors),
         constants=constants or default_constants(),
         calibration=calibration,
     )
@@ -94,8 +98,8 @@ def pareto_front(
 def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> list[_Point]:
     """Returns the front for one number of devices, least memory first."""
     run = request.run(cluster)
-    sizes = tensor_pipeline_sizes(request.model, cluster)
-    options = layout_options(run, sizes, request.schedules)
+    sizes = tensor_pipeline_sizes(request.model, cluster, request.tensors)
+    options = layout_options(request, run, sizes)
     step_bytes = tolerance * run.capacity_bytes
     fitting = []
     for option in options:

@@ -11,6 +11,8 @@ from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.layout_check import SPLIT_SCHEDULES
+from unisono.planner.inputs.tensor_grid import grid_of
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.run_choices import RunModel
@@ -23,6 +25,7 @@ class OptionRequest:
     model: Transformer
     job: Workload
     schedules: tuple[str, ...]
+    tensors: tuple[str, ...]
     constants: CalibratedConstants
     calibration: Calibration | None
 
@@ -79,35 +82,58 @@ class LayoutOption(NamedTuple):
         return run.memory.fullest_bytes(self.layout, self.micro_batch, self.recompute)
 
 
-def tensor_pipeline_sizes(model: Transformer, cluster: Cluster) -> list[tuple[int, int]]:
-    """Returns the pairs (tp, pp) that a search considers.
+def tensor_pipeline_sizes(
+    model: Transformer, cluster: Cluster, tensors: Sequence[str]
+) -> list[tuple[int, int]]:
+    """Returns the pairs (tp, pp) that a search of these kinds of tensor parallelism considers.
 
     >>> gpt = Transformer(layers=2, hidden=8, heads=2, vocab=10)
-    >>> tensor_pipeline_sizes(gpt, Cluster(device="a100", devices=4))
+    >>> tensor_pipeline_sizes(gpt, Cluster(device="a100", devices=4), ["1d"])
     [(1, 1), (1, 2), (2, 1), (2, 2)]
     """
     return [
         (tp, pp)
         for tp in divisors(cluster.devices)
-        if model.heads % tp == 0 and tp <= 2 * cluster.domain
+        if tp <= 2 * cluster.domain and kinds_of(model, tp, tensors)
         for pp in divisors(cluster.devices // tp)
         if pp <= model.layers
     ]
 
 
+def kinds_of(model: Transformer, tp: int, tensors: Sequence[str]) -> list[str]:
+    """Returns the kinds of tensor parallelism that can divide a model among `tp` ranks.
+
+    >>> gpt = Transformer(layers=2, hidden=8, heads=8, vocab=10)
+    >>> kinds_of(gpt, 4, ("1d", "2d", "2.5d", "3d")), kinds_of(gpt, 8, ("1d", "2.5d", "3d"))
+    (['1d', '2d'], ['1d', '2.5d', '3d'])
+    """
+    found = []
+    for kind in tensors:
+        if kind == "1d":
+            fits = model.heads % tp == 0
+        else:
+            grid = grid_of(kind, tp)
+            fits = grid is not None and grid.row > 1 and not (kind == "2.5d" and grid.depth == 1)
+            fits = fits and not (model.experts or model.kv_rank)
+            fits = fits and grid is not None and model.kv_heads % grid.column == 0
+        if fits:
+            found.append(kind)
+    return found
+
+
 def layout_options(
-    run: RunModel, sizes: Sequence[tuple[int, int]], schedules: Sequence[str]
+    request: OptionRequest, run: RunModel, sizes: Sequence[tuple[int, int]]
 ) -> list[LayoutOption]:
     """Returns the options whose layouts have these pairs (tp, pp), lowest bound first."""
-    options = [option for tp, pp in sizes for option in _of_sizes(run, tp, pp, schedules)]
+    options = [option for tp, pp in sizes for option in _of_sizes(request, run, tp, pp)]
     options.sort(key=lambda option: (option.bound_s, option.place))
     return options
 
 
-def _of_sizes(run: RunModel, tp: int, pp: int, schedules: Sequence[str]) -> Iterator[LayoutOption]:
+def _of_sizes(request: OptionRequest, run: RunModel, tp: int, pp: int) -> Iterator[LayoutOption]:
     """Yields the options whose layouts have these `tp` and `pp`."""
     number = 0
-    for layout in _open_layouts(run, tp, pp, schedules):
+    for layout in _open_layouts(request, run, tp, pp):
         open_layout = OpenLayout(layout)
         for micro_batch, recompute, bound_s in _bounds(run, layout):
             microbatches = run.workload.global_batch // layout.dp // micro_batch
@@ -117,7 +143,7 @@ def _of_sizes(run: RunModel, tp: int, pp: int, schedules: Sequence[str]) -> Iter
                 yield LayoutOption(bound_s, place, open_layout, chunks, micro_batch, recompute)
 
 
-def _open_layouts(run: RunModel, tp: int, pp: int, schedules: Sequence[str]) -> Iterator[Layout]:
+def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> Iterator[Layout]:
     model, job = run.model, run.workload
     replicas = run.cluster.devices // (tp * pp)
     for cp in _context_sizes(job.seq, replicas):
@@ -126,10 +152,11 @@ def _open_layouts(run: RunModel, tp: int, pp: int, schedules: Sequence[str]) -> 
             continue
         experts = divisors(model.experts) if model.experts else [1]
         splits = (False, True) if tp > 1 and job.seq % (cp * tp) == 0 else (False,)
-        for ep, split, zero, schedule in product(
-            experts, splits, _zero_stages(pp, dp * cp), schedules
+        kinds = kinds_of(model, tp, request.tensors)
+        for kind, ep, split, zero, schedule in product(
+            kinds, experts, splits, _zero_stages(pp, dp * cp), request.schedules
         ):
-            if (dp * cp * tp) % ep == 0:
+            if (dp * cp * tp) % ep == 0 and is_grid_option(kind, split, schedule, pp):
                 yield Layout(
                     dp=dp,
                     tp=tp,
@@ -140,7 +167,15 @@ def _open_layouts(run: RunModel, tp: int, pp: int, schedules: Sequence[str]) -> 
                     sequence_parallel=split,
                     zero=zero,
                     schedule=schedule,
+                    tensor=kind,
                 )
+
+
+def is_grid_option(kind: str, split: bool, schedule: str, pp: int) -> bool:
+    """Returns True if sequence parallelism and a schedule can be combined with a kind."""
+    if kind == "1d":
+        return True
+    return not split and (pp == 1 or kind == "3d" or schedule not in SPLIT_SCHEDULES)
 
 
 def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
@@ -152,7 +187,7 @@ def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
     share = run.model.layers / layout.pp * run.least_factor
     per_replica = run.workload.global_batch // layout.dp
     kinds = {run.model.moe_layers > 0, run.model.moe_layers == run.model.layers}
-    for micro_batch in run.micro_batches(per_replica):
+    for micro_batch in run.micro_batches(per_replica, layout.sample_parts):
         microbatches = per_replica // micro_batch
         for recompute in run.recomputations():
             layer_s = min(

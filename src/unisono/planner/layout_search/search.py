@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.inputs.tensor_grid import TENSOR_KINDS
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.layout_search.candidate_comparison import reason_of_loss
@@ -23,6 +24,9 @@ from unisono.planner.layout_search.layout_options import (
     tensor_pipeline_sizes,
 )
 from unisono.planner.prediction import prediction_of
+from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
+from unisono.planner.recommendation.dlrm_search import search_dlrm
+from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.run_choices import RunModel
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ class SearchRequest(OptionRequest):
     longest_s: float
 
 
+@overload
 def search(
     model: Transformer,
     cluster: Cluster,
@@ -72,10 +77,43 @@ def search(
     longest_s: float | None = None,
     keep: int = 10,
     schedules: Sequence[str] = ("1f1b",),
+    tensors: Sequence[str] = ("1d",),
     executor: Executor | None = None,
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
-) -> Candidates:
+) -> Candidates: ...
+
+
+@overload
+def search(
+    model: Dlrm,
+    cluster: Cluster,
+    job: Workload,
+    *,
+    objective: str = "time",
+    longest_s: float | None = None,
+    keep: int = 10,
+    table_update: str = "rows",
+    constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
+) -> tuple[DlrmPrediction, ...]: ...
+
+
+def search(
+    model: Transformer | Dlrm,
+    cluster: Cluster,
+    job: Workload,
+    *,
+    objective: str = "time",
+    longest_s: float | None = None,
+    keep: int = 10,
+    schedules: Sequence[str] = ("1f1b",),
+    tensors: Sequence[str] = ("1d",),
+    executor: Executor | None = None,
+    table_update: str = "rows",
+    constants: CalibratedConstants | None = None,
+    calibration: Calibration | None = None,
+) -> Candidates | tuple[DlrmPrediction, ...]:
     """Finds the `keep` best layouts that fit in memory.
 
     `objective`: the shortest "time" of a step; the least "cost", which is the product of time and
@@ -83,14 +121,18 @@ def search(
     also consider parts of the cluster (`smaller_clusters`). `longest_s` is the longest step that is
     accepted.
 
-    Considers every tp, pp, cp, ep, interleaving, sequence parallelism, ZeRO stage, micro batch and
-    recomputation; values that `job` states are kept. Each combination has a lower bound: its
-    microbatches times the time of an average stage, with no bubble, exchange of gradients or
-    optimizer. Combinations are predicted in the order of their bounds until the bound is over the
-    worst time kept, so nothing better is skipped. Of combinations that differ only in the ZeRO
-    stage and have equal times, the lowest stage wins. An `executor` of `concurrent.futures` runs
-    the work in parallel, divided by devices and (tp, pp). The candidates are the same. Raises
-    ValueError if no layout fits. The message has the smallest layout.
+    Considers every tp, pp, cp, ep, kind of tensor parallelism in `tensors`, interleaving, sequence
+    parallelism, ZeRO stage, micro batch and recomputation; values that `job` states are kept. Each
+    combination has a lower bound: its microbatches times the time of an average stage, with no
+    bubble, exchange of gradients or optimizer. Combinations are predicted in the order of their
+    bounds until the bound is over the worst time kept, so nothing better is skipped. Of
+    combinations that differ only in the ZeRO stage and have equal times, the lowest stage wins. An
+    `executor` of `concurrent.futures` runs the work in parallel, divided by devices and (tp, pp).
+    The candidates are the same. Raises ValueError if no layout fits. The message has the smallest
+    layout.
+
+    For a recommendation model, considers each kind of placement of the tables with ZeRO 0 and 1,
+    on all devices, and returns predictions. The objective is then "time" or "memory".
 
     >>> from unisono import planner
     >>> found = planner.search(
@@ -103,12 +145,28 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {objective!r}")
+    for kind in tensors:
+        if kind not in TENSOR_KINDS:
+            raise ValueError(f"tensors must be of {', '.join(TENSOR_KINDS)}, not {kind!r}")
+    if isinstance(model, Dlrm):
+        return search_dlrm(
+            model,
+            cluster,
+            job,
+            objective=objective,
+            longest_s=longest_s,
+            keep=keep,
+            table_update=table_update,
+            constants=constants,
+            calibration=calibration,
+        )
     request = SearchRequest(
         model=model,
         job=job,
         constants=constants or default_constants(),
         calibration=calibration,
         schedules=tuple(schedules),
+        tensors=tuple(tensors),
         keep=keep,
         objective=objective,
         longest_s=float("inf") if longest_s is None else longest_s,
@@ -142,7 +200,9 @@ def smaller_clusters(cluster: Cluster) -> list[Cluster]:
 def _searched(
     request: SearchRequest, clusters: Sequence[Cluster], executor: Executor | None
 ) -> list[_Found]:
-    tasks = [(each, tensor_pipeline_sizes(request.model, each)) for each in clusters]
+    tasks = [
+        (each, tensor_pipeline_sizes(request.model, each, request.tensors)) for each in clusters
+    ]
     if executor is None:
         return [_search_part(request, each, sizes) for each, sizes in tasks]
     parts = [(each, [size]) for each, sizes in tasks for size in sizes]
@@ -160,7 +220,7 @@ def _search_part(
 ) -> _Found:
     """Searches the combinations of some pairs (tp, pp) on one cluster."""
     run = request.run(cluster)
-    options = layout_options(run, sizes, request.schedules)
+    options = layout_options(request, run, sizes)
     by_memory = request.objective == "memory"
     return (_least_memory if by_memory else _least_time)(request, run, options)
 
@@ -268,8 +328,8 @@ def _candidates(
 
 def _nothing_fits(request: SearchRequest, cluster: Cluster) -> str:
     run = request.run(cluster)
-    sizes = tensor_pipeline_sizes(request.model, cluster)
-    options = layout_options(run, sizes, request.schedules)
+    sizes = tensor_pipeline_sizes(request.model, cluster, request.tensors)
+    options = layout_options(request, run, sizes)
     if not options:
         return (
             f"no layout of {cluster.devices} devices divides {request.model.heads} heads and a "

@@ -10,6 +10,7 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.memory.activation_bytes import layer_activation_bytes
+from unisono.planner.memory.grid_activations import gathered_bytes
 from unisono.planner.memory.zero_states import StateBytes, state_bytes
 
 MEMORY_KINDS = (
@@ -102,10 +103,11 @@ class MemoryModel:
         if stage == layout.pp - 1 and (layout.pp > 1 or not model.tied):
             count += model.vocab * model.hidden
         split = layout.tp if layout.ep == 1 else layout.ep
-        return count / layout.tp, moe * model.experts * model.expert_weights / split
+        return count / layout.weight_parts, moe * model.experts * model.expert_weights / split
 
     def _states(self, layout: Layout, stage: int) -> StateBytes:
-        key = (layout.tp, layout.pp, layout.chunks, layout.ep, layout.zero, layout.dp, layout.cp)
+        parts, shards = (layout.tp, layout.weight_parts), (layout.dp, layout.cp)
+        key = (*parts, layout.pp, layout.chunks, layout.ep, layout.zero, *shards)
         found = self._known_states.get((*key, layout.dp_replicate, stage))
         if found is None:
             found = self._new_states(layout, stage)
@@ -142,7 +144,7 @@ class MemoryModel:
             working = self._layer(layout, micro_batch, "none", experts) - layer
         if stage == 0 and self._workload.software_of(layout.zero) == "megatron-2021":
             stream = micro_batch * self._workload.seq * self._model.hidden / layout.cp
-            kept += held * stream / (layout.tp if layout.sequence_parallel else 1)
+            kept += held * stream / (layout.tp if _divides_stream(layout) else 1)
         return kept, max(working, 0.0)
 
     def _layer(self, layout: Layout, micro_batch: int, recompute: str, experts: bool) -> float:
@@ -150,6 +152,7 @@ class MemoryModel:
         key = (
             software,
             layout.tp,
+            layout.tensor,
             layout.cp,
             layout.ep,
             layout.sequence_parallel,
@@ -166,12 +169,16 @@ class MemoryModel:
                 tp=layout.tp,
                 cp=layout.cp,
                 ep=layout.ep,
-                sequence_parallel=layout.sequence_parallel,
+                sequence_parallel=_divides_stream(layout),
                 recompute=recompute,
                 software=software,
                 precision=self._workload.precision,
                 experts=experts,
             )
+            if recompute != "full":
+                tokens = self._workload.seq * micro_batch / layout.cp
+                found += gathered_bytes(self._model, layout.tensor, layout.tp, tokens)
+                self._layers[key] = found
         return found
 
     def _buffers(self, layout: Layout) -> float:
@@ -183,13 +190,18 @@ class MemoryModel:
         if layout.zero < 3:
             return 0.0
         model = self._model
-        layer = model.dense_layer_parameters / layout.tp
+        layer = model.dense_layer_parameters / layout.weight_parts
         if model.moe_layers:
             split = layout.tp if layout.ep == 1 else layout.ep
             routed = model.experts * model.expert_weights / split
             layer = model.shared_layer_parameters / layout.tp + routed
-        outer = model.vocab * model.hidden / layout.tp
+        outer = model.vocab * model.hidden / layout.weight_parts
         return 2 * 2 * layer + 2 * layer + 2 * outer
+
+
+def _divides_stream(layout: Layout) -> bool:
+    """Returns True if the activations between the matrices are divided among the `tp` devices."""
+    return layout.sequence_parallel or layout.tensor != "1d"
 
 
 def kept_chunks(layout: Layout, stage: int, microbatches: int) -> int:

@@ -86,6 +86,18 @@ class ExchangeTimes:
         outside_s = nbytes * reached / self._expert_Bps
         return self.start_s(group) + max(inside_s, outside_s)
 
+    def all_to_all_s(self, nbytes: float, group: GroupPlace) -> float:
+        """Returns the time in which each rank sends `nbytes`, in equal parts to all other ranks.
+
+        Links inside and between domains work at the same time.
+        """
+        if group.ranks < 2:
+            return 0.0
+        others = group.ranks - 1
+        inside_s = nbytes * (group.local - 1) / others / self._link_Bps
+        outside_s = nbytes * (group.ranks - group.local) / others / self._expert_Bps
+        return self.start_s(group) + max(inside_s, outside_s)
+
     def send_s(self, nbytes: float, stride: int) -> float:
         """Returns the time of a message to a device that is `stride` devices away."""
         constants = self._constants

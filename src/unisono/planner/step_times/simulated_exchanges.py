@@ -47,6 +47,15 @@ class SimulatedExchanges(ExchangeTimes):
         """Returns the time in which each rank sends `nbytes` of tokens to each of `copies` random
         ranks.
         """
+        return self._exchange_s(nbytes * copies, group)
+
+    def all_to_all_s(self, nbytes: float, group: GroupPlace) -> float:
+        """Returns the time in which each rank sends `nbytes`, in equal parts to all other ranks."""
+        # The simulated arrays also contain the part of the rank itself.
+        return self._exchange_s(nbytes * group.ranks / max(group.ranks - 1, 1), group)
+
+    def _exchange_s(self, nbytes: float, group: GroupPlace) -> float:
+        """Returns the time of an all_to_all of arrays of `nbytes`."""
         if group.ranks < 2:
             return 0.0
         found = self._routes.get(group)
@@ -54,7 +63,7 @@ class SimulatedExchanges(ExchangeTimes):
             found = self._line(list(self._groups(group)), "all_to_all", "direct")
             self._routes[group] = found
         latency_s, byte_s = found
-        sent_s = nbytes * copies * byte_s / self._software.exchange_share
+        sent_s = nbytes * byte_s / self._software.exchange_share
         return self.start_s(group) + latency_s + sent_s
 
     def send_s(self, nbytes: float, stride: int) -> float:

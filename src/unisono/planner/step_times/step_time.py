@@ -67,7 +67,7 @@ class StepModel:
         self._layer_times: dict[Shape, LayerTimes] = {}
         self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
         self._layer_seconds: dict[tuple[object, ...], float] = {}
-        self._outputs: dict[tuple[int, float], float] = {}
+        self._outputs: dict[tuple[str, int, float], float] = {}
 
     def shape(self, layout: Layout, micro_batch: int, *, experts: bool) -> Shape:
         """Returns the sizes that determine the times of a layer."""
@@ -81,6 +81,7 @@ class StepModel:
             layout.sequence_parallel,
             self.workload.software_of(layout.zero),
             experts,
+            layout.tensor,
         )
 
     def step(self, layout: Layout, micro_batch: int, recompute: str) -> dict[str, float]:
@@ -118,7 +119,7 @@ class StepModel:
         self, layout: Layout, micro_batch: int, recompute: str, stages: tuple[int, ...]
     ) -> list[_StageLoad]:
         """Returns the loads of a microbatch on each kind of stage."""
-        output_s = self._output_s(layout.tp, micro_batch * self.workload.seq / layout.cp)
+        output_s = self._output_s(layout, micro_batch * self.workload.seq / layout.cp)
         send_s = self._send_s(layout, micro_batch)
         host_s = self.constants.microbatch_s if self._eager(layout) else 0.0
         dense_layers = self.model.layers - self.model.moe_layers
@@ -164,6 +165,7 @@ class StepModel:
         key = (
             micro_batch,
             layout.tp,
+            layout.tensor,
             layout.cp,
             layout.ep if experts else 1,
             layout.sequence_parallel,
@@ -184,7 +186,8 @@ class StepModel:
         again_s = times.recomputed_s(recompute, shape.software)
         unfused = shape.software == "megatron-2021"
         passes = 3 if recompute == "full" else 2
-        tensor_s = passes * times.tensor_s * self._tensor_exposed(shape)
+        tensor_s = (passes - 1) * times.tensor_s + times.tensor_backward_s
+        tensor_s *= self._tensor_exposed(shape)
         hidden_s = 0.0 if unfused else times.attention_s
         beside_s = min(times.context_s, hidden_s)
         context_s = times.context_s - beside_s * (1 - self.constants.overlap_slowdown)
@@ -234,7 +237,7 @@ class StepModel:
         """Returns the parameters of one layer on one device, before ZeRO."""
         model = self.model
         if not experts:
-            return model.dense_layer_parameters / layout.tp
+            return model.dense_layer_parameters / layout.weight_parts
         split = layout.tp if layout.ep == 1 else 1
         routed = model.experts * model.expert_weights / (layout.ep * split)
         return model.shared_layer_parameters / layout.tp + routed
@@ -253,16 +256,22 @@ class StepModel:
         overlapped_s = min(exchange_s, device_s)
         return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s
 
-    def _output_s(self, tp: int, tokens: float) -> float:
-        """Returns the seconds of the output projection and the loss, forward and backward."""
-        found = self._outputs.get((tp, tokens))
+    def _output_s(self, layout: Layout, tokens: float) -> float:
+        """Returns the seconds of the output projection and the loss, forward and backward.
+
+        On a grid, they include the exchanges of the projection, which also sends weights.
+        """
+        tp, tensor = layout.tp, layout.tensor
+        found = self._outputs.get((tensor, tp, tokens))
         if found is None:
             columns, h, kernels = self.model.vocab / tp, self.model.hidden, self.kernels
             found = kernels.wide_product_s(tokens, columns, h)
             found += kernels.wide_product_s(tokens, h, columns)
             found += kernels.wide_product_s(h, columns, tokens)
             found += tokens * columns * _LOSS_BYTES / kernels.memory_Bps
-            self._outputs[tp, tokens] = found
+            if tensor != "1d":
+                found += self.layers.grid(tensor, tp).output(self.model, tokens)
+            self._outputs[tensor, tp, tokens] = found
         return found
 
     def _send_s(self, layout: Layout, micro_batch: int) -> float:

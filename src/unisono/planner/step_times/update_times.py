@@ -37,15 +37,18 @@ class UpdateTimes:
         share of the last layer is not hidden. The hidden share slows the compute down.
         """
         shards = layout.dp * layout.cp
-        found = self._tied_s(layout)
+        found = self._tied_s(layout) + self._depth_s(layout, stages)
+        if layout.zero == 0:
+            shards *= layout.tp // layout.weight_parts
         if layout.zero >= 2 or shards == 1:
             return found
         dense, routed = self._stage_parameters(layout, stages)
         exchanges = self._exchanges
-        group = exchanges.place(shards, layout.tp)
+        stride = layout.weight_parts if layout.zero == 0 else layout.tp
+        group = exchanges.place(shards, stride)
         seconds = exchanges.all_reduce_s(2 * dense, group)
         if routed:
-            edp = shards * layout.tp // layout.ep
+            edp = layout.dp * layout.cp * layout.tp // layout.ep
             place = exchanges.place(edp, layout.ep)
             seconds += exchanges.all_reduce_s(2 * routed, place)
         if self._eager(layout):
@@ -53,22 +56,35 @@ class UpdateTimes:
         overlapped_s = min(seconds * (1 - 1 / max(stages)), window_s)
         return found + seconds - overlapped_s * (1 - self._constants.overlap_slowdown)
 
+    def _depth_s(self, layout: Layout, stages: tuple[int, ...]) -> float:
+        """Returns the seconds in which the planes of 2.5D sum the shards of their gradients.
+
+        Without ZeRO, one sum over planes and replicas follows instead.
+        """
+        planes = layout.tp // layout.weight_parts
+        if planes == 1 or layout.zero == 0:
+            return 0.0
+        dense, _ = self._stage_parameters(layout, stages)
+        shards = layout.dp * layout.cp // layout.dp_replicate
+        group = self._exchanges.place(planes, layout.weight_parts)
+        return self._exchanges.all_reduce_s(2 * dense / shards, group)
+
     def _tied_s(self, layout: Layout) -> float:
         """Returns the seconds in which the first and the last stage sum the gradients of their two
         copies of a tied embedding.
         """
         if layout.pp == 1 or not self._model.tied:
             return 0.0
-        nbytes = 2 * self._model.vocab * self._model.hidden / layout.tp
+        nbytes = 2 * self._model.vocab * self._model.hidden / layout.weight_parts
         stride = layout.tp * layout.cp * layout.dp * (layout.pp - 1)
         return self._exchanges.all_reduce_s(nbytes, self._exchanges.place(2, stride))
 
     def _stage_parameters(self, layout: Layout, stages: tuple[int, ...]) -> tuple[float, float]:
         """Returns the numbers of dense and expert parameters of the largest stage on one device."""
         model, layers = self._model, max(stages)
-        outer = model.vocab * model.hidden / layout.tp
+        outer = model.vocab * model.hidden / layout.weight_parts
         if not model.moe_layers:
-            return layers * model.dense_layer_parameters / layout.tp + outer, 0.0
+            return layers * model.dense_layer_parameters / layout.weight_parts + outer, 0.0
         split = layout.tp if layout.ep == 1 else 1
         routed = model.experts * model.expert_weights / (layout.ep * split)
         return layers * model.shared_layer_parameters / layout.tp + outer, layers * routed

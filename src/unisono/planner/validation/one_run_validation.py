@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.constants.calibrated_constants import QUANTILE_90, CalibratedConstants
 from unisono.planner.constants.own_calibration import Calibration, OwnRun
 from unisono.planner.constants.run_similarity import RunSimilarity, similarity
-from unisono.planner.prediction import QUANTILE_90, Prediction
+from unisono.planner.prediction import Prediction
 from unisono.planner.validation.ground_truth import MeasuredRun
 
 _LARGEST = 12

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from unisono.parallel.data_parallelism.parameter_block import part_of
-from unisono.parallel.recommendation.table_shapes import TableShape
+from unisono.planner.inputs.uneven_parts import part_of
+from unisono.planner.recommendation.dlrm_shape import TableShape
 
 TableKind = Literal["table", "row", "column", "replicated"]
-KINDS: tuple[TableKind, ...] = get_args(TableKind)
+TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)
 """Kinds of placement: whole on one rank, rows divided, columns divided, whole on every rank."""
 
 
@@ -115,8 +115,8 @@ def column_parts(width: int, parts: int) -> int:
 
 def _check(number: int, table: PlacedTable, *, width: int, ranks: int) -> None:
     kind, held = table.kind, table.ranks
-    if kind not in KINDS:
-        raise ValueError(f"table {number}: expected one of {', '.join(KINDS)}, got {kind!r}")
+    if kind not in TABLE_KINDS:
+        raise ValueError(f"table {number}: expected one of {', '.join(TABLE_KINDS)}, got {kind!r}")
     if len(set(held)) < len(held) or not set(held) <= set(range(ranks)):
         raise ValueError(f"table {number}: expected distinct ranks below {ranks}, got {held}")
     if kind == "table" and len(held) != 1:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from unisono.parallel.recommendation.exchange_traffic import all_bytes, piece_load
-from unisono.parallel.recommendation.table_placement import (
-    KINDS,
+from unisono.planner.recommendation.dlrm_shape import TableShape
+from unisono.planner.recommendation.exchange_traffic import all_bytes, piece_load
+from unisono.planner.recommendation.table_placement import (
+    TABLE_KINDS,
     PlacedTable,
     TableKind,
     TablePlacement,
     column_parts,
 )
-from unisono.parallel.recommendation.table_shapes import TableShape
 
 AUTO = "auto"
 
@@ -29,10 +29,10 @@ def place_tables(
 ) -> TablePlacement:
     """Chooses the ranks of each table.
 
-    `samples`: number of samples of a step on all ranks together. `kind`: one of `KINDS` for all
-    tables, or "auto" for the kind that sends the fewest bytes; then a table that is larger than an
-    even share of all divided tables is on several ranks. `capacity_bytes`: largest number of bytes
-    of tables on a rank; None: no limit.
+    `samples`: number of samples of a step on all ranks together. `kind`: one of `TABLE_KINDS` for
+    all tables, or "auto" for the kind that sends the fewest bytes; then a table that is larger than
+    an even share of all divided tables is on several ranks. `capacity_bytes`: largest number of
+    bytes of tables on a rank; None: no limit.
 
     The tables are placed one by one, in decreasing order of load. Each part is placed on the rank
     with the least load (Graham, "Bounds on multiprocessing timing anomalies", 1969). So without a
@@ -45,8 +45,8 @@ def place_tables(
     >>> [(table.kind, table.ranks) for table in placement.tables]
     [('replicated', (0, 1)), ('column', (0, 1)), ('table', (0,))]
     """
-    if kind not in (AUTO, *KINDS):
-        raise ValueError(f"kind: expected auto or one of {', '.join(KINDS)}, got {kind!r}")
+    if kind not in (AUTO, *TABLE_KINDS):
+        raise ValueError(f"kind: expected auto or one of {', '.join(TABLE_KINDS)}, got {kind!r}")
     greedy = _Greedy(
         width=width,
         ranks=ranks,
@@ -54,7 +54,7 @@ def place_tables(
         item_bytes=item_bytes,
         capacity_bytes=capacity_bytes,
     )
-    return greedy.place(tables, [each for each in KINDS if kind in (AUTO, each)])
+    return greedy.place(tables, [each for each in TABLE_KINDS if kind in (AUTO, each)])
 
 
 class _Greedy:

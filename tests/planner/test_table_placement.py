@@ -12,10 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
-
-from unisono.parallel.recommendation import (
-    KINDS,
+from unisono.planner import (
+    TABLE_KINDS,
     PlacedTable,
     TablePlacement,
     TableShape,
@@ -23,14 +21,12 @@ from unisono.parallel.recommendation import (
     rank_loads,
     step_bytes,
 )
-from unisono.parallel.recommendation.exchange_traffic import (
+from unisono.planner.recommendation.exchange_traffic import (
     SIZES_BYTES,
     all_bytes,
     pass_bytes,
     piece_load,
 )
-
-pytestmark = pytest.mark.torch
 
 shapes = st.lists(
     st.builds(TableShape, rows=st.integers(1, 5000), ids=st.integers(1, 60)), min_size=1, max_size=9
@@ -43,7 +39,7 @@ sizes = st.fixed_dictionaries(
         "item_bytes": st.sampled_from([4, 8]),
     }
 )
-kinds = st.sampled_from(["auto", *KINDS])
+kinds = st.sampled_from(["auto", *TABLE_KINDS])
 
 
 @given(shapes, sizes, kinds)

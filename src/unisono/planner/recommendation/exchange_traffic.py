@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from unisono.parallel.recommendation.table_placement import TablePiece, TablePlacement
+from unisono.planner.recommendation.table_placement import TablePiece, TablePlacement
 
 SIZES_BYTES = 16
 """Bytes of the number of samples and the number of ids that a rank sends to another rank."""
@@ -33,7 +33,7 @@ def pass_bytes(
     `samples`: number of samples of each rank. `ids`: function that returns the number of this
     rank's ids that belong to a piece.
 
-    >>> from unisono.parallel.recommendation import PlacedTable, TableShape
+    >>> from unisono.planner import PlacedTable, TableShape
     >>> one = PlacedTable(shape=TableShape(rows=9, ids=2), kind="table", ranks=(1,))
     >>> placement = TablePlacement(tables=(one,), width=4, ranks=2)
     >>> sizes = dict(samples=(3, 3), ids=lambda piece: 6, item_bytes=4)

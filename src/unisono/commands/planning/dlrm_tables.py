@@ -1,0 +1,128 @@
+"""Tables and JSON of recommendation models: the placements of a search, or one placement."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from unisono import planner
+from unisono.commands.planning.layout_tables import PlanOutput
+from unisono.commands.planning.plan_inputs import read_cluster
+from unisono.commands.planning.plan_options import PlanOptions
+from unisono.planner import Calibration, DlrmPrediction, Layout, Workload, load_dlrm
+
+_REFUSED = ("pareto", "scaling", "sensitivity", "checkpoints", "tokens", "plot_path")
+
+
+def dlrm_output(options: PlanOptions) -> PlanOutput:
+    """Returns the output of a search, or of one layout. Raises ValueError for other options."""
+    for name in _REFUSED:
+        if getattr(options, name):
+            option = "plot" if name == "plot_path" else name
+            raise ValueError(f"--{option} is for transformers, not for recommendation models")
+    if options.tensor != "1d":
+        raise ValueError("--tensor is for transformers, not for recommendation models")
+    predictions = _predictions(options)
+    best = predictions[0]
+    title = (
+        f"{options.model} on {options.cluster}, {options.batch} samples, "
+        f"{best.model.parameters / 1e9:.3g} billion parameters"
+    )
+    parts: list[Any] = [_table(predictions, title), _placement_table(best)]
+    if options.explain:
+        parts.append(str(best.explain()))
+    written: list[Path] = []
+    if options.save_path is not None:
+        best.layout.save(options.save_path)
+        written.append(options.save_path)
+    document = {"layouts": [_document(each) for each in predictions]}
+    return PlanOutput(parts=parts, document=document, written=written)
+
+
+def _predictions(options: PlanOptions) -> tuple[DlrmPrediction, ...]:
+    assert options.model and options.cluster and options.batch is not None
+    model, cluster = load_dlrm(options.model), read_cluster(options.cluster, options.topology)
+    job = Workload(
+        seq=options.seq or 1,
+        global_batch=options.batch,
+        micro_batch=options.micro_batch,
+        precision=options.precision,
+        recompute=options.recompute,
+    )
+    calibration = Calibration.load(options.calibration) if options.calibration else None
+    if options.layout is not None or options.placement is not None:
+        layout = Layout.read(options.layout or f"dp={cluster.devices}")
+        found = planner.predict(
+            model,
+            cluster,
+            layout,
+            job,
+            placement=options.placement or "auto",
+            table_update=options.table_update,
+            calibration=calibration,
+        )
+        return (found,)
+    return planner.search(
+        model,
+        cluster,
+        job,
+        objective=options.objective,
+        longest_s=options.longest_s,
+        keep=options.keep,
+        table_update=options.table_update,
+        calibration=calibration,
+    )
+
+
+def _table(predictions: tuple[DlrmPrediction, ...], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    left = ("layout", "placement")
+    for name in (*left, "micro", "step", "80 % interval", "memory", "MFU", "samples/s"):
+        table.add_column(name, justify="left" if name in left else "right")
+    for each in predictions:
+        fits = "" if each.fits else f", {each.capacity_bytes / 1e9:.1f} fit"
+        table.add_row(
+            each.layout.text(),
+            each.placed_by,
+            str(each.job.micro_batch),
+            f"{each.step_s:.4g} s",
+            f"{each.low_s:.4g} to {each.high_s:.4g} s",
+            f"{each.memory_bytes / 1e9:.1f} GB{fits}",
+            f"{each.mfu:.1%}",
+            f"{each.samples_per_s:.4g}",
+        )
+    return table
+
+
+def _placement_table(prediction: DlrmPrediction) -> Table:
+    table = Table(title=f"tables of the placement {prediction.placed_by}", title_justify="left")
+    for name in ("table", "rows", "ids", "kind", "ranks"):
+        table.add_column(name, justify="left" if name in ("kind", "ranks") else "right")
+    for number, each in enumerate(prediction.placement.tables):
+        whole = len(each.ranks) == prediction.placement.ranks
+        ranks = "all" if whole else " ".join(map(str, each.ranks))
+        table.add_row(str(number), f"{each.shape.rows:,}", str(each.shape.ids), each.kind, ranks)
+    return table
+
+
+def _document(prediction: DlrmPrediction) -> dict[str, Any]:
+    """Returns a prediction as JSON."""
+    return {
+        "layout": asdict(prediction.layout),
+        "job": asdict(prediction.job),
+        "devices": prediction.layout.devices,
+        "placed_by": prediction.placed_by,
+        "tables": [asdict(each) for each in prediction.placement.tables],
+        "step_s": prediction.step_s,
+        "low_s": prediction.low_s,
+        "high_s": prediction.high_s,
+        "time_s": dict(prediction.time),
+        "memory_bytes": prediction.memory_bytes,
+        "capacity_bytes": prediction.capacity_bytes,
+        "memory_bytes_by_kind_and_device": dict(prediction.memory),
+        "mfu": prediction.mfu,
+        "samples_per_s": prediction.samples_per_s,
+    }

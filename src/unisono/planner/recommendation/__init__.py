@@ -1,0 +1,1 @@
+"""Recommendation models (DLRM): their sizes, placement of tables, step time and memory."""

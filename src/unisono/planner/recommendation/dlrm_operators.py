@@ -1,0 +1,175 @@
+"""FLOPs and bytes of each operator of a recommendation model, in closed form.
+
+Sizes are those of one device and one microbatch. A matrix product of [M, K] and [K, N] has 2 M K N
+FLOPs and reads or writes M K + K N + M N values. Each factor that needs a gradient adds one product
+of as many FLOPs in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import expm1, log1p
+from typing import NamedTuple
+
+from unisono.planner.recommendation.dlrm_shape import Dlrm
+from unisono.planner.recommendation.exchange_traffic import ID_BYTES
+from unisono.planner.recommendation.table_placement import TablePlacement
+
+TABLE_BYTES = 4
+"""Bytes of an element of an embedding table. Tables are float32 in every precision."""
+_OFFSET_BYTES = 8
+TABLE_UPDATES = ("rows", "dense")
+"""How the backward pass updates a table that is not replicated. rows: the rows of the ids, with
+row-wise Adagrad (one state for each row), as TorchRec and MLPerf do. dense: a gradient of the whole
+table, and Adam, as `unisono.parallel` does."""
+
+
+class Product(NamedTuple):
+    """`copies` products of [rows, inner] and [inner, columns], of which `gradients` factors need a
+    gradient.
+    """
+
+    name: str
+    kind: str
+    rows: float
+    columns: float
+    inner: float
+    copies: float = 1
+    gradients: int = 2
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the forward pass."""
+        return 2 * self.rows * self.columns * self.inner * self.copies
+
+    @property
+    def backward_flops(self) -> float:
+        """FLOPs of the backward pass."""
+        return self.gradients * self.flops
+
+    @property
+    def values(self) -> float:
+        """Values that the forward pass reads and writes."""
+        one = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
+        return one * self.copies
+
+
+class Kernel(NamedTuple):
+    """Operator between products, with the values that each pass reads and writes."""
+
+    name: str
+    kind: str
+    forward_values: float
+    backward_values: float
+
+
+class Lookup(NamedTuple):
+    """Look-up of bags in a part of a table, with the bytes that each pass reads and writes."""
+
+    table: int
+    forward_bytes: float
+    backward_bytes: float
+
+
+def products(model: Dlrm, samples: float) -> Iterator[Product]:
+    """Yields the matrix products, in the order of the forward pass.
+
+    >>> from unisono.planner import Dlrm, TableShape
+    >>> shape = Dlrm(counters=2, width=4, tables=(TableShape(rows=9),), bottom=(), top=())
+    >>> [(each.name, each.flops) for each in products(shape, 10)]
+    [('bottom 0', 160), ('dot products', 320), ('top 0', 100)]
+    """
+    for number, (inner, outer) in enumerate(pairwise(model.bottom_widths)):
+        # The dense features, which are the input of the first layer, need no gradient.
+        gradients = 1 if number == 0 else 2
+        yield Product(f"bottom {number}", "matmul", samples, outer, inner, 1, gradients)
+    count = model.vectors
+    if model.interaction == "dot":
+        yield Product("dot products", "interaction", count, count, model.width, samples)
+    for number in range(model.cross_layers):
+        inputs, rank = count * model.width, model.cross_rank
+        yield Product(f"cross {number} down", "interaction", samples, rank, inputs)
+        yield Product(f"cross {number} up", "interaction", samples, inputs, rank)
+    for number, (inner, outer) in enumerate(pairwise(model.top_widths)):
+        yield Product(f"top {number}", "matmul", samples, outer, inner)
+
+
+def kernels(model: Dlrm, samples: float) -> Iterator[Kernel]:
+    """Yields the operators between products.
+
+    An activation reads and writes a value; its backward pass reads the gradient and the result, and
+    writes a gradient. The other operators copy: they join the vectors, and select the pairs of the
+    dot products. A cross layer multiplies by the first input and adds the last one.
+    """
+    for name, widths in (("bottom", model.bottom_widths[1:]), ("top", model.top_widths[1:-1])):
+        values = samples * sum(widths)
+        yield Kernel(f"{name} activations", "memory", 2 * values, 3 * values)
+    vectors = samples * model.vectors * model.width
+    yield Kernel("joined vectors", "interaction", 2 * vectors, 2 * vectors)
+    if model.interaction == "dot":
+        pairs, inputs = samples * model.interactions, samples * model.top_widths[0]
+        square = samples * model.vectors**2
+        yield Kernel(
+            "selected pairs", "interaction", 2 * (pairs + inputs), 2 * inputs + pairs + square
+        )
+    for number in range(model.cross_layers):
+        yield Kernel(f"cross {number} sum", "interaction", 4 * vectors, 6 * vectors)
+
+
+def lookups(
+    model: Dlrm,
+    placement: TablePlacement,
+    rank: int,
+    *,
+    samples: float,
+    value_bytes: float,
+    update: str,
+) -> Iterator[Lookup]:
+    """Yields the look-ups of one rank: in its parts for all samples, in replicas for its own ones.
+
+    `samples`: samples of a microbatch on one rank. `value_bytes`: bytes of an element of a sum.
+    `update`: one of `TABLE_UPDATES`. Assumes full bags, and ids that are spread evenly over the
+    rows. Caches are ignored: every id reads its row from memory.
+    """
+    for piece in placement.pieces(rank):
+        rows, columns = piece.sizes
+        whole, held = samples * placement.ranks, model.tables[piece.table]
+        # Column parts see all ids; row parts see the ids of their rows.
+        ids = whole * held.ids * rows / held.rows
+        yield _lookup(piece.table, rows, columns, whole, ids, value_bytes, update)
+    for number, table in enumerate(placement.tables):
+        if table.kind == "replicated":
+            rows, ids = table.shape.rows, samples * table.shape.ids
+            yield _lookup(number, rows, model.width, samples, ids, value_bytes, "dense")
+
+
+def _lookup(
+    table: int,
+    rows: int,
+    columns: int,
+    samples: float,
+    ids: float,
+    value_bytes: float,
+    update: str,
+) -> Lookup:
+    numbers = ID_BYTES * ids + _OFFSET_BYTES * samples
+    forward = numbers + ids * columns * TABLE_BYTES + samples * columns * value_bytes
+    gradients = numbers + ids * columns * value_bytes
+    if update == "dense":
+        # Writes zeros to the whole gradient, then reads and writes a row for each id.
+        moved = rows * columns + 2 * ids * columns
+    else:
+        moved = distinct_ids(rows, ids) * 2 * (columns + 1)
+    return Lookup(table, forward, gradients + moved * TABLE_BYTES)
+
+
+def distinct_ids(rows: int, ids: float) -> float:
+    """Returns the expected number of distinct rows among `ids` ids, evenly spread over the rows.
+
+    >>> distinct_ids(1, 5), distinct_ids(2, 1), round(distinct_ids(2, 2), 9)
+    (1.0, 1.0, 1.5)
+    """
+    if rows < 2:
+        return float(rows)
+    return -rows * expm1(ids * log1p(-1 / rows))
