@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +23,9 @@ class BatchPart:
     """Number of samples of each microbatch, over all ranks of `dp`."""
     first_samples: tuple[int, ...]
     """For each microbatch, the index of this rank's first sample, counted in the whole batch."""
-    valid: int
-    """Number of valid targets of the whole batch, by which the sum of losses is divided."""
+    shares: tuple[float, ...]
+    """For each microbatch, its number of valid targets on this rank over that of the whole batch.
+    """
 
     def microbatches(self) -> tuple[MicrobatchPart, ...]:
         """Returns this rank's inputs of each microbatch, with the microbatch's sample count."""
@@ -73,13 +75,14 @@ def divide_batch(
         return tuple(_own_positions(piece, mesh) for piece in cuts(x))
 
     numbers = cuts(torch.arange(len(inputs)))
+    own_targets = own(targets)
 
     return BatchPart(
         inputs=own(inputs),
-        targets=own(targets),
+        targets=own_targets,
         samples=tuple(len(piece) for piece in inputs.tensor_split(microbatches)),
         first_samples=tuple(int(each[0]) if len(each) else 0 for each in numbers),
-        valid=count_valid(targets),
+        shares=_shares(own_targets, targets),
     )
 
 
@@ -87,7 +90,15 @@ def _nearest_multiple(count: int, factor: int) -> int:
     return max(round(count / factor), 1) * factor
 
 
-def count_valid(targets: torch.Tensor) -> int:
+def _shares(parts: Sequence[torch.Tensor], targets: torch.Tensor) -> tuple[float, ...]:
+    """Returns the number of valid targets of each part, over the number in all targets."""
+    valid = _count_valid(targets)
+    if valid == targets.numel():  # then parts need not be counted, which takes longer
+        return tuple(part.numel() / max(valid, 1) for part in parts)
+    return tuple(_count_valid(part) / max(valid, 1) for part in parts)
+
+
+def _count_valid(targets: torch.Tensor) -> int:
     """Returns the number of targets over which a mean loss is taken.
 
     All class numbers count except `IGNORED`. All elements of floating-point targets count.

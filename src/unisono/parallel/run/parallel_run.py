@@ -15,7 +15,7 @@ from torch import nn
 from unisono.parallel.checkpoint import load_blocks, save_blocks
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
-from unisono.parallel.run.batch_parts import BatchPart, count_valid, divide_batch
+from unisono.parallel.run.batch_parts import BatchPart, divide_batch
 from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
@@ -61,9 +61,12 @@ class ParallelRun:
         """Number of steps so far."""
         self.step_s: list[float] = []
         """Seconds of each step."""
-        self._loss, self._valid = loss, 1
+        self._loss = loss
         self._sent_before: dict[str, int] = {}
         self._first_samples: tuple[int, ...] = ()
+        self._shares: tuple[float, ...] = ()
+        self._share = 0.0
+        """Share of the microbatch in progress in the valid targets of the whole batch."""
         self._size = StepSize(microbatches=microbatches, tokens=0, samples=0, item_bytes=0)
         self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
         self._place = BatchPlace()
@@ -100,9 +103,9 @@ class ParallelRun:
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
         part = divide_batch(inputs, targets, self.mesh, self.microbatches)
-        self._valid = max(part.valid, 1)
         self._note_size(part)
         self._place.step, self._first_samples = self.steps, part.first_samples
+        self._shares = part.shares
         self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
         for module in self._balanced:
             module.reset_auxiliary()
@@ -231,15 +234,17 @@ class ParallelRun:
                 module.place = self._place
 
     def _enter_microbatch(self, number: int) -> None:
-        """Sets the number of a forward pass's first sample, which determines dropout masks."""
+        """Sets the number of a forward pass's first sample, which determines dropout masks, and the
+        share of its loss.
+        """
         self._place.first_sample = self._first_samples[number]
+        self._share = self._shares[number]
 
     def _weighted_loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns what this output adds to the mean loss over the whole batch."""
-        valid = count_valid(targets)
-        if valid == 0:
+        if self._share == 0:
             return output.sum() * 0
-        return self._loss(output, targets) * (valid / self._valid)
+        return self._loss(output, targets) * self._share
 
     def _finish(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss."""
@@ -259,7 +264,7 @@ class ParallelRun:
         """
         total = torch.zeros((), dtype=torch.float64)
         if self.mesh.coordinates[self.mesh.logit_axis] == 0:
-            total += sum(loss.detach().double() for loss in losses)
+            total += sum(float(loss.detach()) for loss in losses)
         for each in self._balanced:
             total += each.auxiliary_loss.double()
         return total
