@@ -21,8 +21,9 @@ from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shar
 from unisono.parallel.run.model_stages import ModelStage, stage_names, stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
-from unisono.parallel.run.pipeline_runner import SPLIT_SCHEDULES, Loss
+from unisono.parallel.run.pipeline_runner import Loss
 from unisono.parallel.run.tied_parameters import Tie, find_ties, tie_again, tie_groups
+from unisono.parallel.run.torch_schedules import SPLIT_SCHEDULES
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
 

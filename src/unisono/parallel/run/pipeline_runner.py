@@ -7,26 +7,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleDualPipeV,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage
 
 from unisono.parallel.run.model_stages import stage_count
-from unisono.parallel.run.schedule_tasks import single_stage_tasks, tasks_of
 from unisono.parallel.run.stage_clock import StageClock
+from unisono.parallel.run.torch_schedules import (
+    check_microbatches,
+    is_single,
+    pipeline_tasks,
+    schedule_class,
+)
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Layout, StageTask, TaskGroup
+from unisono.planner import StageTask, TaskGroup
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-SPLIT_SCHEDULES = ("zb1p", "zbv", "dualpipev")
-"""Schedules that split a backward pass into a pass for inputs and a pass for weights."""
 
 
 class PipelineRunner:
@@ -86,13 +80,7 @@ class PipelineRunner:
 
     def tasks(self) -> list[list[TaskGroup]]:
         """Returns the forward and backward passes of each rank of the pipeline, in order."""
-        layout = self._mesh.layout
-        if _is_single(layout):
-            return single_stage_tasks(
-                layout.schedule, stages=layout.pp, microbatches=self._microbatches
-            )
-        schedule = next(iter(self._schedules.values()), None)
-        return tasks_of(self._schedule() if schedule is None else schedule)
+        return pipeline_tasks(self._mesh.layout, self._microbatches)
 
     def _schedule(self) -> Any:
         layout = self._mesh.layout
@@ -109,9 +97,9 @@ class PipelineRunner:
             )
             for number, module in self._stages
         ]
-        kind = _kind(layout)
+        kind = schedule_class(layout)
         return kind(
-            stages[0] if _is_single(layout) else stages,
+            stages[0] if is_single(layout) else stages,
             self._microbatches,
             loss_fn=self._loss,
             scale_grads=False,
@@ -153,45 +141,3 @@ class _TimedStage(PipelineStage):
     def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> Any:
         with self._clock.working(StageTask("W", arguments[0], self.stage_index)):
             return super().backward_weight_one_chunk(*arguments, **options)
-
-
-def check_microbatches(layout: Layout, microbatches: int) -> None:
-    """Raises `ValueError` if the layout's schedule cannot run this number of microbatches."""
-    pp = layout.pp
-    if pp == 1:
-        return
-    needed = {"dualpipev": 2 * pp, "zbv": pp, "1f1b": 1, "gpipe": 1}.get(layout.schedule, 1)
-    if microbatches < needed:
-        raise ValueError(
-            f"the schedule {layout.schedule} with pp = {pp} needs at least {needed} microbatches, "
-            f"not {microbatches}"
-        )
-    rounds = max(1, microbatches // pp)
-    in_rounds = layout.schedule in ("interleaved", "zb1p") or (
-        layout.schedule == "1f1b" and layout.chunks > 1
-    )
-    if in_rounds and microbatches % rounds:
-        raise ValueError(
-            f"the schedule {layout.schedule} with pp = {pp} needs a multiple of {rounds} "
-            f"microbatches, not {microbatches}; {rounds * pp} works"
-        )
-
-
-def _is_single(layout: Layout) -> bool:
-    """Returns True if torch's class for the schedule takes one stage per rank, not a list."""
-    return layout.schedule in ("gpipe", "1f1b") and layout.chunks == 1
-
-
-def _kind(layout: Layout) -> Any:
-    """Returns torch's class for a layout's schedule."""
-    if layout.schedule == "gpipe":
-        return ScheduleGPipe if layout.chunks == 1 else ScheduleLoopedBFS
-    if layout.schedule == "1f1b" and layout.chunks == 1:
-        return Schedule1F1B
-    return {
-        "1f1b": ScheduleInterleaved1F1B,
-        "interleaved": ScheduleInterleaved1F1B,
-        "zb1p": ScheduleInterleavedZeroBubble,
-        "zbv": ScheduleZBVZeroBubble,
-        "dualpipev": ScheduleDualPipeV,
-    }[layout.schedule]
