@@ -37,10 +37,7 @@ def test_the_receiver_waits_and_the_sender_computes_on() -> None:
 
 
 def test_messages_of_a_stream_leave_in_order_and_others_share_the_link() -> None:
-    jobs: list[Compute | Message] = [
-        Message(name=name, src=0, dst=1, nbytes=1e9, first_round=place)
-        for place, name in enumerate("ab")
-    ]
+    jobs: list[Compute | Message] = [Message(name=name, src=0, dst=1, nbytes=1e9) for name in "ab"]
     assert _times(jobs) == {name: pytest.approx((0, 2.001)) for name in "ab"}
     in_order = _times(jobs, Order.STREAMS)
     assert in_order == {"a": pytest.approx((0, 1.001)), "b": pytest.approx((1, 2.001))}

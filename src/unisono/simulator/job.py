@@ -114,7 +114,8 @@ class Message:
 
     A job of `src` that comes after the message waits until the message has arrived. A job that
     names only the message's own predecessors runs while the message is sent. A message of 0 bytes
-    takes no time.
+    takes no time. With `Order.STREAMS`, messages from `src` to `dst` leave in the order of what
+    they wait for, and otherwise of their list.
 
     >>> Message(src=0, dst=1, nbytes=4096, name="activation", after=("forward",)).members
     (0, 1)
@@ -126,8 +127,6 @@ class Message:
     name: str = ""
     after: tuple[str, ...] = ()
     start_s: float = 0.0
-    first_round: int = 0
-    """Position among the messages of a stream, for `Order.STREAMS`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.nbytes < inf or not 0 <= self.start_s < inf:

@@ -380,7 +380,7 @@ class TaskBuilder:
     def _in_streams(self, tasks: Tasks) -> NDArray[np.int32]:
         """Returns the predecessor of each message: the previous message from the same source to the
         same destination."""
-        firsts = [0 if isinstance(job, Compute) else job.first_round for job in self.jobs]
+        firsts = [job.first_round if isinstance(job, Job) else 0 for job in self.jobs]
         rows = np.flatnonzero((tasks.kind == TaskKind.MESSAGE) & (tasks.src != tasks.dst))
         src, dst, job = (column[rows] for column in (tasks.src, tasks.dst, tasks.job))
         place = tasks.round[rows] + np.array(firsts, np.int64)[job]

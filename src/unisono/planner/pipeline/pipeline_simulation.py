@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unisono.planner.pipeline.pipeline_schedule import ACTIVATION, GRADIENT, PipelineSchedule
 from unisono.planner.pipeline.task_run import (
     StageTask,
-    TaskGroup,
     TaskRun,
     TaskSpan,
     predecessors,
@@ -79,66 +77,40 @@ def simulate_pipeline(
 
 
 def _jobs(schedule: PipelineSchedule) -> Iterator[Compute | Message]:
-    """Yields a computation for each pass, and a message for each value that another rank needs."""
-    stages = len(schedule.stages)
-    place = {
-        task: (rank, group[-1])
-        for rank, order in enumerate(schedule.ranks)
-        for group in order
-        for task in group
+    """Yields a computation for each pass, and a message for each value that another rank needs.
+
+    A value that the same rank needs has no job: the rank's passes run in order, and the schedule
+    has checked this order.
+    """
+    rank_of = {
+        task: rank for rank, order in enumerate(schedule.ranks) for group in order for task in group
     }
-    streams: Counter[tuple[int, int]] = Counter()
-    sends: dict[StageTask, list[StageTask]] = {}
-    for task in place:
-        for source in _sources(task, place, stages):
-            if place[source][0] != place[task][0]:
-                sends.setdefault(source, []).append(task)
+    sources: dict[StageTask, StageTask] = {}
+    targets: dict[StageTask, StageTask] = {}
+    for task, rank in rank_of.items():
+        for source in predecessors(task, len(schedule.stages)):
+            if rank_of.get(source, rank) != rank:
+                sources[task], targets[source] = source, task
     for rank, order in enumerate(schedule.ranks):
         before: tuple[str, ...] = ()
         for group in order:
-            inputs = tuple(_inputs(group, rank, place, stages))
-            for number, task in enumerate(group):
+            before += tuple(_message_name(sources[task], task) for task in group if task in sources)
+            for task in group:
                 yield Compute(
-                    name=task.text,
-                    seconds=schedule.seconds(task),
-                    ranks=(rank,),
-                    after=before + (inputs if number == 0 else ()),
+                    name=task.text, seconds=schedule.seconds(task), ranks=(rank,), after=before
                 )
                 before = (task.text,)
             for task in group:
-                for target in sends.get(task, ()):
-                    other = place[target][0]
+                if (target := targets.get(task)) is not None:
                     yield Message(
                         name=_message_name(task, target),
                         src=rank,
-                        dst=other,
+                        dst=rank_of[target],
                         nbytes=schedule.message_bytes(
                             ACTIVATION if task.kind == "F" else GRADIENT, task.stage
                         ),
                         after=before,
-                        first_round=streams[rank, other],
                     )
-                    streams[rank, other] += 1
-
-
-def _sources(
-    task: StageTask, place: dict[StageTask, tuple[int, StageTask]], stages: int
-) -> list[StageTask]:
-    """Returns the pass whose result a pass needs; no pass for the first stage's forward pass."""
-    return [each for each in predecessors(task, stages) if each in place]
-
-
-def _inputs(
-    group: TaskGroup, rank: int, place: dict[StageTask, tuple[int, StageTask]], stages: int
-) -> Iterator[str]:
-    """Yields the names of the jobs that give a group its inputs."""
-    for task in group:
-        for source in _sources(task, place, stages):
-            source_rank, last = place[source]
-            if source_rank != rank:
-                yield _message_name(source, task)
-            elif source not in group:
-                yield last.text
 
 
 def _message_name(source: StageTask, target: StageTask) -> str:
