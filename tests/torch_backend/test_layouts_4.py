@@ -9,7 +9,12 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from torch_backend.layout_training import compare_transformer, expert_shape, sgd
+from torch_backend.layout_training import (
+    compare_traced,
+    compare_transformer,
+    expert_shape,
+    sgd,
+)
 from unisono.parallel import Layout, parallelize
 from unisono.planner import bubble_share
 
@@ -84,6 +89,12 @@ def own_capacity(world):
     compare_transformer("cp=4", positions=16, **few)
     with pytest.raises(ValueError, match="capacity_factor: expected a number above 0, got 0"):
         compare_transformer("dp=4", **few | {"capacity_factor": 0.0})
+
+
+def own_traced_model(world):
+    compare_traced("pp=4,schedule=gpipe", microbatches=4)
+    compare_traced("pp=4", microbatches=4)
+    compare_traced("dp=2,pp=2,zero=1", microbatches=2)
 
 
 def own_bubbles(world):

@@ -17,6 +17,7 @@ from unisono.parallel.run.torch_schedules import (
     pipeline_tasks,
     schedule_class,
 )
+from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import StageTask, TaskGroup
 
@@ -60,6 +61,9 @@ class PipelineRunner:
 
         Other ranks return no losses. All microbatches must have one shape.
         """
+        for _, stage in self._stages:
+            if isinstance(stage, TracedStage):
+                stage.check(inputs[0])
         key = (tuple(inputs[0].shape), inputs[0].dtype)
         schedule = self._schedules.get(key)
         if schedule is None:
