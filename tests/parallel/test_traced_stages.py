@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import Layout
+from unisono.parallel.layers import LayoutDropout
 from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.traced_stages import traced_stages
 
@@ -155,7 +156,10 @@ class Pair(nn.Module):
     ("model", "error"),
     [
         (Branch(), "cannot trace Branch: its forward pass branches on values of tensors"),
-        (OwnBackward(), "lose the backward pass of the autograd function Triple in OwnBackward"),
+        (
+            OwnBackward(),
+            "OwnBackward, but a graph would lose the .* autograd function Triple; pp = 1",
+        ),
         (Pair(), "pp needs a model that returns one tensor; Pair returns several values"),
         (nn.Bilinear(3, 3, 3), "torch.export cannot trace Bilinear: TypeError: "),
         (nn.Linear(3, 3), "2 stages need 1 cuts, but the values allow 0"),
@@ -168,8 +172,8 @@ def test_refused_models(model, error) -> None:
 
 
 def test_refused_layouts() -> None:
-    def refused(layout: Layout, error: str, example: torch.Tensor | None = TOKENS) -> None:
-        model = TracedDecoder(vocab=11, positions=12)
+    def refused(layout, error, example=TOKENS, model=None) -> None:
+        model = model or TracedDecoder(vocab=11, positions=12)
         with pytest.raises(ValueError, match=error) as caught:
             all_stages(model, layout, example=example, microbatches=2)
         assert "\n" not in str(caught.value)
@@ -177,3 +181,5 @@ def test_refused_layouts() -> None:
     refused(Layout(pp=2, dp=2, zero=3), "zero = 3 gathers .* with pp = 2, zero = 1 works")
     refused(Layout(pp=2, dp=2), "a multiple of microbatches x dp = 2 x 2 = 4 samples, got 2")
     refused(Layout(pp=2), r"not TracedDecoder; parallelize\(..., example=inputs\)", example=None)
+    dropout = nn.ModuleList([LayoutDropout(0.1)])
+    refused(Layout(pp=2), "pp traces ModuleList, but .* LayoutDropout", model=dropout)

@@ -170,7 +170,7 @@ def compare_weights(run: ParallelRun, whole: nn.Module) -> None:
 
 
 def compare_traced(text: str, *, microbatches: int) -> ParallelRun:
-    """Trains a model whose traced graph is cut. Fails if it differs from training in one process."""
+    """Trains a model by its traced graph. Fails if the result differs from one process."""
     shape = small_shape()
     batches = token_batches(shape)
     return compare_model(

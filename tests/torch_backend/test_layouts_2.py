@@ -155,5 +155,7 @@ def own_traced_model(world):
         compare_traced(text, microbatches=4)
     compare_traced("pp=2,vpp=2,schedule=zbv", microbatches=2)
     run = compare_traced("pp=2", microbatches=2)
-    with pytest.raises(ValueError, match=r"traced for microbatches of shape \(4, 12\), got \(2, 12"):
+    with pytest.raises(
+        ValueError, match=r"traced for microbatches of shape \(4, 12\), got \(2, 12"
+    ):
         run.step(torch.zeros(4, 12, dtype=torch.int64), torch.zeros(4, 12, dtype=torch.int64))

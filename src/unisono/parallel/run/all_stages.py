@@ -27,13 +27,13 @@ def all_stages(
     for module in model.modules():
         if isinstance(module, Divisible | Balanced | LayoutDropout):
             raise ValueError(
-                f"pp cuts a traced graph, which has no {type(module).__name__} of unisono.parallel; "
-                "an nn.Sequential of such modules, or pp = 1 works"
+                f"pp traces {type(model).__name__}, but a graph cannot contain "
+                f"{type(module).__name__}, which knows the layout; an nn.Sequential or pp = 1 works"
             )
     if layout.zero >= 2:
         raise ValueError(
-            f"zero = {layout.zero} gathers the weights of one module at a time, which a traced graph "
-            f"has not; with pp = {layout.pp}, zero = 1 works"
+            f"zero = {layout.zero} gathers the weights of one module at a time, but a traced graph "
+            f"has no modules; with pp = {layout.pp}, zero = 1 works"
         )
     parts = microbatches * layout.dp
     if len(example) == 0 or len(example) % parts:

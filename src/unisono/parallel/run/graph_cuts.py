@@ -20,8 +20,8 @@ def choose_cuts(costs: Sequence[float], crossing: Sequence[float], stages: int) 
     `costs`: the cost of each operation. `crossing`: for each operation, the bytes of all values
     that cross a cut before it; infinite where no cut is possible. The largest cost of a stage is at
     most 10 % above the least possible one. Among these cuts, the sum of the crossing bytes is
-    minimal, and then the largest cost. Every stage has costs. Raises `ValueError` if there are too few
-    possible cuts.
+    minimal, and then the largest cost. Every stage has costs. Raises `ValueError` if there are too
+    few possible cuts.
 
     >>> choose_cuts([4, 0, 4, 4, 0, 4], [0, 8, 2, 8, 8, 2], 2)
     [0, 2]

@@ -1,4 +1,4 @@
-"""The operations of a traced graph in order, and the values that cross a cut between two of them."""
+"""The operations of a traced graph in order, and the values that cross a cut between them."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def memory_of(node: fx.Node, traced: TracedGraph) -> Hashable:
     value = traced.values.get(node)
     if not isinstance(value, torch.Tensor):
         return node
-    identity: Hashable = StorageWeakRef(value.untyped_storage()).cdata
-    return identity
+    storage: Any = StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
+    return int(storage.cdata)
 
 
 def _is_repeatable(

@@ -28,8 +28,8 @@ def trace(model: nn.Module, example: torch.Tensor) -> TracedGraph:
     """Traces the forward pass of a model for inputs like `example`.
 
     No value is computed and no weight is copied. Raises `ValueError`, in one line, for a model that
-    has no such graph: its forward pass depends on values of tensors, uses a `torch.autograd.Function`
-    of its own (the graph would lose its backward pass), or returns something other than a tensor.
+    has no such graph: its forward pass branches on values of tensors, uses a subclass of
+    `torch.autograd.Function` (the graph would lose its backward pass), or returns no single tensor.
     """
     name = type(model).__name__
     try:
@@ -89,9 +89,8 @@ def _refuse_functions(model: nn.Module, example: torch.Tensor, mode: Any) -> Non
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             raise ValueError(
-                f"pp cuts a traced graph, which would lose the backward pass of the autograd "
-                f"function {node.name().removesuffix('Backward')} in {type(model).__name__}; "
-                "pp = 1 works"
+                f"pp traces {type(model).__name__}, but a graph would lose the backward pass of the "
+                f"autograd function {type(node).__name__.removesuffix('Backward')}; pp = 1 works"
             )
         waiting += [each for each, _ in node.next_functions]
 

@@ -18,7 +18,7 @@ from unisono.parallel.run.traced_graph import trace
 
 
 class TracedStage(fx.GraphModule):
-    """A part of a model's graph, with the parameters that it uses under their names in the model."""
+    """A part of a model's graph, with its parameters under their names in the model."""
 
     input_shape: tuple[int, ...]
     """Shape of the inputs of the whole model for which the graph was traced."""
