@@ -89,7 +89,7 @@ def _refuse_functions(model: nn.Module, example: torch.Tensor, mode: Any) -> Non
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             raise ValueError(
-                f"pp traces {type(model).__name__}, but a graph would lose the backward pass of the "
+                f"pp traces {type(model).__name__}, but its graph has no backward pass of the "
                 f"autograd function {type(node).__name__.removesuffix('Backward')}; pp = 1 works"
             )
         waiting += [each for each, _ in node.next_functions]
