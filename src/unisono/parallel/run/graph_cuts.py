@@ -23,10 +23,10 @@ def choose_cuts(costs: Sequence[float], crossing: Sequence[float], stages: int) 
     minimal, and then the largest cost. Every stage has costs. Raises `ValueError` if there are too
     few possible cuts.
 
-    >>> choose_cuts([4, 0, 4, 4, 0, 4], [0, 8, 2, 8, 8, 2], 2)
-    [0, 2]
-    >>> choose_cuts([4, 0, 4, 4, 0, 4], [0, 8, 2, 8, 8, 2], 3)
-    [0, 2, 5]
+    >>> choose_cuts([4, 4, 0, 0, 4, 4], [0, 8, 8, 2, 8, 8], 2)
+    [0, 3]
+    >>> choose_cuts([4, 4, 0, 0, 4, 4], [0, 8, 8, 2, 8, 8], 4)
+    [0, 1, 3, 5]
     """
     sums = np.concatenate([[0.0], np.cumsum(costs)])
     places = _candidates(crossing, sums)
