@@ -37,6 +37,7 @@ def show(context: typer.Context, options: ShowOptions) -> None:
 
     options.check(context)
     if (pipeline := find_pipeline(options)) is not None:
+        options.check_pipeline(context)
         show_pipeline(pipeline, options)
         return
     if options.what in list(Op) and options.algorithm is None:

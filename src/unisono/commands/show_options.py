@@ -108,10 +108,16 @@ class ShowOptions:
 
     def check(self, context: typer.Context) -> None:
         """Raises BadParameter for options that have no effect."""
-        for names, why in self._unread():
-            for name, option in names.items():
-                if given(context, name):
-                    raise typer.BadParameter(f"{option}: {why}")
+        _refuse(context, self._unread())
+
+    def check_pipeline(self, context: typer.Context) -> None:
+        """Raises BadParameter for options that have no effect on a pipeline schedule."""
+        unread = [(_ALGORITHM_OPTIONS, "does not apply to a pipeline schedule")]
+        if self.what in ("zbv", "dualpipev"):
+            unread.append(({"vpp": "--vpp"}, f"{self.what} always has two stages per rank"))
+        _refuse(context, unread)
+        if self.algorithm is not None:
+            raise typer.BadParameter(f"a pipeline schedule has no algorithm {self.algorithm}")
 
     def _unread(self) -> list[tuple[dict[str, str], str]]:
         """Returns groups of options that have no effect, each with the reason. A group maps the
@@ -119,7 +125,7 @@ class ShowOptions:
         what = self.what
         unread: list[tuple[dict[str, str], str]] = []
         if self.is_pipeline:
-            return [(_ALGORITHM_OPTIONS, "does not apply to a pipeline schedule")]
+            return []
         unread.append((_PIPELINE_OPTIONS, "needs a pipeline schedule, as in unisono show 1f1b"))
         if what not in list(Op):
             flags = {"ranks": "-n", "root": "--root"}
@@ -132,3 +138,10 @@ class ShowOptions:
             flags = {"layout": "--layout", "launch": "--open"}
             unread.append((flags, "needs a drawing, but --no-files disables them"))
         return unread
+
+
+def _refuse(context: typer.Context, unread: list[tuple[dict[str, str], str]]) -> None:
+    for names, why in unread:
+        for name, option in names.items():
+            if given(context, name):
+                raise typer.BadParameter(f"{option}: {why}")

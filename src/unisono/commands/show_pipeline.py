@@ -39,8 +39,6 @@ def show_pipeline(schedule: PipelineSchedule, options: ShowOptions) -> None:
     from unisono.planner import run_tasks, task_svg
     from unisono.show import time_text
 
-    if options.algorithm is not None or options.html_path is not None:
-        raise typer.BadParameter("a pipeline schedule has no algorithm and no page (--html)")
     run = run_tasks(schedule.ranks, schedule.seconds)
     console = result_console(options.json_path)
     console.print(_table(schedule, run))

@@ -32,7 +32,8 @@ def choose_cuts(costs: Sequence[float], crossing: Sequence[float], stages: int) 
     places = _candidates(crossing, sums)
     if len(places) < stages:
         raise ValueError(
-            f"{stages} stages need {stages - 1} cuts, but the values allow {len(places) - 1}"
+            f"{stages} stages need {stages - 1} cuts, but the values of the graph allow "
+            f"{len(places) - 1}; {len(places)} stages work"
         )
     weights = sums[[*places, len(costs)]]
     sizes = np.array([0.0, *(crossing[place] for place in places[1:])])
