@@ -15,8 +15,9 @@ from torch_backend.layout_training import (
     expert_shape,
     sgd,
 )
+from unisono import topology
 from unisono.parallel import Layout, parallelize
-from unisono.planner import bubble_share
+from unisono.planner import bubble_share, simulate_pipeline
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -117,7 +118,7 @@ def _predicted_bubble(layout, microbatches):
 
 def own_passes(world):
     run = _chain(Layout(dp=2, pp=2, schedule="zb1p"), 4)
-    for early in (run.report, run.passes):
+    for early in (run.report, run.passes, run.pipeline_schedule):
         with pytest.raises(ValueError, match="expected a step before"):
             early()
     for _ in range(2):
@@ -130,6 +131,14 @@ def own_passes(world):
         assert predicted == measured
         assert sorted(task.kind for task in measured) == ["F"] * 4 + ["I"] * 4 + ["W"] * 4
     assert 0 < passes["predicted"].bubble < 1
+    schedule = run.pipeline_schedule()
+    assert schedule.ranks == tuple(map(tuple, run.tasks()))
+    assert schedule.name == "zb1p" and all(each.weight_gradient_s > 0 for each in schedule.stages)
+    steps = simulate_pipeline(schedule, topology.ring(2)).result.steps
+    sent = steps.bytes[steps.messages()]
+    pipeline = run.mesh.grid.group(0, "pp")
+    measured = [run.report().bytes_sent["pp"][rank] for rank in pipeline]
+    assert [sum(sent[steps.src[steps.messages()] == place]) for place in (0, 1)] == measured
 
 
 def _chain(layout, microbatches):

@@ -45,6 +45,8 @@ class LayoutRun:
     """Kind of the placement of embedding tables on the ranks of `dp` (see `KINDS`), or "auto"."""
     tells_passes: bool = False
     """True if the result contains the passes of the last step, measured and predicted."""
+    tells_schedule: bool = False
+    """True if the result contains the pipeline schedule with the times of the last step."""
     predicts: bool = False
     """True if the result also contains the time of a step, forecast before the training."""
     save: str | None = None

@@ -135,7 +135,14 @@ class _TimedStage(PipelineStage):
             self._is_trial = False
             self._after_trial(self.submod)
         with self._clock.working(StageTask("F", arguments[0], self.stage_index)):
-            return super().forward_one_chunk(*arguments, **options)
+            found = super().forward_one_chunk(*arguments, **options)
+        results = found if isinstance(found, tuple) else (found,)
+        sent, needing_gradient = (
+            sum(each.nbytes for each in results),
+            sum(each.nbytes for each in results if each.requires_grad),
+        )
+        self._clock.result_bytes[self.stage_index] = sent, needing_gradient
+        return found
 
     def backward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
         kind = "B" if options.get("full_backward", True) else "I"
