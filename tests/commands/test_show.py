@@ -121,3 +121,19 @@ def test_invalid_options_are_refused_and_write_no_files(wrong: tuple[str, ...], 
     assert code == 2
     assert says in " ".join(output.replace("│", " ").split())
     assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("1f1b", "ring"), "a pipeline schedule has no algorithm ring"),
+        (("1f1b", "--html", "x.html"), "--html: does not apply to a pipeline schedule"),
+        (("zbv", "--vpp", "2"), "--vpp: zbv always has two stages per rank"),
+        (("zbv", "-n", "4", "--microbatches", "2"), "needs at least 4 microbatches, not 2"),
+        (("1f1b", "--forward", "soon"), "expected a time such as"),
+        (("all_reduce", "ring", "--vpp", "2"), "--vpp: needs a pipeline schedule"),
+    ],
+)
+def test_refusals_of_pipelines(arguments: tuple[str, ...], error: str) -> None:
+    code, output = show(*arguments)
+    assert code == 2 and error in " ".join(output.replace("│", " ").split())

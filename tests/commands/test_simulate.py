@@ -176,3 +176,41 @@ def test_a_slow_algorithm_is_skipped_unless_named() -> None:
     code, output = simulate("all_reduce", *spec, "--budget", "0")
     assert code == 2 and "skipped: the budget of 0 s for all algorithms was spent" in output
     assert simulate("all_reduce", "leaders", *spec)[0] == 0
+
+
+def test_a_pipeline_schedule_is_written_drawn_and_simulated() -> None:
+    """Compares with passes of 1 ms and 2 ms and messages of 1 ms, by hand: 1F1B with 2 ranks and 1
+    microbatch runs F, a message, F, B, a message, B.
+    """
+    arguments = ("1f1b", "-n", "2", "--microbatches", "1", "--activation", "1000000")
+    result = CliRunner().invoke(app, ["show", *arguments, "--json", "p.json"])
+    assert result.exit_code == 0 and "step 6 ms" in result.output
+    assert ElementTree.parse("1f1b-2.svg").getroot().tag.endswith("svg")
+    code, output = simulate(
+        *("p.json", "-t", "mesh:2,bandwidth=1GB,latency=0s", "--json", "out.json"),
+        *("--svg", "p.svg", "--heat", "h.svg", "--trace", "t.json"),
+    )
+    assert code == 0 and "exposed messages: 2 ms" in output
+    found = json.loads(Path("out.json").read_text())
+    assert found["step_s"] == pytest.approx(8e-3) and found["ideal_step_s"] == pytest.approx(6e-3)
+    assert found["bubble"] == pytest.approx(1 - 3 / 8) and found["sent_bytes"] == [10**6] * 2
+    assert [each["pass"] for each in found["ranks"][0]] == ["0F0", "0B0"]
+    for picture in ("p.svg", "h.svg"):
+        assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    names = {event["name"] for event in json.loads(Path("t.json").read_text())["traceEvents"]}
+    assert {"0F0", "1B0", "0F0 to 1F0", "1B0 to 0B0"} <= names
+    assert "step 6 ms" in CliRunner().invoke(app, ["show", "p.json", "--no-files"]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["p.json", "-t", "ring:2"], "p.json: cannot be read"),
+        (["p.json", "ring", "-t", "ring:2"], "p.json is a pipeline schedule"),
+        (["p.json", "-t", "ring:2", "--size", "1M"], "--size applies to operations"),
+        (["p.json", "-t", "ring:2", "--search"], "--search applies to operations"),
+    ],
+)
+def test_refusals_of_pipelines(arguments: list[str], error: str) -> None:
+    code, output = simulate(*arguments)
+    assert code == 2 and error in " ".join(output.split())

@@ -115,3 +115,9 @@ def test_dropout_is_for_transformers(name: str) -> None:
     status, _, stderr = call(name, "-n", "1", "--layout", "dp=1", "--dropout", "0.1")
     assert status == 2
     assert "--dropout is for transformers" in stderr
+
+
+def test_a_pipeline_schedule_needs_a_pipeline() -> None:
+    status, _, stderr = call("text", "-n", "2", "--layout", "dp=2", "--schedule-json", "x.json")
+    assert status == 2
+    assert "--schedule-json needs a pipeline" in stderr

@@ -161,12 +161,6 @@ def test_distant_ranks_use_the_network() -> None:
         ({"kv_heads": 3}, {}, {}, "must divide the heads of keys: 2 does not divide 3; 1 does"),
         ({}, {}, {"micro_batch": 3}, "into 2 parts: micro_batch = 3 is no multiple; 4 is"),
         ({}, {}, {"micro_batch": None, "global_batch": 9}, "global_batch must be a multiple of"),
-        (
-            {},
-            {"pp": 2, "schedule": "zb1p"},
-            {},
-            "zb1p would run the exchanges of tensor = 2d twice",
-        ),
     ],
 )
 def test_what_is_not_predicted_is_refused(
@@ -176,6 +170,18 @@ def test_what_is_not_predicted_is_refused(
     plane = Layout(tp=4, tensor="2d", **layout)
     with pytest.raises(ValueError, match=text):
         planner.predict(model, cluster(plane.devices), plane, replace(JOB, **job))
+
+
+@pytest.mark.parametrize("schedule", ["zb1p", "zbv", "dualpipev"])
+def test_schedules_that_split_the_backward_pass_have_less_bubble(schedule: str) -> None:
+    machine, job = cluster(8), replace(JOB, global_batch=64, micro_batch=2)
+    times = {
+        name: planner.predict(
+            MODEL, machine, Layout(tp=4, pp=2, tensor="2d", schedule=name), job
+        ).time
+        for name in ("1f1b", schedule)
+    }
+    assert times[schedule]["bubble"] < times["1f1b"]["bubble"]
 
 
 def test_a_search_compares_all_kinds() -> None:

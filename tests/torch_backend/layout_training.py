@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import Layout
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, CrossEntropy, LayoutDropout, TransformerModel
@@ -124,6 +125,7 @@ def compare_model(
     *,
     microbatches: int = 1,
     clip: float | None = CLIP,
+    example: torch.Tensor | None = None,
 ) -> ParallelRun:
     """Trains any model with a layout. Fails if the result differs from training in one process."""
     torch.set_default_dtype(torch.float64)
@@ -136,6 +138,7 @@ def compare_model(
         optimizer=sgd,
         microbatches=microbatches,
         clip=clip,
+        example=example,
     )
     for step, batch in enumerate(batches):
         loss = float(run.step(*batch))
@@ -166,3 +169,17 @@ def compare_weights(run: ParallelRun, whole: nn.Module) -> None:
         )
         error = (values - expected[block]).abs().max() if values.numel() else torch.zeros(())
         assert error <= TOLERANCE * expected.abs().max(), (held.name, float(error))
+
+
+def compare_traced(text: str, *, microbatches: int) -> ParallelRun:
+    """Trains a model by its traced graph. Fails if the result differs from one process."""
+    shape = small_shape()
+    batches = token_batches(shape)
+    return compare_model(
+        text,
+        lambda: TracedDecoder(shape.vocab, shape.positions),
+        lambda: CrossEntropy(shape.vocab),
+        batches,
+        microbatches=microbatches,
+        example=batches[0][0],
+    )

@@ -21,6 +21,7 @@ from torch_backend.layout_training import (
     token_batches,
     train_alone,
 )
+from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import Layout
 from unisono.parallel.checkpoint import TensorBlock, load_blocks, save_blocks
 from unisono.parallel.layers import CrossEntropy, TransformerModel
@@ -118,6 +119,44 @@ def own_layouts_with_experts_read_each_other(world):
         assert train(run, 2) == pytest.approx(expected[2:], rel=1e-11), (source, target)
         first.mesh.close()
         run.mesh.close()
+
+
+def own_traced_model_reads_and_writes_any_layout(world):
+    torch.set_default_dtype(torch.float64)
+    batches = token_batches(small_shape())
+
+    def traced_run(text):
+        return parallelize(
+            TracedDecoder(vocab=11, positions=12),
+            Layout.parse(text),
+            loss=CrossEntropy(11),
+            optimizer=adam,
+            microbatches=2,
+            example=batches[0][0],
+        )
+
+    def losses(run, steps):
+        return [float(run.step(*batches[run.steps % STEPS])) for _ in range(steps)]
+
+    whole = traced_run("dp=4")
+    expected = losses(whole, 3)
+    names = {held.name for each in whole.sets for held in each.held}
+    for source, target in (
+        ("pp=4,schedule=gpipe", "dp=4,zero=1"),
+        ("dp=4", "dp=2,pp=2,vpp=2,zero=1"),
+    ):
+        folder = shared_folder(world)
+        first = traced_run(source)
+        assert losses(first, 1) == pytest.approx(expected[:1], rel=1e-11)
+        first.save(folder)
+        second = traced_run(target)
+        second.load(folder)
+        assert losses(second, 2) == pytest.approx(expected[1:], rel=1e-11), (source, target)
+    held = [None] * RANKS
+    pipeline = traced_run("pp=4,schedule=gpipe")
+    own = {held.name for each in pipeline.sets for held in each.held}
+    dist.all_gather_object(held, own)
+    assert set().union(*held) == names
 
 
 def own_rectangles_of_any_cut(world):

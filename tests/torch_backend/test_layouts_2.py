@@ -8,6 +8,7 @@ from torch import nn
 
 from torch_backend.layout_training import (
     compare_model,
+    compare_traced,
     compare_transformer,
     expert_shape,
     small_shape,
@@ -137,7 +138,7 @@ def own_what_cannot_be_is_refused_in_one_line(world):
         assert "\n" not in str(caught.value)
 
     refused(nn.Conv1d(1, 1, 1), "tp=2", r"tp = 2: found nothing to divide in Conv1d")
-    refused(nn.Conv1d(1, 1, 1), "pp=2", r"a pipeline cuts an nn.Sequential.*got Conv1d")
+    refused(nn.Conv1d(1, 1, 1), "pp=2", r"a pipeline cuts an nn.Sequential, not Conv1d")
     refused(nn.Sequential(nn.Linear(1, 1)), "pp=2", r"2 stages.*the model has 1; pp = 1 works")
     refused(plain_model(), "cp=2", r"cp = 2 needs modules with a method divide")
     refused(plain_model(), "dp=3", r"expected 2 ranks")
@@ -148,3 +149,14 @@ def own_what_cannot_be_is_refused_in_one_line(world):
         microbatches=2,
     )
     refused(plain_model(), "dp=2", r"microbatches: expected at least 1, got 0", microbatches=0)
+
+
+def own_traced_model(world):
+    for text in ("pp=2,schedule=gpipe", "pp=2,vpp=2,schedule=interleaved"):
+        compare_traced(text, microbatches=4)
+    compare_traced("pp=2,vpp=2,schedule=zbv", microbatches=2)
+    run = compare_traced("pp=2", microbatches=2)
+    with pytest.raises(
+        ValueError, match=r"traced for microbatches of shape \(4, 12\), got \(2, 12"
+    ):
+        run.step(torch.zeros(4, 12, dtype=torch.int64), torch.zeros(4, 12, dtype=torch.int64))

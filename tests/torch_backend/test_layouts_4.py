@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 from torch_backend.layout_training import (
+    compare_traced,
     compare_transformer,
     expert_shape,
     sgd,
     small_shape,
     token_batches,
 )
+from unisono import topology
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
-from unisono.planner import bubble_share
+from unisono.planner import bubble_share, simulate_pipeline
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -136,6 +138,12 @@ def own_capacity(world):
         compare_transformer("dp=4", **few | {"capacity_factor": 0.0})
 
 
+def own_traced_model(world):
+    compare_traced("pp=4,schedule=gpipe", microbatches=4)
+    compare_traced("pp=4", microbatches=4)
+    compare_traced("dp=2,pp=2,zero=1", microbatches=2)
+
+
 def own_bubbles(world):
     for schedule, chunks, counts in (
         ("gpipe", 1, (4, 8)), ("1f1b", 1, (4, 8)), ("interleaved", 2, (8, 16)),
@@ -156,7 +164,7 @@ def _predicted_bubble(layout, microbatches):
 
 def own_passes(world):
     run = _chain(Layout(dp=2, pp=2, schedule="zb1p"), 4)
-    for early in (run.report, run.passes):
+    for early in (run.report, run.passes, run.pipeline_schedule):
         with pytest.raises(ValueError, match="expected a step before"):
             early()
     for _ in range(2):
@@ -169,6 +177,14 @@ def own_passes(world):
         assert predicted == measured
         assert sorted(task.kind for task in measured) == ["F"] * 4 + ["I"] * 4 + ["W"] * 4
     assert 0 < passes["predicted"].bubble < 1
+    schedule = run.pipeline_schedule()
+    assert schedule.ranks == tuple(map(tuple, run.tasks()))
+    assert schedule.name == "zb1p" and all(each.weight_gradient_s > 0 for each in schedule.stages)
+    steps = simulate_pipeline(schedule, topology.ring(2)).result.steps
+    sent = steps.bytes[steps.messages()]
+    pipeline = run.mesh.grid.group(0, "pp")
+    measured = [run.report().bytes_sent["pp"][rank] for rank in pipeline]
+    assert [sum(sent[steps.src[steps.messages()] == place]) for place in (0, 1)] == measured
 
 
 def _chain(layout, microbatches):

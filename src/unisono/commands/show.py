@@ -28,12 +28,18 @@ def show(context: typer.Context, options: ShowOptions) -> None:
     Drawings have the transfers of each round, the contents of each rank, and the bytes per link.
     Their default names are OPERATION-ALGORITHM-RANKS.svg and .html. A schedule from a file is also
     checked: a wrong one is drawn with its error, and the exit code is 1. An operation alone lists
-    its algorithms.
+    its algorithms. A pipeline schedule, such as 1f1b, is drawn as the passes of each rank; --json
+    writes it for `unisono simulate`.
     """
+    from unisono.commands.show_pipeline import find_pipeline, show_pipeline
     from unisono.show import document, table
     from unisono.types import Op
 
     options.check(context)
+    if (pipeline := find_pipeline(options)) is not None:
+        options.check_pipeline(context)
+        show_pipeline(pipeline, options)
+        return
     if options.what in list(Op) and options.algorithm is None:
         _list_algorithms(options)
         return

@@ -12,6 +12,23 @@ from unisono.commands.outputs import JsonOption, given, writable
 from unisono.config import MOST_RANKS
 from unisono.types import Op
 
+_PIPELINE_OPTIONS = {
+    "microbatches": "--microbatches",
+    "vpp": "--vpp",
+    "forward": "--forward",
+    "backward": "--backward",
+    "activation": "--activation",
+}
+"""Options that only a pipeline schedule reads."""
+_ALGORITHM_OPTIONS = {
+    "root": "--root",
+    "size": "--size",
+    "every": "--all",
+    "layout": "--layout",
+    "html_path": "--html",
+    "launch": "--open",
+}
+"""Options that a pipeline schedule does not read."""
 _DRAWING_OPTIONS = {
     "root": "--root",
     "every": "--all",
@@ -31,8 +48,10 @@ class ShowOptions:
     what: Annotated[
         str,
         typer.Argument(
-            metavar="OPERATION|FILE",
-            help=("An operation such as all_reduce, or a schedule's JSON file."),
+            metavar="OPERATION|PIPELINE|FILE",
+            help=(
+                "An operation such as all_reduce, a pipeline schedule such as 1f1b, or a JSON file."
+            ),
         ),
     ]
     algorithm: Annotated[
@@ -65,20 +84,49 @@ class ShowOptions:
         bool, typer.Option("--files/--no-files", help="Write a picture and a page, or no files.")
     ] = True
     launch: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False
+    microbatches: Annotated[
+        int, typer.Option(min=1, help="Number of microbatches of a pipeline.")
+    ] = 8
+    vpp: Annotated[int, typer.Option(min=1, help="Stages per rank: 1f1b, gpipe, interleaved.")] = 1
+    forward: Annotated[
+        str, typer.Option(metavar="TIME", help="Forward time of a microbatch on a rank.")
+    ] = "1ms"
+    backward: Annotated[
+        str, typer.Option(metavar="TIME", help="Backward time of a microbatch on a rank.")
+    ] = "2ms"
+    activation: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes from a stage to the next, and back.")
+    ] = "0"
     json_path: JsonOption = None
+
+    @property
+    def is_pipeline(self) -> bool:
+        """True if `what` is the name of a pipeline schedule."""
+        from unisono.planner import SCHEDULES
+
+        return self.what in SCHEDULES
 
     def check(self, context: typer.Context) -> None:
         """Raises BadParameter for options that have no effect."""
-        for names, why in self._unread():
-            for name, option in names.items():
-                if given(context, name):
-                    raise typer.BadParameter(f"{option}: {why}")
+        _refuse(context, self._unread())
+
+    def check_pipeline(self, context: typer.Context) -> None:
+        """Raises BadParameter for options that have no effect on a pipeline schedule."""
+        unread = [(_ALGORITHM_OPTIONS, "does not apply to a pipeline schedule")]
+        if self.what in ("zbv", "dualpipev"):
+            unread.append(({"vpp": "--vpp"}, f"{self.what} always has two stages per rank"))
+        _refuse(context, unread)
+        if self.algorithm is not None:
+            raise typer.BadParameter(f"a pipeline schedule has no algorithm {self.algorithm}")
 
     def _unread(self) -> list[tuple[dict[str, str], str]]:
         """Returns groups of options that have no effect, each with the reason. A group maps the
         names of options to their flags, such as `ranks` to `-n`."""
         what = self.what
         unread: list[tuple[dict[str, str], str]] = []
+        if self.is_pipeline:
+            return []
+        unread.append((_PIPELINE_OPTIONS, "needs a pipeline schedule, as in unisono show 1f1b"))
         if what not in list(Op):
             flags = {"ranks": "-n", "root": "--root"}
             unread.append((flags, "the schedule in a file defines its own"))
@@ -90,3 +138,10 @@ class ShowOptions:
             flags = {"layout": "--layout", "launch": "--open"}
             unread.append((flags, "needs a drawing, but --no-files disables them"))
         return unread
+
+
+def _refuse(context: typer.Context, unread: list[tuple[dict[str, str], str]]) -> None:
+    for names, why in unread:
+        for name, option in names.items():
+            if given(context, name):
+                raise typer.BadParameter(f"{option}: {why}")

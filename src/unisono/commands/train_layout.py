@@ -16,6 +16,7 @@ from unisono.commands.train_layout_options import (
     LayoutTaskOptions,
 )
 from unisono.errors import UnisonoError
+from unisono.planner import PipelineSchedule
 from unisono.train import (
     Event,
     LayoutRun,
@@ -44,12 +45,15 @@ def train_one_layout(
     fails."""
     if options.dropout and task in ("digits", "dlrm"):
         raise typer.BadParameter(f"--dropout is for transformers; the model of {task} has none")
+    layout = options.read_layout()
+    if options.schedule_json is not None and layout.pp == 1:
+        raise typer.BadParameter("--schedule-json needs a pipeline, such as --layout pp=2")
     console, errors = result_console(options.json_path), Console(stderr=True)
     try:
         run = LayoutRun(
             task=task,
             ranks=options.ranks,
-            layout=options.read_layout(),
+            layout=layout,
             steps=steps,
             batch=options.global_batch,
             microbatches=options.microbatches,
@@ -62,6 +66,7 @@ def train_one_layout(
             capacity_factor=capacity_factor,
             placement=placement,
             tells_passes=options.schedule_plot is not None,
+            tells_schedule=options.schedule_json is not None,
             predicts=options.predict,
             save=str(options.save.resolve()) if options.save else None,
             load=str(options.load.resolve()) if options.load else None,
@@ -79,6 +84,9 @@ def train_one_layout(
     if options.schedule_plot is not None:
         save_passes_plot(result.pop("passes"), options.schedule_plot)
         console.print(f"wrote {options.schedule_plot}", highlight=False)
+    if options.schedule_json is not None:
+        PipelineSchedule.from_document(result.pop("schedule")).save(options.schedule_json)
+        console.print(f"wrote {options.schedule_json}", highlight=False)
     write_json(result, options.json_path)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from unisono.commands.outputs import JsonOption
+from unisono.commands.outputs import JsonOption, writable
 from unisono.config import MOST_RANKS
 from unisono.planner import Layout
 
@@ -68,6 +68,13 @@ class LayoutOptions:
     schedule_plot: Annotated[
         Path | None,
         typer.Option(help="Draw the passes of the last step, predicted and measured: PNG or SVG."),
+    ] = None
+    schedule_json: Annotated[
+        Path | None,
+        typer.Option(
+            callback=writable,
+            help="Write the pipeline schedule, with measured times, for `unisono simulate`.",
+        ),
     ] = None
     predict: Annotated[
         bool,
@@ -150,6 +157,7 @@ LAYOUT_ONLY = (
     "dropout",
     "clip",
     "schedule_plot",
+    "schedule_json",
     "predict",
     "save",
     "load",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         dlrm_shape,
         place_tables,
     )
-    from unisono.parallel.run import ParallelRun, RunReport, parallelize
+    from unisono.parallel.run import ParallelRun, RunReport, parallelize, pipeline_schedule
     from unisono.parallel.training_mesh import TrainingMesh
     from unisono.planner import Layout
 
@@ -80,7 +80,12 @@ __getattr__ = lazy_names(
             "dlrm_shape",
             "place_tables",
         ],
-        "unisono.parallel.run": ["ParallelRun", "RunReport", "parallelize"],
+        "unisono.parallel.run": [
+            "ParallelRun",
+            "RunReport",
+            "parallelize",
+            "pipeline_schedule",
+        ],
         "unisono.parallel.data_parallelism.sharded_optimizer": ["ShardedOptimizer"],
         "unisono.parallel.compression.top_k_codec": ["TopK"],
         "unisono.parallel.training_mesh": ["TrainingMesh"],
@@ -125,5 +130,6 @@ __all__ = [
     "model_shape",
     "nesterov_sgd",
     "parallelize",
+    "pipeline_schedule",
     "place_tables",
 ]

@@ -70,8 +70,14 @@ if TYPE_CHECKING:
     from unisono.planner.memory.zero_states import StateBytes, state_bytes
     from unisono.planner.pipeline.pipeline_bubble import bubble_share
     from unisono.planner.pipeline.pipeline_run import PipelineRun, run_schedule, stage_tasks
+    from unisono.planner.pipeline.pipeline_schedule import (
+        PipelineSchedule,
+        StageMessage,
+        StageTimes,
+    )
+    from unisono.planner.pipeline.pipeline_simulation import PipelineSimulation, simulate_pipeline
     from unisono.planner.pipeline.shared_cores import shared_makespan_s
-    from unisono.planner.pipeline.task_plot import save_task_plot
+    from unisono.planner.pipeline.task_plot import save_task_plot, task_svg
     from unisono.planner.pipeline.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
     from unisono.planner.prediction import Prediction, predict
     from unisono.planner.recommendation.dlrm_operators import TABLE_UPDATES
@@ -115,6 +121,7 @@ _NAMES = {
     "layout_search.search": (
         "OBJECTIVES",
         "search",
+        "simulate_pipeline",
         "smaller_clusters",
     ),
     "calibration.calibration_from_files": ("calibrate",),
@@ -157,12 +164,14 @@ _NAMES = {
     "memory.memory_changes": ("MemoryChange", "smallest_change"),
     "inputs.model_presets": ("PRESETS", "from_hugging_face", "load_model", "model_named"),
     "pipeline.pipeline_bubble": ("bubble_share",),
+    "pipeline.pipeline_schedule": ("PipelineSchedule", "StageMessage", "StageTimes"),
+    "pipeline.pipeline_simulation": ("PipelineSimulation", "simulate_pipeline"),
     "pipeline.pipeline_run": ("PipelineRun", "run_schedule", "stage_tasks"),
     "prediction": ("Prediction", "predict"),
     "inputs.layer_division": ("stage_layers",),
     "memory.zero_states": ("StateBytes", "state_bytes"),
     "pipeline.shared_cores": ("shared_makespan_s",),
-    "pipeline.task_plot": ("save_task_plot",),
+    "pipeline.task_plot": ("save_task_plot", "task_svg"),
     "pipeline.task_run": ("StageTask", "TaskGroup", "TaskRun", "TaskSpan", "run_tasks"),
     "step_times.time_tree": ("TimeNode",),
     "inputs.training_flops": ("forward_flops", "step_flops", "training_days"),
@@ -227,6 +236,8 @@ __all__ = [
     "MemoryComparison",
     "OwnRun",
     "PipelineRun",
+    "PipelineSchedule",
+    "PipelineSimulation",
     "PlacedTable",
     "Prediction",
     "RunCost",
@@ -234,7 +245,9 @@ __all__ = [
     "ScalingPoint",
     "SearchCounts",
     "Sensitivity",
+    "StageMessage",
     "StageTask",
+    "StageTimes",
     "StateBytes",
     "TableKind",
     "TablePiece",
@@ -291,6 +304,7 @@ __all__ = [
     "search",
     "sensitivity",
     "shared_makespan_s",
+    "simulate_pipeline",
     "smaller_clusters",
     "smallest_change",
     "stage_layers",
@@ -298,6 +312,7 @@ __all__ = [
     "state_bytes",
     "step_bytes",
     "step_flops",
+    "task_svg",
     "training_days",
     "training_run",
     "training_seconds",

@@ -19,7 +19,7 @@ from unisono.simulator.calibration import (
 )
 from unisono.simulator.compare import ComparedAlgorithm, compare
 from unisono.simulator.conditions import Conditions, Endpoint, Order, Traffic
-from unisono.simulator.job import Blocks, Compute, Job
+from unisono.simulator.job import Blocks, Compute, Job, Message
 from unisono.simulator.limits import Limits
 from unisono.simulator.link_model import LinkModel, Regime, nearest
 from unisono.simulator.measurement_files import Sample, read
@@ -40,6 +40,7 @@ __all__ = [
     "JobTimes",
     "Limits",
     "LinkModel",
+    "Message",
     "Order",
     "Point",
     "Progress",

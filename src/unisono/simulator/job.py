@@ -1,4 +1,4 @@
-"""Jobs that are simulated together: collectives of groups, and computation between collectives."""
+"""Jobs that are simulated together: collectives of groups, messages, and computations."""
 
 from __future__ import annotations
 
@@ -106,3 +106,44 @@ class Compute:
     def members(self) -> tuple[int, ...]:
         """The ranks that compute."""
         return self.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message from one rank to another. It leaves when `src` has finished the jobs in `after`.
+
+    A job of `src` that comes after the message waits until the message has arrived. A job that
+    names only the message's own predecessors runs while the message is sent. A message of 0 bytes
+    takes no time. With `Order.STREAMS`, messages from `src` to `dst` leave in the order of what
+    they wait for, and otherwise of their list.
+
+    >>> Message(src=0, dst=1, nbytes=4096, name="activation", after=("forward",)).members
+    (0, 1)
+    """
+
+    src: int
+    dst: int
+    nbytes: float
+    name: str = ""
+    after: tuple[str, ...] = ()
+    start_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nbytes < inf or not 0 <= self.start_s < inf:
+            raise ValueError(
+                f"message {self.name!r}: nbytes and start_s must be at least 0 and finite, got "
+                f"{self.nbytes} and {self.start_s}"
+            )
+        if self.src == self.dst:
+            raise ValueError(
+                f"message {self.name!r}: needs two different ranks, got {self.src} twice"
+            )
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The sender and the receiver."""
+        return (self.src, self.dst)
+
+
+AnyJob = Job | Compute | Message
+"""Something that is simulated: a collective, a computation or a message."""

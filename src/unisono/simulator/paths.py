@@ -169,8 +169,10 @@ class PathBuilder:
     def delays(self, seconds: Floats) -> int:
         """Adds paths that take time but no resource. Returns the number of the first path."""
         count = len(seconds)
-        none = np.full(count, -1, np.int32)
-        return self._add((ints([]), np.zeros(count + 1, np.int64)), np.ones(0), none, seconds)
+        none, zero = np.full(count, -1, np.int32), np.zeros(count)
+        # The time is a latency, so that a task begins before it and not after it.
+        nothing = (ints([]), np.zeros(count + 1, np.int64))
+        return self._add(nothing, np.ones(0), none, zero, tail=seconds)
 
     def through(self, resources: Ints) -> int:
         """Adds paths that use one resource each. Returns the number of the first path."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from time import monotonic
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from unisono.native import Simulation
 from unisono.schedule import Schedule
 from unisono.simulator.conditions import Conditions
-from unisono.simulator.job import Compute, Job
+from unisono.simulator.job import AnyJob, Compute, Job, Message
 from unisono.simulator.paths import NetworkPaths, PathBuilder
 from unisono.simulator.result import JobTimes, Result, Steps, TaskKind, Usage
 from unisono.simulator.tasks import TaskBuilder, Tasks
@@ -34,7 +35,7 @@ class Progress:
 
 
 def simulate(
-    what: Schedule | Sequence[Job | Compute],
+    what: Schedule | Sequence[AnyJob],
     topology: Topology,
     nbytes: float | None = None,
     *,
@@ -76,7 +77,7 @@ def simulate(
 
 
 def _tasks(
-    network: NetworkPaths, paths: PathBuilder, jobs: Sequence[Job | Compute]
+    network: NetworkPaths, paths: PathBuilder, jobs: Sequence[AnyJob]
 ) -> tuple[Tasks, Floats]:
     """Returns the tasks of all jobs and of other traffic, and the rate of each resource."""
     tasks = TaskBuilder(network, paths, jobs)
@@ -88,12 +89,12 @@ def _tasks(
     return tasks.build(), rates
 
 
-def _jobs(what: Schedule | Sequence[Job | Compute], nbytes: float | None) -> list[Job | Compute]:
+def _jobs(what: Schedule | Sequence[AnyJob], nbytes: float | None) -> list[AnyJob]:
     if isinstance(what, Schedule):
         if nbytes is None:
             raise ValueError("simulate: a schedule needs nbytes, the bytes of the operation")
         return [Job(schedule=what, nbytes=nbytes)]
-    if not all(isinstance(job, Job | Compute) for job in what):
+    if not all(isinstance(job, Job | Compute | Message) for job in what):
         raise TypeError(
             f"simulate: expected a schedule or jobs, got {what!r}; algorithms.build makes a "
             "schedule"
@@ -105,7 +106,7 @@ def _jobs(what: Schedule | Sequence[Job | Compute], nbytes: float | None) -> lis
     return list(what)
 
 
-def _in_order(jobs: Sequence[Job | Compute]) -> list[int]:
+def _in_order(jobs: Sequence[AnyJob]) -> list[int]:
     """Returns the numbers of the jobs, ordered so that each job comes after the jobs that its
     `after` names."""
     numbers: dict[str, int] = {}
@@ -113,20 +114,23 @@ def _in_order(jobs: Sequence[Job | Compute]) -> list[int]:
         if job.name and job.name in numbers:
             raise ValueError(f"simulate: two jobs have the name {job.name!r}")
         numbers[job.name] = number
-    left, found = list(range(len(jobs))), list[int]()
-    placed: set[str] = set()
     for job in jobs:
         for name in job.after:
             if name not in numbers or not name:
                 raise ValueError(f"job {job.name!r} comes after {name!r}, but no job has this name")
-    while left:
-        ready = [number for number in left if placed.issuperset(jobs[number].after)]
-        if not ready:
-            names = ", ".join(repr(jobs[number].name) for number in left)
-            raise ValueError(f"simulate: the jobs {names} wait for each other")
+    sorter = TopologicalSorter(
+        {number: {numbers[name] for name in job.after} for number, job in enumerate(jobs)}
+    )
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        names = ", ".join(repr(jobs[number].name) for number in error.args[1][1:])
+        raise ValueError(f"simulate: the jobs {names} wait for each other") from None
+    found: list[int] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
         found += ready
-        placed |= {jobs[number].name for number in ready}
-        left = [number for number in left if number not in ready]
+        sorter.done(*ready)
     return found
 
 
@@ -135,7 +139,7 @@ def _run(
     paths: PathBuilder,
     tasks: Tasks,
     capacity: Floats,
-    jobs: Sequence[Job | Compute],
+    jobs: Sequence[AnyJob],
     bins: int,
     progress: Callable[[Progress], None] | None,
 ) -> Result:
@@ -206,13 +210,14 @@ def _by_link(network: NetworkPaths, values: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def _times(jobs: Sequence[Job | Compute], steps: Steps) -> tuple[JobTimes, ...]:
-    found = []
-    real = steps.kind != TaskKind.JOIN
-    for number, job in enumerate(jobs):
-        rows = (steps.job == number) & real if len(jobs) > 1 else real
-        rows &= steps.kind != TaskKind.TRAFFIC
-        begun = float(steps.begun_s[rows].min(initial=np.inf)) if rows.any() else 0.0
-        ended = float(steps.arrived_s[rows].max(initial=0.0))
-        found.append(JobTimes(name=job.name, begun_s=begun, ended_s=ended))
-    return tuple(found)
+def _times(jobs: Sequence[AnyJob], steps: Steps) -> tuple[JobTimes, ...]:
+    rows = (steps.kind != TaskKind.JOIN) & (steps.kind != TaskKind.TRAFFIC)
+    job = steps.job[rows]
+    begun, ended = np.full(len(jobs), np.inf), np.zeros(len(jobs))
+    np.minimum.at(begun, job, steps.begun_s[rows])
+    np.maximum.at(ended, job, steps.arrived_s[rows])
+    begun[np.isinf(begun)] = 0.0  # a job without steps
+    return tuple(
+        JobTimes(name=each.name, begun_s=float(first), ended_s=float(last))
+        for each, first, last in zip(jobs, begun, ended, strict=True)
+    )

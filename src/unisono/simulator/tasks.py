@@ -13,7 +13,7 @@ from unisono.errors import UnsupportedError
 from unisono.simulator.conditions import Order, Traffic
 from unisono.simulator.executor_model import executed
 from unisono.simulator.in_network import Trees, trees_of
-from unisono.simulator.job import Blocks, Compute, Job
+from unisono.simulator.job import AnyJob, Blocks, Compute, Job, Message
 from unisono.simulator.message_columns import message_columns, placed, reductions_in_switches
 from unisono.simulator.paths import NetworkPaths, PathBuilder
 from unisono.simulator.result import TaskKind
@@ -44,9 +44,7 @@ class Tasks:
 class TaskBuilder:
     """Collects the tasks of jobs, numbered consecutively across jobs."""
 
-    def __init__(
-        self, network: NetworkPaths, paths: PathBuilder, jobs: Sequence[Job | Compute]
-    ) -> None:
+    def __init__(self, network: NetworkPaths, paths: PathBuilder, jobs: Sequence[AnyJob]) -> None:
         self.network = network
         self.paths = paths
         self.jobs = jobs
@@ -69,6 +67,8 @@ class TaskBuilder:
         gates = self._gates(number, job)
         if isinstance(job, Compute):
             self._compute(number, job, gates)
+        elif isinstance(job, Message):
+            self._message(number, job, gates)
         elif job.blocks is not None:
             self._executed(number, job, job.blocks, gates)
         else:
@@ -100,7 +100,7 @@ class TaskBuilder:
 
     # ---- gates: tasks that must end before a rank takes part in a job
 
-    def _gates(self, number: int, job: Job | Compute) -> dict[int, int] | None:
+    def _gates(self, number: int, job: AnyJob) -> dict[int, int] | None:
         """Returns each rank's gate, the task that must end before the rank takes part. Returns None
         if no rank waits."""
         network = self.network
@@ -159,6 +159,27 @@ class TaskBuilder:
         self._done[job.name] = dict(
             zip(job.members, range(first, first + len(members)), strict=True)
         )
+
+    def _message(self, number: int, job: Message, gates: dict[int, int] | None) -> None:
+        src, dst = (np.array([rank], np.int32) for rank in job.members)
+        size = np.array([job.nbytes], np.float64)
+        # A value without bytes crosses no link: it is only a dependency.
+        kind = TaskKind.MESSAGE if job.nbytes else TaskKind.JOIN
+        columns = np.array([kind], np.uint8), src, dst, np.zeros(1, np.int32)
+        path = self._paths_of(*columns, size, None, np.empty(0, np.bool_))
+        if (model := self.network.conditions.messages) is not None and job.nbytes:
+            size = model.load(size)
+        task = self._block(
+            number,
+            kind,
+            path=ints(path),
+            size=size,
+            src=ints(src),
+            dst=ints(dst),
+            needs=None if gates is None else ints([gates[job.src]]),
+            needs_starts=None if gates is None else ints([0, 1]),
+        )
+        self._done[job.name] = {job.src: task, job.dst: task}
 
     # ---- collectives
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from unisono.chrome_trace import TraceEvent, lanes, process_name, slice_event, trace_text
 from unisono.errors import UnsupportedError
-from unisono.simulator.result import Result, TaskKind
+from unisono.simulator.result import Result, StepTime, TaskKind
 from unisono.topology import Ints
 
 MOST_STEPS = 500_000
@@ -50,7 +50,7 @@ def _events(result: Result, rows: Ints) -> Iterator[TraceEvent]:
         for row, (begun_s, ended_s), line in zip(mine, times, lanes(times), strict=True):
             step = steps[row]
             yield slice_event(
-                _name(result, step.kind, step.dst, step.round),
+                _name(step, result.jobs[step.job].name),
                 begun_s,
                 ended_s,
                 pid=rank,
@@ -65,7 +65,7 @@ def _events(result: Result, rows: Ints) -> Iterator[TraceEvent]:
             )
 
 
-def _name(result: Result, kind: TaskKind, dst: int, round_: int) -> str:
-    if kind is TaskKind.MESSAGE:
-        return f"to rank {dst}, round {round_}"
-    return "reduce" if kind is TaskKind.REDUCTION else "compute"
+def _name(step: StepTime, job: str) -> str:
+    if step.kind is TaskKind.MESSAGE:
+        return f"to rank {step.dst}, round {step.round}" if step.round >= 0 else job
+    return "reduce" if step.kind is TaskKind.REDUCTION else job or "compute"

@@ -46,6 +46,8 @@ class LayoutRun:
     `planner.TABLE_KINDS`."""
     tells_passes: bool = False
     """True if the result contains the passes of the last step, measured and predicted."""
+    tells_schedule: bool = False
+    """True if the result contains the pipeline schedule with the times of the last step."""
     predicts: bool = False
     """True if the result also contains the time of a step, forecast before the training."""
     save: str | None = None

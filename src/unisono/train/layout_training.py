@@ -55,6 +55,7 @@ def _figures(run: LayoutRun, trained: ParallelRun, predicted: dict[str, Any]) ->
     return {
         **_tables(trained),
         **_passes(run, trained),
+        **_schedule(run, trained),
         "bytes_sent": _lists(report.bytes_sent),
         "memory": _lists(report.memory),
         "bubble": report.bubble,
@@ -75,6 +76,11 @@ def _passes(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
     if not run.tells_passes:
         return {}
     return {"passes": {name: each.spans for name, each in trained.passes().items()}}
+
+
+def _schedule(run: LayoutRun, trained: ParallelRun) -> dict[str, Any]:
+    """Returns the pipeline schedule if `tells_schedule` is True, else an empty dict."""
+    return {"schedule": trained.pipeline_schedule().to_document()} if run.tells_schedule else {}
 
 
 def _tables(trained: ParallelRun) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @with_options(SimulateOptions)
 def simulate(context: typer.Context, options: SimulateOptions) -> None:
-    """Simulate the schedules of an operation on a network that need not exist.
+    """Simulate an operation, or a pipeline schedule, on a network that need not exist.
 
     Prints a comparison: time, bandwidths as in nccl-tests, the busiest link, and the time's ratio
     to a lower bound. The bound follows from the network's bandwidths; no algorithm can beat it.
@@ -25,12 +25,20 @@ def simulate(context: typer.Context, options: SimulateOptions) -> None:
     --sweep hosts=2,4,8 prints the fastest algorithm for each value; --svg draws all over the
     values. ranks and hosts select the first ones of the network. bandwidth=100Gbit,400Gbit and
     latency apply to links. radix, oversubscription and others are options of the network.
+
+    The file of a pipeline schedule comes from `unisono show 1f1b --json FILE`. Its passes compute
+    for the times in the file, and its messages share the links. Prints the step time, the bubble,
+    and by how much the messages lengthen the step.
     """
+    from unisono.commands.simulate import pipeline
     from unisono.commands.simulate.simulation_request import read_request
 
     try:
         options.check(context)
-        found = _run(read_request(options), options)
+        if options.is_pipeline:
+            found = pipeline.run(options)
+        else:
+            found = _run(read_request(options), options)
         for path, text in found.files:
             path.write_text(text, encoding="utf-8")
     except (ValueError, OSError) as error:

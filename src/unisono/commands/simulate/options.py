@@ -11,12 +11,30 @@ import typer
 from unisono.commands.outputs import JsonOption, given, writable
 from unisono.types import Op
 
+_OPERATION_OPTIONS = {
+    "size": "--size",
+    "names": "--compare",
+    "levels": "--levels",
+    "sizes": "--sizes",
+    "sweep": "--sweep",
+    "compute": "--compute",
+    "search": "--search",
+    "budget": "--budget",
+    "in_network": "--in-network",
+}
+"""Options that have no effect on a pipeline schedule."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
     """The options of `unisono simulate`, as given on the command line."""
 
-    op: Annotated[str, typer.Argument(metavar="OPERATION", help="Such as all_reduce.")]
+    op: Annotated[
+        str,
+        typer.Argument(
+            metavar="OPERATION|FILE", help="Such as all_reduce, or a pipeline schedule's JSON file."
+        ),
+    ]
     algorithm: Annotated[
         str | None, typer.Argument(help="Such as ring; by default those of --compare.")
     ] = None
@@ -39,7 +57,12 @@ class SimulateOptions:
     sizes: Annotated[str, typer.Option(help="Sizes for the picture of --svg.")] = "1K:1G:x8"
     svg_path: Annotated[
         Path | None,
-        typer.Option("--svg", callback=writable, metavar="FILE", help="Draw times over sizes."),
+        typer.Option(
+            "--svg",
+            callback=writable,
+            metavar="FILE",
+            help="Draw times over sizes, or the passes of a pipeline.",
+        ),
     ] = None
     heat_path: Annotated[
         Path | None,
@@ -106,14 +129,30 @@ class SimulateOptions:
     seed: Annotated[int, typer.Option(help="Seed of the choice among equal paths.")] = 0
     json_path: JsonOption = None
 
+    @property
+    def is_pipeline(self) -> bool:
+        """True if the file of a pipeline schedule is simulated, not an operation."""
+        return self.op.endswith(".json")
+
     def check(self, context: typer.Context) -> None:
         """Raises ValueError for options that exclude each other or have no effect."""
+        if self.is_pipeline:
+            self._refuse_in_pipelines(context)
+            self._refuse_exclusive()
+            return
         if self.op not in list(Op):
             raise ValueError(f"{self.op} is not one of the operations {', '.join(Op)}")
         if self.op == Op.BARRIER:
             raise ValueError("a barrier moves no data, so there is nothing to simulate")
         self._refuse_exclusive()
         self._refuse_unread(context)
+
+    def _refuse_in_pipelines(self, context: typer.Context) -> None:
+        if self.algorithm is not None:
+            raise ValueError(f"{self.op} is a pipeline schedule; {self.algorithm} is not an option")
+        for name, option in _OPERATION_OPTIONS.items():
+            if given(context, name):
+                raise ValueError(f"{option} applies to operations, not to a pipeline schedule")
 
     def _refuse_exclusive(self) -> None:
         sweep, heat, trace = self.sweep is not None, self.heat_path, self.trace_path

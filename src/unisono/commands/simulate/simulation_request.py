@@ -84,12 +84,8 @@ class SimulationRequest:
 
     @property
     def model_lines(self) -> list[str]:
-        """A line about the measurement from which the link model comes. No line if no model is
-        used."""
-        model = self.conditions.messages
-        if model is None:
-            return []
-        return [f"messages as measured: {model.op} on {model.ranks} ranks ({model.source})"]
+        """See `model_lines`."""
+        return model_lines(self.conditions)
 
     def bound_s(self, topology: Topology) -> float:
         """Returns the lower bound in seconds on a network, with the rates of the link model if
@@ -100,6 +96,15 @@ class SimulationRequest:
         if model is None:
             return bound_s(self.op, topology, self.nbytes, in_network=self.conditions.in_network)
         return model.lightest(self.nbytes) * bound_s(self.op, model.network(topology), self.nbytes)
+
+
+def model_lines(conditions: Conditions) -> list[str]:
+    """Returns a line about the measurement from which the link model comes. Returns no line if no
+    model is used."""
+    model = conditions.messages
+    if model is None:
+        return []
+    return [f"messages as measured: {model.op} on {model.ranks} ranks ({model.source})"]
 
 
 def read_request(options: SimulateOptions) -> SimulationRequest:

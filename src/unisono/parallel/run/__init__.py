@@ -3,5 +3,6 @@
 from unisono.parallel.run.model_division import parallelize
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.run_report import PredictedFigures, RunReport
+from unisono.parallel.run.torch_schedules import pipeline_schedule
 
-__all__ = ["ParallelRun", "PredictedFigures", "RunReport", "parallelize"]
+__all__ = ["ParallelRun", "PredictedFigures", "RunReport", "parallelize", "pipeline_schedule"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import distributed as dist
@@ -17,12 +17,19 @@ from unisono.parallel.layers import (
     SelfAttention,
     pair_linears,
 )
+from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
-from unisono.parallel.run.model_stages import ModelStage, stage_names, stages_of_rank
+from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
 from unisono.parallel.run.pipeline_runner import Loss
-from unisono.parallel.run.tied_parameters import Tie, find_ties, tie_again, tie_groups
+from unisono.parallel.run.tied_parameters import (
+    Tie,
+    find_ties,
+    stages_of_parameters,
+    tie_again,
+    tie_groups,
+)
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
 
@@ -35,16 +42,20 @@ def parallelize(
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     microbatches: int = 1,
     clip: float | None = None,
+    example: torch.Tensor | None = None,
 ) -> ParallelRun:
     """Divides a model over the ranks of torch's default group, and returns its training run.
 
     Call on all ranks with the same whole model; rank 0's weights are used. `loss` returns the mean
     over the valid targets, as torch's losses do; class numbers of -100 are not valid.
     `optimizer` makes an optimizer of this rank's parameters. `clip`: largest norm of all gradients
-    together, to which a larger norm is clipped. The axes of a layout can divide:
+    together, to which a larger norm is clipped. `example`: inputs of a batch as `step` will receive
+    them, for `pp` and a model that is not an `nn.Sequential`. The axes of a layout can divide:
 
     - `dp`, and ZeRO by `layout.zero`: any model.
-    - `pp`: an `nn.Sequential`, which is cut between its modules.
+    - `pp`: an `nn.Sequential`, which is cut between its modules. With `example`, also another model
+      that torch.export can trace: its graph is cut between its operations. Batches then have the
+      shape of `example`.
     - `tp`: modules with a method `divide(mesh)`, such as those of `TransformerModel`, and pairs of
       `nn.Linear` in an `nn.Sequential`. Every rank of `tp` computes the other modules.
     - `cp`, `ep`: modules with a method `divide(mesh)`.
@@ -63,11 +74,14 @@ def parallelize(
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
     ties = find_ties(model)
+    order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
     _divide(model, loss, mesh)
     tie_again(model, ties)
-    names = stage_names(model, layout) if layout.pp > 1 else []
-    stages = _own_stages(model, names, mesh)
-    held = _held(stages, ties, tie_groups(ties, names, mesh))
+    every = all_stages(model, layout, example=example, microbatches=microbatches)
+    own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
+    stages = [(number, every[number]) for number in own]
+    groups = tie_groups(stages_of_parameters(ties, every), mesh)
+    held = _held(_named(stages, ties, order), groups)
     sets: Sequence[ParameterSet]
     if layout.zero >= 2:
         blocks = {each.name: each for each in held}
@@ -75,7 +89,8 @@ def parallelize(
             shard_modules(stage, mesh)
         held = [
             HeldParameter(name=name, values=values, block=blocks[name].block, tie=blocks[name].tie)
-            for name, values in _named(stages, ties)
+            for name, values in _named(stages, ties, order)
+            if name in blocks
         ]
         sets = make_fully_sharded_sets(held, mesh)
     else:
@@ -138,34 +153,26 @@ def _divide(model: nn.Module, loss: Loss, mesh: TrainingMesh) -> None:
         )
 
 
-def _own_stages(
-    model: nn.Module, names: Sequence[Sequence[str]], mesh: TrainingMesh
-) -> list[tuple[int, nn.Module]]:
-    if not names:
-        return [(0, model)]
-    numbers = stages_of_rank(mesh.layout, mesh.coordinates["pp"])
-    return [(number, ModelStage(model, names[number])) for number in numbers]
-
-
 def _named(
-    stages: Sequence[tuple[int, nn.Module]], ties: Sequence[Tie]
+    stages: Sequence[tuple[int, nn.Module]], ties: Sequence[Tie], order: Mapping[str, int]
 ) -> list[tuple[str, nn.Parameter]]:
-    """Returns this rank's parameters under their names in the whole model, each once."""
+    """Returns this rank's parameters under their names in the whole model, each once.
+
+    They are in the model's order, because the ranks that share parameters sum them in this order.
+    """
     first = {name: tie[0] for tie in ties for name in tie}
     found: dict[str, nn.Parameter] = {}
     for _, stage in stages:
         for name, parameter in stage.named_parameters():
             found.setdefault(first.get(name, name), parameter)
-    return list(found.items())
+    return sorted(found.items(), key=lambda item: order[item[0]])
 
 
 def _held(
-    stages: Sequence[tuple[int, nn.Module]],
-    ties: Sequence[Tie],
-    groups: dict[str, Group],
+    named: Sequence[tuple[str, nn.Parameter]], groups: Mapping[str, Group]
 ) -> list[HeldParameter]:
     return [
         HeldParameter(name=name, values=each, block=block_of(each), tie=groups.get(name))
-        for name, each in _named(stages, ties)
+        for name, each in named
         if each.requires_grad
     ]

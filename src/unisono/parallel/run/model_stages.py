@@ -71,8 +71,8 @@ def stage_names(model: nn.Module, layout: Layout) -> list[list[str]]:
     stages = stage_count(layout)
     if not isinstance(model, nn.Sequential):
         raise ValueError(
-            f"a pipeline cuts an nn.Sequential between its modules; expected one, got "
-            f"{type(model).__name__}; pp = 1 works"
+            f"a pipeline cuts an nn.Sequential, not {type(model).__name__}; parallelize(..., "
+            "example=inputs) traces and cuts it, and pp = 1 works"
         )
     names = [name for name, _ in model.named_children()]
     if len(names) < stages:

@@ -17,6 +17,7 @@ from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
 from unisono.parallel.run.lost_rank import lost_rank_error
+from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
 from unisono.parallel.run.predicted_traffic import StepSize, predicted_bytes
@@ -30,7 +31,7 @@ from unisono.parallel.run.run_state import state_blocks
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import StageTask, TaskGroup, TaskRun
+from unisono.planner import PipelineSchedule, StageTask, TaskGroup, TaskRun
 
 _NORM_EPSILON = 1e-6  # added to the norm, as by torch.nn.utils.clip_grad_norm_
 
@@ -195,6 +196,26 @@ class ParallelRun:
             tasks = self._pipeline.tasks()
         predicted = run_like(tasks, [span for row in rows for span in row])
         return {"predicted": predicted, "measured": TaskRun(spans=tuple(map(tuple, rows)))}
+
+    def pipeline_schedule(self) -> PipelineSchedule:
+        """Returns the pipeline schedule with the times and messages of the last step, as data.
+        Collective.
+
+        `unisono simulate` runs the schedule on any network. The pipeline is that of rank 0. Raises
+        `ValueError` before the first step, and without a pipeline.
+        """
+        self._require_step("pipeline_schedule")
+        if self._pipeline is None:
+            raise ValueError("pipeline_schedule: expected a layout with pp > 1, got pp = 1")
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, (self.clock.spans, self.clock.result_bytes))
+        ranks = [found[rank] for rank in self.mesh.grid.group(0, "pp")]
+        return measured_schedule(
+            self.mesh.layout.schedule,
+            self._pipeline.tasks(),
+            [span for spans, _ in ranks for span in spans],
+            {stage: sizes for _, results in ranks for stage, sizes in results.items()},
+        )
 
     def _require_step(self, what: str) -> None:
         if not self.step_s:

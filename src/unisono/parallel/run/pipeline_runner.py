@@ -8,22 +8,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleDualPipeV,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage
 
 from unisono.parallel.run.model_stages import stage_count
-from unisono.parallel.run.schedule_tasks import single_stage_tasks, tasks_of
 from unisono.parallel.run.stage_clock import StageClock
+from unisono.parallel.run.torch_schedules import (
+    check_microbatches,
+    is_single,
+    pipeline_tasks,
+    schedule_class,
+)
+from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Layout, StageTask, TaskGroup
+from unisono.planner import StageTask, TaskGroup
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -65,6 +62,9 @@ class PipelineRunner:
 
         Other ranks return no losses. All microbatches must have one shape.
         """
+        for _, stage in self._stages:
+            if isinstance(stage, TracedStage):
+                stage.check(inputs[0])
         key = (tuple(inputs[0].shape), inputs[0].dtype)
         schedule = self._schedules.get(key)
         if schedule is None:
@@ -85,12 +85,7 @@ class PipelineRunner:
 
     def tasks(self) -> list[list[TaskGroup]]:
         """Returns the forward and backward passes of each rank of the pipeline, in order."""
-        layout = self._mesh.layout
-        if _is_single(layout):
-            return single_stage_tasks(
-                layout.schedule, stages=layout.pp, microbatches=self._microbatches
-            )
-        return tasks_of(self._any_schedule())
+        return pipeline_tasks(self._mesh.layout, self._microbatches)
 
     def regathers(self) -> dict[int, int]:
         """Returns, for each stage of this rank, how often torch gathers its split weights again.
@@ -98,7 +93,7 @@ class PipelineRunner:
         Torch keeps the gathered weights of three stages of a rank, and drops those of other stages
         until a pass needs them.
         """
-        if _is_single(self._mesh.layout):
+        if is_single(self._mesh.layout):
             return {}
         order = self._any_schedule().pipeline_order_with_comms[self._mesh.coordinates["pp"]]
         counts = Counter(
@@ -125,9 +120,9 @@ class PipelineRunner:
             )
             for number, module in self._stages
         ]
-        kind = _kind(layout)
+        kind = schedule_class(layout)
         return kind(
-            stages[0] if _is_single(layout) else stages,
+            stages[0] if is_single(layout) else stages,
             self._microbatches,
             loss_fn=self._loss,
             scale_grads=False,
@@ -159,7 +154,14 @@ class _TimedStage(PipelineStage):
             self._is_trial = False
             self._after_trial(self.submod)
         with self._clock.working(StageTask("F", arguments[0], self.stage_index)):
-            return super().forward_one_chunk(*arguments, **options)
+            found = super().forward_one_chunk(*arguments, **options)
+        results = found if isinstance(found, tuple) else (found,)
+        sent, needing_gradient = (
+            sum(each.nbytes for each in results),
+            sum(each.nbytes for each in results if each.requires_grad),
+        )
+        self._clock.result_bytes[self.stage_index] = sent, needing_gradient
+        return found
 
     def backward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
         kind = "B" if options.get("full_backward", True) else "I"
@@ -169,45 +171,3 @@ class _TimedStage(PipelineStage):
     def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> Any:
         with self._clock.working(StageTask("W", arguments[0], self.stage_index)):
             return super().backward_weight_one_chunk(*arguments, **options)
-
-
-def check_microbatches(layout: Layout, microbatches: int) -> None:
-    """Raises `ValueError` if the layout's schedule cannot run this number of microbatches."""
-    pp = layout.pp
-    if pp == 1:
-        return
-    needed = {"dualpipev": 2 * pp, "zbv": pp, "1f1b": 1, "gpipe": 1}.get(layout.schedule, 1)
-    if microbatches < needed:
-        raise ValueError(
-            f"the schedule {layout.schedule} with pp = {pp} needs at least {needed} microbatches, "
-            f"not {microbatches}"
-        )
-    rounds = max(1, microbatches // pp)
-    in_rounds = layout.schedule in ("interleaved", "zb1p") or (
-        layout.schedule == "1f1b" and layout.chunks > 1
-    )
-    if in_rounds and microbatches % rounds:
-        raise ValueError(
-            f"the schedule {layout.schedule} with pp = {pp} needs a multiple of {rounds} "
-            f"microbatches, not {microbatches}; {rounds * pp} works"
-        )
-
-
-def _is_single(layout: Layout) -> bool:
-    """Returns True if torch's class for the schedule takes one stage per rank, not a list."""
-    return layout.schedule in ("gpipe", "1f1b") and layout.chunks == 1
-
-
-def _kind(layout: Layout) -> Any:
-    """Returns torch's class for a layout's schedule."""
-    if layout.schedule == "gpipe":
-        return ScheduleGPipe if layout.chunks == 1 else ScheduleLoopedBFS
-    if layout.schedule == "1f1b" and layout.chunks == 1:
-        return Schedule1F1B
-    return {
-        "1f1b": ScheduleInterleaved1F1B,
-        "interleaved": ScheduleInterleaved1F1B,
-        "zb1p": ScheduleInterleavedZeroBubble,
-        "zbv": ScheduleZBVZeroBubble,
-        "dualpipev": ScheduleDualPipeV,
-    }[layout.schedule]

@@ -24,6 +24,7 @@ from unisono.parallel.run.fully_sharded_set import gather_traffic
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
+from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 
@@ -152,6 +153,9 @@ def _pipeline(number: int, stage: nn.Module, mesh: TrainingMesh, size: StepSize)
     layout = mesh.layout
     own = stages_of_rank(layout, mesh.coordinates["pp"])
     neighbours = {number - 1, number + 1} - set(own) - {-1, stage_count(layout)}
+    if isinstance(stage, TracedStage):
+        sent = stage.bytes_before * (number - 1 in neighbours)
+        return (sent + stage.bytes_after * (number + 1 in neighbours)) / size.item_bytes
     tokens, width = size.tokens / (layout.tp if layout.sequence_parallel else 1), _hidden(stage)
     if layout.tensor != "1d":
         side = layout.tensor_grid.column

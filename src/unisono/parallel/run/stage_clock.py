@@ -15,6 +15,9 @@ class StageClock:
     def __init__(self) -> None:
         self.spans: list[TaskSpan] = []
         """The passes of the step, by the host's monotonic clock."""
+        self.result_bytes: dict[int, tuple[int, int]] = {}
+        """For each stage, the bytes of its results for a microbatch, and the bytes of the results
+        that need a gradient."""
 
     @property
     def busy_s(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from torch import distributed as dist
@@ -35,29 +35,43 @@ def tie_again(model: nn.Module, ties: Sequence[Tie]) -> None:
             setattr(model.get_submodule(path), attribute, kept)
 
 
-def tie_groups(
-    ties: Sequence[Tie], stages: Sequence[Sequence[str]], mesh: TrainingMesh
-) -> dict[str, dist.ProcessGroup | None]:
-    """Returns this rank's process group for each tie (shared parameter). Collective.
+def stages_of_parameters(
+    ties: Sequence[Tie], stages: Sequence[nn.Module]
+) -> dict[str, tuple[int, ...]]:
+    """Returns the numbers of the stages that hold each parameter, under the parameter's first name.
 
-    A tie needs a group if its modules are on pipeline stages of several ranks.
-
-    The key is the first name of the tie. `stages`: the names of the modules of each stage.
+    `stages`: all stages of the pipeline.
     """
-    holders = {
-        module: place
-        for place in range(mesh.layout.pp if stages else 0)
+    first = {name: tie[0] for tie in ties for name in tie}
+    found: dict[str, dict[int, None]] = {}
+    for number, stage in enumerate(stages):
+        for name, _ in stage.named_parameters(remove_duplicate=False):
+            found.setdefault(first.get(name, name), {})[number] = None
+    return {name: tuple(numbers) for name, numbers in found.items()}
+
+
+def tie_groups(
+    holders: Mapping[str, Sequence[int]], mesh: TrainingMesh
+) -> dict[str, dist.ProcessGroup | None]:
+    """Returns this rank's process group for each parameter that stages of several ranks hold.
+    Collective.
+
+    `holders`: the numbers of the stages that hold each parameter. The result has the same keys.
+    """
+    place_of = {
+        stage: place
+        for place in range(mesh.layout.pp)
         for stage in stages_of_rank(mesh.layout, place)
-        for module in stages[stage]
     }
-    found: dict[str, dist.ProcessGroup | None] = {}
-    for tie in ties:
-        places = sorted({holders.get(name.split(".")[0], 0) for name in tie})
-        if len(places) == 1:
-            continue
+    shared = {
+        name: tuple(sorted({place_of[stage] for stage in stages}))
+        for name, stages in holders.items()
+    }
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for places in sorted({each for each in shared.values() if len(each) > 1}):
         for pipeline in mesh.grid.groups("pp"):  # every rank makes every group, as torch requires
             ranks = [pipeline[place] for place in places]
             group = dist.new_group(ranks)
             if mesh.rank in ranks:
-                found[tie[0]] = cast(dist.ProcessGroup, group)
-    return found
+                groups[places] = cast(dist.ProcessGroup, group)
+    return {name: groups[places] for name, places in shared.items() if places in groups}

@@ -8,9 +8,6 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 
-SPLIT_SCHEDULES = ("zb1p", "zbv", "dualpipev")
-"""Schedules that run the backward pass of a matrix in two parts."""
-
 
 def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Workload) -> None:
     """Raises ValueError if the layout cannot train the model. The text has the nearest valid value.
@@ -58,7 +55,7 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
 
 
 def _check_grid(model: Transformer, layout: Layout) -> None:
-    """Raises ValueError for models and schedules that need 1D tensor parallelism."""
+    """Raises ValueError for models that need 1D tensor parallelism."""
     if model.experts or model.kv_rank:
         what = "experts" if model.experts else "latent attention"
         raise ValueError(
@@ -68,11 +65,6 @@ def _check_grid(model: Transformer, layout: Layout) -> None:
     side = layout.tensor_grid.column
     for what, heads in (("the heads", model.heads), ("the heads of keys", model.kv_heads)):
         _divides(f"the side of the grid of tensor = {layout.tensor}", side, what, heads)
-    if layout.pp > 1 and layout.tensor != "3d" and layout.schedule in SPLIT_SCHEDULES:
-        raise ValueError(
-            f"the schedule {layout.schedule} would run the exchanges of tensor = {layout.tensor} "
-            "twice; 1f1b, gpipe and interleaved work"
-        )
 
 
 def _check_schedule(layout: Layout, microbatches: int) -> None:

@@ -11,7 +11,6 @@ from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
-from unisono.planner.inputs.layout_check import SPLIT_SCHEDULES
 from unisono.planner.inputs.tensor_grid import grid_of
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
@@ -156,7 +155,7 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
         for kind, ep, split, zero, schedule in product(
             kinds, experts, splits, _zero_stages(pp, dp * cp), request.schedules
         ):
-            if (dp * cp * tp) % ep == 0 and is_grid_option(kind, split, schedule, pp):
+            if (dp * cp * tp) % ep == 0 and (kind == "1d" or not split):
                 yield Layout(
                     dp=dp,
                     tp=tp,
@@ -169,13 +168,6 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
                     schedule=schedule,
                     tensor=kind,
                 )
-
-
-def is_grid_option(kind: str, split: bool, schedule: str, pp: int) -> bool:
-    """Returns True if sequence parallelism and a schedule can be combined with a kind."""
-    if kind == "1d":
-        return True
-    return not split and (pp == 1 or kind == "3d" or schedule not in SPLIT_SCHEDULES)
 
 
 def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:

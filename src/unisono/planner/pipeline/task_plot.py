@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from unisono.figures import new_figure
 from unisono.planner.pipeline.task_run import TaskRun
@@ -19,6 +21,17 @@ def save_task_plot(runs: Mapping[str, TaskRun], path: str | Path) -> None:
     Each rank has a row, and each task a bar, labelled with its microbatch. Tasks of the second and
     later stages of a rank are darker. Raises UnsupportedError without matplotlib.
     """
+    _figure(runs).savefig(path, dpi=120)
+
+
+def task_svg(runs: Mapping[str, TaskRun]) -> str:
+    """Returns the picture of `save_task_plot` as the text of an SVG file."""
+    with BytesIO() as file:
+        _figure(runs).savefig(file, format="svg")
+        return file.getvalue().decode()
+
+
+def _figure(runs: Mapping[str, TaskRun]) -> Any:
     rows = max(len(run.spans) for run in runs.values())
     figure = new_figure(11, 1.2 + len(runs) * (0.9 + 0.4 * rows))
     panels = figure.subplots(len(runs), 1, squeeze=False)[:, 0]
@@ -44,4 +57,4 @@ def save_task_plot(runs: Mapping[str, TaskRun], path: str | Path) -> None:
         unique = dict(zip(names, handles, strict=True))
         axes.legend(unique.values(), unique.keys(), loc="upper left", bbox_to_anchor=(1, 1))
     panels[-1].set_xlabel("time (s)")
-    figure.savefig(path, dpi=120)
+    return figure

@@ -16,6 +16,15 @@ class StageTask(NamedTuple):
     stage: int
     """Index of the stage in the model, from 0, counted over all ranks."""
 
+    @property
+    def text(self) -> str:
+        """The task in torch's notation: stage, kind, microbatch.
+
+        >>> StageTask("F", microbatch=0, stage=1).text
+        '1F0'
+        """
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
 
 TaskGroup: TypeAlias = tuple[StageTask, ...]
 """Tasks that a rank runs one after another. The rank first waits for the inputs of all tasks, and
@@ -103,10 +112,10 @@ def ready_s(
     """Returns the time at which a group's inputs are ready; None if a predecessor has not run."""
     found_s = 0.0
     for task in group:
-        predecessors = _predecessors(task, stages)
-        if not predecessors or not _are_outside(predecessors, group):
+        needed = predecessors(task, stages)
+        if not needed or not _are_outside(needed, group):
             continue
-        ended = next((ends[each] for each in predecessors if each in ends), None)
+        ended = next((ends[each] for each in needed if each in ends), None)
         if ended is None:
             return None
         end_s, source = ended
@@ -114,12 +123,12 @@ def ready_s(
     return found_s
 
 
-def _are_outside(predecessors: Sequence[StageTask], group: TaskGroup) -> bool:
-    """Returns True if none of the predecessors belongs to the group."""
-    return not any(each in group for each in predecessors)
+def _are_outside(needed: Sequence[StageTask], group: TaskGroup) -> bool:
+    """Returns True if none of the needed tasks belongs to the group."""
+    return not any(each in group for each in needed)
 
 
-def _predecessors(task: StageTask, stages: int) -> list[StageTask]:
+def predecessors(task: StageTask, stages: int) -> list[StageTask]:
     """Returns the tasks that can give this task its input. One of them must have run before this
     task. Returns no tasks for the forward task of the first stage.
     """

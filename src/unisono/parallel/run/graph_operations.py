@@ -1,0 +1,147 @@
+"""The operations of a traced graph in order, and the values that cross a cut between them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from unisono.parallel.run.traced_graph import TracedGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOperations:
+    """The operations of a graph in order, without those that each stage repeats."""
+
+    traced: TracedGraph
+    nodes: list[fx.Node]
+    repeated: set[fx.Node]
+    """Attributes, and operations on buffers and constants only: each stage that needs their results
+    has them itself, so they cross no cut."""
+    lifetimes: dict[fx.Node, tuple[int, int]]
+    """For each value, the first and the last place of a cut that the value crosses. The output of
+    the model crosses the end of the graph."""
+
+    @classmethod
+    def of(cls, traced: TracedGraph) -> GraphOperations:
+        """Returns the operations of a graph."""
+        changed = {memory_of(each, traced) for node in traced.flops for each in written_by(node)}
+        repeated: set[fx.Node] = set()
+        nodes: list[fx.Node] = []
+        made: dict[fx.Node, int] = {}
+        used: dict[fx.Node, int] = {}
+        for node in traced.module.graph.nodes:
+            if node.op == "get_attr" or _is_repeatable(node, repeated, changed, traced):
+                repeated.add(node)
+                continue
+            place = len(nodes)
+            used.update(dict.fromkeys(node.all_input_nodes, place))
+            if node.op == "placeholder":
+                made[node] = 0
+            elif node.op != "output":
+                nodes.append(node)
+                made[node] = len(nodes)
+        lifetimes = {node: (made[node], used[node]) for node in made if node in used}
+        return cls(traced=traced, nodes=nodes, repeated=repeated, lifetimes=lifetimes)
+
+    def costs(self) -> list[float]:
+        """Returns the FLOPs of each operation; if no operation has any, the size of its result."""
+        costs = [float(self.traced.flops[node]) for node in self.nodes]
+        if any(costs):
+            return costs
+        values = [self.traced.values[node] for node in self.nodes]
+        return [float(v.numel()) if isinstance(v, torch.Tensor) else 0.0 for v in values]
+
+    def live(self, place: int) -> list[fx.Node]:
+        """Returns the values that cross a cut before the operation at a place."""
+        return [node for node, (first, last) in self.lifetimes.items() if first <= place <= last]
+
+    def crossing_bytes(self) -> list[float]:
+        """Returns the bytes of the values that cross a cut before each operation; infinite if a cut
+        is not possible.
+
+        A cut is not possible where a value is no tensor. Nor is it possible where both parts use
+        the memory of a buffer that an operation changes, or where several values share a memory
+        that a later operation changes: a message would copy them.
+        """
+        steps = [0.0] * (len(self.nodes) + 2)
+        blocked = [0] * (len(self.nodes) + 2)
+        for node, (first, last) in self.lifetimes.items():
+            value = self.traced.values[node]
+            if isinstance(value, torch.Tensor):
+                _add(steps, first, last, value.nbytes)
+            else:
+                _add(blocked, first, last, 1)
+        for first, last in self._changed_in_place():
+            _add(blocked, first, last, 1)
+        counts = zip(accumulate(steps), accumulate(blocked), strict=True)
+        return [math.inf if count else size for size, count in counts][: len(self.nodes)]
+
+    def _changed_in_place(self) -> Iterator[tuple[int, int]]:
+        """Yields the first and last places of cuts that a change in place makes impossible."""
+        last_write: dict[Hashable, int] = {}
+        uses: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for place, node in enumerate(self.nodes):
+            for each in written_by(node):
+                last_write[memory_of(each, self.traced)] = place
+            for each in node.all_input_nodes:
+                if each in self.repeated:
+                    uses[memory_of(each, self.traced)].append(place)
+        for memory, written in last_write.items():
+            if places := uses.get(memory):
+                yield min(places) + 1, max(places)
+            shared = [0] * (len(self.nodes) + 2)
+            for node, (first, last) in self.lifetimes.items():
+                if memory_of(node, self.traced) == memory:
+                    _add(shared, first, last, 1)
+            for place, count in enumerate(accumulate(shared)):
+                if count > 1 and place <= written:
+                    yield place, place
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """Returns the nodes whose memory an operation changes, by torch's names of operations."""
+    if node.op != "call_function":
+        return []
+    name = str(node.target).split(".")[1:2]
+    if name == ["batch_norm"]:
+        return [each for each in node.args[3:5] if isinstance(each, fx.Node)]
+    if name and name[0].endswith("_") and not name[0].endswith("__"):
+        return [each for each in node.args[:1] if isinstance(each, fx.Node)]
+    return []
+
+
+def memory_of(node: fx.Node, traced: TracedGraph) -> Hashable:
+    """Returns an identity that tensors with common memory share."""
+    value = traced.values.get(node)
+    if not isinstance(value, torch.Tensor):
+        return node
+    storage: Any = StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
+    return int(storage.cdata)
+
+
+def _is_repeatable(
+    node: fx.Node, repeated: set[fx.Node], changed: set[Hashable], traced: TracedGraph
+) -> bool:
+    """Returns True for an operation on buffers and constants that gives the same value again."""
+    if node.op != "call_function" or not all(each in repeated for each in node.all_input_nodes):
+        return False
+    value = traced.values[node]
+    if not isinstance(value, torch.Tensor) or value.requires_grad:
+        return False
+    tags = getattr(node.target, "tags", [])
+    memories = {memory_of(each, traced) for each in (node, *node.all_input_nodes)}
+    return torch.Tag.nondeterministic_seeded not in tags and not memories & changed
+
+
+def _add(steps: list[Any], first: int, last: int, value: float) -> None:
+    """Adds a value to all places from `first` to `last`, in a list whose sums are the values."""
+    steps[first] += value
+    steps[last + 1] -= value

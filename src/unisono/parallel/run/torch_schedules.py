@@ -1,0 +1,127 @@
+"""Torch's pipeline schedule of a layout: its class, its conditions, and its passes as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+
+from unisono.parallel.run.model_stages import stage_count, stages_of_rank
+from unisono.parallel.run.schedule_tasks import single_stage_tasks, tasks_of
+from unisono.planner import Layout, PipelineSchedule, TaskGroup
+
+
+def pipeline_schedule(
+    layout: Layout,
+    *,
+    microbatches: int,
+    forward_s: float = 1e-3,
+    backward_s: float = 2e-3,
+    weight_share: float = 0.5,
+    activation_bytes: float = 0.0,
+) -> PipelineSchedule:
+    """Returns a layout's pipeline schedule as data, with equal stages. Needs no process group.
+
+    The times are of one microbatch on a rank, all its stages together: a stage takes its share.
+    `weight_share` is the fraction of `backward_s` in which weight gradients are computed.
+    `activation_bytes` is the size of the message from a stage to the next for each microbatch; the
+    gradients that return have the same size. Raises ValueError for a number of microbatches that
+    the schedule cannot run.
+
+    >>> from unisono.parallel import Layout, pipeline_schedule
+    >>> schedule = pipeline_schedule(Layout(pp=2), microbatches=2)
+    >>> schedule.to_document()["ranks"]
+    [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
+    """
+    if microbatches < 1:
+        raise ValueError(f"microbatches: expected at least 1, got {microbatches}")
+    chunks = len(stages_of_rank(layout, 0))
+    return PipelineSchedule.of(
+        layout.schedule,
+        pipeline_tasks(layout, microbatches),
+        forward_s=forward_s / chunks,
+        backward_s=backward_s / chunks,
+        weight_share=weight_share,
+        activation_bytes=activation_bytes,
+    )
+
+
+def pipeline_tasks(layout: Layout, microbatches: int) -> list[list[TaskGroup]]:
+    """Returns the forward and backward passes of each rank of a pipeline, in order."""
+    check_microbatches(layout, microbatches)
+    if is_single(layout):
+        return single_stage_tasks(layout.schedule, stages=layout.pp, microbatches=microbatches)
+    stages = [_StagePlace(stage, layout) for stage in stages_of_rank(layout, 0)]
+    return tasks_of(schedule_class(layout)(stages, microbatches))
+
+
+@dataclass
+class _StagePlace:
+    """The attributes of a stage of rank 0 from which torch computes the order of all ranks."""
+
+    stage_index: int
+    layout: Layout
+    submod: nn.Module = field(default_factory=nn.Identity)
+    group_rank = 0
+
+    @property
+    def group_size(self) -> int:
+        return self.layout.pp
+
+    @property
+    def num_stages(self) -> int:
+        return stage_count(self.layout)
+
+
+def check_microbatches(layout: Layout, microbatches: int) -> None:
+    """Raises `ValueError` if the layout's schedule cannot run this number of microbatches."""
+    pp = layout.pp
+    if pp == 1:
+        return
+    needed = {"dualpipev": 2 * pp, "zbv": pp}.get(layout.schedule, 1)
+    if layout.schedule == "1f1b" and layout.chunks == 1:
+        needed = pp
+    if microbatches < needed:
+        raise ValueError(
+            f"the schedule {layout.schedule} with pp = {pp} needs at least {needed} microbatches, "
+            f"not {microbatches}"
+        )
+    rounds = max(1, microbatches // pp)
+    in_rounds = layout.schedule in ("interleaved", "zb1p") or (
+        layout.schedule == "1f1b" and layout.chunks > 1
+    )
+    if in_rounds and microbatches % rounds:
+        raise ValueError(
+            f"the schedule {layout.schedule} with pp = {pp} needs a multiple of {rounds} "
+            f"microbatches, not {microbatches}; {rounds * pp} works"
+        )
+
+
+def is_single(layout: Layout) -> bool:
+    """Returns True if torch's class for the schedule takes one stage per rank, not a list."""
+    return layout.schedule in ("gpipe", "1f1b") and layout.chunks == 1
+
+
+def schedule_class(layout: Layout) -> Any:
+    """Returns torch's class for a layout's schedule."""
+    if layout.schedule == "gpipe":
+        return ScheduleGPipe if layout.chunks == 1 else ScheduleLoopedBFS
+    if layout.schedule == "1f1b" and layout.chunks == 1:
+        return Schedule1F1B
+    return {
+        "1f1b": ScheduleInterleaved1F1B,
+        "interleaved": ScheduleInterleaved1F1B,
+        "zb1p": ScheduleInterleavedZeroBubble,
+        "zbv": ScheduleZBVZeroBubble,
+        "dualpipev": ScheduleDualPipeV,
+    }[layout.schedule]

@@ -1,0 +1,128 @@
+"""The graph of a model's forward pass, traced by torch.export, with the cost of each operation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedGraph:
+    """A model's forward pass as a graph. Its attributes are the model's parameters and buffers."""
+
+    module: fx.GraphModule
+    flops: dict[fx.Node, int]
+    """Floating-point operations of each node, as torch counts them."""
+    values: dict[fx.Node, Any]
+    """The result of each node, as tensors without data."""
+
+
+def trace(model: nn.Module, example: torch.Tensor) -> TracedGraph:
+    """Traces the forward pass of a model for inputs like `example`.
+
+    No value is computed and no weight is copied. Raises `ValueError`, in one line, for a model that
+    has no such graph: its forward pass branches on values of tensors, uses a subclass of
+    `torch.autograd.Function` (the graph would lose its backward pass), or returns no single tensor.
+    """
+    name = type(model).__name__
+    try:
+        with _quiet():
+            exported = torch.export.export(model, (example,), strict=False)
+    except Exception as error:  # torch.export raises errors of many types
+        raise ValueError(_reason(name, error)) from error
+    if not exported.call_spec.out_spec.is_leaf():
+        raise ValueError(f"pp needs a model that returns one tensor; {name} returns several values")
+    module = exported.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
+    first = next(node for node in module.graph.nodes if node.op == "placeholder")
+    mode = first.meta["val"].fake_mode  # torch.export has traced with tensors without data
+    _refuse_functions(model, example, mode)
+    return _measure(module, example, mode)
+
+
+def _reason(name: str, error: Exception) -> str:
+    """Returns one line about an error of torch.export."""
+    text = " ".join(str(error).split())
+    what = f"torch.export cannot trace {name}"
+    if "data-dependent" in text or "data dependent" in text:
+        return (
+            f"{what}: its forward pass branches on values of tensors, so it has no fixed graph; "
+            "pp = 1 works"
+        )
+    return f"{what}: {type(error).__name__}: {text[:200]}; pp = 1 works"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides torch's report of a graph that cannot be traced: the error says it in one line."""
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _refuse_functions(model: nn.Module, example: torch.Tensor, mode: Any) -> None:
+    """Raises `ValueError` if the model uses an autograd function that is written in Python."""
+    tensors = {
+        name: mode.from_tensor(value, static_shapes=True)
+        for name, value in (*model.named_parameters(), *model.named_buffers())
+    }
+    with mode:
+        output = torch.func.functional_call(
+            model, tensors, (mode.from_tensor(example, static_shapes=True),)
+        )
+    waiting, seen = [output.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            raise ValueError(
+                f"pp traces {type(model).__name__}, but its graph has no backward pass of the "
+                f"autograd function {type(node).__name__.removesuffix('Backward')}; pp = 1 works"
+            )
+        waiting += [each for each, _ in node.next_functions]
+
+
+def _measure(module: fx.GraphModule, example: torch.Tensor, mode: Any) -> TracedGraph:
+    with mode, FlopCounterMode(display=False) as counter:
+        interpreter = _Measurement(module, mode, counter)
+        interpreter.run(mode.from_tensor(example, static_shapes=True))
+    return TracedGraph(module=module, flops=interpreter.flops, values=interpreter.values)
+
+
+class _Measurement(fx.Interpreter):
+    """Runs a graph on tensors without data; records the FLOPs and the result of each node."""
+
+    def __init__(self, module: fx.GraphModule, mode: Any, counter: FlopCounterMode) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self._mode, self._counter = mode, counter
+        self._attributes: dict[str, Any] = {}
+        self.flops: dict[fx.Node, int] = {}
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        before = self._counter.get_total_flops()
+        value = super().run_node(n)
+        self.flops[n] = self._counter.get_total_flops() - before
+        self.values[n] = value
+        return value
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        if isinstance(value, torch.Tensor):
+            value = self._attributes.setdefault(
+                target, self._mode.from_tensor(value, static_shapes=True)
+            )
+        return value

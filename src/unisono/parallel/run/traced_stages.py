@@ -1,0 +1,102 @@
+"""Pipeline stages of a model that is no sequence of modules: its traced graph, cut in parts.
+
+Each stage receives all values that later operations need, also those that it only passes on, from
+the stage before it. torch's own `pipelining.pipeline()` sends such values past the stages between,
+which torch's schedules with several stages per rank refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx, nn
+
+from unisono.parallel.run.graph_cuts import choose_cuts
+from unisono.parallel.run.graph_operations import GraphOperations, memory_of, written_by
+from unisono.parallel.run.traced_graph import trace
+
+
+class TracedStage(fx.GraphModule):
+    """A part of a model's graph, with its parameters under their names in the model."""
+
+    input_shape: tuple[int, ...]
+    """Shape of the inputs of the whole model for which the graph was traced."""
+    bytes_before: int
+    """Bytes of the gradients that the stage sends to the stage before it, for a microbatch."""
+    bytes_after: int
+    """Bytes of the values that the stage sends to the stage after it, for a microbatch."""
+
+    def check(self, inputs: torch.Tensor) -> None:
+        """Raises `ValueError` if the inputs of a microbatch have another shape than the example."""
+        if tuple(inputs.shape) != self.input_shape:
+            raise ValueError(
+                f"the model was traced for microbatches of shape {self.input_shape}, got "
+                f"{tuple(inputs.shape)}; pass batches of the shape of `example`"
+            )
+
+
+def traced_stages(model: nn.Module, example: torch.Tensor, stages: int) -> list[TracedStage]:
+    """Cuts a model into stages with similar numbers of FLOPs. No weight is copied.
+
+    `example`: the inputs of a microbatch. The stages take inputs of this shape only. Parameters
+    that the forward pass does not use belong to the first stage. Raises `ValueError` for a model
+    that cannot be traced or cut.
+    """
+    traced = trace(model, example)
+    operations = GraphOperations.of(traced)
+    firsts = choose_cuts(operations.costs(), operations.crossing_bytes(), stages)
+    found = []
+    for first, end in zip(firsts, [*firsts[1:], len(operations.nodes)], strict=True):
+        found.append(_stage(operations, first, end))
+        found[-1].input_shape = tuple(example.shape)
+    _keep_unused(model, found)
+    return found
+
+
+def _keep_unused(model: nn.Module, stages: Sequence[nn.Module]) -> None:
+    """Gives the parameters that no stage uses to the first stage, so that a checkpoint has them."""
+    used = {id(each) for stage in stages for each in stage.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in used:
+            path, _, attribute = name.rpartition(".")
+            owner = stages[0]
+            for part in path.split(".") if path else ():
+                if not hasattr(owner, part):
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            owner.register_parameter(attribute, parameter)
+
+
+def _stage(operations: GraphOperations, first: int, end: int) -> TracedStage:
+    """Returns the operations from `first` up to `end` as a module."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    traced, before, after = operations.traced, operations.live(first), operations.live(end)
+    own = operations.nodes[first:end]
+    for node in before:
+        copies[node] = graph.placeholder(node.name)
+    changed = {memory_of(each, traced) for node in own for each in written_by(node)}
+    for node in before:
+        # An input is a leaf of the stage's autograd graph, which torch does not let change.
+        if memory_of(node, traced) in changed:
+            copies[node] = graph.call_function(torch.ops.aten.clone.default, (copies[node],))
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            assert node in operations.repeated, node  # all other values cross the cut
+            copies[node] = graph.node_copy(node, copy_of)
+        return copies[node]
+
+    for node in own:
+        copies[node] = graph.node_copy(node, copy_of)
+    results = [copies[node] for node in after]
+    if end < len(operations.nodes):
+        # torch detaches the results of a stage in place, which views and inputs do not allow.
+        clone = torch.ops.aten.clone.default
+        results = [graph.call_function(clone, (each,)) for each in results]
+    graph.output(tuple(results) if len(results) > 1 else results[0])
+    stage = TracedStage(traced.module, graph)
+    needs_gradient = [traced.values[node] for node in before if traced.values[node].requires_grad]
+    stage.bytes_before = sum(value.nbytes for value in needs_gradient)
+    stage.bytes_after = sum(traced.values[node].nbytes for node in after)
+    return stage
