@@ -38,7 +38,7 @@ bool equal(nb::handle a, nb::handle b) {
 // A tensor of the plan. `planned` and `bucket` are the objects of frozen_plan.py.
 struct Tensor {
     nb::object planned, bucket, request, shape, reduction;
-    std::vector<int64_t> lengths;  // the shape's
+    std::vector<int64_t> lengths;  // of the dimensions, as in `shape`
     int64_t bytes;
 };
 

@@ -65,6 +65,7 @@ class RecordedRun {
         try {
             result = wait_for_job(timeout_s);
         } catch (...) {
+            const nb::error_scope current;  // an error that a signal handler has set
             record(EventKind::waited, 0, begun_ns, steady_now_ns());
             throw;
         }
@@ -118,7 +119,7 @@ class RecordedRun {
 };
 
 // A voted job whose runs are recorded. It carries a bucket of a plan. The tensors of the bucket are
-// recorded only in some of the runs.
+// recorded in every 32nd run.
 class RecordedVotedJob {
   public:
     // `names` and `lengths` are the tensors and their bytes; `next_number()` returns a number for a

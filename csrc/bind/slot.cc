@@ -53,8 +53,8 @@ class SlotColumn {
         return nb::borrow<nb::tuple>(found);
     }
 
-    // Returns the values of the objects, and what `other` has for these values. Clears the slots to
-    // None.
+    // Returns the values of the objects, and for each value its value in the slot `other`. Sets the
+    // slots of the objects to None.
     [[nodiscard]] std::pair<nb::tuple, nb::tuple> take(const nb::tuple& objects,
                                                        const SlotColumn& other) const {
         const nb::tuple found = values(objects);

@@ -53,7 +53,7 @@ class VotedAllReduce {
     }
 
     // Begins the vote, which tells if all ranks are ready, and the all_reduce. Requires that the
-    // work of the previous begin() has ended. `self` is this object.
+    // program has waited for the work of the previous begin(). `self` is this object.
     nb::object begin(nb::handle self, const nb::tuple& arrays) {
         CallMemory memory{{}, buffer_};
         for (size_t i = 0; i < lengths_.size() && arrays.size() == lengths_.size(); ++i) {
@@ -68,7 +68,7 @@ class VotedAllReduce {
     }
 
     // Begins a call that runs on no rank, because this rank is not ready. Requires a carried vote,
-    // and that the work of the previous begin() has ended.
+    // and that the program has waited for the work of the previous begin().
     nb::object begin_void() {
         if (!carried_vote()) throw nb::value_error("this vote does not travel with the data");
         std::fill(buffer_->begin(), buffer_->end(), std::byte{0});

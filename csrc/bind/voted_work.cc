@@ -49,9 +49,13 @@ void VotedWork::submit_carrying(const std::shared_ptr<const CarriedVote>& vote, 
     const WithoutGil release;
     memory_.pack.gather(memory_.buffer_address());
     std::memcpy(last, own.data(), own.size());
-    const auto count = [this, vote, last]() -> std::optional<Execution> {
-        vote_ = std::memcmp(last, vote->agreement.data(), vote->agreement.size()) == 0;
-        if (ran()) group_->counters().add(vote->volume);
+    carried_vote_ = vote;
+    agreed_ns_ = steady_now_ns();
+    // Does not own the vote: the last owner of an object of Python needs the GIL.
+    const auto count = [this, last]() -> std::optional<Execution> {
+        const std::string& agreement = carried_vote_->agreement;
+        vote_ = std::memcmp(last, agreement.data(), agreement.size()) == 0;
+        if (ran()) group_->counters().add(carried_vote_->volume);
         return std::nullopt;
     };
     job_ = dispatcher.submit(std::move(execution), timeout_s, inline_s, count);
@@ -60,13 +64,18 @@ void VotedWork::submit_carrying(const std::shared_ptr<const CarriedVote>& vote, 
 void VotedWork::wait(nb::handle self, std::optional<double> timeout_s) {
     const double limit_s = timeout_s ? std::max(*timeout_s, 0.0) : -1;
     bool in_time = true;
-    if (job_->done() && memory_.is_small()) {
-        group_->dispatcher().wait(*job_, limit_s, {});  // throws the error of the call
-        complete();
-    } else {
-        const WithoutGil release;
-        in_time = group_->dispatcher().wait(*job_, limit_s, python_signals());
-        if (in_time) complete();
+    try {
+        if (job_->done() && memory_.is_small()) {
+            group_->dispatcher().wait(*job_, -1, {});  // throws the error of the call
+            complete();
+        } else {
+            const WithoutGil release;
+            in_time = group_->dispatcher().wait(*job_, limit_s, python_signals());
+            if (in_time) complete();
+        }
+    } catch (...) {
+        if (job_->done()) release_from_held(self);
+        throw;
     }
     if (!in_time) {
         const std::string text =
@@ -74,11 +83,17 @@ void VotedWork::wait(nb::handle self, std::optional<double> timeout_s) {
         PyErr_SetString(PyExc_TimeoutError, text.c_str());
         throw nb::python_error();
     }
+    release_from_held(self);
+}
+
+// No longer keeps this object alive. Keeps the current Python error, which a signal may have set.
+void VotedWork::release_from_held(nb::handle self) {
+    const nb::error_scope current;
     if (PySet_Discard(held_.ptr(), self.ptr()) < 0) PyErr_Clear();
 }
 
 std::optional<std::pair<int64_t, int64_t>> VotedWork::times_ns() const noexcept {
-    if (!job_->done() || !ran() || agreed_ns_ == 0) return std::nullopt;
+    if (!job_->done() || !ran()) return std::nullopt;
     return std::make_pair(agreed_ns_, job_->ended_ns());
 }
 

@@ -18,8 +18,8 @@
 
 namespace unisono::bind {
 
-// The memory of one call. Several arrays are copied into one buffer, and copied back at the end. So
-// is one array whose call carries a vote.
+// The memory of one call. Several arrays are copied into one buffer, and copied back at the end. A
+// single array is copied too if its call carries the vote.
 struct CallMemory {
     Pack pack;
     std::shared_ptr<std::vector<std::byte>> buffer;  // null if the call uses the array's memory
@@ -36,7 +36,7 @@ struct CallMemory {
 };
 
 // A vote that travels with the data, as one more element after the data. The reduction of
-// agreements is an agreement. An objection of any rank changes it.
+// agreements is an agreement. If any rank objects, the result is not an agreement.
 struct CarriedVote {
     std::string agreement, objection;  // the bytes of one element
     CallVolume volume;                 // added to the counters if all ranks agree
@@ -60,18 +60,21 @@ class VotedWork {
     [[nodiscard]] bool done() const noexcept { return job_->done(); }
     // Returns true if all ranks were ready. Requires that the call has ended.
     [[nodiscard]] bool ran() const noexcept { return vote_ != 0; }
-    // Returns the times at which the ranks had agreed and at which the call ended. Returns nothing
-    // if they are not known.
+    // Returns the times at which the data began to move and at which the call ended: from the
+    // agreement on, or from the begin if the data carry the vote. Returns nothing before the end,
+    // and for a void call.
     [[nodiscard]] std::optional<std::pair<int64_t, int64_t>> times_ns() const noexcept;
 
   private:
     void complete();
+    void release_from_held(nanobind::handle self);
 
     std::shared_ptr<Group> group_;
     CallMemory memory_;
     nanobind::set held_;
     int64_t vote_ = 1;
     int64_t agreed_ns_ = 0;
+    std::shared_ptr<const CarriedVote> carried_vote_;
     std::shared_ptr<Job> job_;
     std::mutex completing_;
     bool completed_ = false;

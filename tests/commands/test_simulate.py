@@ -179,13 +179,13 @@ def test_a_slow_algorithm_is_skipped_unless_named() -> None:
 
 
 def test_a_pipeline_schedule_is_written_drawn_and_simulated() -> None:
-    """Compares with passes of 1 ms and 2 ms and messages of 1 ms, by hand: 1F1B with 2 ranks and 1
+    """Compares with passes of 1 ms and 2 ms and messages of 1 ms, by hand: GPipe with 2 ranks and 1
     microbatch runs F, a message, F, B, a message, B.
     """
-    arguments = ("1f1b", "-n", "2", "--microbatches", "1", "--activation", "1000000")
+    arguments = ("gpipe", "-n", "2", "--microbatches", "1", "--activation", "1000000")
     result = CliRunner().invoke(app, ["show", *arguments, "--json", "p.json"])
     assert result.exit_code == 0 and "step 6 ms" in result.output
-    assert ElementTree.parse("1f1b-2.svg").getroot().tag.endswith("svg")
+    assert ElementTree.parse("gpipe-2.svg").getroot().tag.endswith("svg")
     code, output = simulate(
         *("p.json", "-t", "mesh:2,bandwidth=1GB,latency=0s", "--json", "out.json"),
         *("--svg", "p.svg", "--heat", "h.svg", "--trace", "t.json"),

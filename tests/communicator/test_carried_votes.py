@@ -83,6 +83,10 @@ def test_arrays_that_are_not_contiguous_are_copied(threads: World) -> None:
             work.wait()
             assert work.ran is not objects and work.is_completed()
             assert (column == expected).all()
+            column[:] = column + 1
+            work.wait()
+            assert (column == expected + 1).all()
+            column[:] = comm.rank + 1.0
             assert (whole[:, ::2] == comm.rank + 1.0).all()
         with pytest.raises(TypeError, match="of the first run"):
             voted.begin((np.zeros(4, np.float32),))

@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 
 from ranks import Threads
-from unisono import CommunicationError, Communicator, MismatchError, PeerLostError, native
+from unisono import (
+    CommunicationError,
+    Communicator,
+    MismatchError,
+    PeerLostError,
+    native,
+    pairs,
+)
 from unisono.controller import Controller
 from unisono.controller.frozen_plan import PlannedBucket, PlannedTensor
 from unisono.controller.handle import Handle
@@ -230,6 +237,48 @@ def test_a_void_bucket_keeps_the_result_that_no_thread_has_waited_for(threads: W
                 handle.wait()
             assert (a == 3).all() and (b == 2).all()
             assert (next_a == 11).all() and (next_b == 15).all()
+
+    threads(2).run(check)
+
+
+@pytest.mark.parametrize(("kind", "op"), [("pair", "minloc"), ("complex64", "average")])
+def test_a_rank_votes_against_a_bucket_that_it_has_never_launched(
+    threads: World, kind: str, op: str
+) -> None:
+    def array(rank: int) -> np.ndarray:
+        if kind == "pair":
+            return pairs(np.full(3, rank + 1.0, np.float32), [rank] * 3)
+        return np.full(3, rank + 1, kind)
+
+    def check(comm: Communicator) -> None:
+        expected = {"pair": array(0), "complex64": np.full(3, 1.5, np.complex64)}[kind]
+        for steps in range(1, 5):  # after one of these, a plan is new: its buckets have not run
+            with Controller(comm, fusion_bytes=0) as controller:
+                for _ in range(steps):
+                    handles = [controller.all_reduce(n, array(comm.rank), op) for n in "ab"]
+                    for handle in handles:
+                        handle.wait()
+                if comm.rank == 0:
+                    handles = [controller.all_reduce(n, array(comm.rank), op) for n in "ab"]
+                    found = [handle.wait() for handle in handles]
+                else:
+                    found = [controller.all_reduce(n, array(comm.rank), op).wait() for n in "ba"]
+                assert all((each == expected).all() for each in found)
+
+    threads(2).run(check)
+
+
+def test_aliases_of_a_reduction_join_and_match(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        for op, expected in (("AVERAGE", 1.0), ("SUM", 2.0), ("product", 2.0)):
+            with Controller(comm) as controller:
+                if comm.rank == 0:
+                    array = np.full(3, 2.0)
+                    controller.all_reduce("a", array, op).wait()
+                    assert (array == expected).all()
+                controller.join(average_over="all")
+                array = np.full(3, 2.0)
+                controller.all_reduce("b", array, op if comm.rank else op.lower()).wait()
 
     threads(2).run(check)
 

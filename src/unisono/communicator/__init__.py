@@ -42,6 +42,7 @@ False
 
 from unisono.communicator.arrays import dtype_of
 from unisono.communicator.arrays import empty_like as empty_like
+from unisono.communicator.calls import common_name as common_name
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.communicator_stats import CommunicatorStats, OperationStats
 from unisono.communicator.engine import Call as Call

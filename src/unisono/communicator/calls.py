@@ -84,6 +84,18 @@ def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
     return found
 
 
+def common_name(op: str | ReduceOp) -> str:
+    """Returns the usual name of a reduction; an unknown name unchanged.
+
+    >>> common_name("AVERAGE"), common_name("median")
+    ('avg', 'median')
+    """
+    try:
+        return parse_reduction(op).name.lower()
+    except UnsupportedError:
+        return str(op)
+
+
 class CallCache:
     """The calls of one communicator. Each request is prepared once.
 

@@ -322,6 +322,7 @@ class Communicator:
         rank can finish.
         """
         self._finalizer()
+        self._engine.release_ended()
 
     def _require_open(self) -> None:
         """Raises `AbortedError` if the communicator is closed. Only methods that begin no native

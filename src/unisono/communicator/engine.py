@@ -298,6 +298,10 @@ class Engine:
             self._inline_s,
         )
 
+    def release_ended(self) -> None:
+        """Releases the arrays of calls that have ended, but that no program has waited for."""
+        self._pending_calls.release_ended()
+
     def _start(self, work: CollectiveWork, submit: Callable[[], native.Job]) -> CollectiveWork:
         self._pending_calls.keep(work)
         try:

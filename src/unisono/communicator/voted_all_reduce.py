@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,15 +20,15 @@ from unisono.types import Op
 class VotedAllReduce:
     """A voted all_reduce. The arrays of all runs have the types and lengths of `arrays`.
 
-    `begin(arrays)` votes for a run and begins it, and returns its handle: a `VotedWork`, or an
-    object with the same methods. The previous run must have ended.
+    `begin(arrays)` votes for a run, begins it, and returns its handle, which has the methods of
+    `VotedWork`. The program must have waited for the previous run, because the runs share a buffer.
+    Their timeout is the communicator's at the time when this object is made.
     """
 
     def __init__(
         self, comm: Communicator, arrays: Sequence[Array], op: str, *, carries_vote: bool
     ) -> None:
-        """`carries_vote`: a small all_reduce carries the vote. Its runs do not know when the ranks
-        have agreed (`times_ns`).
+        """`carries_vote`: a small all_reduce carries the vote.
 
         Raises `UnsupportedError` or `TypeError` for arrays that this operation cannot reduce.
         """
@@ -56,17 +57,21 @@ class VotedAllReduce:
 class CopiedWork:
     """The handle of a run on copies of arrays that are not contiguous."""
 
-    __slots__ = ("_staged", "_work")
+    __slots__ = ("_lock", "_staged", "_work")
 
     def __init__(self, work: native.VotedWork, staged: Sequence[Staged]) -> None:
         self._work = work
         self._staged = staged
+        self._lock = threading.Lock()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Waits for the end of the run. Copies the result to the arrays if all ranks were ready."""
+        """Waits for the end of the run. The first wait copies the result to the arrays, if all
+        ranks were ready.
+        """
         self._work.wait(timeout_s)
-        if self.ran:
-            for each in self._staged:
+        with self._lock:
+            staged, self._staged = self._staged, ()
+            for each in staged if self.ran else ():
                 each.restore()
 
     def is_completed(self) -> bool:

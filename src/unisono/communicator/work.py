@@ -261,14 +261,17 @@ class PendingCalls:
         """Releases the works that have ended, once the number of kept works has more than doubled
         since the previous release.
         """
-        if len(self.held) <= self._prune_above:
-            return
+        if len(self.held) > self._prune_above:
+            self.release_ended()
+            self._prune_above = 2 * len(self.held) + 1
+
+    def release_ended(self) -> None:
+        """Releases the works that have ended."""
         # Other threads may change the set meanwhile, so iterate over a copy of it and discard the
         # works one by one.
         for old in self.held.copy():
             if old._poll():
                 self.held.discard(old)
-        self._prune_above = 2 * len(self.held) + 1
 
 
 class MessageWork(Work):

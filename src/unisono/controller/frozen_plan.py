@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from unisono import native
 from unisono.communicator import dtype_of
@@ -91,9 +90,6 @@ _FLIGHT = native.SlotColumn(Handle, "flight")
 class FrozenPlan:
     """Runs the buckets of a plan, pass after pass. The caller must hold the loop's lock."""
 
-    is_timed = False
-    """True if the plan needs the times of its runs (`PendingVote.times_ns`)."""
-
     def __init__(
         self,
         epoch: int,
@@ -153,11 +149,10 @@ class FrozenPlan:
         while self.launched < launched:
             bucket = self._buckets[self._place()]
             if bucket.flight is not None:
-                bucket.flight.settle(None)  # it uses the memory of the bucket's job
+                bucket.flight.settle(None)  # the runs of a job share its memory
             if bucket.job is None:
-                bucket.job = self._prepare(
-                    self._stand_in([each.request for each in bucket.tensors])
-                )
+                requests = [each.request for each in bucket.tensors]
+                bucket.job = self._transfer.prepare(self._stand_in(requests))
             self._launch(bucket, (), bucket.job.begin_void())
 
     def unlaunched(self) -> list[Handle]:
@@ -179,11 +174,8 @@ class FrozenPlan:
                 return
             handles, arrays = bucket.take_full()
             if bucket.job is None:
-                bucket.job = self._prepare(job_of(handles))
+                bucket.job = self._transfer.prepare(job_of(handles))
             self._launch(bucket, handles, bucket.job.begin(arrays))
-
-    def _prepare(self, job: Job) -> VotedJob:
-        return self._transfer.prepare(replace(job, timed=True) if self.is_timed else job)
 
     def _launch(
         self, bucket: PlannedBucket, handles: tuple[Handle, ...], pending: PendingVote

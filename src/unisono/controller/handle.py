@@ -147,7 +147,8 @@ class Flight:
         to give averages.
         """
         self.handles = handles
-        self.pending = pending
+        self.pending: Pending | PendingVote | None = pending
+        """The collective; None after a failure."""
         self.ran = True
         self._divisor = divisor
         self._is_in_place = not handles or handles[0].request.operation in _IN_PLACE
@@ -161,7 +162,8 @@ class Flight:
 
     def has_ended(self) -> bool:
         """Returns True if the collective has completed or failed."""
-        return self._settled or self.pending.is_completed()
+        pending = self.pending
+        return self._settled or pending is None or pending.is_completed()
 
     def settle(self, timeout_s: float | None) -> None:
         """Waits for the end of the flight, then ends its handles. Raises `TimeoutError`.
@@ -169,7 +171,7 @@ class Flight:
         A void flight moved no data, because a rank was not ready; its handles wait for another
         flight. A failure ends the controller, and the handles have the error.
         """
-        if self._settled:
+        if self._settled or self.pending is None:
             return
         try:
             result = self.pending.wait(timeout_s)
@@ -206,6 +208,7 @@ class Flight:
         for handle in self.handles:
             handle.fail(error)
         self._settled = True
+        self.pending = None  # its error refers to this flight, by the traceback
         if self.handles:
             self.handles[0]._owner.fail(error)
         self._on_end(self)

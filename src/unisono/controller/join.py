@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,19 +44,28 @@ class JoinedTensors:
         """Returns the job by which this rank votes against a collective of tensors that it does not
         have.
         """
-        names = tuple(request.name for request in requests)
-        return replace(self.job(requests, requests[0].op), names=names)
+        first = requests[0]
+        return Job(
+            operation=first.operation,
+            arrays=tuple(self._empty(request, request.shape) for request in requests),
+            op=first.op,
+            root=first.root,
+            names=tuple(request.name for request in requests),
+        )
 
     def _neutral(self, request: Request, op: str) -> Array:
         shape = request.shape
         if request.operation == "all_gather":
             shape = (0, *shape[1:])
+        array = self._empty(request, shape)
+        array[...] = neutral_value(request.dtype, op)
+        return array
+
+    def _empty(self, request: Request, shape: tuple[int, ...]) -> Array:
         sample = self._samples.get(request.dtype)
         if sample is None:
             sample = np.empty(0, np.dtype(request.dtype.name.lower()))
-        array = empty_like(sample, shape)
-        array[...] = neutral_value(request.dtype, op)
-        return array
+        return empty_like(sample, shape)
 
 
 def neutral_value(dtype: DType, op: str) -> Any:

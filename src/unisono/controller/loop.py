@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from unisono import native
-from unisono.communicator import dtype_of
+from unisono.communicator import common_name, dtype_of
 from unisono.controller import messages as m
 from unisono.controller.action_runner import ActionRunner, Counters
 from unisono.controller.agreement import State, step
@@ -130,6 +130,7 @@ class Loop:
                 if not isinstance(name, str):
                     raise TypeError(f"name: expected a string, got {name!r}")
                 name = str.__str__(name)
+            op = common_name(op)
             plan = self._runner.plan
             tensor = None if plan is None or plan.stopped else plan.tensors.get(name)
             if plan is not None and tensor is not None and tensor.fits(array, operation, op, root):

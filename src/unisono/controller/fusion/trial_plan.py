@@ -16,8 +16,6 @@ from unisono.controller.transfers.transfer import Job, PendingVote, Transfer
 class TrialPlan(FrozenPlan):
     """Runs the passes of a trial, measures them, and launches nothing after the last one."""
 
-    is_timed = True
-
     def __init__(
         self,
         epoch: int,

@@ -41,10 +41,10 @@ class CommunicatorTransfer:
 
     def prepare(self, job: Job) -> VotedJob:
         """Prepares a voted job. The ranks vote by one reduction of 8 bytes, which runs no Python
-        code. A small all_reduce carries the vote, unless the job is timed.
+        code. A small all_reduce carries the vote.
         """
         if job.operation == "all_reduce":
-            return VotedAllReduce(self._voted, job.arrays, job.op, carries_vote=not job.timed)
+            return VotedAllReduce(self._voted, job.arrays, job.op, carries_vote=True)
         return RemadeJob(self._begin_voted, job)
 
     def _begin_voted(self, job: Job | None) -> PendingVote:

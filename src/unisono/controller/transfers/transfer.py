@@ -18,7 +18,7 @@ class Job:
 
     An all_reduce may have several arrays, which are reduced in place. Other operations have one
     array. `lengths` are the rows of each rank in an all_gather with unequal arrays. `names` are the
-    names of the tensors, if known. `timed`: the fusion tuner needs the `times_ns` of the runs.
+    names of the tensors, if known.
     """
 
     operation: str
@@ -27,7 +27,6 @@ class Job:
     root: int = -1
     lengths: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
-    timed: bool = False
 
 
 class Pending(Protocol):
@@ -59,11 +58,13 @@ class VotedJob(Protocol):
     """A job that a frozen plan repeats. Each run happens only if all ranks are ready for it."""
 
     def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
-        """Begins a run with arrays of these types and shapes. The previous run must have ended."""
+        """Begins a run with arrays of these types and shapes. The program must have waited for the
+        previous run.
+        """
 
     def begin_void(self) -> PendingVote:
         """Votes against the run, because this rank is not ready. The job then runs on no rank. The
-        previous run must have ended.
+        program must have waited for the previous run.
         """
 
 
