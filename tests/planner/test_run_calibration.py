@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono import planner
-from unisono.planner.validation.error_correlation import shared_shares
 from unisono.planner.validation.one_run_validation import one_run_errors
 
 MODEL = planner.load_model("gpt3-7.5b")
@@ -165,35 +164,6 @@ def test_validation_with_one_run_is_predict_with_a_calibration() -> None:
     known = one_run_errors(runs, blind, constants)
     assert known is not None and known.error == pytest.approx(np.mean(errors))
     assert one_run_errors(runs[:1], blind[:1], constants) is None
-
-
-def test_shares_of_made_up_errors_are_found() -> None:
-    """Tests that errors with known parts give the shares of these parts."""
-    random = np.random.default_rng(1)
-    wanted = {"machine": 0.5, "model": 0.2, "work": 0.2}
-    kinds = [(name, tp) for name in ("gpt3-1.7b", "gpt3-3.6b") for tp in (1, 2)]
-    base = {}
-    for name, tp in kinds:
-        for dp in (8, 16):
-            layout = planner.Layout(dp=dp, tp=tp, zero=1)
-            where = replace(CLUSTER, devices=dp * tp)
-            model = planner.load_model(name)
-            run = own_run(1.0, model=model, layout=layout, cluster=where)
-            found = planner.predict_run(run, planner.default_constants())
-            base[name, tp, dp] = run, found.deviation
-    parts = np.sqrt([*wanted.values(), 0.1])
-    runs = []
-    for source in range(400):
-        machine = random.normal()
-        of_model = {name: random.normal() for name, _ in kinds}
-        of_work = {kind: random.normal() for kind in kinds}
-        for (name, tp, _), (run, deviation) in base.items():
-            error = parts @ [machine, of_model[name], of_work[name, tp], random.normal()]
-            seconds = run.measured_s * float(np.exp(deviation * error))
-            runs.append(replace(run, source=f"made up {source}", measured_s=seconds))
-    folds = {run.family: planner.default_constants() for run in runs}
-    shares = shared_shares(runs, folds)
-    assert shares == pytest.approx(wanted, abs=0.06)
 
 
 def test_calibration_needs_something() -> None:

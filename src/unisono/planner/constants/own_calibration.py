@@ -162,7 +162,9 @@ def _with_links(
         if link.device != device.name:
             continue
         if link.place == "domain":
+            known = ("link_share", "link_start_s", "link_rank_s")
             constants = constants.changed(
+                covariance=constants.covariance.without(known),
                 link_share=link.share * link.device_Bps / device.link_Bps,
                 link_start_s=constants.link_start_s * link.start,
                 link_rank_s=constants.link_rank_s * link.start,
@@ -170,7 +172,9 @@ def _with_links(
         else:
             share = link.share * link.device_Bps / device.network_Bps
             ratio = share / constants.network_share
+            known = ("network_share", "network_start_s", "exchange_share")
             constants = constants.changed(
+                covariance=constants.covariance.without(known),
                 network_share=share,
                 network_start_s=constants.network_start_s * link.start,
                 exchange_share=constants.exchange_share * ratio,
@@ -185,8 +189,9 @@ def _effect(
     runs = [run for run in own if run.like.machine == like.machine]
     if not runs:
         return RunEffect(0, 1.0, 1.0)
-    shared = np.array([run.like.shared(like, constants.shared) for run in runs])
-    matrix = np.array([[a.like.shared(b.like, constants.shared) for a in runs] for b in runs])
+    shares = constants.shared
+    shared = np.array([run.like.shared(like, shares) for run in runs])
+    matrix = np.array([[a.like.shared(b.like, shares) for a in runs] for b in runs])
     np.fill_diagonal(matrix, 1.0)
     weights = np.linalg.solve(matrix, shared)
     errors = np.array([run.error for run in runs])

@@ -28,12 +28,17 @@ class ExchangeTimes:
     """Computes times of exchanges in groups of a cluster. Sizes are bytes, times are seconds."""
 
     def __init__(self, cluster: Cluster, constants: CalibratedConstants) -> None:
+        self._cluster = cluster
         self._domain = cluster.domain
         self._link_Bps = cluster.domain_Bps * constants.link_share
         self._network_Bps = cluster.between_Bps * constants.network_share
         self._expert_Bps = cluster.between_Bps * constants.exchange_share
         self._constants = constants
         self._known: dict[GroupPlace, tuple[float, float]] = {}
+
+    def with_constants(self, constants: CalibratedConstants) -> ExchangeTimes:
+        """Returns the exchanges of the same cluster with other constants."""
+        return ExchangeTimes(self._cluster, constants)
 
     def place(self, ranks: int, stride: int) -> GroupPlace:
         """Returns the position of a group whose neighbours are `stride` devices apart."""
