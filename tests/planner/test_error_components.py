@@ -21,6 +21,7 @@ from unisono.planner.constants.constant_covariance import (
     covariances_from,
     covariances_text,
 )
+from unisono.planner.constants.run_similarity import similarity
 from unisono.planner.prediction_error import error_deviation, log_gradient
 from unisono.planner.run_choices import RunModel
 from unisono.planner.validation.validation import fold_constants
@@ -57,7 +58,7 @@ def made_up_errors(sources: int, sigma: dict[str, float]) -> np.ndarray:
         sigma["work"] * random.normal(size=(sources, 2, 2, 1)),
         sigma["run"] * random.normal(size=shape),
     ]
-    return sum(np.broadcast_to(part, shape) for part in parts).reshape(-1)
+    return np.ravel(np.sum([np.broadcast_to(part, shape) for part in parts], axis=0))
 
 
 @pytest.mark.parametrize(
@@ -79,15 +80,15 @@ def test_hidden_parts_are_found(hidden: dict[str, float]) -> None:
     assert found["experts"] == PRIORS["experts"]
 
 
-def test_shares_are_correlations_of_errors() -> None:
-    """Tests the correlation of drawn errors of pairs of runs that have more and more in common."""
-    shipped = planner.default_constants()
-    errors = made_up_errors(4000, dict(shipped.sigma)).reshape(4000, 8)
-    found = np.corrcoef(errors.T)
-    shares = shipped.shared
-    assert found[0, 4] == pytest.approx(shares["machine"], abs=0.06)
-    assert found[0, 2] == pytest.approx(shares["machine"] + shares["model"], abs=0.06)
-    assert found[0, 1] == pytest.approx(sum(shares.values()), abs=0.06)
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_own_runs_have_the_same_covariance(precision: str) -> None:
+    """Tests that a calibration by own runs uses the covariance that was fitted to the sources."""
+    sigma = planner.default_constants().sigma
+    runs = [replace(run, job=replace(run.job, precision=precision)) for run in made_up_runs(1)]
+    likes = [similarity(run.model, run.cluster, run.layout, run.job) for run in runs]
+    found = np.array([[a.covariance(b, sigma) for a in likes] for b in likes])
+    np.fill_diagonal(found, [like.variance(sigma) for like in likes])
+    assert found == pytest.approx(ErrorGroups(runs).covariance(sigma))
 
 
 def test_a_cause_of_some_runs_is_half_common_to_a_model() -> None:
@@ -161,12 +162,14 @@ def test_a_device_without_runs_is_less_certain() -> None:
     assert deviation("b200", without) > 1.5 * deviation("a100", without)
 
 
-def test_central_quantile_counts_families_equally() -> None:
+def test_quantile_covers_errors_and_groups() -> None:
     errors = [0.1, -0.2, 0.3, -0.4, 5.0]
     assert central_quantile(errors, ["a"] * 5, 0.8) == 0.4
-    # four runs of one family count as much as one run of the other
+    # four errors of one group count as much as one error of the other
     assert central_quantile(errors, ["a"] * 4 + ["b"], 0.5) == 0.4
     assert central_quantile(errors, ["a"] * 4 + ["b"], 0.6) == 5.0
+    # half of the errors of both groups are small, but 0.6 of all errors are large
+    assert central_quantile([0.1, 1.0, 1.0, 1.0, 0.1], ["a"] * 4 + ["b"], 0.5) == 1.0
 
 
 def test_file_of_covariances() -> None:

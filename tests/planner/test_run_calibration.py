@@ -22,8 +22,12 @@ MODEL = planner.load_model("gpt3-7.5b")
 CLUSTER = planner.Cluster.parse("a100:16")
 LAYOUT = planner.Layout(dp=4, tp=4, sequence_parallel=True, zero=1)
 JOB = planner.Workload(seq=2048, global_batch=64, micro_batch=2, recompute="selective")
-SHARES = planner.default_constants().shared
-SAME_WORK = sum(SHARES.values())
+SIGMA = planner.default_constants().sigma
+PARTS = ("source", "model", "work", "run")
+WHOLE = sum(SIGMA[name] ** 2 for name in PARTS)
+SAME_MACHINE, SAME_MODEL, SAME_WORK = (
+    sum(SIGMA[name] ** 2 for name in PARTS[:count]) / WHOLE for count in (1, 2, 3)
+)
 
 
 def own_run(factor: float, **changes: object) -> planner.MeasuredRun:
@@ -51,8 +55,8 @@ def width(prediction: planner.Prediction) -> float:
             {"cluster": replace(CLUSTER, devices=8), "layout": replace(LAYOUT, dp=2)},
             SAME_WORK,
         ),
-        ({"layout": planner.Layout(dp=2, tp=8, zero=1)}, SHARES["machine"] + SHARES["model"]),
-        ({"model": planner.load_model("gpt3-3.6b")}, SHARES["machine"]),
+        ({"layout": planner.Layout(dp=2, tp=8, zero=1)}, SAME_MODEL),
+        ({"model": planner.load_model("gpt3-3.6b")}, SAME_MACHINE),
         # ZeRO-3, which runs in other software than the own run
         ({"layout": planner.Layout(dp=16, zero=3)}, 0.0),
         ({"cluster": planner.Cluster.parse("h100:16")}, 0.0),
@@ -86,7 +90,7 @@ def test_several_runs_are_the_conditional_distribution() -> None:
         for factor, layout, job in zip(factors, works, jobs, strict=True)
     ]
     known = step(planner.calibrate(runs=runs))
-    near = SHARES["machine"] + SHARES["model"]
+    near = SAME_MODEL
     same = SAME_WORK
     # rows: the three runs, then the predicted run, whose settings equal the first run's
     covariance = np.array(

@@ -53,8 +53,10 @@ def test_one_run_of_a_source_helps(rows: dict[str, planner.ErrorRow]) -> None:
     found = rows["MLPerf"]
     assert found.one_run is not None and found.one_run < 0.03 < found.held_out
     assert found.one_run_covered is not None and found.one_run_covered > 0.9
-    better = [row.one_run < row.held_out for row in rows.values() if row.one_run is not None]
-    assert sum(better) >= 7
+    pairs = [(row.one_run, row.held_out) for row in rows.values() if row.one_run is not None]
+    assert sum(one_run < held_out for one_run, held_out in pairs) >= 6
+    known, blind = np.mean(pairs, axis=0)
+    assert known < 0.97 * blind
 
 
 def test_layouts_are_ranked(rows: dict[str, planner.ErrorRow]) -> None:
@@ -75,14 +77,14 @@ def test_intervals_hold_most_runs(rows: dict[str, planner.ErrorRow]) -> None:
     ):
         assert 0.75 <= np.average(covered, weights=runs) <= 0.9
         assert 0.75 <= np.mean(covered) <= 0.92
-        assert sum(share >= 0.65 for share in covered) >= 8
+        assert sum(share >= 0.7 for share in covered) >= 9
 
 
 def test_intervals_are_narrow(rows: dict[str, planner.ErrorRow]) -> None:
     for family, row in rows.items():
-        assert row.fitted_width < (2.4 if "experts" in family else 1.65), family
+        assert row.fitted_width < (2.0 if "experts" in family else 1.5), family
     # No other source has the host times of vTrain's small models.
-    assert sum(row.width < 1.75 for row in rows.values()) >= 8
+    assert sum(row.width < 1.6 for row in rows.values()) >= 8
 
 
 def test_one_own_run_narrows_the_intervals(rows: dict[str, planner.ErrorRow]) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import Workload
+from unisono.planner.inputs.workload import LOW_PRECISIONS, Workload
 from unisono.planner.run_choices import RunModel
 from unisono.planner.step_times.step_time import StepModel
 
@@ -53,7 +53,7 @@ def error_causes(model: Transformer, cluster: Cluster, job: Workload) -> tuple[s
         found.append("experts")
     if job.micro_batch is None or job.recompute is None:
         found.append("not stated")
-    if job.precision in ("fp8", "fp4"):
+    if job.precision in LOW_PRECISIONS:
         found.append("low precision")
     if cluster.kind.architecture not in FITTED_ARCHITECTURES:
         found.append("other device")

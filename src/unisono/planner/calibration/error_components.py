@@ -113,12 +113,15 @@ def constants_factor(covariance: _Floats, gradients: _Floats, widths: _Floats) -
     return factor
 
 
-def central_quantile(errors: Sequence[float], families: Sequence[str], share: float) -> float:
-    """Returns the size of error that a share of the errors does not exceed. Each family counts
-    equally.
+def central_quantile(errors: Sequence[float], groups: Sequence[str], share: float) -> float:
+    """Returns the size of error that a share of the errors does not exceed, whether all errors
+    count equally or all groups.
     """
     sizes = np.abs(errors)
-    weights = np.array([1 / families.count(family) for family in families])
     order = np.argsort(sizes)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    return float(sizes[order][np.searchsorted(reached, share)])
+    counts = np.array([1 / groups.count(group) for group in groups])
+    found = 0.0
+    for weights in (np.ones(len(sizes)), counts):
+        reached = np.cumsum(weights[order]) / weights.sum()
+        found = max(found, float(sizes[order][np.searchsorted(reached, share - 1e-9)]))
+    return found

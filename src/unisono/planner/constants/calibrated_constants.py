@@ -103,19 +103,6 @@ class CalibratedConstants:
     covariance: ConstantCovariance = field(default_factory=ConstantCovariance, hash=False)
     """Uncertainty of the fitted constants."""
 
-    @property
-    def shared(self) -> dict[str, float]:
-        """Shares of the error's variance that are common to two runs of the same machine, model or
-        work of each device.
-        """
-        parts = {name: self.sigma[name] ** 2 for name in ("source", "model", "work", "run")}
-        whole = sum(parts.values())
-        return {
-            "machine": parts["source"] / whole,
-            "model": parts["model"] / whole,
-            "work": parts["work"] / whole,
-        }
-
     def matmul(self, architecture: str, precision: str) -> float:
         """Returns the share of the peak that large matrix products reach."""
         return _by_architecture(self.efficiency, architecture, _family(precision))

@@ -80,14 +80,16 @@ class ExchangeTimes:
         """Returns the time in which each rank sends `nbytes` of tokens to each of `copies` random
         ranks.
 
-        A token is sent once to each domain that has at least one of its experts, and is copied
-        inside the domain (as in DeepEP). Links inside and between domains work at the same time.
+        A token is sent once to each domain that has at least one of its experts, and inside the
+        domain once to each rank that has at least one (as in DeepEP). Links inside and between
+        domains work at the same time.
         """
         if group.ranks < 2:
             return 0.0
         domains = group.ranks / group.local
-        inside_s = nbytes * copies * (1 - 1 / group.local) / self._link_Bps
-        reached = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
+        received = reached_ranks(group.ranks, copies)
+        inside_s = nbytes * received * (1 - 1 / group.local) / self._link_Bps
+        reached = reached_ranks(domains, copies) * (1 - 1 / domains)
         outside_s = nbytes * reached / self._expert_Bps
         return self.start_s(group) + max(inside_s, outside_s)
 
@@ -97,6 +99,15 @@ class ExchangeTimes:
         if stride < self._domain:
             return constants.link_start_s / 2 + nbytes / self._link_Bps
         return constants.network_start_s + nbytes / self._network_Bps
+
+
+def reached_ranks(ranks: float, copies: int) -> float:
+    """Returns the mean number of different ranks that `copies` independent random choices reach.
+
+    >>> reached_ranks(2, 2)
+    1.5
+    """
+    return ranks * (1 - (1 - 1 / ranks) ** copies)
 
 
 def exchange_times(cluster: Cluster, constants: CalibratedConstants) -> ExchangeTimes:

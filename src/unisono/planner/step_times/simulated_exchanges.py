@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from unisono.algorithms import build
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.device_cluster import Cluster
-from unisono.planner.step_times.exchange_times import ExchangeTimes, GroupPlace
+from unisono.planner.step_times.exchange_times import ExchangeTimes, GroupPlace, reached_ranks
 from unisono.simulator import Job, simulate
 
 _SMALL, _LARGE = 1e3, 64e6
@@ -65,7 +65,8 @@ class SimulatedExchanges(ExchangeTimes):
             found = self._line(list(self._groups(group)), "all_to_all", "direct")
             self._lines["route", group] = found
         latency_s, byte_s = found
-        sent_s = nbytes * copies * byte_s / self._software.exchange_share
+        sent = nbytes * reached_ranks(group.ranks, copies)
+        sent_s = sent * byte_s / self._software.exchange_share
         return self.start_s(group) + latency_s + sent_s
 
     def send_s(self, nbytes: float, stride: int) -> float:
