@@ -22,7 +22,7 @@ BASE = ("source", "model", "work", "run")
 """The parts of each error, from the one that most runs share to the one that no runs share."""
 _SIGMA_WIDTH = 0.75
 """Standard deviation of the logarithm of a part's deviation around its prior."""
-_LARGEST = 0.4
+_LARGEST = 0.5
 """Largest error that counts in the fit. A few runs have larger errors that the model cannot
 explain."""
 
@@ -99,7 +99,10 @@ def fit_sigma(
         likelihood = away @ cho_solve(factor, away) / 2 + np.sum(np.log(np.diag(factor[0])))
         return float(likelihood + np.sum((logs / _SIGMA_WIDTH) ** 2) / 2)
 
-    found = minimize(cost, np.zeros(len(names)), method="L-BFGS-B", options={"maxiter": 40})
+    # Four widths from the prior, the covariance is still far from singular.
+    limits = [(-4 * _SIGMA_WIDTH, 4 * _SIGMA_WIDTH)] * len(names)
+    start = np.zeros(len(names))
+    found = minimize(cost, start, method="L-BFGS-B", bounds=limits, options={"maxiter": 40})
     moved = {name: priors[name] * float(np.exp(x)) for name, x in zip(names, found.x, strict=True)}
     return {**priors, **moved}
 
