@@ -1,4 +1,4 @@
-"""Measures the planner's time for one prediction, one search and the import.
+"""Measures the planner's time for one prediction, its interval, one search and the import.
 
     python benchmarks/planner_speed.py
 
@@ -56,6 +56,8 @@ def main() -> None:
     print(f"a loop of 1,000 squares: {loop_us:.0f} us")
     seen_us = shortest_us(lambda: planner.predict(MODEL, CLUSTER, layout, JOB))
     print(f"predict, workload seen before: {seen_us:.0f} us; new workload: {new_run_us():.0f} us")
+    interval_us = shortest_us(lambda: planner.predict(MODEL, CLUSTER, layout, JOB).low_s, 10)
+    print(f"predict with its interval: {interval_us:.0f} us")
     begin = time.perf_counter()
     found = planner.search(MODEL, CLUSTER, OPEN_JOB, schedules=("1f1b", "zb1p", "gpipe"))
     search_s = time.perf_counter() - begin

@@ -16,15 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono import planner
-from unisono.planner.validation.error_correlation import shared_shares
 from unisono.planner.validation.one_run_validation import one_run_errors
 
 MODEL = planner.load_model("gpt3-7.5b")
 CLUSTER = planner.Cluster.parse("a100:16")
 LAYOUT = planner.Layout(dp=4, tp=4, sequence_parallel=True, zero=1)
 JOB = planner.Workload(seq=2048, global_batch=64, micro_batch=2, recompute="selective")
-SHARES = planner.default_constants().shared
-SAME_WORK = sum(SHARES.values())
+SIGMA = planner.default_constants().sigma
+PARTS = ("source", "model", "work", "run")
+WHOLE = sum(SIGMA[name] ** 2 for name in PARTS)
+SAME_MACHINE, SAME_MODEL, SAME_WORK = (
+    sum(SIGMA[name] ** 2 for name in PARTS[:count]) / WHOLE for count in (1, 2, 3)
+)
 
 
 def own_run(factor: float, **changes: object) -> planner.MeasuredRun:
@@ -52,8 +55,8 @@ def width(prediction: planner.Prediction) -> float:
             {"cluster": replace(CLUSTER, devices=8), "layout": replace(LAYOUT, dp=2)},
             SAME_WORK,
         ),
-        ({"layout": planner.Layout(dp=2, tp=8, zero=1)}, SHARES["machine"] + SHARES["model"]),
-        ({"model": planner.load_model("gpt3-3.6b")}, SHARES["machine"]),
+        ({"layout": planner.Layout(dp=2, tp=8, zero=1)}, SAME_MODEL),
+        ({"model": planner.load_model("gpt3-3.6b")}, SAME_MACHINE),
         # ZeRO-3, which runs in other software than the own run
         ({"layout": planner.Layout(dp=16, zero=3)}, 0.0),
         ({"cluster": planner.Cluster.parse("h100:16")}, 0.0),
@@ -87,7 +90,7 @@ def test_several_runs_are_the_conditional_distribution() -> None:
         for factor, layout, job in zip(factors, works, jobs, strict=True)
     ]
     known = step(planner.calibrate(runs=runs))
-    near = SHARES["machine"] + SHARES["model"]
+    near = SAME_MODEL
     same = SAME_WORK
     # rows: the three runs, then the predicted run, whose settings equal the first run's
     covariance = np.array(
@@ -165,35 +168,6 @@ def test_validation_with_one_run_is_predict_with_a_calibration() -> None:
     known = one_run_errors(runs, blind, constants)
     assert known is not None and known.error == pytest.approx(np.mean(errors))
     assert one_run_errors(runs[:1], blind[:1], constants) is None
-
-
-def test_shares_of_made_up_errors_are_found() -> None:
-    """Tests that errors with known parts give the shares of these parts."""
-    random = np.random.default_rng(1)
-    wanted = {"machine": 0.5, "model": 0.2, "work": 0.2}
-    kinds = [(name, tp) for name in ("gpt3-1.7b", "gpt3-3.6b") for tp in (1, 2)]
-    base = {}
-    for name, tp in kinds:
-        for dp in (8, 16):
-            layout = planner.Layout(dp=dp, tp=tp, zero=1)
-            where = replace(CLUSTER, devices=dp * tp)
-            model = planner.load_model(name)
-            run = own_run(1.0, model=model, layout=layout, cluster=where)
-            found = planner.predict_run(run, planner.default_constants())
-            base[name, tp, dp] = run, found.deviation
-    parts = np.sqrt([*wanted.values(), 0.1])
-    runs = []
-    for source in range(400):
-        machine = random.normal()
-        of_model = {name: random.normal() for name, _ in kinds}
-        of_work = {kind: random.normal() for kind in kinds}
-        for (name, tp, _), (run, deviation) in base.items():
-            error = parts @ [machine, of_model[name], of_work[name, tp], random.normal()]
-            seconds = run.measured_s * float(np.exp(deviation * error))
-            runs.append(replace(run, source=f"made up {source}", measured_s=seconds))
-    folds = {run.family: planner.default_constants() for run in runs}
-    shares = shared_shares(runs, folds)
-    assert shares == pytest.approx(wanted, abs=0.06)
 
 
 def test_calibration_needs_something() -> None:

@@ -105,3 +105,23 @@ def test_first_and_last_stage_sum_a_tied_embedding(pp: int, precision: str) -> N
         ),
     )
     assert step.time["gradients"] > 0
+
+
+def test_other_constants_use_the_same_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that exchanges with other constants equal new exchanges, without a new simulation."""
+    now = simulated(topology.torus([4, 4]))
+    other = CONSTANTS.changed(network_share=0.5, exchange_share=0.25, link_start_s=1e-3)
+    fresh = SimulatedExchanges(now._cluster, other)
+
+    def times(exchanges: SimulatedExchanges) -> list[float]:
+        group = exchanges.place(4, 4)
+        return [
+            exchanges.all_reduce_s(1e6, group),
+            exchanges.route_s(1e6, 2, group),
+            exchanges.send_s(1e6, 4),
+        ]
+
+    first, expected = times(now), times(fresh)
+    monkeypatch.setattr(SimulatedExchanges, "_line", None)
+    found = times(now.with_constants(other))
+    assert found == expected and found != first

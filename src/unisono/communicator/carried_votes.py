@@ -12,8 +12,8 @@ import numpy as np
 from unisono.types import DType, ReduceOp
 
 MOST_BYTES = 1024
-"""Most bytes of data that carry a vote. In a void call, the data move for nothing. Beside more data,
-the time of a separate vote does not matter."""
+"""Most bytes of data that carry a vote. In a void call, the data move for nothing. In a call with
+more data, the time of a separate vote does not matter."""
 
 _AGREEMENT_0 = (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR)
 _AGREEMENT_1 = (ReduceOp.MIN, ReduceOp.PROD, ReduceOp.BAND)

@@ -8,11 +8,7 @@ from functools import cached_property, lru_cache
 from math import exp, sqrt
 from typing import overload
 
-from unisono.planner.constants.calibrated_constants import (
-    QUANTILE_90,
-    CalibratedConstants,
-    default_constants,
-)
+from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.constants.own_calibration import Calibration, RunEffect
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
@@ -21,6 +17,7 @@ from unisono.planner.inputs.training_flops import step_flops
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.memory.stage_memory import MEMORY_KINDS
+from unisono.planner.prediction_error import error_deviation
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction, predict_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.run_choices import RunModel
@@ -37,10 +34,6 @@ class Prediction:
     """The workload, in which the planner has made all open choices."""
     step_s: float
     """Seconds of one optimizer step."""
-    low_s: float
-    """Lower end of the interval that holds 80 % of measured steps."""
-    high_s: float
-    """Upper end of the interval that holds 80 % of measured steps."""
     time: Mapping[str, float]
     """Seconds by kind; their sum is `step_s`."""
     memory_bytes: int
@@ -52,8 +45,6 @@ class Prediction:
     and fp4, the peak is that of bf16."""
     tokens_per_s: float
     """Tokens per second of all devices."""
-    deviation: float
-    """Standard deviation of the logarithm of measured over predicted time."""
     effect: RunEffect
     """Effect of the user's own runs (`calibration`) on this prediction."""
     _run: RunModel = field(repr=False, compare=False)
@@ -67,6 +58,32 @@ class Prediction:
     def cluster(self) -> Cluster:
         """The devices of the layout."""
         return self._run.cluster
+
+    @cached_property
+    def _blind(self) -> float:
+        """Standard deviation of the logarithm of measured over predicted time, without the user's
+        own runs.
+        """
+        return error_deviation(self._run, self.layout, self._micro_batch, self._recompute)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the logarithm of measured over predicted time."""
+        return self._blind * sqrt(self.effect.unknown)
+
+    @property
+    def low_s(self) -> float:
+        """Lower end of the interval that holds 80 % of measured steps."""
+        return self.step_s / self._spread(self.deviation)
+
+    @property
+    def high_s(self) -> float:
+        """Upper end of the interval that holds 80 % of measured steps."""
+        return self.step_s * self._spread(self.deviation)
+
+    def _spread(self, deviation: float) -> float:
+        """Returns the ratio of the upper end of the interval to the step time."""
+        return exp(self._run.constants.interval_quantile * deviation)
 
     @property
     def fits(self) -> bool:
@@ -91,13 +108,12 @@ class Prediction:
 
     def interval_text(self) -> str:
         """Returns one line with the width of the interval and the effect of the user's runs."""
-        width = exp(QUANTILE_90 * self.deviation) - 1
-        text = f"80 % interval: within {width:.0%}"
+        text = f"80 % interval: within {self._spread(self.deviation) - 1:.0%}"
         if self._run.calibration is None:
             return text
         if not self.effect.runs:
             return f"{text}; the calibration has no run of this device and software"
-        before = exp(QUANTILE_90 * self.deviation / sqrt(self.effect.unknown)) - 1
+        before = self._spread(self._blind) - 1
         runs = f"{self.effect.runs} own run{'s' if self.effect.runs > 1 else ''}"
         return f"{text} after {runs}, {before:.0%} without; all times x {self.effect.factor:.3f}"
 
@@ -217,55 +233,16 @@ def prediction_of(
     if job.micro_batch != micro_batch or job.recompute != recompute:
         job = replace(job, micro_batch=micro_batch, recompute=recompute)
     step_s = sum(kinds.values())
-    blind = error_deviation(run, kinds, step_s)
-    effect = run.effect(layout, micro_batch, recompute)
-    deviation = blind * sqrt(effect.unknown)
-    spread = exp(QUANTILE_90 * deviation)
     flops = step_flops(run.model, seq=job.seq, batch=job.global_batch)
     return Prediction(
         layout=layout,
         job=job,
         step_s=step_s,
-        low_s=step_s / spread,
-        high_s=step_s * spread,
         time=kinds,
         memory_bytes=round(run.memory.fullest_bytes(layout, micro_batch, recompute)),
         capacity_bytes=int(run.capacity_bytes),
         mfu=flops / (step_s * run.times.kernels.wide_peak * run.cluster.devices),
         tokens_per_s=job.tokens / step_s,
-        deviation=deviation,
-        effect=effect,
+        effect=run.effect(layout, micro_batch, recompute),
         _run=run,
     )
-
-
-def error_deviation(run: RunModel, kinds: Mapping[str, float], step_s: float) -> float:
-    """Returns the standard deviation of the logarithm of measured over predicted time.
-
-    The causes are independent, so the squares of their deviations add.
-    """
-    sigma = run.constants.sigma
-    shares = deviation_shares(run.model, run.cluster, run.workload, kinds, step_s)
-    return sqrt(sum((sigma[name] * share) ** 2 for name, share in shares.items()))
-
-
-def deviation_shares(
-    model: Transformer,
-    cluster: Cluster,
-    job: Workload,
-    kinds: Mapping[str, float],
-    step_s: float,
-) -> dict[str, float]:
-    """Returns, for each cause of errors, the factor of its standard deviation in this prediction.
-
-    The causes are a base of all predictions, waiting for the host (the factor is its share of the
-    step), experts, choices that are not stated, and devices that no constant was fitted to.
-    """
-    fitted = cluster.kind.architecture in ("ampere", "hopper", "blackwell")
-    return {
-        "base": 1.0,
-        "host": kinds["host"] / step_s,
-        "experts": float(model.experts > 0),
-        "not stated": float(job.micro_batch is None or job.recompute is None),
-        "other device": float(not fitted),
-    }

@@ -68,7 +68,7 @@ class RunModel:
         """Smallest factor that the user's own runs give for the time of a layout of this model."""
         if self.calibration is None:
             return 1.0
-        return self.calibration.least_factor(self.model, self.constants)
+        return self.calibration.least_factor(self.model, self.workload.precision, self.constants)
 
     def fastest(self, layout: Layout) -> tuple[Layout, int, str, dict[str, float]]:
         """Returns the fastest choice that fits in memory, or if none fits, the choice that needs

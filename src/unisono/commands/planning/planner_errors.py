@@ -33,7 +33,7 @@ def errors_output(options: PlanOptions) -> PlanOutput:
         ],
         "constants": planner.constants_document()["constants"],
     }
-    parts = [_errors_table(rows), _memory_table(memory), _constants_table()]
+    parts = [_errors_table(rows), _intervals_table(rows), _memory_table(memory), _constants_table()]
     return PlanOutput(parts=parts, document=document, written=written)
 
 
@@ -46,7 +46,6 @@ def _errors_table(rows: Sequence[ErrorRow]) -> Table:
         "held out",
         "one run",
         "worst",
-        "in interval",
         "tau",
         "regret",
     )
@@ -60,7 +59,6 @@ def _errors_table(rows: Sequence[ErrorRow]) -> Table:
             f"{row.held_out:.1%}",
             "-" if row.one_run is None else f"{row.one_run:.1%}",
             f"{row.worst:.0%}",
-            f"{row.covered:.0%}",
             "-" if row.tau is None else f"{row.tau:.2f}",
             "-" if row.regret is None else f"{row.regret:.1%}",
         )
@@ -68,6 +66,30 @@ def _errors_table(rows: Sequence[ErrorRow]) -> Table:
         "fitted: constants fitted to all sources. held out, and columns after it: constants "
         "fitted to the other sources. one run: held out, calibrated with one other run of the same "
         "source. tau, regret: order of runs that differ in layout only."
+    )
+    return table
+
+
+def _intervals_table(rows: Sequence[ErrorRow]) -> Table:
+    table = Table(title="80 % intervals by source", title_justify="left")
+    for name in ("source", "bias", "spread", "held out", "width", "one run", "width", "fitted"):
+        table.add_column(name, justify="left" if name == "source" else "right")
+    for row in rows:
+        known = row.one_run_covered is not None
+        table.add_row(
+            row.family,
+            f"{row.bias:+.3f}",
+            f"{row.spread:.3f}",
+            f"{row.covered:.0%}",
+            f"{row.width:.2f}",
+            f"{row.one_run_covered:.0%}" if known else "-",
+            f"{row.one_run_width:.2f}" if known else "-",
+            f"{row.fitted_covered:.0%}",
+        )
+    table.caption = (
+        "bias, spread: mean and standard deviation of the logarithm of measured over predicted "
+        "time, held out. held out, one run, fitted: share of runs inside the interval, with the "
+        "constants of the table above. width: median ratio of the interval's ends."
     )
     return table
 

@@ -1,31 +1,41 @@
 """Fits the constants to measured runs: `python -m unisono.planner.calibration.constant_fit`.
 
-The fit minimises a robust loss of two kinds of logarithms: that of the predicted over the measured
-time, for each run, and that of the value over the prior value, for each constant. It needs SciPy.
+The fit minimises a robust loss of two kinds of logarithms: those of the measured over the predicted
+time, for each run, and those of the value over the prior value, for each constant. It needs SciPy.
 Runs are weighted so that a family of n runs counts as n^(1/2). For cross-validation, the constants
-are also fitted without each family (a fold). The errors of all fits give the widths of the 80 %
-interval.
+are also fitted without each family (a fold). Each fit also gives the parts that errors have in
+common and the covariance of the constants, which together determine the 80 % interval.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import log
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.planner.calibration.interval_fit import interval_widths
+from unisono.planner.calibration.error_components import (
+    ErrorGroups,
+    central_quantile,
+    constants_factor,
+    fit_sigma,
+)
 from unisono.planner.constants.calibrated_constants import (
     CalibratedConstants,
     constants_document,
     constants_from,
 )
+from unisono.planner.constants.constant_covariance import ConstantCovariance, covariances_text
+from unisono.planner.prediction_error import log_gradient
 from unisono.planner.run_choices import RunModel
-from unisono.planner.validation.error_correlation import shared_shares
 from unisono.planner.validation.ground_truth import MeasuredRun, measured_runs
+from unisono.planner.validation.validation import predict_run, row_name
 
 _DEVIATION = 0.08
 """Error of a step time that counts as much as a constant one width away from its prior."""
@@ -35,8 +45,21 @@ _ROUNDS = 2
 _SENSITIVE = 0.02
 """Minimum relative change of a time, per relative change of a constant, in a run that determines
 the constant."""
+_COVERED = 0.82
+"""Share of the runs that the interval must contain, as a mean over runs and as a mean over sources:
+a little over 80 %."""
 
 _Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantFit:
+    """Constants fitted to runs, by name, with their covariance and the parts of the errors."""
+
+    values: Mapping[str, float]
+    """All constants except those of intervals. Those that were not fitted have their priors."""
+    sigma: Mapping[str, float]
+    covariance: ConstantCovariance
 
 
 class _FixedRun:
@@ -47,38 +70,57 @@ class _FixedRun:
     def __init__(self, run: MeasuredRun, constants: CalibratedConstants) -> None:
         self._run = run
         model = RunModel(run.model, run.cluster, run.job, constants)
-        self._layout, self._micro_batch, self._recompute, _ = model.fastest(run.layout)
+        self._times = model.times
+        self._choice = model.fastest(run.layout)[:3]
 
-    def log_error(self, constants: CalibratedConstants) -> float:
-        run = self._run
-        model = RunModel(run.model, run.cluster, run.job, constants)
-        kinds = model.times.step(self._layout, self._micro_batch, self._recompute)
-        return float(np.log(sum(kinds.values()) / run.measured_s))
+    def error(self, constants: CalibratedConstants) -> float:
+        """Returns the logarithm of the measured over the predicted time."""
+        kinds = self._times.with_constants(constants).step(*self._choice)
+        return float(np.log(self._run.measured_s / sum(kinds.values())))
+
+    def gradient(self, constants: CalibratedConstants, names: Sequence[str]) -> _Floats:
+        return log_gradient(self._times.with_constants(constants), names, *self._choice)
+
+
+class _Priors:
+    """The priors of all constants and of the errors' parts, and the widths of fitted constants."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        entries = document["constants"]
+        self.values = {name: entry["prior"] for name, entry in entries.items()}
+        self.names = tuple(name for name, entry in entries.items() if entry.get("width"))
+        self.widths = np.array([entries[name]["width"] for name in self.names])
+        self.sigma = {
+            name.removeprefix("sigma/"): value
+            for name, value in self.values.items()
+            if name.startswith("sigma/")
+        }
+
+    def moved(self, offsets: _Floats) -> dict[str, float]:
+        """Returns the constants whose logarithms are `offsets` away from the priors."""
+        pairs = zip(self.names, offsets, strict=True)
+        return {**self.values, **{name: self.values[name] * float(np.exp(x)) for name, x in pairs}}
+
+    def offsets(self, values: Mapping[str, float]) -> _Floats:
+        return np.log([values[name] / self.values[name] for name in self.names])
 
 
 def fit_constants(
     runs: Sequence[MeasuredRun], document: Mapping[str, Any] | None = None
-) -> dict[str, float]:
-    """Returns the constants fitted to runs, by name. `document` has the priors and their widths.
+) -> ConstantFit:
+    """Returns the constants fitted to runs. `document` has the priors and their widths.
 
     Raises ImportError without SciPy.
     """
-    document = document or constants_document()
-    priors = {name: entry["prior"] for name, entry in document["constants"].items()}
-    names = [name for name, entry in document["constants"].items() if entry.get("width")]
-    widths = np.array([document["constants"][name]["width"] for name in names])
-    values = dict(priors)
+    priors = _Priors(document or constants_document())
+    values = dict(priors.values)
     for _ in range(_ROUNDS):
-        values = _fit_once(runs, names, widths, priors, values)
-    return values
+        values = _fit_once(runs, priors, values)
+    return _with_intervals(runs, priors, values)
 
 
 def _fit_once(
-    runs: Sequence[MeasuredRun],
-    names: Sequence[str],
-    widths: _Floats,
-    priors: Mapping[str, float],
-    start: Mapping[str, float],
+    runs: Sequence[MeasuredRun], priors: _Priors, start: Mapping[str, float]
 ) -> dict[str, float]:
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
@@ -86,27 +128,51 @@ def _fit_once(
     weights = _weights(runs) / _DEVIATION
 
     def residuals(offsets: _Floats) -> _Floats:
-        constants = _constants(_moved(priors, names, offsets))
-        errors = np.array([run.log_error(constants) for run in fixed])
-        return np.concatenate([errors * weights, offsets / widths])
+        constants = _constants(priors.moved(offsets))
+        errors = np.array([run.error(constants) for run in fixed])
+        return np.concatenate([errors * weights, offsets / priors.widths])
 
-    begin = np.array([np.log(start[name] / priors[name]) for name in names])
+    begin = priors.offsets(start)
     found = least_squares(residuals, begin, loss="soft_l1", max_nfev=6, diff_step=_STEP)
-    return _moved(priors, names, found.x)
-
-
-def _moved(priors: Mapping[str, float], names: Sequence[str], offsets: _Floats) -> dict[str, float]:
-    moved = {name: float(priors[name] * np.exp(x)) for name, x in zip(names, offsets, strict=True)}
-    return {**priors, **moved}
-
-
-def _constants(values: Mapping[str, float]) -> CalibratedConstants:
-    return constants_from({"constants": {name: {"value": v} for name, v in values.items()}})
+    return priors.moved(found.x)
 
 
 def _weights(runs: Sequence[MeasuredRun]) -> _Floats:
     families = [run.family for run in runs]
     return np.array([2 * families.count(family) ** -0.25 for family in families])
+
+
+def _with_intervals(
+    runs: Sequence[MeasuredRun], priors: _Priors, values: Mapping[str, float]
+) -> ConstantFit:
+    """Returns the constants with their covariance and the parts of the errors, from the errors and
+    their derivatives at these values.
+    """
+    groups = ErrorGroups(runs)
+    errors, gradients = _linearised(runs, values, priors.names)
+    offsets = priors.offsets(values)
+    sigma = fit_sigma(groups, errors, gradients, offsets, priors.widths, priors.sigma)
+    factor = constants_factor(groups.covariance(sigma), gradients, priors.widths)
+    rows = tuple(tuple(map(float, row[: i + 1])) for i, row in enumerate(factor))
+    covariance = ConstantCovariance(names=priors.names, factor=rows)
+    return ConstantFit(values=values, sigma=sigma, covariance=covariance)
+
+
+def _linearised(
+    runs: Sequence[MeasuredRun], values: Mapping[str, float], names: Sequence[str]
+) -> tuple[_Floats, _Floats]:
+    """Returns the errors of runs, and the derivatives of their predicted times by constants."""
+    constants = _constants(values)
+    fixed = [_FixedRun(run, constants) for run in runs]
+    errors = np.array([run.error(constants) for run in fixed])
+    return errors, np.array([run.gradient(constants, names) for run in fixed])
+
+
+def _constants(
+    values: Mapping[str, float], covariance: ConstantCovariance | None = None
+) -> CalibratedConstants:
+    entries = {name: {"value": value} for name, value in values.items()}
+    return constants_from({"constants": entries}, covariance)
 
 
 def informing_families(
@@ -120,7 +186,7 @@ def informing_families(
     for run in runs:
         if run.family not in found:
             fixed = _FixedRun(run, _constants(values))
-            change = fixed.log_error(changed) - fixed.log_error(_constants(values))
+            change = fixed.error(_constants(values)) - fixed.error(changed)
             if abs(change) / _STEP > _SENSITIVE:
                 found[run.family] = True
     return list(found)
@@ -142,45 +208,84 @@ def thinned(runs: Sequence[MeasuredRun], largest: int = 150) -> list[MeasuredRun
 
 def write_fit(path: Path) -> None:
     """Fits the constants to all runs, then once more without each family (a fold). Writes the
-    constants of all fits to a file like `data/constants.json`.
+    constants of all fits to a file like `data/constants.json`, and their covariances to the file
+    `constant_covariances.json` beside it.
     """
     document = json.loads(json.dumps(constants_document()))
     runs = thinned(measured_runs())
-    values = fit_constants(runs, document)
+    every = fit_constants(runs, document)
+    folds = {
+        family: fit_constants([run for run in runs if run.family != family], document)
+        for family in dict.fromkeys(run.family for run in runs)
+    }
+    write_intervals(path, document, every, folds)
+
+
+def write_intervals(
+    path: Path, document: dict[str, Any], every: ConstantFit, folds: Mapping[str, ConstantFit]
+) -> None:
+    """Writes the two files of `write_fit` from the fit to all runs and the folds' fits."""
+    runs = thinned(measured_runs())
     for name, entry in document["constants"].items():
+        group, _, part = name.partition("/")
         if entry.get("width"):
-            entry["value"] = float(f"{values[name]:.4g}")
-            entry["fitted_to"] = informing_families(runs, values, name)
-    document["folds"], folds = {}, {}
-    for family in dict.fromkeys(run.family for run in runs):
-        rest = [run for run in runs if run.family != family]
-        fold = fit_constants(rest, document)
-        folds[family] = _constants(fold)
-        document["folds"][family] = {
-            name: float(f"{fold[name]:.4g}")
-            for name, entry in document["constants"].items()
-            if entry.get("width")
+            entry["value"] = _rounded(every.values[name])
+            entry["fitted_to"] = informing_families(runs, every.values, name)
+        elif group == "sigma":
+            entry["value"] = _rounded(every.sigma[part], 3)
+    document["folds"] = {
+        family: {
+            **{name: _rounded(fit.values[name]) for name in fit.covariance.names},
+            **{f"sigma/{name}": _rounded(sigma, 3) for name, sigma in fit.sigma.items()},
         }
-    _add_shared_shares(document, folds)
-    for name, width in interval_widths(measured_runs(), _constants(values), folds).items():
-        document["constants"][f"sigma/{name}"]["value"] = float(f"{width:.3g}")
+        for family, fit in folds.items()
+    }
+    known = {family: _fitted(fit) for family, fit in folds.items()}
+    _add_quantiles(document, _fitted(every), known)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    covariances = {"all": every.covariance, **{name: fit.covariance for name, fit in folds.items()}}
+    beside = path.with_name("constant_covariances.json")
+    beside.write_text(covariances_text(covariances), encoding="utf-8")
 
 
-def _add_shared_shares(document: dict[str, Any], folds: Mapping[str, CalibratedConstants]) -> None:
-    """Adds to the document the shares of error variance that similar runs have in common. They are
-    computed once from all runs, and once for each fold from the runs of the other families.
+def _fitted(fit: ConstantFit) -> CalibratedConstants:
+    sigma = {f"sigma/{name}": value for name, value in fit.sigma.items()}
+    return _constants({**fit.values, **sigma}, fit.covariance)
+
+
+def _rounded(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _add_quantiles(
+    document: dict[str, Any],
+    every: CalibratedConstants,
+    folds: Mapping[str, CalibratedConstants],
+) -> None:
+    """Adds to the document half of the interval's width in standard deviations: once from the
+    errors of all families, and once for each fold from those of the other families.
+
+    Users predict runs of known and of new kinds. So the width covers both the errors with constants
+    that were fitted to the family, and those with constants that were fitted without it.
     """
     runs = measured_runs()
-    for name, share in shared_shares(runs, folds).items():
-        entry = document["constants"][f"shared/{name}"]
-        entry["value"] = entry["prior"] = float(f"{share:.2g}")
-        entry["fitted_to"] = list(folds)
-    for family in folds:
-        rest = [run for run in runs if run.family != family]
-        document["folds"][family].update(
-            {f"shared/{name}": float(f"{v:.2g}") for name, v in shared_shares(rest, folds).items()}
-        )
+    for left_out in (None, *folds):
+        kept = [run for run in runs if run.family != left_out]
+        rows = [row_name(run) for run in kept]
+        known = [_standard_error(run, every) for run in kept]
+        new = [_standard_error(run, folds[run.family]) for run in kept]
+        quantile = max(central_quantile(errors, rows, _COVERED) for errors in (known, new))
+        if left_out is None:
+            document["constants"]["interval_quantile"]["value"] = _rounded(quantile, 3)
+        else:
+            document["folds"][left_out]["interval_quantile"] = _rounded(quantile, 3)
+
+
+@cache
+def _standard_error(run: MeasuredRun, constants: CalibratedConstants) -> float:
+    """Returns the logarithm of measured over predicted time, in standard deviations."""
+    found = predict_run(run, constants)
+    return log(run.measured_s / found.step_s) / found.deviation
 
 
 if __name__ == "__main__":

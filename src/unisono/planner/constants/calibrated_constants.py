@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from unisono.planner.constants.constant_covariance import (
+    ConstantCovariance,
+    constant_covariances,
+)
 from unisono.planner.data_files import data_text
 
-QUANTILE_90 = 1.2816
-"""The normal distribution's 90 % quantile: the interval between -q and q holds 80 %."""
 _FALLBACK = {"volta": "ampere", "davinci": "ampere", "cdna3": "hopper", "cpu": "ampere"}
 
 
@@ -95,10 +97,11 @@ class CalibratedConstants:
     """Ratio of the memory that the allocator reserves to the memory of live tensors."""
     sigma: Mapping[str, float] = field(hash=False)
     """Standard deviation of the logarithm of measured over predicted time, for each cause of
-    errors."""
-    shared: Mapping[str, float] = field(hash=False)
-    """Shares of the error's variance that are common to two runs of the same machine, model or work
-    of each device."""
+    errors except wrong constants."""
+    interval_quantile: float
+    """Half of the width of the 80 % interval of the logarithm, in standard deviations."""
+    covariance: ConstantCovariance = field(default_factory=ConstantCovariance, hash=False)
+    """Uncertainty of the fitted constants."""
 
     def matmul(self, architecture: str, precision: str) -> float:
         """Returns the share of the peak that large matrix products reach."""
@@ -112,11 +115,21 @@ class CalibratedConstants:
         """Returns the constants with some values changed."""
         return replace(self, **values)
 
+    def scaled(self, name: str, factor: float) -> CalibratedConstants:
+        """Returns the constants with one of them, named as in `data/constants.json`, multiplied by
+        a factor.
+        """
+        group, _, key = name.partition("/")
+        value = getattr(self, group)
+        return self.changed(
+            **{group: {**value, key: value[key] * factor} if key else value * factor}
+        )
+
 
 @cache
 def default_constants() -> CalibratedConstants:
     """Returns the constants that the package ships."""
-    return constants_from(constants_document())
+    return constants_from(constants_document(), constant_covariances()["all"])
 
 
 @cache
@@ -126,9 +139,13 @@ def constants_document() -> Mapping[str, Any]:
     return found
 
 
-def constants_from(document: Mapping[str, Any]) -> CalibratedConstants:
-    """Returns the constants of a document such as `data/constants.json`."""
-    groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "sigma": {}, "shared": {}}
+def constants_from(
+    document: Mapping[str, Any], covariance: ConstantCovariance | None = None
+) -> CalibratedConstants:
+    """Returns the constants of a document such as `data/constants.json`. Without `covariance`, the
+    constants are certain.
+    """
+    groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "sigma": {}}
     values: dict[str, Any] = {}
     for name, entry in document["constants"].items():
         group, _, key = name.partition("/")
@@ -136,7 +153,7 @@ def constants_from(document: Mapping[str, Any]) -> CalibratedConstants:
             groups[group][key] = entry["value"]
         else:
             values[name] = entry["value"]
-    return CalibratedConstants(**groups, **values)
+    return CalibratedConstants(**groups, **values, covariance=covariance or ConstantCovariance())
 
 
 def _family(precision: str) -> str:

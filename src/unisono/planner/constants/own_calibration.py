@@ -93,12 +93,16 @@ class Calibration:
         """Returns the calibration's effect on the prediction of a run with these properties."""
         return _effect(self.runs, like, constants)
 
-    def least_factor(self, model: Transformer, constants: CalibratedConstants) -> float:
-        """Returns the smallest factor (`RunEffect.factor`) that a layout of this model can have."""
+    def least_factor(
+        self, model: Transformer, precision: str, constants: CalibratedConstants
+    ) -> float:
+        """Returns the smallest factor (`RunEffect.factor`) that a layout of this model can have in
+        this precision.
+        """
         factors = [1.0]
         for machine in {run.like.machine for run in self.runs}:
             works = {run.like.work for run in self.runs if run.like.model == model}
-            for work in (*works, ()):
+            for work in (*works, (precision,)):
                 factors.append(self.effect(RunSimilarity(machine, model, work), constants).factor)
         return min(factors)
 
@@ -162,7 +166,9 @@ def _with_links(
         if link.device != device.name:
             continue
         if link.place == "domain":
+            known = ("link_share", "link_start_s", "link_rank_s")
             constants = constants.changed(
+                covariance=constants.covariance.without(known),
                 link_share=link.share * link.device_Bps / device.link_Bps,
                 link_start_s=constants.link_start_s * link.start,
                 link_rank_s=constants.link_rank_s * link.start,
@@ -170,7 +176,9 @@ def _with_links(
         else:
             share = link.share * link.device_Bps / device.network_Bps
             ratio = share / constants.network_share
+            known = ("network_share", "network_start_s", "exchange_share")
             constants = constants.changed(
+                covariance=constants.covariance.without(known),
                 network_share=share,
                 network_start_s=constants.network_start_s * link.start,
                 exchange_share=constants.exchange_share * ratio,
@@ -185,10 +193,11 @@ def _effect(
     runs = [run for run in own if run.like.machine == like.machine]
     if not runs:
         return RunEffect(0, 1.0, 1.0)
-    shared = np.array([run.like.shared(like, constants.shared) for run in runs])
-    matrix = np.array([[a.like.shared(b.like, constants.shared) for a in runs] for b in runs])
-    np.fill_diagonal(matrix, 1.0)
+    sigma = constants.sigma
+    shared = np.array([run.like.covariance(like, sigma) for run in runs])
+    matrix = np.array([[a.like.covariance(b.like, sigma) for a in runs] for b in runs])
+    np.fill_diagonal(matrix, [run.like.variance(sigma) for run in runs])
     weights = np.linalg.solve(matrix, shared)
     errors = np.array([run.error for run in runs])
-    unknown = max(1 - float(weights @ shared), 0.0)
+    unknown = max(1 - float(weights @ shared) / like.variance(sigma), 0.0)
     return RunEffect(len(runs), exp(float(weights @ errors)), unknown)

@@ -8,29 +8,44 @@ from typing import NamedTuple
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import Workload
+from unisono.planner.inputs.workload import LOW_PRECISIONS, Workload
 
 
 class RunSimilarity(NamedTuple):
     """Properties of a run: device and software, model, and work of each device.
 
-    Runs that differ only in data parallelism and batch have the same work.
+    Runs that differ only in data parallelism and batch have the same work. The last entry of `work`
+    is the precision.
     """
 
     machine: tuple[str, str]
     model: Transformer
     work: tuple[object, ...]
 
-    def shared(self, other: RunSimilarity, shares: Mapping[str, float]) -> float:
-        """Returns the correlation of the errors of two runs: the sum of the `shares` of those
-        properties that are equal in both runs.
+    def variance(self, sigma: Mapping[str, float]) -> float:
+        """Returns the variance of the error of the run. `sigma` has the standard deviations of the
+        parts of errors.
+        """
+        names = ("source", "model", "work", "run", *self._causes())
+        return sum(sigma[name] ** 2 for name in names)
+
+    def covariance(self, other: RunSimilarity, sigma: Mapping[str, float]) -> float:
+        """Returns the covariance of the errors of two runs of one source: the sum of the parts that
+        both have in common.
         """
         if self.machine != other.machine:
             return 0.0
-        if self.model != other.model:
-            return shares["machine"]
-        more = shares["work"] if self.work == other.work else 0.0
-        return shares["machine"] + shares["model"] + more
+        found = sigma["source"] ** 2
+        if self.model == other.model:
+            common = set(self._causes()) & set(other._causes())
+            found += sigma["model"] ** 2 + sum(sigma[name] ** 2 / 2 for name in common)
+            if self.work == other.work:
+                found += sigma["work"] ** 2
+        return found
+
+    def _causes(self) -> tuple[str, ...]:
+        experts = ("experts",) if self.model.experts else ()
+        return (*experts, "low precision") if self.work[-1] in LOW_PRECISIONS else experts
 
 
 def similarity(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, sqrt
 
-from unisono.planner.constants.calibrated_constants import (
-    QUANTILE_90,
-    CalibratedConstants,
-    default_constants,
-)
+from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.prediction_error import FITTED_ARCHITECTURES, gradient_of
 from unisono.planner.recommendation.dlrm_check import check_dlrm
 from unisono.planner.recommendation.dlrm_fit import DlrmFitter
 from unisono.planner.recommendation.dlrm_operators import products
@@ -121,7 +118,7 @@ class DlrmPrediction:
             if seconds
         ]
         nodes.sort(key=lambda node: -node.seconds)
-        width = exp(QUANTILE_90 * self.deviation) - 1
+        width = self.high_s / self.step_s - 1
         return TimeNode(
             name=f"step of {self.layout.text()}, micro batch {self.job.micro_batch}",
             seconds=self.step_s,
@@ -158,11 +155,27 @@ def predict_dlrm(
         fragmentation=constants.fragmentation,
         capacity_bytes=capacity,
     ).choose()
+
     exchanges = exchange_times(cluster, constants)
-    times = DlrmTimes(model, fit.placement, kernel_times, exchanges, constants, update=table_update)
-    kinds = times.step(fit.samples, job.global_batch // (layout.dp * fit.samples), layout.zero)
+
+    def times_with(constants: CalibratedConstants) -> DlrmTimes:
+        return DlrmTimes(
+            model,
+            fit.placement,
+            KernelTimes(cluster.kind, constants, precision=job.precision),
+            exchanges.with_constants(constants),
+            constants,
+            update=table_update,
+        )
+
+    def kinds_with(constants: CalibratedConstants) -> dict[str, float]:
+        microbatches = job.global_batch // (layout.dp * fit.samples)
+        return times_with(constants).step(fit.samples, microbatches, layout.zero)
+
+    kinds = kinds_with(constants)
     step_s = sum(kinds.values())
-    deviation = _deviation(constants, cluster, kinds, step_s)
+    deviation = _deviation(constants, cluster, lambda each: sum(kinds_with(each).values()))
+    width = exp(constants.interval_quantile * deviation)
     return DlrmPrediction(
         model=model,
         cluster=cluster,
@@ -171,30 +184,31 @@ def predict_dlrm(
         placement=fit.placement,
         placed_by=placement,
         step_s=step_s,
-        low_s=step_s / exp(QUANTILE_90 * deviation),
-        high_s=step_s * exp(QUANTILE_90 * deviation),
+        low_s=step_s / width,
+        high_s=step_s * width,
         time=kinds,
         memory=fit.memory,
         capacity_bytes=int(capacity),
         deviation=deviation,
-        _times=times,
+        _times=times_with(constants),
     )
 
 
 def _deviation(
-    constants: CalibratedConstants, cluster: Cluster, kinds: Mapping[str, float], step_s: float
+    constants: CalibratedConstants,
+    cluster: Cluster,
+    step_s: Callable[[CalibratedConstants], float],
 ) -> float:
     """Returns the standard deviation of the logarithm of measured over predicted time.
 
     No constant was fitted to recommendation models, so the cause "experts", the largest error of a
     kind of model, counts too.
     """
-    sigma = constants.sigma
-    fitted = cluster.kind.architecture in ("ampere", "hopper", "blackwell")
-    shares = {
-        "base": 1.0,
-        "host": (kinds["host"] + kinds["step"]) / step_s,
-        "experts": 1.0,
-        "other device": float(not fitted),
-    }
-    return sqrt(sum((sigma[name] * share) ** 2 for name, share in shares.items()))
+    causes = ["source", "model", "work", "run", "experts"]
+    if cluster.kind.architecture not in FITTED_ARCHITECTURES:
+        causes.append("other device")
+    variance = sum(constants.sigma[name] ** 2 for name in causes)
+    covariance = constants.covariance
+    if covariance.names:
+        variance += covariance.variance(gradient_of(step_s, constants, covariance.names))
+    return sqrt(variance)

@@ -28,12 +28,17 @@ class ExchangeTimes:
     """Computes times of exchanges in groups of a cluster. Sizes are bytes, times are seconds."""
 
     def __init__(self, cluster: Cluster, constants: CalibratedConstants) -> None:
+        self._cluster = cluster
         self._domain = cluster.domain
         self._link_Bps = cluster.domain_Bps * constants.link_share
         self._network_Bps = cluster.between_Bps * constants.network_share
         self._expert_Bps = cluster.between_Bps * constants.exchange_share
         self._constants = constants
         self._known: dict[GroupPlace, tuple[float, float]] = {}
+
+    def with_constants(self, constants: CalibratedConstants) -> ExchangeTimes:
+        """Returns the exchanges of the same cluster with other constants."""
+        return ExchangeTimes(self._cluster, constants)
 
     def place(self, ranks: int, stride: int) -> GroupPlace:
         """Returns the position of a group whose neighbours are `stride` devices apart."""
@@ -75,14 +80,16 @@ class ExchangeTimes:
         """Returns the time in which each rank sends `nbytes` of tokens to each of `copies` random
         ranks.
 
-        A token is sent once to each domain that has at least one of its experts, and is copied
-        inside the domain (as in DeepEP). Links inside and between domains work at the same time.
+        A token is sent once to each domain that has at least one of its experts, and inside the
+        domain once to each rank that has at least one (as in DeepEP). Links inside and between
+        domains work at the same time.
         """
         if group.ranks < 2:
             return 0.0
         domains = group.ranks / group.local
-        inside_s = nbytes * copies * (1 - 1 / group.local) / self._link_Bps
-        reached = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
+        received = reached_ranks(group.ranks, copies)
+        inside_s = nbytes * received * (1 - 1 / group.local) / self._link_Bps
+        reached = reached_ranks(domains, copies) * (1 - 1 / domains)
         outside_s = nbytes * reached / self._expert_Bps
         return self.start_s(group) + max(inside_s, outside_s)
 
@@ -104,6 +111,15 @@ class ExchangeTimes:
         if stride < self._domain:
             return constants.link_start_s / 2 + nbytes / self._link_Bps
         return constants.network_start_s + nbytes / self._network_Bps
+
+
+def reached_ranks(ranks: float, copies: int) -> float:
+    """Returns the mean number of different ranks that `copies` independent random choices reach.
+
+    >>> reached_ranks(2, 2)
+    1.5
+    """
+    return ranks * (1 - (1 - 1 / ranks) ** copies)
 
 
 def exchange_times(cluster: Cluster, constants: CalibratedConstants) -> ExchangeTimes:

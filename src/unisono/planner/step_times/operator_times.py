@@ -29,7 +29,7 @@ class KernelTimes:
             software: self.wide_peak
             * constants.fused_attention(architecture, software)
             * device.clock
-            for software in ("torch-fsdp", "transformer-engine")
+            for software in ("torch-2023", "torch-fsdp", "transformer-engine")
         }
         self.memory_Bps = device.memory_Bps * constants.memory_share
         self.value_bytes = _VALUE_BYTES[precision]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from unisono.algorithms import build
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.device_cluster import Cluster
-from unisono.planner.step_times.exchange_times import ExchangeTimes, GroupPlace
+from unisono.planner.step_times.exchange_times import ExchangeTimes, GroupPlace, reached_ranks
 from unisono.simulator import Job, simulate
 
 _SMALL, _LARGE = 1e3, 64e6
@@ -28,17 +28,28 @@ class SimulatedExchanges(ExchangeTimes):
         super().__init__(cluster, constants)
         assert cluster.topology is not None
         self._topology, self._devices = cluster.topology, cluster.devices
-        self._software, self._routes = constants, dict[GroupPlace, tuple[float, float]]()
-        self._sends: dict[int, tuple[float, float]] = {}
+        self._software = constants
+        self._lines: dict[tuple[str, GroupPlace | int], tuple[float, float]] = {}
+
+    def with_constants(self, constants: CalibratedConstants) -> SimulatedExchanges:
+        """Returns the exchanges of the same cluster with other constants. Both share their
+        simulations, which do not depend on constants.
+        """
+        found = SimulatedExchanges(self._cluster, constants)
+        found._lines = self._lines
+        return found
 
     def ring(self, group: GroupPlace) -> tuple[float, float]:
         """Returns the start-up time of a ring, and its time for each byte of an all_gather."""
-        pairs = [
-            (members[i], members[(i + 1) % len(members)])
-            for members in self._groups(group)
-            for i in range(len(members))
-        ]
-        latency_s, byte_s = self._line(pairs, "broadcast", "chain")
+        found = self._lines.get(("ring", group))
+        if found is None:
+            pairs = [
+                (members[i], members[(i + 1) % len(members)])
+                for members in self._groups(group)
+                for i in range(len(members))
+            ]
+            found = self._lines["ring", group] = self._line(pairs, "broadcast", "chain")
+        latency_s, byte_s = found
         rounds = group.ranks - 1
         start_s = self.start_s(group) + rounds * latency_s
         return start_s, rounds / group.ranks * byte_s / self._software.network_share
@@ -47,7 +58,7 @@ class SimulatedExchanges(ExchangeTimes):
         """Returns the time in which each rank sends `nbytes` of tokens to each of `copies` random
         ranks.
         """
-        return self._exchange_s(nbytes * copies, group)
+        return self._exchange_s(nbytes * reached_ranks(group.ranks, copies), group)
 
     def all_to_all_s(self, nbytes: float, group: GroupPlace) -> float:
         """Returns the time in which each rank sends `nbytes`, in equal parts to all other ranks."""
@@ -58,20 +69,20 @@ class SimulatedExchanges(ExchangeTimes):
         """Returns the time of an all_to_all of arrays of `nbytes`."""
         if group.ranks < 2:
             return 0.0
-        found = self._routes.get(group)
+        found = self._lines.get(("route", group))
         if found is None:
             found = self._line(list(self._groups(group)), "all_to_all", "direct")
-            self._routes[group] = found
+            self._lines["route", group] = found
         latency_s, byte_s = found
         sent_s = nbytes * byte_s / self._software.exchange_share
         return self.start_s(group) + latency_s + sent_s
 
     def send_s(self, nbytes: float, stride: int) -> float:
         """Returns the time of a message to a device that is `stride` devices away."""
-        found = self._sends.get(stride)
+        found = self._lines.get(("send", stride))
         if found is None:
             pairs = [(i, (i + stride) % self._devices) for i in range(self._devices)]
-            found = self._sends[stride] = self._line(pairs, "broadcast", "chain")
+            found = self._lines["send", stride] = self._line(pairs, "broadcast", "chain")
         latency_s, byte_s = found
         start_s = self._software.link_start_s / 2 + latency_s
         return start_s + nbytes * byte_s / self._software.network_share

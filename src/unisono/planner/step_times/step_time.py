@@ -12,7 +12,7 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.pipeline.pipeline_bubble import bubble_share
-from unisono.planner.step_times.exchange_times import exchange_times
+from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
 from unisono.planner.step_times.operator_times import KernelTimes
 from unisono.planner.step_times.update_times import UpdateTimes
@@ -57,17 +57,23 @@ class StepModel:
         cluster: Cluster,
         workload: Workload,
         constants: CalibratedConstants,
+        exchanges: ExchangeTimes | None = None,
     ) -> None:
         self.model, self.cluster, self.workload = model, cluster, workload
         self.constants = constants
         self.kernels = KernelTimes(cluster.kind, constants, precision=workload.precision)
-        self.exchanges = exchange_times(cluster, constants)
+        self.exchanges = exchanges or exchange_times(cluster, constants)
         self.layers = LayerModel(model, self.kernels, self.exchanges, constants)
         self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants)
         self._layer_times: dict[Shape, LayerTimes] = {}
         self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
         self._layer_seconds: dict[tuple[object, ...], float] = {}
         self._outputs: dict[tuple[str, int, float], float] = {}
+
+    def with_constants(self, constants: CalibratedConstants) -> StepModel:
+        """Returns the model of the same workload with other constants."""
+        exchanges = self.exchanges.with_constants(constants)
+        return StepModel(self.model, self.cluster, self.workload, constants, exchanges)
 
     def shape(self, layout: Layout, micro_batch: int, *, experts: bool) -> Shape:
         """Returns the sizes that determine the times of a layer."""

@@ -18,6 +18,10 @@ _NETWORK_BPS = {"vTrain multi": 12.5e9}
 """Rates between hosts that differ from the device's usual ones. vTrain: 800 Gbit/s for 8 devices
 (github VIA-Research/vTrain, `inter_node_bandwidth` of its configurations)."""
 
+_SOFTWARE = {"llm-foundry MPT": "torch-2023"}
+"""Software that differs from the default. MPT: attention `flash` or `triton` of FlashAttention 1
+(github mosaicml/llm-foundry, scripts/train/benchmarking/sweep.py of 2023)."""
+
 _MODEL_NUMBERS = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
     *("experts", "top_k", "expert_ffn"),
@@ -92,6 +96,7 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
             micro_batch=numbers["micro_batch"],
             precision=row["precision"],
             recompute=row["recompute"] or None,
+            software=_SOFTWARE.get(row["source"]),
         ),
         measured_s=float(row["measured_s"]),
         memory_bytes=float(memory) * 2**30 if memory else None,

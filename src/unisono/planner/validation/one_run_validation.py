@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono.planner.constants.calibrated_constants import QUANTILE_90, CalibratedConstants
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.constants.own_calibration import Calibration, OwnRun
 from unisono.planner.constants.run_similarity import RunSimilarity, similarity
 from unisono.planner.prediction import Prediction
@@ -18,10 +18,13 @@ _LARGEST = 12
 
 
 class OneRunErrors(NamedTuple):
-    """Mean absolute error of the step time, and the share of runs inside the 80 % interval."""
+    """Mean absolute error of the step time, the share of runs inside the 80 % interval, and the
+    median ratio of the interval's ends.
+    """
 
     error: float
     covered: float
+    width: float
 
 
 class _Blind(NamedTuple):
@@ -41,7 +44,7 @@ def one_run_errors(
     source, up to 12 runs are used for calibration, one at a time, and all other runs of the source
     are predicted. Returns None if no source has two runs.
     """
-    errors, inside = [], []
+    errors, inside, widths = [], [], []
     known = [
         _Blind(run, similarity(run.model, run.cluster, step.layout, step.job), step)
         for run, step in zip(runs, blind, strict=True)
@@ -55,12 +58,14 @@ def one_run_errors(
                     continue
                 effect = calibration.effect(other.like, constants)
                 step_s = other.predicted.step_s * effect.factor
-                width = QUANTILE_90 * other.predicted.deviation * np.sqrt(effect.unknown)
+                width = constants.interval_quantile * other.predicted.deviation
+                width *= np.sqrt(effect.unknown)
                 errors.append(abs(step_s / other.run.measured_s - 1))
+                widths.append(np.exp(2 * width))
                 inside.append(abs(np.log(other.run.measured_s / step_s)) <= width)
     if not errors:
         return None
-    return OneRunErrors(float(np.mean(errors)), float(np.mean(inside)))
+    return OneRunErrors(float(np.mean(errors)), float(np.mean(inside)), float(np.median(widths)))
 
 
 def _own_run(own: _Blind) -> OwnRun:

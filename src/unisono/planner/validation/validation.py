@@ -14,6 +14,7 @@ from unisono.planner.constants.calibrated_constants import (
     constants_from,
     default_constants,
 )
+from unisono.planner.constants.constant_covariance import constant_covariances
 from unisono.planner.prediction import Prediction, predict
 from unisono.planner.validation.ground_truth import MeasuredRun, measured_runs
 from unisono.planner.validation.one_run_validation import one_run_errors
@@ -34,8 +35,18 @@ class ErrorRow:
     """Mean absolute error with constants that were fitted to all other families."""
     worst: float
     """Largest absolute error with held-out constants (fitted to all other families)."""
+    bias: float
+    """Mean logarithm of measured over predicted time, with held-out constants."""
+    spread: float
+    """Standard deviation of this logarithm in the family."""
     covered: float
     """Share of runs inside the 80 % interval, with held-out constants."""
+    width: float
+    """Median ratio of the upper to the lower end of the interval, with held-out constants."""
+    fitted_covered: float
+    """Share of runs inside the 80 % interval, with the shipped constants."""
+    fitted_width: float
+    """Median ratio of the upper to the lower end of the interval, with the shipped constants."""
     tau: float | None
     """Kendall's rank correlation in groups of runs that differ only in layout, with held-out
     constants."""
@@ -47,6 +58,8 @@ class ErrorRow:
     source. None if no source has two runs."""
     one_run_covered: float | None = None
     """Share of runs inside the 80 % interval after calibration with one other run."""
+    one_run_width: float | None = None
+    """Median ratio of the interval's ends after calibration with one other run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,48 +81,64 @@ def validate(runs: Sequence[MeasuredRun] | None = None) -> list[ErrorRow]:
     Mixtures of experts and dense models of one family are separate rows. Families that the
     constants were not fitted to have equal fitted and held-out errors.
     """
-    found = []
     given = measured_runs() if runs is None else runs
-    for family, members in _by_key(given, _row_name):
-        fold = fold_constants().get(members[0].family, default_constants())
-        fitted = [predict_run(run, default_constants()) for run in members]
-        held = [predict_run(run, fold) for run in members]
-        measured = np.array([run.measured_s for run in members])
-        errors = np.array([each.step_s for each in held]) / measured - 1
-        inside = [
-            each.low_s <= run.measured_s <= each.high_s
-            for each, run in zip(held, members, strict=True)
-        ]
-        tau, regret = ranking(members, [each.step_s for each in held])
-        known = one_run_errors(members, held, fold)
-        fitted_errors = np.array([each.step_s for each in fitted]) / measured - 1
-        found.append(
-            ErrorRow(
-                family=family,
-                runs=len(members),
-                fitted=float(np.mean(np.abs(fitted_errors))),
-                held_out=float(np.mean(np.abs(errors))),
-                worst=float(np.max(np.abs(errors))),
-                covered=float(np.mean(inside)),
-                tau=tau,
-                regret=regret,
-                one_run=None if known is None else known.error,
-                one_run_covered=None if known is None else known.covered,
-            )
-        )
-    return found
+    return [_error_row(family, members) for family, members in _by_key(given, row_name)]
+
+
+def _error_row(family: str, members: list[MeasuredRun]) -> ErrorRow:
+    fold = fold_constants().get(members[0].family, default_constants())
+    fitted = [predict_run(run, default_constants()) for run in members]
+    held = [predict_run(run, fold) for run in members]
+    measured = np.array([run.measured_s for run in members])
+    errors = np.array([each.step_s for each in held]) / measured - 1
+    fitted_errors = np.array([each.step_s for each in fitted]) / measured - 1
+    logs = -np.log1p(errors)
+    covered, width = _intervals(members, held)
+    fitted_covered, fitted_width = _intervals(members, fitted)
+    tau, regret = ranking(members, [each.step_s for each in held])
+    known = one_run_errors(members, held, fold)
+    return ErrorRow(
+        family=family,
+        runs=len(members),
+        fitted=float(np.mean(np.abs(fitted_errors))),
+        held_out=float(np.mean(np.abs(errors))),
+        worst=float(np.max(np.abs(errors))),
+        bias=float(np.mean(logs)),
+        spread=float(np.std(logs)),
+        covered=covered,
+        width=width,
+        fitted_covered=fitted_covered,
+        fitted_width=fitted_width,
+        tau=tau,
+        regret=regret,
+        one_run=None if known is None else known.error,
+        one_run_covered=None if known is None else known.covered,
+        one_run_width=None if known is None else known.width,
+    )
+
+
+def _intervals(
+    runs: Sequence[MeasuredRun], predictions: Sequence[Prediction]
+) -> tuple[float, float]:
+    """Returns the share of runs inside the interval, and the median ratio of the interval's
+    ends.
+    """
+    ends = np.array([(each.low_s, each.high_s) for each in predictions])
+    measured = np.array([run.measured_s for run in runs])
+    inside = (ends[:, 0] <= measured) & (measured <= ends[:, 1])
+    return float(np.mean(inside)), float(np.median(ends[:, 1] / ends[:, 0]))
 
 
 def fold_constants() -> Mapping[str, CalibratedConstants]:
     """Returns, for each family, the constants that were fitted without it."""
-    document = constants_document()
+    document, covariances = constants_document(), constant_covariances()
     found = {}
     for family, values in document.get("folds", {}).items():
         entries = {
             name: {"value": values.get(name, entry["value"])}
             for name, entry in document["constants"].items()
         }
-        found[family] = constants_from({"constants": entries})
+        found[family] = constants_from({"constants": entries}, covariances.get(family))
     return found
 
 
@@ -151,7 +180,8 @@ def _job_key(run: MeasuredRun) -> str:
     return repr((run.source, run.model, run.cluster, run.job.seq, run.job.global_batch, run.note))
 
 
-def _row_name(run: MeasuredRun) -> str:
+def row_name(run: MeasuredRun) -> str:
+    """Returns the name of the run's row in the table of errors."""
     if run.family != "Megatron-Bridge":
         return run.family
     return f"{run.family}, {'experts' if run.model.experts else 'dense'}"
@@ -166,23 +196,47 @@ def _by_key(items: Iterable[_Item], key: Callable[[_Item], str]) -> list[tuple[s
 
 
 def errors_markdown(rows: Sequence[ErrorRow]) -> str:
-    """Returns the errors as a table in Markdown, as in `docs/planner.md`.
-
-    >>> row = ErrorRow(family="a", runs=3, fitted=0.1, held_out=0.2, worst=0.5, covered=0.8,
-    ...                tau=None, regret=None)
-    >>> print(errors_markdown([row]).splitlines()[-1])
-    | a | 3 | 10.0 % | 20.0 % | - | 50 % | 80 % | - | - |
-    """
+    """Returns the errors as a table in Markdown, as in `docs/planner.md`."""
     lines = [
-        "| source | runs | fitted | held out | with one run | worst | in the 80 % interval "
-        "| Kendall's tau | regret |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| source | runs | fitted | held out | with one run | worst | Kendall's tau | regret |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         tau = "-" if row.tau is None else f"{row.tau:.2f}"
         regret = "-" if row.regret is None else f"{row.regret:.1%}"
         known = "-" if row.one_run is None else f"{row.one_run:.1%}"
         shares = [f"{row.fitted:.1%}", f"{row.held_out:.1%}", known, f"{row.worst:.0%}"]
-        cells = [each.replace("%", " %") for each in (*shares, f"{row.covered:.0%}", tau, regret)]
-        lines.append(f"| {row.family} | {row.runs} | {' | '.join(cells)} |")
+        lines.append(_line(row.family, str(row.runs), *shares, tau, regret))
     return "\n".join(lines)
+
+
+def intervals_markdown(rows: Sequence[ErrorRow]) -> str:
+    """Returns the intervals as a table in Markdown, as in `docs/planner.md`. The last two lines are
+    the means over all runs and over all sources.
+    """
+    lines = [
+        "| source | runs | bias | spread | held out: in the interval | width | "
+        "with one run: in the interval | width | fitted: in the interval | width |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        own = ("-", "-")
+        if row.one_run_covered is not None:
+            own = (f"{row.one_run_covered:.0%}", f"{row.one_run_width:.2f}")
+        biases = (f"{np.expm1(row.bias):+.0%}", f"{np.expm1(row.spread):.0%}")
+        held = (f"{row.covered:.0%}", f"{row.width:.2f}")
+        fitted = (f"{row.fitted_covered:.0%}", f"{row.fitted_width:.2f}")
+        lines.append(_line(row.family, str(row.runs), *biases, *held, *own, *fitted))
+    runs = [row.runs for row in rows]
+    for name, weights in (("all runs", runs), ("mean of the sources", None)):
+        held_out, fitted_too = (
+            f"{np.average([getattr(row, name) for row in rows], weights=weights):.0%}"
+            for name in ("covered", "fitted_covered")
+        )
+        count = str(sum(runs)) if weights else "-"
+        lines.append(_line(name, count, "-", "-", held_out, "-", "-", "-", fitted_too, "-"))
+    return "\n".join(lines)
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('%', ' %') for cell in cells)} |"
