@@ -77,8 +77,12 @@ class PlannedBucket:
 
     def take_full(self) -> tuple[tuple[Handle, ...], tuple[Array, ...]]:
         """Returns the handles of a full bucket and their arrays, and empties the bucket."""
-        self.missing = len(self.tensors)
-        return _CURRENT.take(self.tensors, _ARRAY)
+        tensors = self.tensors
+        self.missing = len(tensors)
+        if len(tensors) == 1 and (handle := tensors[0].handle) is not None:
+            tensors[0].handle = None  # a call of the native core takes longer than one tensor
+            return (handle,), (handle.array,)
+        return _CURRENT.take(tensors, _ARRAY)
 
 
 # The slots of a bucket's tensors and handles, read and written in one call for all of them.
@@ -103,6 +107,8 @@ class FrozenPlan:
         self.launched = 0
         """Number of buckets launched since the plan was made, including void ones (for which this
         rank was not ready)."""
+        self._place = 0
+        """Index of the bucket to launch next."""
         self.stopped = False
         self._transfer = transfer
         self._on_end = on_end
@@ -136,7 +142,7 @@ class FrozenPlan:
 
     def lacking(self, name: str) -> str:
         """Returns the reason why the tensor `name` has not been launched."""
-        for bucket in self._buckets[self._place() :]:
+        for bucket in self._buckets[self._place :]:
             absent = [each.request.name for each in bucket.tensors if each.handle is None]
             if absent:
                 return f"{name!r} waits for {absent[0]!r}, which this rank has not submitted"
@@ -147,7 +153,7 @@ class FrozenPlan:
         buckets.
         """
         while self.launched < launched:
-            bucket = self._buckets[self._place()]
+            bucket = self._buckets[self._place]
             if bucket.flight is not None:
                 bucket.flight.settle(None)  # the runs of a job share its memory
             if bucket.job is None:
@@ -162,14 +168,10 @@ class FrozenPlan:
             waiting += bucket.take()
         return waiting
 
-    def _place(self) -> int:
-        """Returns the index of the bucket to launch next."""
-        return self.launched % len(self._buckets)
-
     def launch_full(self) -> None:
         """Launches the buckets that are full, in order."""
         while not self.stopped:
-            bucket = self._buckets[self._place()]
+            bucket = self._buckets[self._place]
             if bucket.missing > 0:
                 return
             handles, arrays = bucket.take_full()
@@ -181,8 +183,12 @@ class FrozenPlan:
         self, bucket: PlannedBucket, handles: tuple[Handle, ...], pending: PendingVote
     ) -> None:
         flight = bucket.flight = Flight(handles, pending, self._on_end)
-        _FLIGHT.fill(handles, flight)
+        if len(handles) == 1:
+            handles[0].flight = flight
+        else:
+            _FLIGHT.fill(handles, flight)
         self.launched += 1
+        self._place = (self._place + 1) % len(self._buckets)
 
 
 def job_of(handles: Sequence[Handle], op: str | None = None) -> Job:

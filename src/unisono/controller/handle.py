@@ -72,32 +72,23 @@ class Handle:
         """
         if not self._done:
             self._owner.waits += 1
-        is_late = False
+        warn_s, is_late = self._owner.stall_warning_s, False
         while not self._done:
             flight = self.flight
             if flight is None:
                 self._owner.wait_for_flight(self, timeout_s, is_late)
-            else:
-                is_late = self._settle(flight, timeout_s)
+                continue
+            try:
+                flight.settle(warn_s if timeout_s is None else min(timeout_s, warn_s))
+            except TimeoutError:
+                if timeout_s is not None and timeout_s <= warn_s:
+                    raise
+                is_late = True
+                self._owner.look_for_late_ranks(self)
+                flight.settle(None if timeout_s is None else timeout_s - warn_s)
         if self._error is not None:
             raise self._error
         return self._result
-
-    def _settle(self, flight: Flight, timeout_s: float | None) -> bool:
-        """Waits for the end of the flight. Returns True if the wait was so long that the handle has
-        looked for late ranks.
-        """
-        warn_s = self._owner.stall_warning_s
-        if timeout_s is not None and timeout_s <= warn_s:
-            flight.settle(timeout_s)
-            return False
-        try:
-            flight.settle(warn_s)
-            return False
-        except TimeoutError:
-            self._owner.look_for_late_ranks(self)
-            flight.settle(None if timeout_s is None else timeout_s - warn_s)
-            return True
 
     @property
     def done(self) -> bool:
@@ -184,12 +175,17 @@ class Flight:
             self._fail(error)
             return
         with self._lock:
-            if self.has_settled():
+            if self._settled:
                 return
             self.ran = getattr(self.pending, "ran", True)
             if self.ran and self._divisor == 1 and self._is_in_place:
-                _DONE.fill(self.handles, True)  # the result is the array that was submitted
-                _FLIGHT.fill(self.handles, None)
+                # The results are the arrays that were submitted. Calls of the native core take longer
+                # than one handle.
+                if len(self.handles) == 1:
+                    self.handles[0]._done, self.handles[0].flight = True, None
+                else:
+                    _DONE.fill(self.handles, True)
+                    _FLIGHT.fill(self.handles, None)
             else:
                 for handle in self.handles:
                     self._end(handle, result)

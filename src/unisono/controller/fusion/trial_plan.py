@@ -40,8 +40,6 @@ class TrialPlan(FrozenPlan):
         self._which = 0
         """Index of the buckets that this pass uses: 0 for the plan's own, 1 for the trial's
         other."""
-        self._before_pass = 0
-        """Number of buckets launched before this pass."""
         self._numbers = {name: number for number, name in enumerate(tensors)}
         self._clock = TrialClock(trial, len(tensors), len(own), now_ns)
         self._use(trial.order[0])
@@ -68,22 +66,18 @@ class TrialPlan(FrozenPlan):
         """Returns what this rank has measured, once the plan is `finished`."""
         return self._clock.times()
 
-    def _place(self) -> int:
-        return self.launched - self._before_pass
-
     def _launch(
         self, bucket: PlannedBucket, handles: tuple[Handle, ...], pending: PendingVote
     ) -> None:
         super()._launch(bucket, handles, pending)
         self._clock.note_launch(pending)
-        if self._place() == len(self._buckets):
+        if self._place == 0:
             self._end_pass()
 
     def _end_pass(self) -> None:
         self._clock.end_pass()
         self._release()
         self._pass += 1
-        self._before_pass = self.launched
         if self._pass == len(self._order):
             self.finished = self.stopped = True
             return
