@@ -179,8 +179,8 @@ class Flight:
                 return
             self.ran = getattr(self.pending, "ran", True)
             if self.ran and self._divisor == 1 and self._is_in_place:
-                # The results are the arrays that were submitted. For one handle, calls of the native
-                # core would take longer.
+                # The results are the arrays that were submitted. For one handle, calls of the core
+                # would take longer.
                 if len(self.handles) == 1:
                     self.handles[0]._done, self.handles[0].flight = True, None
                 else:
