@@ -175,7 +175,7 @@ class Flight:
             self._fail(error)
             return
         with self._lock:
-            if self._settled:
+            if self.has_settled():
                 return
             self.ran = getattr(self.pending, "ran", True)
             if self.ran and self._divisor == 1 and self._is_in_place:
