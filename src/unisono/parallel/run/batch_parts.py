@@ -67,23 +67,31 @@ def divide_batch(
         )
     place = mesh.coordinates["dp_replicate"] * mesh.grid.sizes["dp_shard"]
     place += mesh.coordinates["dp_shard"]
+    spans = [_even_part(len(inputs), number, microbatches) for number in range(microbatches)]
+    own = []
+    for first, count in spans:
+        begin, size = _even_part(count, place, layout.dp)
+        own.append((first + begin, size))
 
-    def cuts(x: torch.Tensor) -> list[torch.Tensor]:
-        return [piece.tensor_split(layout.dp)[place] for piece in x.tensor_split(microbatches)]
+    def cut(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_own_positions(x[first : first + count], mesh) for first, count in own)
 
-    def own(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(_own_positions(piece, mesh) for piece in cuts(x))
-
-    numbers = cuts(torch.arange(len(inputs)))
-    own_targets = own(targets)
-
+    own_targets = cut(targets)
     return BatchPart(
-        inputs=own(inputs),
+        inputs=cut(inputs),
         targets=own_targets,
-        samples=tuple(len(piece) for piece in inputs.tensor_split(microbatches)),
-        first_samples=tuple(int(each[0]) if len(each) else 0 for each in numbers),
+        samples=tuple(count for _, count in spans),
+        first_samples=tuple(first for first, _ in own),
         shares=_shares(own_targets, targets),
     )
+
+
+def _even_part(length: int, part: int, parts: int) -> tuple[int, int]:
+    """Returns the first element and the length of a part. The first parts may have one element
+    more than the others, as in torch's `tensor_split`.
+    """
+    short, longer = divmod(length, parts)
+    return part * short + min(part, longer), short + (part < longer)
 
 
 def _nearest_multiple(count: int, factor: int) -> int:
