@@ -117,7 +117,8 @@ class Message:
     job whose `after` names only the jobs in the message's `after` runs while the message is sent. A
     message of 0 bytes takes no time. With `Order.STREAMS`, messages from `src` to `dst` leave one
     after another, sorted by the length of the longest chain of jobs before them, then by their
-    place in the list of jobs. Raises ValueError for negative or infinite numbers, and if `src` is `dst`.
+    place in the list of jobs. Raises ValueError for negative or infinite numbers, and if `src` is
+    `dst`.
 
     >>> Message(src=0, dst=1, nbytes=4096, name="activation", after=("forward",)).members
     (0, 1)

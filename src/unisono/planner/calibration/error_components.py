@@ -1,4 +1,4 @@
-"""The parts of the errors of predictions that runs have in common, and their fit.
+"""The parts of the errors of predictions that runs have in common, and the fit of these parts.
 
 Errors within one source are correlated: all its runs share the software, the machine and the way to
 measure, and some share the model or the work of each device. The errors of n runs are a mixed
@@ -99,7 +99,7 @@ def fit_sigma(
         likelihood = away @ cho_solve(factor, away) / 2 + np.sum(np.log(np.diag(factor[0])))
         return float(likelihood + np.sum((logs / _SIGMA_WIDTH) ** 2) / 2)
 
-    # Four widths from the prior, the covariance is still far from singular.
+    # Up to four widths from the prior, the covariance is far from singular.
     limits = [(-4 * _SIGMA_WIDTH, 4 * _SIGMA_WIDTH)] * len(names)
     start = np.zeros(len(names))
     found = minimize(cost, start, method="L-BFGS-B", bounds=limits, options={"maxiter": 40})
@@ -117,8 +117,10 @@ def constants_factor(covariance: _Floats, gradients: _Floats, widths: _Floats) -
 
 
 def central_quantile(errors: Sequence[float], groups: Sequence[str], share: float) -> float:
-    """Returns the size of error that a share of the errors does not exceed, whether all errors
-    count equally or all groups.
+    """Returns the smallest size that at least `share` of the errors do not exceed, both if each
+    error has the same weight and if each group has the same weight.
+
+    `groups`: the group of each error.
     """
     sizes = np.abs(errors)
     order = np.argsort(sizes)
