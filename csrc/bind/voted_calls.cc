@@ -71,7 +71,7 @@ class VotedAllReduce {
     // Begins a call that runs on no rank, because this rank is not ready. Requires a carried vote,
     // and that the program has waited for the work of the previous begin().
     nb::object begin_void() {
-        if (!carried_vote()) throw nb::value_error("this vote does not travel with the data");
+        if (!carried_vote()) throw nb::value_error("begin_void: expected a carried vote");
         std::fill(buffer_->begin(), buffer_->end(), std::byte{0});
         return begun({{}, buffer_}, false);
     }

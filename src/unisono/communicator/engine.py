@@ -299,7 +299,7 @@ class Engine:
         )
 
     def release_ended(self) -> None:
-        """Releases the arrays of calls that have ended without a wait of the program."""
+        """Releases the arrays of the calls that have ended, also of those without a `wait`."""
         self._pending_calls.release_ended()
 
     def _start(self, work: CollectiveWork, submit: Callable[[], native.Job]) -> CollectiveWork:

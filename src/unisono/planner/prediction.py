@@ -73,12 +73,12 @@ class Prediction:
 
     @property
     def low_s(self) -> float:
-        """Lower end of the interval that holds 80 % of measured steps."""
+        """Lower end of the interval that holds 80 % of measured steps, in seconds."""
         return self.step_s / self._spread(self.deviation)
 
     @property
     def high_s(self) -> float:
-        """Upper end of the interval that holds 80 % of measured steps."""
+        """Upper end of the interval that holds 80 % of measured steps, in seconds."""
         return self.step_s * self._spread(self.deviation)
 
     def _spread(self, deviation: float) -> float:

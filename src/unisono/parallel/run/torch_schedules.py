@@ -58,7 +58,10 @@ def pipeline_schedule(
 
 
 def pipeline_tasks(layout: Layout, microbatches: int) -> list[list[TaskGroup]]:
-    """Returns the forward and backward passes of each rank of a pipeline, in order."""
+    """Returns the forward and backward passes of each rank of a pipeline, in order.
+
+    Raises `ValueError` for a number of microbatches that the schedule cannot run.
+    """
     check_microbatches(layout, microbatches)
     if is_single(layout):
         return single_stage_tasks(layout.schedule, stages=layout.pp, microbatches=microbatches)
