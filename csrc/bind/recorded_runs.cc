@@ -112,18 +112,19 @@ class RecordedRun {
 
     std::shared_ptr<const Recorder> recorder_;
     nb::object pending_;
-    VotedWork* voted_work_ = nullptr;  // `pending_`, if it is one; this saves calls of Python
+    // `pending_` if it is a VotedWork, else null. Calls of a VotedWork do not go through Python.
+    VotedWork* voted_work_ = nullptr;
     nb::str name_;
     int64_t number_, launched_ns_;
     bool recorded_ = false;
 };
 
-// A voted job whose runs are recorded. It carries a bucket of a plan. The tensors of the bucket are
-// recorded in every 32nd run.
+// A voted job that reduces a bucket of a frozen plan. Records each run, and in every 32nd run, from
+// the first run on, also the tensors of the bucket.
 class RecordedVotedJob {
   public:
-    // `names` and `lengths` are the tensors and their bytes; `next_number()` returns a number for a
-    // run. A void run has the name `no_tensor`.
+    // `bucket` is the number of the bucket. `names` are its tensors, and `lengths` their bytes.
+    // `next_number()` returns a number for a run. A void run has the name `no_tensor`.
     RecordedVotedJob(std::shared_ptr<const Recorder> recorder, nb::object job, int64_t bucket,
                      nb::callable next_number, std::vector<nb::str> names,
                      std::vector<int64_t> lengths, nb::str no_tensor)

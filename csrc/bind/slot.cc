@@ -34,7 +34,7 @@ Py_ssize_t offset_of(nb::handle type, nb::handle name) {
     throw nb::type_error(text.c_str());
 }
 
-// One slot of many objects at once.
+// Reads or writes one slot of many objects in one call from Python.
 class SlotColumn {
   public:
     SlotColumn(nb::type_object type, const nb::str& name) : slot_(type, name) {}
@@ -53,8 +53,8 @@ class SlotColumn {
         return nb::borrow<nb::tuple>(found);
     }
 
-    // Returns the values of the objects, and for each value its value in the slot `other`. Sets the
-    // slots of the objects to None.
+    // Returns the values of the objects, and the contents of the slot `other` of each value. Sets
+    // the slots of the objects to None.
     [[nodiscard]] std::pair<nb::tuple, nb::tuple> take(const nb::tuple& objects,
                                                        const SlotColumn& other) const {
         const nb::tuple found = values(objects);

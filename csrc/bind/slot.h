@@ -5,8 +5,8 @@
 
 namespace unisono::bind {
 
-// Reads and writes an attribute at its place in the object, in less time than PyObject_GetAttr and
-// PyObject_SetAttr. Python's stable interface does not tell the place, so builds for this interface
+// Reads and writes an attribute at its offset in the object, in less time than PyObject_GetAttr and
+// PyObject_SetAttr. Python's limited API does not expose the offset, so builds for the limited API
 // use these two functions. Requires the GIL.
 class Slot {
   public:
@@ -19,7 +19,7 @@ class Slot {
     }
 
 #if defined(Py_LIMITED_API)
-    // Returns the value; null if none is set. Requires an object that has this slot.
+    // Returns the value, or null if no value is set. Requires an object that has this slot.
     [[nodiscard]] nanobind::object get(nanobind::handle object) const {
         nanobind::object found = nanobind::steal(PyObject_GetAttr(object.ptr(), name_.ptr()));
         if (!found.is_valid()) PyErr_Clear();
@@ -49,7 +49,7 @@ class Slot {
     }
 
     nanobind::object type_, name_;
-    Py_ssize_t offset_;  // 0 if it is not known
+    Py_ssize_t offset_;  // in bytes; 0 and unused with the limited API
 };
 
 }  // namespace unisono::bind

@@ -26,14 +26,14 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-// How the ranks vote: by a call before the data, or by an element that travels with the data.
+// How the ranks vote: by a separate call before the data, or by one more element of the data.
 using Vote = std::variant<std::shared_ptr<Prepared>, std::shared_ptr<CarriedVote>>;
 
 class VotedAllReduce {
   public:
-    // `call` moves `lengths` bytes, and one element more if it carries the vote. Arrays that must
-    // be copied first are passed to `copied`, with this object. `held` and `prune` are those of the
-    // communicator's pending calls.
+    // `call` reduces arrays of `lengths` bytes, and one more element if it carries the vote. If
+    // arrays must be copied first, begin() calls `copied(self, arrays)` and returns its result.
+    // `held` and `prune` are those of the communicator's pending calls.
     VotedAllReduce(std::shared_ptr<Group> group, Vote vote, std::shared_ptr<Prepared> call,
                    const std::vector<uint64_t>& lengths, nb::callable copied, nb::set held,
                    nb::callable prune, double timeout_s, double inline_s)
@@ -52,8 +52,9 @@ class VotedAllReduce {
         buffer_ = std::make_shared<std::vector<std::byte>>(bytes);
     }
 
-    // Begins the vote, which tells if all ranks are ready, and the all_reduce. Requires that the
-    // program has waited for the work of the previous begin(). `self` is this object.
+    // Begins the vote, whose result is whether all ranks are ready, and the all_reduce. Requires
+    // that the program has waited for the work of the previous begin(). `self` is the Python object
+    // of this object.
     nb::object begin(nb::handle self, const nb::tuple& arrays) {
         CallMemory memory{{}, buffer_};
         for (size_t i = 0; i < lengths_.size() && arrays.size() == lengths_.size(); ++i) {
@@ -70,7 +71,7 @@ class VotedAllReduce {
     // Begins a call that runs on no rank, because this rank is not ready. Requires a carried vote,
     // and that the program has waited for the work of the previous begin().
     nb::object begin_void() {
-        if (!carried_vote()) throw nb::value_error("this vote does not travel with the data");
+        if (!carried_vote()) throw nb::value_error("begin_void: expected a carried vote");
         std::fill(buffer_->begin(), buffer_->end(), std::byte{0});
         return begun({{}, buffer_}, false);
     }

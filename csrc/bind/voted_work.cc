@@ -51,7 +51,8 @@ void VotedWork::submit_carrying(const std::shared_ptr<const CarriedVote>& vote, 
     std::memcpy(last, own.data(), own.size());
     carried_vote_ = vote;
     agreed_ns_ = steady_now_ns();
-    // Does not own the vote: the last owner of an object of Python needs the GIL.
+    // The callback captures no shared pointer to the vote: the vote may be a Python object, whose
+    // last reference must be released with the GIL.
     const auto count = [this, last]() -> std::optional<Execution> {
         const std::string& agreement = carried_vote_->agreement;
         vote_ = std::memcmp(last, agreement.data(), agreement.size()) == 0;
@@ -86,7 +87,8 @@ void VotedWork::wait(nb::handle self, std::optional<double> timeout_s) {
     release_from_held(self);
 }
 
-// No longer keeps this object alive. Keeps the current Python error, which a signal may have set.
+// Removes this object from `held`, so that it can be freed. Preserves the current Python error,
+// which a signal handler may have set.
 void VotedWork::release_from_held(nb::handle self) {
     const nb::error_scope current;
     if (PySet_Discard(held_.ptr(), self.ptr()) < 0) PyErr_Clear();

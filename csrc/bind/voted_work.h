@@ -19,7 +19,7 @@
 namespace unisono::bind {
 
 // The memory of one call. Several arrays are copied into one buffer, and copied back at the end. A
-// single array is copied too if its call carries the vote.
+// single array is copied only if its call carries the vote.
 struct CallMemory {
     Pack pack;
     std::shared_ptr<std::vector<std::byte>> buffer;  // null if the call uses the array's memory
@@ -35,8 +35,8 @@ struct CallMemory {
     static constexpr size_t kSmall = 2048;  // bytes
 };
 
-// A vote that travels with the data, as one more element after the data. The reduction of
-// agreements is an agreement. If any rank objects, the result is not an agreement.
+// A vote that is one more element after the data of the same call. The reduction of agreements is
+// the agreement. If any rank votes with the objection, the result differs from the agreement.
 struct CarriedVote {
     std::string agreement, objection;  // the bytes of one element
     CallVolume volume;                 // added to the counters if all ranks agree
@@ -50,7 +50,7 @@ class VotedWork {
 
     // Begins the call `vote`, and then `call` if all ranks agree.
     void submit(const Prepared& vote, const Prepared& call, double timeout_s, double inline_s);
-    // Begins a call whose last element is the vote.
+    // Begins a call whose last element is the vote: the agreement if `agrees`, else the objection.
     void submit_carrying(const std::shared_ptr<const CarriedVote>& vote, bool agrees,
                          const Prepared& call, double timeout_s, double inline_s);
     // Waits for the end, and copies the result to the arrays. Throws Python's TimeoutError, and the
@@ -60,9 +60,9 @@ class VotedWork {
     [[nodiscard]] bool done() const noexcept { return job_->done(); }
     // Returns true if all ranks were ready. Requires that the call has ended.
     [[nodiscard]] bool ran() const noexcept { return vote_ != 0; }
-    // Returns the times at which the data began to move and at which the call ended: from the
-    // agreement on, or from the begin if the data carry the vote. Returns nothing before the end,
-    // and for a void call.
+    // Returns the times at which the data began to move, and at which the call ended. The data
+    // begin to move when all ranks have agreed, or when the call begins if it carries the vote.
+    // Returns nothing before the end, and for a void call.
     [[nodiscard]] std::optional<std::pair<int64_t, int64_t>> times_ns() const noexcept;
 
   private:

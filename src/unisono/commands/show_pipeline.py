@@ -22,7 +22,9 @@ _SHOWN_PASSES = 24
 
 def find_pipeline(options: ShowOptions) -> PipelineSchedule | None:
     """Returns the requested pipeline schedule; None if the user asks for another kind of schedule.
-    Raises a usage error for a schedule that cannot exist."""
+
+    Raises `typer.BadParameter` for a pipeline schedule that cannot run.
+    """
     from unisono.planner import PipelineSchedule
 
     try:
@@ -75,7 +77,7 @@ def _is_pipeline_file(path: Path) -> bool:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return False  # the reader of algorithms' schedules reports the error
+        return False  # the reader of schedules of collectives reports the error
     return isinstance(document, dict) and "pipeline" in document
 
 

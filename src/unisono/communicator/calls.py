@@ -85,7 +85,7 @@ def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
 
 
 def common_name(op: str | ReduceOp) -> str:
-    """Returns the usual name of a reduction; an unknown name unchanged.
+    """Returns the usual name of a reduction. Returns an unknown name unchanged.
 
     >>> common_name("AVERAGE"), common_name("median")
     ('avg', 'median')

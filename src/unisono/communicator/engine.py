@@ -283,7 +283,7 @@ class Engine:
         copied: Callable[[native.VotedAllReduce, tuple[Any, ...]], Any],
     ) -> native.VotedAllReduce:
         """Prepares the all_reduce `call` of arrays of `lengths` bytes, which runs if all ranks vote
-        yes. `copied` begins it for arrays that must be copied first.
+        yes. `copied` begins the all_reduce for arrays that must be copied first.
         """
         pending = self._pending_calls
         return native.VotedAllReduce(
@@ -299,7 +299,7 @@ class Engine:
         )
 
     def release_ended(self) -> None:
-        """Releases the arrays of calls that have ended, but that no program has waited for."""
+        """Releases the arrays of the calls that have ended, also of those without a `wait`."""
         self._pending_calls.release_ended()
 
     def _start(self, work: CollectiveWork, submit: Callable[[], native.Job]) -> CollectiveWork:

@@ -33,7 +33,7 @@ class FusedAllReduce:
         self._buffer: np.ndarray | None = None
 
     def prepare(self, lengths: tuple[int, ...]) -> native.Prepared:
-        """Returns the call for arrays of other lengths, in bytes."""
+        """Returns the call for arrays of these lengths in bytes, without its memory."""
         cache = self._cache
         request = CallRequest(
             Op.ALL_REDUCE, (sum(lengths),), self.dtype, self.reduction, packed=lengths

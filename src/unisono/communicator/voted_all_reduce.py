@@ -20,15 +20,15 @@ from unisono.types import Op
 class VotedAllReduce:
     """A voted all_reduce. The arrays of all runs have the types and lengths of `arrays`.
 
-    `begin(arrays)` votes for a run, begins it, and returns its handle, which has the methods of
-    `VotedWork`. The program must have waited for the previous run, because the runs share a buffer.
-    Their timeout is the communicator's at the time when this object is made.
+    `begin(arrays)` votes for a run and begins the run. It returns the handle of the run, which has
+    the methods of `VotedWork`. The program must have waited for the previous run, because the runs
+    share a buffer. All runs have the timeout that the communicator has when this object is made.
     """
 
     def __init__(
         self, comm: Communicator, arrays: Sequence[Array], op: str, *, carries_vote: bool
     ) -> None:
-        """`carries_vote`: a small all_reduce carries the vote.
+        """`carries_vote`: True if a small all_reduce carries the vote (`carried_votes.py`).
 
         Raises `UnsupportedError` or `TypeError` for arrays that this operation cannot reduce.
         """

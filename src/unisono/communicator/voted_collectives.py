@@ -4,8 +4,8 @@ Each rank begins a voted call with its vote, which states whether the rank is re
 reduce the votes, 8 bytes, to their minimum. If all ranks are ready, the collective follows at once
 within the same call, and no Python runs in between. Otherwise the call is void: it ends without an
 error and changes no array. So a rank may begin a voted call before it knows whether the others are
-ready, and a rank that is not ready can end the wait of the others. An all_reduce that is voted for
-many times is in `voted_all_reduce.py`.
+ready, and a rank that is not ready can end the wait of the others. `voted_all_reduce.py` has
+an all_reduce that is voted for many times, whose data may carry the vote.
 """
 
 from __future__ import annotations

@@ -80,12 +80,12 @@ class PlannedBucket:
         tensors = self.tensors
         self.missing = len(tensors)
         if len(tensors) == 1 and (handle := tensors[0].handle) is not None:
-            tensors[0].handle = None  # a call of the native core takes longer than one tensor
+            tensors[0].handle = None  # in less time than a call of the native core
             return (handle,), (handle.array,)
         return _CURRENT.take(tensors, _ARRAY)
 
 
-# The slots of a bucket's tensors and handles, read and written in one call for all of them.
+# Slots of tensors and handles. One call reads or writes the slots of a whole bucket.
 _CURRENT = native.SlotColumn(PlannedTensor, "handle")
 _ARRAY = native.SlotColumn(Handle, "array")
 _FLIGHT = native.SlotColumn(Handle, "flight")
@@ -102,7 +102,7 @@ class FrozenPlan:
         on_end: Callable[[Flight], None],
         stand_in: Callable[[Sequence[Request]], Job],
     ) -> None:
-        """`stand_in` returns a job of requests whose arrays this rank does not have."""
+        """`stand_in` returns a job for requests whose arrays this rank does not have."""
         self.epoch = epoch
         self.launched = 0
         """Number of buckets launched since the plan was made, including void ones (for which this

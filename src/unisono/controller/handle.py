@@ -25,8 +25,8 @@ class Owner(Protocol):
         """
 
     waits: int
-    """Number of times that the program has waited for a tensor. Tensors submitted later have this
-    number as their phase."""
+    """Number of times that the program has waited for a tensor. A tensor has the number at its
+    submission as its phase."""
 
     @property
     def stall_warning_s(self) -> float:
@@ -114,7 +114,7 @@ class Handle:
             self._error, self._done, self.flight = error, True, None
 
 
-# The slots of a flight's handles, written in one call for all of them.
+# Slots of handles. One call writes the slots of all handles of a flight.
 _DONE = native.SlotColumn(Handle, "_done")
 _FLIGHT = native.SlotColumn(Handle, "flight")
 
@@ -179,8 +179,8 @@ class Flight:
                 return
             self.ran = getattr(self.pending, "ran", True)
             if self.ran and self._divisor == 1 and self._is_in_place:
-                # The results are the arrays that were submitted. For one handle, calls of the core
-                # would take longer.
+                # The results are the arrays that were submitted. For one handle, Python takes less
+                # time than calls of the core.
                 if len(self.handles) == 1:
                     self.handles[0]._done, self.handles[0].flight = True, None
                 else:
@@ -204,7 +204,7 @@ class Flight:
         for handle in self.handles:
             handle.fail(error)
         self._settled = True
-        self.pending = None  # its error refers to this flight, by the traceback
+        self.pending = None  # breaks a cycle: its error's traceback refers to this flight
         if self.handles:
             self.handles[0]._owner.fail(error)
         self._on_end(self)

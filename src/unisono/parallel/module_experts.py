@@ -36,7 +36,8 @@ def find_experts(layer: nn.Module) -> ExpertBlock | None:
 
     Experts are equal modules in a `ModuleList`, or parameters of three dimensions, the first of
     which counts the experts. The router is a matrix with a row for each expert. All other matrices
-    of the block belong to shared experts. Raises ValueError if their widths do not fit.
+    of the block belong to shared experts. Raises ValueError if no router is found, and if the sizes
+    of the experts do not fit together.
     """
     routed = next(_routed(layer), None)
     if routed is None:

@@ -53,8 +53,8 @@ def model_shape(
 
     Layers may have experts: equal modules in a `ModuleList`, or parameters of three dimensions, in
     a module that also has a router. The first layers may be dense. An attribute such as `top_k`
-    tells the experts of a token. The run on the meta device skips the experts, because routing
-    needs values; so the FLOPs of all other operators are compared.
+    gives the number of experts of a token. The run on the meta device skips the experts, because
+    routing needs values. So only the FLOPs of the other operators are compared.
 
     >>> from unisono.parallel import model_shape
     >>> class Bigram(nn.Module):

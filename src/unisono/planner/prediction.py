@@ -73,12 +73,12 @@ class Prediction:
 
     @property
     def low_s(self) -> float:
-        """Lower end of the interval that holds 80 % of measured steps."""
+        """Lower end of the interval that holds 80 % of measured steps, in seconds."""
         return self.step_s / self._spread(self.deviation)
 
     @property
     def high_s(self) -> float:
-        """Upper end of the interval that holds 80 % of measured steps."""
+        """Upper end of the interval that holds 80 % of measured steps, in seconds."""
         return self.step_s * self._spread(self.deviation)
 
     def _spread(self, deviation: float) -> float:
@@ -184,9 +184,10 @@ def predict(
     cannot train the model. The message has the nearest valid value. `constants` replace the shipped
     constants. `calibration` holds the user's own measurements (`calibrate`).
 
-    For a recommendation model, `job` counts samples, with seq = 1, and the layout may have only
-    `dp` and `zero=1`. `placement` is the kind of placement of the tables, for `place_tables`.
-    `table_update` is one of `TABLE_UPDATES`. A calibration then only changes the rates of links.
+    For a recommendation model, `job` counts samples, with seq = 1, and only `dp` and ZeRO 0 or 1
+    are possible in the layout. `placement` is the kind of placement of the tables, for
+    `place_tables`. `table_update` is one of `TABLE_UPDATES`. A calibration then only changes the
+    rates of links.
 
     >>> from unisono import planner
     >>> found = planner.predict(

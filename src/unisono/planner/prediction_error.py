@@ -1,10 +1,11 @@
 """The standard deviation of the logarithm of measured over predicted time.
 
-Its square is the sum of two variances. The first one is that of wrong constants: the covariance of
-the fitted constants, propagated to the step time. So the planner is less sure of a kind of run that
-no published run resembles. The second one is that of everything which no constant expresses. It has
-a part that all runs of a source share, such as its software stack and its way to measure, and parts
-of the model, of the work of each device and of the single run.
+The square of this deviation is the sum of two variances. The first variance is that of wrong
+constants: the covariance of the fitted constants, propagated to the step time. So the planner is
+less sure of a kind of run that no published run resembles. The second variance is that of
+everything that no constant expresses. It has a part that all runs of a source share, such as the
+software stack and the way to measure, and parts of the model, of the work of each device and of the
+single run.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def error_causes(model: Transformer, cluster: Cluster, job: Workload) -> tuple[s
 def log_gradient(
     times: StepModel, names: Sequence[str], layout: Layout, micro_batch: int, recompute: str
 ) -> NDArray[np.float64]:
-    """Returns the derivatives of the logarithm of the step time by the logarithms of constants."""
+    """Returns the derivatives [names] of the logarithm of the step time by the logarithms of the
+    constants `names`.
+    """
 
     def step_s(constants: CalibratedConstants) -> float:
         return sum(times.with_constants(constants).step(layout, micro_batch, recompute).values())
@@ -77,7 +80,9 @@ def gradient_of(
     constants: CalibratedConstants,
     names: Sequence[str],
 ) -> NDArray[np.float64]:
-    """Returns the derivatives of the logarithm of `step_s` by the logarithms of constants."""
+    """Returns the derivatives [names] of the logarithm of `step_s` at these constants, by the
+    logarithms of the constants `names`.
+    """
     now = log(step_s(constants))
     changed = [log(step_s(constants.scaled(name, _CHANGE))) for name in names]
     return (np.array(changed) - now) / log(_CHANGE)

@@ -123,7 +123,7 @@ class RunModel:
     def micro_batches(self, per_replica: int, parts: int) -> list[int]:
         """Returns the micro batches to try: divisors of a replica's batch and multiples of `parts`.
 
-        The workload may state the only one.
+        If the workload states a micro batch, only this one is possible.
         """
         given = self.workload.micro_batch
         if given is not None:

@@ -110,12 +110,15 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message from one rank to another. It leaves when `src` has finished the jobs in `after`.
+    """A message of `nbytes` bytes from the rank `src` to the rank `dst`.
 
-    A job of `src` that comes after the message waits until the message has arrived. A job that
-    names only the message's own predecessors runs while the message is sent. A message of 0 bytes
-    takes no time. With `Order.STREAMS`, messages from `src` to `dst` leave in the order of what
-    they wait for, and otherwise of their list.
+    The message leaves when `src` has finished the jobs that `after` names, and not before
+    `start_s`. A job of `src` whose `after` names the message waits until the message has arrived. A
+    job whose `after` names only the jobs in the message's `after` runs while the message is sent. A
+    message of 0 bytes takes no time. With `Order.STREAMS`, messages from `src` to `dst` leave one
+    after another, sorted by the length of the longest chain of jobs before them, then by their
+    place in the list of jobs. Raises ValueError for negative or infinite numbers, and if `src` is
+    `dst`.
 
     >>> Message(src=0, dst=1, nbytes=4096, name="activation", after=("forward",)).members
     (0, 1)

@@ -170,7 +170,7 @@ class PathBuilder:
         """Adds paths that take time but no resource. Returns the number of the first path."""
         count = len(seconds)
         none, zero = np.full(count, -1, np.int32), np.zeros(count)
-        # The time is a latency, so that a task begins before it and not after it.
+        # The time is a latency at the end of the path, so a task begins before this time passes.
         nothing = (ints([]), np.zeros(count + 1, np.int64))
         return self._add(nothing, np.ones(0), none, zero, tail=seconds)
 

@@ -18,7 +18,9 @@ _REFUSED = ("pareto", "scaling", "sensitivity", "checkpoints", "tokens", "plot_p
 
 
 def dlrm_output(options: PlanOptions) -> PlanOutput:
-    """Returns the output of a search, or of one layout. Raises ValueError for other options."""
+    """Returns the output of a search, or of one layout. Raises ValueError for options that a
+    recommendation model does not have.
+    """
     for name in _REFUSED:
         if getattr(options, name):
             option = "plot" if name == "plot_path" else name

@@ -189,7 +189,7 @@ class PlanOptions:
         if self.plot_path is not None and (self.scaling or self.calibrate):
             raise ValueError("--plot does not draw --scaling or --calibrate")
         if self.tensor != "1d" and (self.layout is not None or self.scaling):
-            raise ValueError("--tensor is of a search or --pareto; write tensor=2d in --layout")
+            raise ValueError("--tensor needs a search or --pareto; write tensor=2d in --layout")
         if self.weak and not self.scaling:
             raise ValueError("--weak needs --scaling")
         if self.tokens is None and (self.price is not None or self.watts is not None):

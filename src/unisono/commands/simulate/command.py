@@ -26,9 +26,9 @@ def simulate(context: typer.Context, options: SimulateOptions) -> None:
     values. ranks and hosts select the first ones of the network. bandwidth=100Gbit,400Gbit and
     latency apply to links. radix, oversubscription and others are options of the network.
 
-    The file of a pipeline schedule comes from `unisono show 1f1b --json FILE`. Its passes compute
-    for the times in the file, and its messages share the links. Prints the step time, the bubble,
-    and by how much the messages lengthen the step.
+    `unisono show 1f1b --json FILE` writes the file of a pipeline schedule. Each pass takes its time
+    in the file, and all messages share the links. Prints the step time, the bubble, and the time by
+    which the messages lengthen the step.
     """
     from unisono.commands.simulate import pipeline
     from unisono.commands.simulate.simulation_request import read_request

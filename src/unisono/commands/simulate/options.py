@@ -149,7 +149,7 @@ class SimulateOptions:
 
     def _refuse_in_pipelines(self, context: typer.Context) -> None:
         if self.algorithm is not None:
-            raise ValueError(f"{self.op} is a pipeline schedule; {self.algorithm} is not an option")
+            raise ValueError(f"{self.op} is a pipeline schedule; expected no {self.algorithm}")
         for name, option in _OPERATION_OPTIONS.items():
             if given(context, name):
                 raise ValueError(f"{option} applies to operations, not to a pipeline schedule")

@@ -84,7 +84,7 @@ class SimulationRequest:
 
     @property
     def model_lines(self) -> list[str]:
-        """See `model_lines`."""
+        """Lines about the measurement of the link model, from the function `model_lines`."""
         return model_lines(self.conditions)
 
     def bound_s(self, topology: Topology) -> float:

@@ -41,7 +41,7 @@ class CommunicatorTransfer:
 
     def prepare(self, job: Job) -> VotedJob:
         """Prepares a voted job. The ranks vote by one reduction of 8 bytes, which runs no Python
-        code. A small all_reduce carries the vote.
+        code. A small all_reduce carries the vote instead.
         """
         if job.operation == "all_reduce":
             return VotedAllReduce(self._voted, job.arrays, job.op, carries_vote=True)

@@ -17,12 +17,13 @@ def recorded(transfer: Transfer, timeline: TimelineWriter) -> Transfer:
 
 
 class RecordedTransfer:
-    """A transfer that records the begin, the end and the waits of each collective. The native core
-    records, because Python would take longer than a small collective.
+    """A transfer that records the begin, the end and the waits of each collective.
+
+    The native core writes the records, because Python would take longer than a small collective.
     """
 
     def __init__(self, inner: Transfer, timeline: TimelineWriter) -> None:
-        """`close` closes `inner`. The timeline must record events."""
+        """`close` closes `inner`. `timeline` must have a ring, that is, record events."""
         assert timeline.ring is not None
         self._inner = inner
         self._timeline = timeline

@@ -43,7 +43,7 @@ class Pending(Protocol):
 
 
 class PendingVote(Pending, Protocol):
-    """A run of a voted job that has begun. The job moves data only if all ranks are ready.
+    """A run of a voted job that has begun. The job changes arrays only if all ranks are ready.
 
     The run may have a method `times_ns`. It returns the `time.monotonic_ns` at which the data began
     and ended to move, or None if these times are not known. The fusion tuner needs them.
@@ -58,8 +58,8 @@ class VotedJob(Protocol):
     """A job that a frozen plan repeats. Each run happens only if all ranks are ready for it."""
 
     def begin(self, arrays: tuple[Array, ...]) -> PendingVote:
-        """Begins a run with arrays of these types and shapes. The program must have waited for the
-        previous run.
+        """Begins a run with arrays of the types and shapes for which the job was prepared. The
+        program must have waited for the previous run.
         """
 
     def begin_void(self) -> PendingVote:

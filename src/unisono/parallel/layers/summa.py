@@ -5,10 +5,10 @@ in row i and column j holds block (i, j) of each matrix. A step broadcasts one c
 along the rows, or one row of blocks along the columns; meanwhile the ranks multiply the blocks of
 the previous step.
 
-The exchanges of each gradient are in a node of their own. Pipeline schedules that split the
-backward pass run each node that leads to both an input and a weight twice, and a custom node always
-computes all its gradients. So the node that leads to both, `_Product`, exchanges nothing in its
-backward pass.
+In the autograd graph, one node exchanges for the gradient of the input, and another node for the
+gradient of the weight. Pipeline schedules that split the backward pass run a node twice if both an
+input and a weight precede it, and a custom node always computes all its gradients. So the node that
+both precede, `_Product`, exchanges nothing in its backward pass.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _applied(node: type[torch.autograd.Function], *arguments: Any) -> torch.Tens
 
 
 class _Product(torch.autograd.Function):
-    """The product. The backward pass hands its gradient to the nodes `by_x` and `by_weight`."""
+    """The product. The backward pass sends the gradient to the nodes of `by_x` and `by_weight`."""
 
     @staticmethod
     def forward(
@@ -75,7 +75,8 @@ class _Product(torch.autograd.Function):
 class _InputGradient(torch.autograd.Function):
     """A node between x and the product, whose backward pass computes the gradient of x.
 
-    The result is a zero, expanded to the shape of the product, whose gradient the node receives.
+    The result is a zero, expanded to the shape of the product. So the node receives the gradient of
+    the product.
     """
 
     @staticmethod

@@ -2,8 +2,8 @@
 
 `DLRM` is the model. Its sizes are those of `unisono.planner.Dlrm`, here also called `DLRMShape`.
 The planner's `place_tables` chooses a `TablePlacement`, the ranks of the parts of each table.
-`bag_exchange` sends ids to the ranks that hold their rows, and `divided_lookup` returns the sums of
-the rows.
+`bag_exchange` sends ids to the ranks that hold the rows of these ids, and `divided_lookup` returns
+the sums of the rows.
 """
 
 from unisono.parallel.recommendation.dlrm_model import DLRM

@@ -16,7 +16,8 @@ def dlrm_shape(module: nn.Module, *, ids: Sequence[int] | None = None) -> Dlrm:
     `ids`: largest number of ids of a sample in each table; by default one. The tables are the
     module's `nn.EmbeddingBag` or `nn.Embedding`. Its `nn.Linear` modules, in order, are a bottom
     network that ends with the width of the tables, and a top network that ends with one logit.
-    Raises ValueError for other modules, and if the number of parameters differs.
+    Raises ValueError for other modules, and if the number of parameters is not that of these sizes
+    with dot products as the interaction.
 
     >>> class Clicks(nn.Module):
     ...     def __init__(self):

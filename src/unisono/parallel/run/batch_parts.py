@@ -24,8 +24,8 @@ class BatchPart:
     first_samples: tuple[int, ...]
     """For each microbatch, the index of this rank's first sample, counted in the whole batch."""
     shares: tuple[float, ...]
-    """For each microbatch, its number of valid targets on this rank over that of the whole batch.
-    """
+    """For each microbatch, the number of its valid targets on this rank, divided by the number of
+    valid targets of the whole batch."""
 
     def microbatches(self) -> tuple[MicrobatchPart, ...]:
         """Returns this rank's inputs of each microbatch, with the microbatch's sample count."""
@@ -101,7 +101,7 @@ def _nearest_multiple(count: int, factor: int) -> int:
 def _shares(parts: Sequence[torch.Tensor], targets: torch.Tensor) -> tuple[float, ...]:
     """Returns the number of valid targets of each part, over the number in all targets."""
     valid = _count_valid(targets)
-    if valid == targets.numel():  # then parts need not be counted, which takes longer
+    if valid == targets.numel():  # no part needs a count, which takes longer
         return tuple(part.numel() / max(valid, 1) for part in parts)
     return tuple(_count_valid(part) / max(valid, 1) for part in parts)
 

@@ -90,8 +90,8 @@ class FullyShardedSet:
     """Parameters that `fully_shard` has split; each rank updates its own shards."""
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
-        """All parameters must be split, and have the same groups (`summed_over`, `held_by`) and
-        tie."""
+        """Requires split parameters (`DTensor`) with equal groups (`summed_over`, `held_by`) and
+        equal ties."""
         block = held[0].block
         self._mesh = mesh
         self.held = held
@@ -136,7 +136,7 @@ class FullyShardedSet:
         ranks = len(self._mesh.ranks(self._shard))
         replicas = len(self._mesh.ranks("dp_replicate"))
         layout = self._mesh.layout
-        # exchanges: gather (ZeRO-3: twice) and sum
+        # Exchanges: ZeRO-2 gathers once and sums once. ZeRO-3 gathers twice and sums once.
         rounds, passes = (microbatches, layout.zero) if layout.pp == 1 else (1, 2)
         part = sum(_part_bytes(each, ranks) for each in self.trained)
         return {

@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SLACK = 0.1
-"""The part by which the most expensive stage may exceed the least possible cost, if the values that
-cross the cuts are then smaller."""
+"""Share by which the most expensive stage may exceed the least possible cost, if fewer bytes cross
+the cuts then."""
 
 _Floats = NDArray[np.float64]
 
 
 def choose_cuts(costs: Sequence[float], crossing: Sequence[float], stages: int) -> list[int]:
-    """Returns the first operation of each stage.
+    """Returns the number of the first operation of each stage.
 
-    `costs`: the cost of each operation. `crossing`: for each operation, the bytes of all values
-    that cross a cut before it; infinite where no cut is possible. The largest cost of a stage is at
-    most 10 % above the least possible one. Among these cuts, the sum of the crossing bytes is
-    minimal, and then the largest cost. Every stage has costs. Raises `ValueError` if there are too
-    few possible cuts.
+    `costs`: the cost of each operation, in FLOPs. `crossing`: for each operation, the bytes of all
+    values that cross a cut before it; infinite where no cut is possible. The largest cost of a
+    stage is at most 10 % above the least possible one. Among these cuts, the sum of the crossing
+    bytes is minimal, and then the largest cost. Every stage has an operation with a cost. Raises
+    `ValueError` if there are too few possible cuts.
 
     >>> choose_cuts([4, 4, 0, 0, 4, 4], [0, 8, 8, 2, 8, 8], 2)
     [0, 3]

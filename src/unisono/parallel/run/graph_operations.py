@@ -23,8 +23,8 @@ class GraphOperations:
     traced: TracedGraph
     nodes: list[fx.Node]
     repeated: set[fx.Node]
-    """Attributes, and operations on buffers and constants only: each stage that needs their results
-    has them itself, so they cross no cut."""
+    """Attributes, and operations on buffers and constants only. Each stage that needs their results
+    computes these results itself, so the results cross no cut."""
     lifetimes: dict[fx.Node, tuple[int, int]]
     """For each value, the first and the last place of a cut that the value crosses. The output of
     the model crosses the end of the graph."""
@@ -67,9 +67,9 @@ class GraphOperations:
         """Returns the bytes of the values that cross a cut before each operation; infinite if a cut
         is not possible.
 
-        A cut is not possible where a value is no tensor. Nor is it possible where both parts use
-        the memory of a buffer that an operation changes, or where several values share a memory
-        that a later operation changes: a message would copy them.
+        A cut is not possible where a value that is not a tensor crosses, and where both parts use
+        the memory of a buffer that an operation changes. It is also not possible where several
+        crossing values share memory that a later operation changes: a message would copy them.
         """
         steps = [0.0] * (len(self.nodes) + 2)
         blocked = [0] * (len(self.nodes) + 2)
@@ -142,6 +142,6 @@ def _is_repeatable(
 
 
 def _add(steps: list[Any], first: int, last: int, value: float) -> None:
-    """Adds a value to all places from `first` to `last`, in a list whose sums are the values."""
+    """Adds a value to all places from `first` to `last`, in a list of differences."""
     steps[first] += value
     steps[last + 1] -= value

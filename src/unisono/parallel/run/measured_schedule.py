@@ -26,8 +26,9 @@ def measured_schedule(
 ) -> PipelineSchedule:
     """Returns a schedule with the median time of each stage's passes, and the stages' messages.
 
-    `result_bytes`: the bytes that each stage sends to the next stage. Whole backward passes count
-    as equal times for the gradients of inputs and of weights.
+    `spans`: the measured passes, in seconds. `result_bytes`: the bytes that each stage sends to the
+    next stage. Half of the time of a whole backward pass counts for the gradients of inputs, and
+    half for those of weights.
     """
     times: dict[tuple[int, str], list[float]] = defaultdict(list)
     for task, begin_s, end_s in spans:

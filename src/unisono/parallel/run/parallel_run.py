@@ -67,7 +67,7 @@ class ParallelRun:
         self._first_samples: tuple[int, ...] = ()
         self._shares: tuple[float, ...] = ()
         self._share = 0.0
-        """Share of the microbatch in progress in the valid targets of the whole batch."""
+        """Number of valid targets of the microbatch in progress, over that of the whole batch."""
         self._size = StepSize(microbatches=microbatches, tokens=0, samples=0, item_bytes=0)
         self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
         self._place = BatchPlace()

@@ -32,7 +32,8 @@ def pipeline_schedule(
 ) -> PipelineSchedule:
     """Returns a layout's pipeline schedule as data, with equal stages. Needs no process group.
 
-    The times are of one microbatch on a rank, all its stages together: a stage takes its share.
+    `forward_s` and `backward_s` are the seconds of one microbatch on a rank, over all stages of the
+    rank.
     `weight_share` is the fraction of `backward_s` in which weight gradients are computed.
     `activation_bytes` is the size of the message from a stage to the next for each microbatch; the
     gradients that return have the same size. Raises ValueError for a number of microbatches that
@@ -57,7 +58,10 @@ def pipeline_schedule(
 
 
 def pipeline_tasks(layout: Layout, microbatches: int) -> list[list[TaskGroup]]:
-    """Returns the forward and backward passes of each rank of a pipeline, in order."""
+    """Returns the forward and backward passes of each rank of a pipeline, in order.
+
+    Raises `ValueError` for a number of microbatches that the schedule cannot run.
+    """
     check_microbatches(layout, microbatches)
     if is_single(layout):
         return single_stage_tasks(layout.schedule, stages=layout.pp, microbatches=microbatches)

@@ -1,8 +1,9 @@
 """Pipeline stages of a model that is no sequence of modules: its traced graph, cut in parts.
 
-Each stage receives all values that later operations need, also those that it only passes on, from
-the stage before it. torch's own `pipelining.pipeline()` sends such values past the stages between,
-which torch's schedules with several stages per rank refuse.
+Each stage receives from the stage before it all values that its own or later operations need. So a
+value for a later stage passes through all stages in between. torch's own `pipelining.pipeline()`
+sends such a value directly to the later stage, which torch's schedules with several stages per rank
+refuse.
 """
 
 from __future__ import annotations

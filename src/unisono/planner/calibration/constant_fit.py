@@ -97,7 +97,7 @@ class _Priors:
         }
 
     def moved(self, offsets: _Floats) -> dict[str, float]:
-        """Returns the constants whose logarithms are `offsets` away from the priors."""
+        """Returns the constants whose logarithms are the priors' logarithms plus `offsets`."""
         pairs = zip(self.names, offsets, strict=True)
         return {**self.values, **{name: self.values[name] * float(np.exp(x)) for name, x in pairs}}
 

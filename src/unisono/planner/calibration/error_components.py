@@ -1,4 +1,4 @@
-"""The parts of the errors of predictions that runs have in common, and their fit.
+"""The parts of the errors of predictions that runs have in common, and the fit of these parts.
 
 Errors within one source are correlated: all its runs share the software, the machine and the way to
 measure, and some share the model or the work of each device. The errors of n runs are a mixed
@@ -43,7 +43,7 @@ class ErrorGroups:
         self._count = len(runs)
 
     def covariance(self, sigma: Mapping[str, float]) -> _Floats:
-        """Returns the covariance of the errors of the runs, without that of wrong constants.
+        """Returns the covariance [runs, runs] of the errors, without the part of wrong constants.
 
         The error of a cause that only some runs have, such as experts, is half common to a model in
         a source, and half of the single run.
@@ -82,9 +82,9 @@ def fit_sigma(
 
     `errors` [runs] are logarithms of measured over predicted time. `gradients` [runs, constants]
     are the derivatives of the logarithm of the predicted time by those of the constants. `offsets`
-    are the logarithms of the constants over their priors, and `widths` the priors' standard
-    deviations. A part that no run has keeps its value in `priors`. Raises ImportError without
-    SciPy.
+    [constants] are the logarithms of the constants over their priors, and `widths` [constants] the
+    standard deviations of the priors. A part that no run has keeps its value in `priors`. Raises
+    ImportError without SciPy.
     """
     from scipy.linalg import cho_factor, cho_solve  # type: ignore[import-untyped]
     from scipy.optimize import minimize  # type: ignore[import-untyped]
@@ -99,7 +99,7 @@ def fit_sigma(
         likelihood = away @ cho_solve(factor, away) / 2 + np.sum(np.log(np.diag(factor[0])))
         return float(likelihood + np.sum((logs / _SIGMA_WIDTH) ** 2) / 2)
 
-    # Four widths from the prior, the covariance is still far from singular.
+    # Up to four widths from the prior, the covariance is far from singular.
     limits = [(-4 * _SIGMA_WIDTH, 4 * _SIGMA_WIDTH)] * len(names)
     start = np.zeros(len(names))
     found = minimize(cost, start, method="L-BFGS-B", bounds=limits, options={"maxiter": 40})
@@ -108,8 +108,10 @@ def fit_sigma(
 
 
 def constants_factor(covariance: _Floats, gradients: _Floats, widths: _Floats) -> _Floats:
-    """Returns the lower triangular factor of the covariance of the constants' logarithms, after
-    the fit to runs whose errors have this covariance.
+    """Returns the lower triangular factor [constants, constants] of the covariance of the
+    constants' logarithms, after the fit to runs whose errors have this covariance [runs, runs].
+
+    `gradients` [runs, constants] and `widths` [constants] are those of `fit_sigma`.
     """
     information = gradients.T @ np.linalg.solve(covariance, gradients) + np.diag(widths**-2)
     factor: _Floats = np.linalg.cholesky(np.linalg.inv(information))
@@ -117,8 +119,10 @@ def constants_factor(covariance: _Floats, gradients: _Floats, widths: _Floats) -
 
 
 def central_quantile(errors: Sequence[float], groups: Sequence[str], share: float) -> float:
-    """Returns the size of error that a share of the errors does not exceed, whether all errors
-    count equally or all groups.
+    """Returns the smallest size that at least `share` of the errors do not exceed, both if each
+    error has the same weight and if each group has the same weight.
+
+    `groups`: the group of each error.
     """
     sizes = np.abs(errors)
     order = np.argsort(sizes)

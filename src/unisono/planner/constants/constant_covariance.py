@@ -49,7 +49,7 @@ class ConstantCovariance:
         return float(parts @ parts)
 
     def without(self, names: Iterable[str]) -> ConstantCovariance:
-        """Returns the covariance after these constants were measured, so that they are certain."""
+        """Returns the covariance with these constants certain, for example after a measurement."""
         known = set(names)
         rows = zip(self.names, self.factor, strict=True)
         return replace(self, factor=tuple(() if name in known else row for name, row in rows))

@@ -10,7 +10,8 @@ from unisono.planner.inputs.transformer import Transformer
 class GridProduct(NamedTuple):
     """A product of a layer: its name, and the inputs and outputs of the whole matrix.
 
-    A last product follows a first one, and has the two axes of a cube exchanged.
+    Products form pairs: attention and the feed-forward network have a first and a last product. On
+    a cube, the last product of a pair uses two of the axes in exchanged roles.
     """
 
     name: str
@@ -20,7 +21,7 @@ class GridProduct(NamedTuple):
 
 
 def layer_products(model: Transformer) -> tuple[GridProduct, ...]:
-    """Returns the products of a dense layer; products of the same input count as one."""
+    """Returns the products of a dense layer. Products with the same input count as one."""
     h, out = model.hidden, model.heads * model.head_dim
     inner = (model.matrices - 1) * model.ffn
     return (

@@ -127,9 +127,9 @@ def search(
     bubble, exchange of gradients or optimizer. Combinations are predicted in the order of their
     bounds until the bound is over the worst time kept, so nothing better is skipped. Of
     combinations that differ only in the ZeRO stage and have equal times, the lowest stage wins. An
-    `executor` of `concurrent.futures` runs the work in parallel, divided by devices and (tp, pp).
-    The candidates are the same. Raises ValueError if no layout fits. The message has the smallest
-    layout.
+    `executor` of `concurrent.futures` runs the work in parallel, divided by devices and (tp, pp);
+    the result is the same. Raises ValueError if no layout fits; the message has the layout with the
+    least memory.
 
     For a recommendation model, considers each kind of placement of the tables with ZeRO 0 and 1,
     on all devices, and returns predictions. The objective is then "time" or "memory".

@@ -1,4 +1,4 @@
-"""Bytes that a layer keeps for backward on a cube of ranks, beyond each rank's own blocks."""
+"""Bytes that a layer keeps for the backward pass on a grid of ranks, beyond a rank's own blocks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _VALUE_BYTES = 2
 def gathered_bytes(model: Transformer, kind: str, tp: int, tokens: float) -> float:
     """Returns the bytes of gathered inputs and weights, without a rank's own blocks of the inputs.
 
-    Tensor parallelism in 3D keeps the gathered input and weight of each product. Planes (2D, 2.5D)
-    broadcast the blocks again in the backward pass, and keep nothing more.
+    `tokens`: tokens of a microbatch on the whole grid. Tensor parallelism in 3D keeps the gathered
+    input and weight of each product. Planes (2D, 2.5D) broadcast the blocks again in the backward
+    pass, so they keep nothing more.
 
     >>> gpt = Transformer(layers=1, hidden=8, heads=2, vocab=10)
     >>> gathered_bytes(gpt, "2d", 4, 100), gathered_bytes(gpt, "3d", 8, 100)

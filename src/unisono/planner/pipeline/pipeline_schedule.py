@@ -20,7 +20,8 @@ _TASK = re.compile(r"(\d+)([FBIW])(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds of the passes of one microbatch through a stage."""
+    """Seconds of the passes of one microbatch through a stage. Raises ValueError for other
+    values."""
 
     forward_s: float
     input_gradient_s: float
@@ -47,12 +48,13 @@ class StageTimes:
 class StageMessage:
     """A message that one stage sends to another for each microbatch.
 
-    An activation leaves after a forward pass, a gradient after a backward pass or an input
-    gradient.
+    An activation leaves after a forward pass. A gradient leaves after a whole backward pass or
+    after an input gradient. Raises ValueError for another kind, and for stages that are not
+    neighbours.
     """
 
     kind: str
-    """"activation" or "gradient"."""
+    """One of "activation" and "gradient"."""
     from_stage: int
     to_stage: int
     nbytes: float
@@ -74,8 +76,8 @@ class StageMessage:
 class PipelineSchedule:
     """A pipeline schedule: the passes of each rank in order, with times and messages.
 
-    Two stages without a message exchange their values without bytes and time. Raises ValueError for
-    passes that are missing, repeated or in an order that cannot run.
+    Two stages without a message exchange their values without bytes and in no time. Raises
+    ValueError for passes that are missing, repeated or in an order that cannot run.
 
     >>> orders = [[(StageTask(kind, 0, stage),) for kind in "FB"] for stage in (0, 1)]
     >>> schedule = PipelineSchedule.of("1f1b", orders, forward_s=1.0, backward_s=2.0)
@@ -87,8 +89,10 @@ class PipelineSchedule:
 
     name: str
     stages: tuple[StageTimes, ...]
+    """Times of each stage."""
     messages: tuple[StageMessage, ...]
     ranks: tuple[tuple[TaskGroup, ...], ...]
+    """Actions of each rank, in order. An action has one or several passes."""
 
     def __post_init__(self) -> None:
         _check_passes(self.ranks, len(self.stages))
@@ -114,8 +118,9 @@ class PipelineSchedule:
     ) -> PipelineSchedule:
         """Returns the schedule with equal times of all stages and equal messages.
 
+        `forward_s` and `backward_s` are the seconds of one microbatch through one stage.
         `weight_share` is the fraction of `backward_s` in which weight gradients are computed. A
-        gradient has as many bytes as the activation.
+        gradient has as many bytes as an activation.
         """
         count = 1 + max(task.stage for order in ranks for group in order for task in group)
         weight_s = backward_s * weight_share

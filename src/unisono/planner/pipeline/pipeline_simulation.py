@@ -1,4 +1,4 @@
-"""Simulation of a pipeline schedule on a network: passes compute, messages share links."""
+"""Simulation of a pipeline schedule on a network: ranks compute passes, messages share links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PipelineSimulation:
     ideal: TaskRun
     """The passes if messages take no time."""
     result: Result
-    """Messages and links."""
+    """The steps of all messages, and the use of links."""
 
     @property
     def exposed_s(self) -> float:
@@ -43,9 +43,10 @@ def simulate_pipeline(
 ) -> PipelineSimulation:
     """Simulates a pipeline schedule on a network. Rank r of the pipeline is the network's rank r.
 
-    A rank computes on while its messages are sent. Messages between two ranks leave one after
-    another, in the order of the passes, as on one connection; `conditions.order` is not used.
-    `bins` is as for `simulate`. Raises `UnsupportedError` if the network has too few ranks.
+    A rank continues to compute while its messages are sent. Messages between two ranks leave one
+    after another, in the order of the passes, as on one connection; `conditions.order` is not used.
+    `bins` has the same meaning as in `simulate`. Raises `UnsupportedError` if the network has too
+    few ranks.
 
     >>> from unisono import topology
     >>> orders = [[(StageTask(kind, 0, stage),) for kind in "FB"] for stage in (0, 1)]

@@ -25,7 +25,10 @@ def save_task_plot(runs: Mapping[str, TaskRun], path: str | Path) -> None:
 
 
 def task_svg(runs: Mapping[str, TaskRun]) -> str:
-    """Returns the picture of `save_task_plot` as the text of an SVG file."""
+    """Returns the picture of `save_task_plot` as the text of an SVG file.
+
+    Raises UnsupportedError without matplotlib.
+    """
     with BytesIO() as file:
         _figure(runs).savefig(file, format="svg")
         return file.getvalue().decode()

@@ -11,7 +11,7 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 def check_dlrm(cluster: Cluster, layout: Layout, job: Workload, update: str) -> None:
-    """Raises ValueError if the layout cannot train a recommendation model. The text has what can.
+    """Raises ValueError if the layout cannot train a recommendation model. The error says what can.
 
     >>> from unisono.planner import Cluster, Layout, Workload
     >>> job = Workload(seq=1, global_batch=4096)

@@ -30,7 +30,7 @@ class DlrmFit:
 
 @dataclass(frozen=True, kw_only=True)
 class DlrmFitter:
-    """Chooses what fits into memory, for one model and layout."""
+    """Chooses the micro batch and the placement that fit into memory, for one model and layout."""
 
     model: Dlrm
     layout: Layout
@@ -40,15 +40,18 @@ class DlrmFitter:
     update: str
     """One of `TABLE_UPDATES`."""
     value_bytes: float
+    """Bytes of an activation's element."""
     fragmentation: float
+    """Ratio of the memory that the allocator reserves to the live tensors."""
     capacity_bytes: float
 
     def choose(self) -> DlrmFit:
-        """Returns the largest micro batch that fits, with the placement that sends least.
+        """Returns the largest micro batch that fits, with the placement that sends the fewest
+        bytes.
 
-        Fewer microbatches are never slower. A placement that sends least may put too many bytes on
-        one device; the second placement limits the bytes of each device. If nothing fits, returns
-        the first choice.
+        Fewer microbatches are never slower. The placement that sends the fewest bytes may put too
+        many bytes on one device. Then a second placement limits the bytes of each device. If
+        nothing fits, returns the first choice.
         """
         first = None
         for samples in self._micro_batches():

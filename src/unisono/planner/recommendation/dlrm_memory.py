@@ -12,7 +12,7 @@ from unisono.planner.recommendation.table_placement import TablePlacement
 
 TABLE_KINDS_OF_MEMORY = ("tables", "table gradients", "table optimizer")
 _BAG_BYTES = 16
-"""Bytes that backward keeps for a bag: where it begins, and its length."""
+"""Bytes that the backward pass keeps for a bag: the position of its first id, and its length."""
 _STATES = {"rows": 0, "dense": 8}
 """Bytes of optimizer states for each element of a table: none, or two moments of Adam."""
 
@@ -30,7 +30,8 @@ def device_memory(
 ) -> Iterator[dict[str, float]]:
     """Yields the bytes of each device by kind.
 
-    `samples`: samples of a microbatch on one device. `update`: one of `TABLE_UPDATES`.
+    `samples`: samples of a microbatch on one device. `value_bytes`: bytes of an activation's
+    element. `update`: one of `TABLE_UPDATES`.
     `fragmentation`: ratio of the memory that the allocator reserves to the live tensors.
     """
     dense = model.dense_parameters + placement.replicated_rows * model.width

@@ -1,8 +1,8 @@
 """FLOPs and bytes of each operator of a recommendation model, in closed form.
 
 Sizes are those of one device and one microbatch. A matrix product of [M, K] and [K, N] has 2 M K N
-FLOPs and reads or writes M K + K N + M N values. Each factor that needs a gradient adds one product
-of as many FLOPs in the backward pass.
+FLOPs and reads or writes M K + K N + M N values. In the backward pass, each factor that needs a
+gradient adds one product with the same number of FLOPs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Product(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """Operator between products, with the values that each pass reads and writes."""
+    """Operator between products, with the numbers of values that each pass reads and writes."""
 
     name: str
     kind: str
@@ -126,7 +126,8 @@ def lookups(
     value_bytes: float,
     update: str,
 ) -> Iterator[Lookup]:
-    """Yields the look-ups of one rank: in its parts for all samples, in replicas for its own ones.
+    """Yields the look-ups of one rank: of all ranks' samples in its parts of tables, and of its own
+    samples in replicated tables.
 
     `samples`: samples of a microbatch on one rank. `value_bytes`: bytes of an element of a sum.
     `update`: one of `TABLE_UPDATES`. Assumes full bags, and ids that are spread evenly over the

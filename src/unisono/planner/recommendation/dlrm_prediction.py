@@ -53,9 +53,9 @@ class DlrmPrediction:
     step_s: float
     """Seconds of one optimizer step."""
     low_s: float
-    """Lower end of the interval that holds 80 % of measured steps."""
+    """Lower end of the interval that holds 80 % of measured steps, in seconds."""
     high_s: float
-    """Upper end of the interval that holds 80 % of measured steps."""
+    """Upper end of the interval that holds 80 % of measured steps, in seconds."""
     time: Mapping[str, float]
     """Seconds by kind; their sum is `step_s`."""
     memory: Mapping[str, tuple[float, ...]]
@@ -138,7 +138,10 @@ def predict_dlrm(
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
 ) -> DlrmPrediction:
-    """Predicts a step of a recommendation model; `unisono.planner.predict` calls this function."""
+    """Predicts a step of a recommendation model; `unisono.planner.predict` calls this function.
+
+    Raises ValueError for a layout, a workload, a placement or an update that is not possible.
+    """
     check_dlrm(cluster, layout, job, table_update)
     constants = constants or default_constants()
     if calibration is not None:

@@ -30,9 +30,9 @@ def dlrm_presets() -> Mapping[str, Dlrm]:
 def load_dlrm(what: str | Path) -> Dlrm:
     """Returns a known recommendation model by name, or the model of a JSON file.
 
-    The file holds `counters`, `width`, `bottom` and `top`, and lists with an entry for each table:
-    `rows`, and `ids` if bags may have more than one id. Raises ValueError for an unknown name and
-    for other content.
+    The file has the fields of `Dlrm`. Instead of `tables`, it has two lists with a number for each
+    table: `rows`, and `ids` if bags may have more than one id. Raises ValueError for an unknown
+    name and for other content.
 
     >>> load_dlrm("dlrm-mlperf").dense_parameters
     2368897
@@ -50,7 +50,7 @@ def load_dlrm(what: str | Path) -> Dlrm:
 
 
 def is_dlrm(what: str | Path) -> bool:
-    """Returns True for the name of a known recommendation model, and for the file of one.
+    """Returns True for a name that begins with "dlrm", and for the file of a recommendation model.
 
     >>> is_dlrm("dlrm-mlperf"), is_dlrm("gpt3-175b")
     (True, False)

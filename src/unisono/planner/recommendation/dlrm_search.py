@@ -29,8 +29,9 @@ def search_dlrm(
 ) -> tuple[DlrmPrediction, ...]:
     """Predicts each kind of placement with ZeRO 0 and 1, and returns the `keep` best that fit.
 
-    `unisono.planner.search` calls this function. Kinds that place the tables alike count once, and
-    the first one of "auto" and `TABLE_KINDS` gives the name.
+    `unisono.planner.search` calls this function. Kinds with equal placements count once, under the
+    name that is first in ("auto", *TABLE_KINDS). Raises ValueError if no placement fits or is fast
+    enough, and for another objective than "time" and "memory".
     """
     if objective not in ("time", "memory"):
         raise ValueError(

@@ -1,8 +1,8 @@
 """The time of a training step of a recommendation model, by kind.
 
 The order of the operators is that of `unisono.parallel`: bottom network, exchange of ids, look-up,
-exchange of sums, interaction, top network; then the same backward, and the sum of the gradients of
-the dense part after the backward pass. So nothing hides an exchange. Ranks wait for each other in
+exchange of sums, interaction, top network. The backward pass has the reverse order. Then the ranks
+sum the gradients of the dense part. So nothing hides an exchange. Ranks wait for each other in
 each exchange, so the busiest rank determines the time of each part.
 """
 
@@ -85,7 +85,7 @@ class DlrmTimes:
         return kinds
 
     def parts(self, samples: int) -> Iterator[DlrmPart]:
-        """Yields the parts of a microbatch in the forward and backward pass."""
+        """Yields the parts of a microbatch. `samples`: samples of the microbatch on one rank."""
         yield from map(self._product, products(self.model, samples))
         for each in kernels(self.model, samples):
             nbytes = [v * self.value_bytes for v in (each.forward_values, each.backward_values)]
@@ -121,7 +121,7 @@ class DlrmTimes:
         return nbytes / self.kernels.memory_Bps + self._constants.kernel_start_s
 
     def _lookup(self, samples: int) -> DlrmPart:
-        """Returns the look-ups of the rank that moves most bytes."""
+        """Returns the look-ups, each pass on the rank that moves the most bytes in this pass."""
         forward = backward = 0.0
         for rank in range(self.placement.ranks):
             own = list(
@@ -147,7 +147,8 @@ class DlrmTimes:
         )
 
     def _kernels_of_lookup(self) -> int:
-        """Returns the kernels of a pass: one for all tables, or one for each with "dense"."""
+        """Returns the number of kernels of a pass: one for all tables, or with "dense" one for
+        each."""
         if self._update == "rows":
             return 1
         replicas = sum(table.kind == "replicated" for table in self.placement.tables)
@@ -192,7 +193,7 @@ class DlrmTimes:
             )
 
     def _ids(self, piece: TablePiece) -> float:
-        """Returns the ids of a sample that belong to a piece."""
+        """Returns the mean number of ids of a sample that belong to a piece."""
         ids = self.model.tables[piece.table].ids
         return ids / self.placement.ranks if piece.is_summed else ids
 
@@ -225,7 +226,7 @@ class DlrmTimes:
         return parameters * self._constants.optimizer_bytes / self.kernels.memory_Bps
 
     def _launches(self) -> int:
-        """Returns the operators that the host launches in a forward pass."""
+        """Returns the number of operators that the host launches in a forward pass."""
         model = self.model
         count = sum(1 for _ in products(model, 1)) + sum(1 for _ in kernels(model, 1))
         return count + self._kernels_of_lookup()

@@ -26,7 +26,9 @@ _CENTRED_SUMS, _SUMS = 2, 1
 
 
 class GridExchanges(NamedTuple):
-    """Seconds of exchanges in the forward and the backward pass, and the number of the former."""
+    """Seconds of exchanges in the forward and in the backward pass, and the number of exchanges in
+    the forward pass.
+    """
 
     forward_s: float
     backward_s: float
@@ -40,7 +42,7 @@ class GridTimes:
         self._is_cube, self._exchanges = kind == "3d", exchanges
         self.grid = TensorGrid.of(kind, tp)
         depth, row, column = self.grid
-        # Consecutive ranks differ first in the column index, then in the row index.
+        # Consecutive ranks differ first in the column, then in the row, then in the depth.
         self._along_row = exchanges.place(column, 1)
         self._along_column = exchanges.place(row, column)
         self._along_depth = exchanges.place(depth, row * column)

@@ -258,8 +258,8 @@ class LayerModel:
         return found
 
     def _exchange_s(self, shape: Shape) -> tuple[GridExchanges, float, float, int]:
-        """Returns the times of the tensor, context and expert exchanges in the forward pass, and
-        the number of these exchanges.
+        """Returns the tensor exchanges, the seconds of the context and of the expert exchanges in
+        the forward pass, and the number of all exchanges in the forward pass.
         """
         model, exchanges, count = self._model, self._exchanges, 0
         tensor = GridExchanges(0.0, 0.0, 0)
@@ -274,7 +274,7 @@ class LayerModel:
             tensor = GridExchanges(tensor_s, tensor_s, blocks)
             count += blocks
         if shape.cp > 1:
-            # A grid divides the tokens and the heads, so it repeats no heads.
+            # On a grid, keys and values are divided evenly: no head is held twice.
             grid = shape.tensor != "1d"
             keys = model.key_value_width / shape.tp if grid else _split_keys(model, shape.tp)
             nbytes = shape.tokens * keys * ROUTED_BYTES * shape.cp

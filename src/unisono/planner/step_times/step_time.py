@@ -265,7 +265,7 @@ class StepModel:
     def _output_s(self, layout: Layout, tokens: float) -> float:
         """Returns the seconds of the output projection and the loss, forward and backward.
 
-        On a grid, they include the exchanges of the projection, which also sends weights.
+        On a grid, the seconds include the exchanges of inputs, weights and sums for the projection.
         """
         tp, tensor = layout.tp, layout.tensor
         found = self._outputs.get((tensor, tp, tokens))
