@@ -20,14 +20,6 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-// Returns an attribute, or null after an error. The error is cleared here, because the slower
-// Python code that runs instead will raise it again.
-nb::object attribute(nb::handle of, const nb::str& name) {
-    nb::object found = nb::steal(PyObject_GetAttr(of.ptr(), name.ptr()));
-    if (!found.is_valid()) clear_error();
-    return found;
-}
-
 bool equal(nb::handle a, nb::handle b) {
     if (a.is(b)) return true;
     const int found = PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ);

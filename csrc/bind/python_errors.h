@@ -16,4 +16,12 @@ inline void clear_error() {
     PyErr_Clear();
 }
 
+// Returns an attribute, or null after an error. The error is cleared, because the caller then takes
+// another way.
+inline nanobind::object attribute(nanobind::handle of, nanobind::handle name) {
+    nanobind::object found = nanobind::steal(PyObject_GetAttr(of.ptr(), name.ptr()));
+    if (!found.is_valid()) clear_error();
+    return found;
+}
+
 }  // namespace unisono::bind

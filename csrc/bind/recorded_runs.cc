@@ -23,13 +23,6 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-// Returns an attribute, or null if the object has none.
-nb::object optional_attribute(nb::handle of, nb::handle name) {
-    nb::object found = nb::steal(PyObject_GetAttr(of.ptr(), name.ptr()));
-    if (!found.is_valid()) clear_error();
-    return found;
-}
-
 // The timeline of the runs, and the names of a pending job's methods (transfers/transfer.py).
 struct Recorder {
     explicit Recorder(nb::object timeline) : ring(std::move(timeline)) {}
@@ -84,12 +77,12 @@ class RecordedRun {
     }
     [[nodiscard]] bool ran() const {
         if (voted_work_) return voted_work_->ran();
-        const nb::object found = optional_attribute(pending_, recorder_->ran);
+        const nb::object found = attribute(pending_, recorder_->ran);
         return !found.is_valid() || nb::cast<bool>(found);
     }
     [[nodiscard]] std::optional<std::pair<int64_t, int64_t>> times_ns() const {
         if (voted_work_) return voted_work_->times_ns();
-        const nb::object found = optional_attribute(pending_, recorder_->times_ns);
+        const nb::object found = attribute(pending_, recorder_->times_ns);
         if (!found.is_valid()) return std::nullopt;
         return nb::cast<std::optional<std::pair<int64_t, int64_t>>>(found());
     }
@@ -138,7 +131,7 @@ class RecordedVotedJob {
           no_tensor_(std::move(no_tensor)) {}
 
     RecordedRun begin(const nb::tuple& arrays) {
-        if (runs_++ % kRunsBetweenPlans == 0) record_plan();
+        if (runs_++ % kRunsPerTensorList == 0) record_plan();
         const nb::str& first = names_.empty() ? no_tensor_ : names_.front();
         const auto number = nb::cast<int64_t>(next_number_());
         recorder_->record(EventKind::launched, first, number, bucket_);
@@ -154,7 +147,7 @@ class RecordedVotedJob {
     }
 
   private:
-    static constexpr uint64_t kRunsBetweenPlans = 32;
+    static constexpr uint64_t kRunsPerTensorList = 32;
 
     void record_plan() const {
         for (size_t i = 0; i < names_.size() && i < lengths_.size(); ++i)

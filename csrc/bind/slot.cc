@@ -37,7 +37,7 @@ Py_ssize_t offset_of(nb::handle type, nb::handle name) {
 // Reads or writes one slot of many objects in one call from Python.
 class SlotColumn {
   public:
-    SlotColumn(nb::type_object type, const nb::str& name) : slot_(type, name) {}
+    SlotColumn(nb::type_object type, nb::str name) : slot_(type, name), name_(std::move(name)) {}
 
     // Returns the values of the objects. Throws AttributeError for an object without a value.
     [[nodiscard]] nb::tuple values(const nb::tuple& objects) const {
@@ -45,7 +45,8 @@ class SlotColumn {
         if (!found.is_valid()) nb::raise_python_error();
         for (size_t i = 0; i < objects.size(); ++i) {
             nb::object value = slot_.get(checked(objects[i]));
-            if (!value.is_valid()) throw nb::attribute_error("a slot has no value");
+            if (!value.is_valid())
+                throw nb::attribute_error(text_of(objects[i], " has no value in ").c_str());
             if (PyTuple_SetItem(found.ptr(), static_cast<Py_ssize_t>(i), value.release().ptr()) !=
                 0)
                 nb::raise_python_error();
@@ -70,11 +71,15 @@ class SlotColumn {
 
   private:
     [[nodiscard]] nb::handle checked(nb::handle object) const {
-        if (!slot_.is_of(object)) throw nb::type_error("the object has no such slot");
+        if (!slot_.is_of(object)) throw nb::type_error(text_of(object, " has no slot ").c_str());
         return object;
+    }
+    [[nodiscard]] std::string text_of(nb::handle object, const char* fault) const {
+        return std::string(nb::type_name(object.type()).c_str()) + fault + name_.c_str();
     }
 
     Slot slot_;
+    nb::str name_;
 };
 
 }  // namespace
@@ -84,7 +89,7 @@ Slot::Slot(nb::handle type, nb::handle name)
 
 void register_slots(nb::module_& m) {
     nb::class_<SlotColumn>(m, "SlotColumn")
-        .def(nb::init<nb::type_object, const nb::str&>(), "type"_a, "name"_a)
+        .def(nb::init<nb::type_object, nb::str>(), "type"_a, "name"_a)
         .def("values", &SlotColumn::values, "objects"_a)
         .def("take", &SlotColumn::take, "objects"_a, "other"_a)
         .def("fill", &SlotColumn::fill, "objects"_a, "value"_a.none());

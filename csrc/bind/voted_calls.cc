@@ -32,16 +32,16 @@ using Vote = std::variant<std::shared_ptr<Prepared>, std::shared_ptr<CarriedVote
 class VotedAllReduce {
   public:
     // `call` reduces arrays of `lengths` bytes, and one more element if it carries the vote. If
-    // arrays must be copied first, begin() calls `copied(self, arrays)` and returns its result.
-    // `held` and `prune` are those of the communicator's pending calls.
+    // arrays must be copied first, begin() calls `begin_copied(self, arrays)` and returns its
+    // result. `held` and `prune` are those of the communicator's pending calls.
     VotedAllReduce(std::shared_ptr<Group> group, Vote vote, std::shared_ptr<Prepared> call,
-                   const std::vector<uint64_t>& lengths, nb::callable copied, nb::set held,
+                   const std::vector<uint64_t>& lengths, nb::callable begin_copied, nb::set held,
                    nb::callable prune, double timeout_s, double inline_s)
         : group_(std::move(group)),
           vote_(std::move(vote)),
           call_(std::move(call)),
           lengths_(lengths),
-          copied_(std::move(copied)),
+          begin_copied_(std::move(begin_copied)),
           held_(std::move(held)),
           prune_(std::move(prune)),
           timeout_s_(timeout_s),
@@ -64,7 +64,7 @@ class VotedAllReduce {
                 break;
             memory.pack.add(located->address, located->bytes, arrays[i]);
         }
-        if (memory.pack.memory().size() < lengths_.size()) return copied_(self, arrays);
+        if (memory.pack.memory().size() < lengths_.size()) return begin_copied_(self, arrays);
         return begun(std::move(memory), true);
     }
 
@@ -103,7 +103,7 @@ class VotedAllReduce {
     Vote vote_;
     std::shared_ptr<Prepared> call_;
     std::vector<uint64_t> lengths_;
-    nb::callable copied_;
+    nb::callable begin_copied_;
     nb::set held_;
     nb::callable prune_;
     double timeout_s_, inline_s_;
@@ -151,7 +151,7 @@ void register_voted_calls(nb::module_& m) {
         .def(nb::init<std::shared_ptr<Group>, Vote, std::shared_ptr<Prepared>,
                       const std::vector<uint64_t>&, nb::callable, nb::set, nb::callable, double,
                       double>(),
-             "group"_a, "vote"_a, "call"_a, "lengths"_a, "copied"_a, "held"_a, "prune"_a,
+             "group"_a, "vote"_a, "call"_a, "lengths"_a, "begin_copied"_a, "held"_a, "prune"_a,
              "timeout_s"_a, "inline_s"_a)
         .def(
             "begin",

@@ -338,7 +338,7 @@ class VotedAllReduce:
         vote: Prepared | CarriedVote,
         call: Prepared,
         lengths: Sequence[int],
-        copied: Callable[[VotedAllReduce, tuple[Any, ...]], Any],
+        begin_copied: Callable[[VotedAllReduce, tuple[Any, ...]], Any],
         held: set[Any],
         prune: Callable[[], None],
         timeout_s: float,

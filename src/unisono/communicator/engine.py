@@ -280,10 +280,10 @@ class Engine:
         vote: native.Prepared | native.CarriedVote,
         call: native.Prepared,
         lengths: Sequence[int],
-        copied: Callable[[native.VotedAllReduce, tuple[Any, ...]], Any],
+        begin_copied: Callable[[native.VotedAllReduce, tuple[Any, ...]], Any],
     ) -> native.VotedAllReduce:
         """Prepares the all_reduce `call` of arrays of `lengths` bytes, which runs if all ranks vote
-        yes. `copied` begins the all_reduce for arrays that must be copied first.
+        yes. `begin_copied` begins the all_reduce for arrays that must be copied first.
         """
         pending = self._pending_calls
         return native.VotedAllReduce(
@@ -291,7 +291,7 @@ class Engine:
             vote,
             call,
             lengths,
-            copied,
+            begin_copied,
             pending.held,
             pending.prune,
             self.timeout_s,

@@ -43,11 +43,11 @@ class VotedAllReduce:
             elements = vote_elements(fused.dtype, fused.reduction)
             vote = native.CarriedVote(*elements, fused.prepared)
             voted = engine.voted_all_reduce(
-                vote, call, fused.lengths, partial(_begin_copies, fused)
+                vote, call, fused.lengths, partial(_begin_carrying_copies, fused)
             )
             self.begin_void = voted.begin_void
         else:
-            begin_copied = partial(_begin_copied, comm, fused)
+            begin_copied = partial(_begin_separate_copies, comm, fused)
             first = engine.call_cache.vote()
             voted = engine.voted_all_reduce(first, fused.prepared, fused.lengths, begin_copied)
             self.begin_void = partial(begin_voted, comm, "void call", None)
@@ -87,7 +87,7 @@ class CopiedWork:
 # The native core calls these functions for arrays that must be copied first.
 
 
-def _begin_copies(
+def _begin_carrying_copies(
     fused: FusedAllReduce, voted: native.VotedAllReduce, arrays: tuple[Array, ...]
 ) -> CopiedWork:
     staged = _staged(fused, arrays)
@@ -95,7 +95,7 @@ def _begin_copies(
     return CopiedWork(voted.begin(copies), staged)
 
 
-def _begin_copied(
+def _begin_separate_copies(
     comm: Communicator,
     fused: FusedAllReduce,
     _voted: native.VotedAllReduce,

@@ -146,34 +146,26 @@ def predict_dlrm(
     constants = constants or default_constants()
     if calibration is not None:
         constants = calibration.constants_for(cluster, constants)
-    kernel_times = KernelTimes(cluster.kind, constants, precision=job.precision)
     capacity = cluster.kind.memory_bytes * USABLE_MEMORY
+    kernels = KernelTimes(cluster.kind, constants, precision=job.precision)
     fit = DlrmFitter(
         model=model,
         layout=layout,
         job=job,
         kind=placement,
         update=table_update,
-        value_bytes=kernel_times.wide_bytes,
+        value_bytes=kernels.wide_bytes,
         fragmentation=constants.fragmentation,
         capacity_bytes=capacity,
     ).choose()
-
     exchanges = exchange_times(cluster, constants)
-
-    def times_with(constants: CalibratedConstants) -> DlrmTimes:
-        return DlrmTimes(
-            model,
-            fit.placement,
-            KernelTimes(cluster.kind, constants, precision=job.precision),
-            exchanges.with_constants(constants),
-            constants,
-            update=table_update,
-        )
+    times = DlrmTimes(model, fit.placement, kernels, exchanges, constants, update=table_update)
+    microbatches = job.global_batch // (layout.dp * fit.samples)
 
     def kinds_with(constants: CalibratedConstants) -> dict[str, float]:
-        microbatches = job.global_batch // (layout.dp * fit.samples)
-        return times_with(constants).step(fit.samples, microbatches, layout.zero)
+        kernels = KernelTimes(cluster.kind, constants, precision=job.precision)
+        changed = times.with_constants(constants, kernels)
+        return changed.step(fit.samples, microbatches, layout.zero)
 
     kinds = kinds_with(constants)
     step_s = sum(kinds.values())
@@ -193,7 +185,7 @@ def predict_dlrm(
         memory=fit.memory,
         capacity_bytes=int(capacity),
         deviation=deviation,
-        _times=times_with(constants),
+        _times=times,
     )
 
 
