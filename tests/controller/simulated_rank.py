@@ -20,7 +20,7 @@ from unisono.controller.agreement import State, step
 from unisono.controller.frozen_plan import FrozenPlan, job_of
 from unisono.controller.fusion.fusion_report import FusionReport
 from unisono.controller.fusion.trial_plan import TrialPlan
-from unisono.controller.handle import Flight, Handle
+from unisono.controller.handle import IN_PLACE, Flight, Handle
 from unisono.controller.join import JoinedTensors
 from unisono.controller.request import Request
 from unisono.controller.transfers.transfer import Job
@@ -329,7 +329,7 @@ class SimulatedRank:
         if self.rank in run.active:
             handles = [self.handles[name] for name in run.bucket.names]
             pending = self.transfer.begin(replace(job_of(handles), lengths=lengths))
-            flight = Flight(tuple(handles), pending, _ignore)
+            flight = Flight(tuple(handles), pending, _ignore, requests[0].operation in IN_PLACE)
             for handle in handles:
                 assert not handle._done and handle.flight is None, f"{handle.name!r} runs twice"
                 handle.flight = flight
@@ -340,7 +340,7 @@ class SimulatedRank:
             operation=first.operation, arrays=arrays, op=first.op, root=first.root, lengths=lengths
         )
         pending = self.transfer.begin_absent(run.bucket.names, job)
-        self.awaited.append(Flight((), pending, _ignore))
+        self.awaited.append(Flight((), pending, _ignore, True))
 
     def _drain(self, launched: int) -> None:
         self.draining = True

@@ -14,7 +14,7 @@ from unisono.controller import messages as m
 from unisono.controller.frozen_plan import FrozenPlan, job_of
 from unisono.controller.fusion.fusion_report import FusionReport
 from unisono.controller.fusion.trial_plan import TrialPlan
-from unisono.controller.handle import Flight, Handle
+from unisono.controller.handle import IN_PLACE, Flight, Handle
 from unisono.controller.join import JoinedTensors
 from unisono.controller.member import (
     Action,
@@ -125,7 +125,8 @@ class ActionRunner:
             if run.lengths and len(set(run.lengths)) > 1:
                 job = replace(job, lengths=run.lengths)
             pending = self._transfer.begin(job)
-            flight = Flight(tuple(handles), pending, self._note_end, divisor=divisor)
+            in_place = requests[0].operation in IN_PLACE
+            flight = Flight(tuple(handles), pending, self._note_end, in_place, divisor=divisor)
             for handle in handles:
                 handle.flight = flight
             self._changed.notify_all()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from unisono import native
 from unisono.communicator import dtype_of
 from unisono.controller.fusion.buckets import Bucket
-from unisono.controller.handle import Flight, Handle
+from unisono.controller.handle import IN_PLACE, Flight, Handle
 from unisono.controller.request import Request
 from unisono.controller.transfers.transfer import Array, Job, PendingVote, Transfer, VotedJob
 
@@ -56,11 +56,12 @@ class PlannedBucket:
     that the program has not yet submitted in the current pass.
     """
 
-    __slots__ = ("flight", "job", "missing", "tensors")
+    __slots__ = ("flight", "in_place", "job", "missing", "tensors")
 
     def __init__(self, tensors: tuple[PlannedTensor, ...]) -> None:
         self.tensors = tensors
         self.missing = len(tensors)
+        self.in_place = tensors[0].operation in IN_PLACE
         for tensor in tensors:
             tensor.bucket = self
         self.job: VotedJob | None = None
@@ -182,7 +183,7 @@ class FrozenPlan:
     def _launch(
         self, bucket: PlannedBucket, handles: tuple[Handle, ...], pending: PendingVote
     ) -> None:
-        flight = bucket.flight = Flight(handles, pending, self._on_end)
+        flight = bucket.flight = Flight(handles, pending, self._on_end, bucket.in_place)
         if len(handles) == 1:
             handles[0].flight = flight
         else:

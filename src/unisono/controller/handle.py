@@ -11,7 +11,8 @@ from unisono.controller.request import Request
 from unisono.controller.transfers.transfer import Array, Pending, PendingVote
 from unisono.errors import UnisonoError
 
-_IN_PLACE = ("all_reduce", "broadcast")
+IN_PLACE = ("all_reduce", "broadcast")
+"""Operations that change their arrays. Others return new arrays."""
 
 
 class Owner(Protocol):
@@ -131,18 +132,19 @@ class Flight:
         handles: tuple[Handle, ...],
         pending: Pending | PendingVote,
         on_end: Callable[[Flight], None],
+        in_place: bool,
         *,
         divisor: int = 1,
     ) -> None:
-        """`on_end` is called once, when the flight has ended. `divisor` divides the resulting sums,
-        to give averages.
+        """`on_end` is called once, when the flight has ended. `in_place`: the operation changes the
+        arrays. `divisor` divides the resulting sums, to give averages.
         """
         self.handles = handles
         self.pending: Pending | PendingVote | None = pending
         """The collective; None after a failure."""
         self.ran = True
         self._divisor = divisor
-        self._is_in_place = not handles or handles[0].request.operation in _IN_PLACE
+        self._is_in_place = in_place
         self._on_end = on_end
         self._lock = threading.Lock()
         self._settled = False

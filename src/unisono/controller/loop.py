@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from unisono import native
@@ -137,7 +137,11 @@ class Loop:
                 handle = Handle(self, tensor.request, array)
                 self._enter(name, handle, tensor.nbytes)
                 self._counters.cache_hits += 1
-                self._begin(plan.add, tensor, handle)
+                try:
+                    plan.add(tensor, handle)
+                except Exception as error:
+                    self._fail_bucket(error)
+                    raise
                 if isinstance(plan, TrialPlan) and plan.finished:
                     self._post(HasFinished(plan.epoch, plan.times()))
                 return handle
@@ -210,20 +214,19 @@ class Loop:
         with self._lock:
             plan = self._runner.plan
             if plan is not None and self._error is None and not self._closing:
-                self._begin(plan.launch_full)
+                try:
+                    plan.launch_full()
+                except Exception as error:
+                    self._fail_bucket(error)
+                    raise
 
-    def _begin(self, begin: Callable[..., None], *arguments: object) -> None:
-        """Begins buckets of the plan. An error fails the controller, because the tensors of the
-        bucket have left the plan, but no collective carries them.
+    def _fail_bucket(self, error: Exception) -> None:
+        """Fails the controller because a bucket of the plan did not begin: its tensors have left
+        the plan, but no collective carries them.
         """
-        try:
-            begin(*arguments)
-        except UnisonoError as error:
-            self.fail(error)
-            raise
-        except Exception as error:
-            self.fail(AbortedError(f"a bucket of the plan did not begin: {error!r}"))
-            raise
+        if not isinstance(error, UnisonoError):
+            error = AbortedError(f"a bucket of the plan did not begin: {error!r}")
+        self.fail(error)
 
     def _settle_ended(self, handle: Handle) -> None:
         """Ends a handle whose flight has ended, in case no thread has waited for the handle. The
