@@ -17,7 +17,7 @@ from unisono.parallel import Layout
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, CrossEntropy, LayoutDropout, TransformerModel
 from unisono.parallel.run import ParallelRun, parallelize
-from unisono.planner import Transformer, part_of
+from unisono.planner import StageTask, Transformer, part_of
 
 SCHEDULES = (
     ("gpipe", 1),
@@ -32,8 +32,6 @@ SCHEDULES = (
 STEPS = 3
 TOLERANCE = 1e-12
 FLOAT32_TOLERANCE = 1e-5
-UNPREDICTED = {"world"}
-"""Groups without a closed form of their bytes: that of the loss and the norm."""
 RATE = 0.5
 CLIP = 0.4
 
@@ -153,7 +151,8 @@ def compare_schedules(stages: int) -> None:
 def crowded_model(shape: Transformer) -> TransformerModel:
     """Returns a decoder of one layer, whose tokens all choose expert 0.
 
-    The norm before the router adds 0.5 to each feature, and only expert 0 has weights in the router.
+    The norm before the router adds 0.5 to each feature, and the router has weights for expert 0
+    only.
     """
     made = TransformerModel(shape, seed=1)
     with torch.no_grad():
@@ -172,11 +171,11 @@ def compare_model(
     *,
     microbatches: int = 1,
     clip: float | None = CLIP,
-    unpredicted: set[str] = UNPREDICTED,
+    unpredicted: tuple[str, ...] = (),
 ) -> ParallelRun:
     """Trains any model with a layout. Fails if the result differs from training in one process.
 
-    `unpredicted`: the groups that may send bytes without a closed form.
+    `unpredicted`: the groups whose bytes have no closed form.
     """
     torch.set_default_dtype(torch.float64)
     whole = make_model()
@@ -231,6 +230,31 @@ def compare_weights(run: ParallelRun, whole: nn.Module, before: nn.Module) -> No
         errors = (values.detach() - expected[block]).abs()
         error = float(errors.max()) if errors.numel() else 0.0
         assert error <= TOLERANCE * change, (held.name, error, change)
+
+
+def chain(layout: Layout, microbatches: int) -> ParallelRun:
+    """Returns a run of eight linear layers, without a step."""
+    return parallelize(
+        nn.Sequential(*(nn.Linear(3, 3) for _ in range(8))),
+        layout,
+        loss=nn.functional.mse_loss,
+        optimizer=sgd,
+        microbatches=microbatches,
+    )
+
+
+def compare_passes(run: ParallelRun) -> list[list[StageTask]]:
+    """Fails if a rank of a pipeline ran other passes than its schedule has, or in another order.
+
+    Returns the passes of each rank.
+    """
+    passes = run.passes()
+    predicted, measured = (
+        [[span.task for span in row] for row in passes[name].spans]
+        for name in ("predicted", "measured")
+    )
+    assert measured == predicted, run.mesh.layout.text()
+    return measured
 
 
 def compare_in_float32(text: str, *, microbatches: int = 1, **changes: Any) -> None:
