@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch import nn
 
 from torch_backend.layout_training import (
     SCHEDULES,
@@ -183,8 +182,8 @@ def own_float32(world):
 
 
 def own_bits_of_gradients_added_in_rank_order(world):
-    """Tests that reproducible sums give the bits of one process that adds the gradients of the
-    ranks in rank order. The ring algorithm, in which the order depends on the element, gives others.
+    """Tests that reproducible sums give the bits of one process that adds the ranks' gradients in
+    rank order. A ring, in which the order depends on an element's position, gives other bits.
     """
     torch.set_default_dtype(torch.float32)
     try:
