@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from torch_backend.layout_training import compare_model, compare_transformer
+from torch_backend.layout_training import (
+    compare_model,
+    compare_transformer,
+    small_shape,
+    token_batches,
+)
+from unisono.parallel import TransformerModel
 
 pytestmark = pytest.mark.torch
 RANKS = 3
@@ -53,6 +61,17 @@ def own_uneven_widths(world):
     compare_transformer(
         "tp=3,sequence_parallel=1", positions=10, ffn=10, gated=True, tied=False, **HEADS
     )
+
+
+def own_loss_of_gathered_logits(world):
+    """Tests a loss that needs the logits of all words. The ranks have 4, 4 and 3 words."""
+
+    def loss(logits, targets):
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    shape = small_shape(**HEADS)
+    model = partial(TransformerModel, shape, seed=1)
+    compare_model("tp=3", model, lambda: loss, token_batches(shape))
 
 
 def own_uneven_shards(world):

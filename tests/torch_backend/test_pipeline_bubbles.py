@@ -1,0 +1,62 @@
+"""The bubbles of all schedules on stages that sleep, compared with the closed forms.
+
+A stage that sleeps needs no core, so the schedule alone causes the bubble.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pipeline_bubbles import SCHEDULES, SleepingLayer, sleeping_run
+from torch import distributed as dist
+
+from unisono.parallel import Layout
+from unisono.planner import bubble_share
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
+RANKS = 4
+BACKENDS = ("unisono",)
+PASS_S = 0.15
+TOLERANCE = 0.05
+OVERHEAD = 0.01
+"""Part of a step that a rank needs besides its passes, for example to send activations."""
+
+
+def test_pipeline_bubbles(outcome):
+    outcome.require_success()
+
+
+def own_two_stages(world):
+    require_closed_forms(2)
+
+
+def own_four_stages(world):
+    require_closed_forms(4)
+
+
+def require_closed_forms(stages):
+    """Fails if a schedule's bubble differs from its closed form."""
+    for schedule, chunks in SCHEDULES:
+        layout = Layout(dp=RANKS // stages, pp=stages, vpp=chunks, schedule=schedule)
+        for microbatches in (stages, 2 * stages, 4 * stages):
+            if schedule == "dualpipev" and microbatches < 2 * stages:
+                continue  # the schedule needs at least two microbatches per rank
+            waits = (stages - 1) * bubble_share(layout, "none", microbatches)
+            expected = waits / (microbatches + waits)
+            found = measured_bubble(layout, microbatches)
+            error = abs(found - expected)
+            assert error < TOLERANCE * expected + OVERHEAD, (layout, microbatches, found, expected)
+
+
+def measured_bubble(layout, microbatches):
+    """Returns the bubble of a step, after a step in which torch exchanges shapes."""
+    run = sleeping_run(layout, microbatches, PASS_S)
+    inputs = torch.ones(layout.dp * microbatches, 8)
+    layers = [each for each in run.stages[0][1].modules() if isinstance(each, SleepingLayer)]
+    assert layers
+    run.step(inputs, torch.zeros_like(inputs))
+    dist.barrier()  # ranks begin together: the wait for a late rank is not a bubble
+    run.step(inputs, torch.zeros_like(inputs))
+    found = run.report().bubble
+    run.mesh.close()
+    return found
