@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from time_limits import limit_s
 from torch_backend.forked import join_all, start_ranks
 from torch_backend.layout_training import expert_shape
 from torch_backend.test_layout_checkpoint import a_run, losses_alone, train
@@ -30,36 +31,33 @@ def join(rank, ranks, folder):
     )
 
 
-def save_all(texts, checkpoints):
+def save_all(runs, checkpoints):
     """Trains each layout, and saves it. Returns the losses by layout."""
     found = {}
-    for text in texts:
-        run = a_run(text, **CHANGES)
+    for text, run in runs.items():
         found[text] = train(run, STEPS_BEFORE)
         run.save(checkpoints / text)
-        run.mesh.close()
     return found
 
 
-def load_all(texts, checkpoints):
+def load_all(runs, checkpoints):
     """Continues each layout from each checkpoint. Returns the losses by layout and checkpoint."""
     found = {}
-    for text in texts:
-        run = a_run(text, **CHANGES)
+    for text, run in runs.items():
         for source in (ALONE, *LAYOUTS):
             run.load(checkpoints / source)
             assert run.steps == STEPS_BEFORE
             found[f"{source} read by {text}"] = train(run, STEPS_AFTER)
-        run.mesh.close()
     return found
 
 
 def work(rank, ranks, texts, tasks, checkpoints, folder):
     """Saves or loads, or both. Rank 0 writes the losses to a file."""
     join(rank, ranks, folder)
+    runs = {text: a_run(text, **CHANGES) for text in texts}
     found = {}
     for task in tasks:
-        found[task] = {"save": save_all, "load": load_all}[task](texts, checkpoints)
+        found[task] = {"save": save_all, "load": load_all}[task](runs, checkpoints)
     if rank == 0:
         (folder / "losses.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -69,7 +67,9 @@ def losses(ranks, texts, tasks, tmp_path):
     folder = tmp_path / f"{ranks} {' '.join(tasks)}"
     folder.mkdir()
     words = (ranks, texts, tasks, tmp_path / "checkpoints")
-    join_all(start_ranks(__file__, "work", ranks, *words, folder=folder))
+    processes = start_ranks(__file__, "work", ranks, *words, folder=folder)
+    processes[0].join(limit_s(30))
+    join_all(processes)
     path = folder / "losses.json"
     assert path.exists(), "\n".join(log.read_text()[-2000:] for log in folder.glob("*.log"))
     return json.loads(path.read_text())
