@@ -6,8 +6,6 @@ fail in the same step.
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import distributed as dist
@@ -55,8 +53,8 @@ def own_a_dropped_sum(world):
     require_failure(Tensor1D, "leave", lambda held, x: x, "dp=2,tp=2")
     require_failure(tensor_1d, "copy_to_all", lambda x, group: x, "dp=2,tp=2")
     # the norms and biases between layers, whose ranks see different tokens
-    nothing = {"name": "divide_between", "wrong": lambda held, module, name: None}
-    require_failure(Tensor1D, **nothing, text="dp=2,tp=2,sequence_parallel=1")
+    text = "dp=2,tp=2,sequence_parallel=1"
+    require_failure(Tensor1D, "divide_between", lambda held, module, name: None, text)
 
 
 def own_a_dropped_sum_over_a_tie(world):
@@ -111,8 +109,8 @@ def own_a_replica_counted_twice(world):
     def without_tie(held, mesh):
         return len(mesh.ranks(held.block.held_by))
 
-    changes = {"microbatches": 4}
-    require_failure(parameter_sets, "replicas", without_tie, "dp=2,pp=2,zero=1", **changes)
+    text = "dp=2,pp=2,zero=1"
+    require_failure(parameter_sets, "replicas", without_tie, text, microbatches=4)
 
 
 def own_means_of_unequal_parts(world):
@@ -128,8 +126,7 @@ def own_gradients_scaled_by_the_schedule(world):
         kind = KIND(layout)
         return lambda *stages, **options: kind(*stages, **options | {"scale_grads": True})
 
-    changes = {"microbatches": 4}
-    require_failure(pipeline_runner, "_kind", scaling, "dp=2,pp=2", **changes)
+    require_failure(pipeline_runner, "_kind", scaling, "dp=2,pp=2", microbatches=4)
 
 
 def own_positions_cut_in_order(world):
@@ -152,9 +149,11 @@ def own_equal_masks_on_all_ranks(world):
     def first_samples(dropout, samples):
         return 0
 
-    nowhere = partial(require_failure, LayoutDropout, "_samples_before", first_samples)
-    nowhere("tp=4,tensor=2d", microbatches=2, dropout=0.3)
-    require_failure(ParallelRun, "_enter_microbatch", lambda run, number: None, "dp=4", dropout=0.3)
+    text = "tp=4,tensor=2d"
+    require_failure(LayoutDropout, "_samples_before", first_samples, text, dropout=0.3)
+    require_failure(
+        ParallelRun, "_enter_microbatch", lambda run, number: None, "dp=4", dropout=0.3
+    )
 
 
 def own_a_swapped_entry_of_a_schedule(world):
