@@ -151,9 +151,7 @@ def own_equal_masks_on_all_ranks(world):
 
     text = "tp=4,tensor=2d"
     require_failure(LayoutDropout, "_samples_before", first_samples, text, dropout=0.3)
-    require_failure(
-        ParallelRun, "_enter_microbatch", lambda run, number: None, "dp=4", dropout=0.3
-    )
+    require_failure(ParallelRun, "_enter_microbatch", lambda run, number: None, "dp=4", dropout=0.3)
 
 
 def own_a_swapped_entry_of_a_schedule(world):
