@@ -127,7 +127,7 @@ def _rows(stages: int, pass_s: float, steps: int, schedules: Sequence[str]) -> I
         for microbatches in (stages, 2 * stages, 4 * stages):
             if schedule == "dualpipev" and microbatches < 2 * stages:
                 continue  # torch's schedule needs at least two microbatches per rank
-            run = _sleeping_run(layout, microbatches, factor * pass_s)
+            run = sleeping_run(layout, microbatches, factor * pass_s)
             measured = _bubbles(run, microbatches, steps)
             yield Row(
                 schedule=schedule,
@@ -139,7 +139,8 @@ def _rows(stages: int, pass_s: float, steps: int, schedules: Sequence[str]) -> I
             )
 
 
-def _sleeping_run(layout: Layout, microbatches: int, pass_s: float) -> ParallelRun:
+def sleeping_run(layout: Layout, microbatches: int, pass_s: float) -> ParallelRun:
+    """Returns a run in which the passes of a rank's stages take `pass_s` seconds together."""
     count = stage_count(layout)
     pass_s *= layout.pp / count
     layers = [SleepingLayer(pass_s, is_first=number == 0) for number in range(count)]

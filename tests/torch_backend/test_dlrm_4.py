@@ -86,7 +86,7 @@ def own_tables_move_to_other_ranks_with_a_checkpoint(world):
         ("dp=4,zero=1", "replicated"),
     ]
     for (text, kind), (next_text, next_kind) in zip(places, places[1:] + places[:1], strict=True):
-        folder = shared_folder(world)
+        folder = shared_folder()
         first = a_run(text, kind)
         assert train(first, 2) == pytest.approx(expected[:2], rel=TOLERANCE)
         first.save(folder)

@@ -30,7 +30,7 @@ from unisono.parallel.run import ParallelRun, parallelize
 pytestmark = pytest.mark.torch
 RANKS = 4
 BACKENDS = ("unisono",)
-# The next two layouts read each layout's checkpoint.
+# The next layout reads each layout's checkpoint. test_checkpoint_pairs.py has all pairs of others.
 LAYOUTS = (
     "dp=4,zero=1",
     "dp=4,zero=3",
@@ -71,7 +71,7 @@ def a_run(text: str, **changes: Any) -> ParallelRun:
     )
 
 
-def shared_folder(world) -> Path:
+def shared_folder() -> Path:
     """Returns the path of one new folder, which all ranks use."""
     names = [tempfile.mkdtemp()]
     dist.broadcast_object_list(names, src=0)
@@ -92,26 +92,20 @@ def train(run: ParallelRun, steps: int) -> list[float]:
 
 
 def own_layouts_read_each_other(world):
-    expected = losses_alone(4)
-    for index, source in enumerate(LAYOUTS):
-        folder = shared_folder(world)
-        first = a_run(source)
-        assert train(first, 2) == pytest.approx(expected[:2], rel=1e-11)
-        first.save(folder)
-        for target in (LAYOUTS * 2)[index + 1 : index + 3]:
-            run = a_run(target)
-            run.load(folder)
-            assert run.steps == 2
-            assert train(run, 2) == pytest.approx(expected[2:], rel=1e-11), (source, target)
-            run.mesh.close()
-        first.mesh.close()
+    require_equal_losses(LAYOUTS)
 
 
 def own_layouts_with_experts_read_each_other(world):
-    changes = expert_shape(experts=2, layers=4)
+    require_equal_losses(EXPERT_LAYOUTS, **expert_shape(experts=2, layers=4))
+
+
+def require_equal_losses(layouts: tuple[str, ...], **changes: Any) -> None:
+    """Fails if training does not continue as in one process, from the previous layout's
+    checkpoint.
+    """
     expected = losses_alone(4, **changes)
-    for source, target in pairwise((*EXPERT_LAYOUTS, EXPERT_LAYOUTS[0])):
-        folder = shared_folder(world)
+    for source, target in pairwise((*layouts, layouts[0])):
+        folder = shared_folder()
         first, run = a_run(source, **changes), a_run(target, **changes)
         assert train(first, 2) == pytest.approx(expected[:2], rel=1e-11)
         first.save(folder)
@@ -145,7 +139,7 @@ def own_traced_model_reads_and_writes_any_layout(world):
         ("pp=4,schedule=gpipe", "dp=4,zero=1"),
         ("dp=4", "dp=2,pp=2,vpp=2,zero=1"),
     ):
-        folder = shared_folder(world)
+        folder = shared_folder()
         first = traced_run(source)
         assert losses(first, 1) == pytest.approx(expected[:1], rel=1e-11)
         first.save(folder)
@@ -161,7 +155,7 @@ def own_traced_model_reads_and_writes_any_layout(world):
 
 def own_rectangles_of_any_cut(world):
     whole = torch.arange(7 * 6.0).view(7, 6)
-    folder, rank = shared_folder(world), world.rank
+    folder, rank = shared_folder(), world.rank
     rows = [0, 3, 3, 5, 7]  # rank 1 has no rows
     saved = TensorBlock(
         name="w", shape=(7, 6), start=(rows[rank], 0), values=whole[rows[rank] : rows[rank + 1]]
@@ -180,7 +174,7 @@ def own_rectangles_of_any_cut(world):
 
 
 def own_what_does_not_fit_is_refused_before_a_change(world):
-    folder = shared_folder(world)
+    folder = shared_folder()
     with pytest.raises(ValueError, match=r"no checkpoint in .*expected the file 'latest'"):
         load_blocks(folder, [])
     save_blocks(folder, [TensorBlock(name="w", shape=(3,), start=(0,), values=torch.ones(3))])

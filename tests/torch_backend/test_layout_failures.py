@@ -17,10 +17,21 @@ from torch import distributed as dist
 
 from time_limits import limit_s
 from torch_backend.forked import join_all, start, start_ranks
-from torch_backend.layout_training import sgd, small_shape, token_batches
+from torch_backend.layout_training import (
+    expert_shape,
+    sgd,
+    small_shape,
+    token_batches,
+    train_alone,
+)
 from unisono.errors import PeerLostError
 from unisono.parallel import Layout
-from unisono.parallel.checkpoint import TensorBlock, load_blocks, save_blocks
+from unisono.parallel.checkpoint import (
+    TensorBlock,
+    block_checkpoint,
+    load_blocks,
+    save_blocks,
+)
 from unisono.parallel.layers import CrossEntropy, TransformerModel
 from unisono.parallel.run import parallelize
 
@@ -35,23 +46,34 @@ def die(folder):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_until_killed(rank, text, phase, folder):
-    """Trains until the last rank kills itself in a phase of its third step."""
+def shape_of(text):
+    """Returns the shape of the model that a layout trains."""
+    changes = expert_shape(layers=2, dense_layers=0) if "ep=" in text else {"tied": False}
+    return small_shape(**{"layers": 2} | changes)
+
+
+def a_run(rank, text, folder):
+    """Joins the job, and divides a model by a layout."""
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group(
         "unisono", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
     )
-    shape, layout = small_shape(layers=2, tied=False), Layout.parse(text)
-    run = parallelize(
+    shape = shape_of(text)
+    return parallelize(
         TransformerModel(shape),
-        layout,
+        Layout.parse(text),
         loss=CrossEntropy(shape.vocab),
         optimizer=sgd,
         microbatches=2,
     )
+
+
+def train_until_killed(rank, text, phase, folder):
+    """Trains until the last rank kills itself in a phase of its third step."""
+    run = a_run(rank, text, folder)
     if rank == LOST:
         arm(run, phase, folder)
-    inputs, targets = token_batches(shape)[0]
+    inputs, targets = token_batches(shape_of(text))[0]
     try:
         for _ in itertools.count():
             run.step(inputs, targets)
@@ -61,7 +83,10 @@ def train_until_killed(rank, text, phase, folder):
 
 
 def arm(run, phase, folder):
-    """Registers hooks that kill this process in the given phase of its last step."""
+    """Registers hooks that kill this process in the given phase of its last step.
+
+    A phase such as "W1" begins a pass of the schedule: "F", "I", "W" or "B", and a microbatch.
+    """
 
     def strike(*_):
         if run.steps == LAST_STEP:
@@ -79,8 +104,17 @@ def arm(run, phase, folder):
                 output.register_hook(strike)
 
         stage.register_forward_hook(watch)
-    else:
+    elif phase == "optimizer":
         run.optimizer.register_step_pre_hook(strike)
+    else:
+        working = run.clock.working
+
+        def watched(task):
+            if f"{task.kind}{task.microbatch}" == phase:
+                strike()
+            return working(task)
+
+        run.clock.working = watched
 
 
 @pytest.mark.parametrize(
@@ -91,6 +125,10 @@ def arm(run, phase, folder):
         ("dp=2,pp=2,schedule=zb1p", "backward"),
         ("dp=2,tp=2,zero=1", "optimizer"),
         ("dp=2,cp=2,zero=3", "backward"),
+        ("tp=2,pp=2,schedule=gpipe", "F1"),
+        ("dp=2,pp=2,ep=2", "B1"),
+        ("dp=2,pp=2,vpp=2,schedule=zbv", "I0"),
+        ("tp=2,pp=2,schedule=zb1p", "W1"),
     ],
 )
 def test_a_lost_rank_is_named_by_all_ranks(text, phase, tmp_path):
@@ -102,6 +140,44 @@ def test_a_lost_rank_is_named_by_all_ranks(text, phase, tmp_path):
         assert f"rank {LOST}" in told
         assert ended - killed < limit_s(DETECTION_S)
         assert steps in (LAST_STEP, LAST_STEP + 1)  # the other ranks may have finished the step
+
+
+def save_until_killed(rank, text, folder):
+    """Saves a checkpoint after the first step. The last rank kills itself in the second save."""
+    torch.set_default_dtype(torch.float64)
+    run = a_run(rank, text, folder)
+    for batch in token_batches(shape_of(text))[:2]:
+        run.step(*batch)
+        if rank == LOST and run.steps == 2:
+            block_checkpoint._SavePlanner.lookup_object = lambda planner, index: die(folder)
+        try:
+            run.save(folder / "checkpoint")
+        except Exception as error:
+            (folder / f"{rank}.json").write_text(json.dumps([str(error), time.time()]))
+
+
+@pytest.mark.parametrize("text", ["tp=2,pp=2", "dp=2,tp=2,zero=3"])
+def test_a_rank_killed_while_it_saves_leaves_the_checkpoint_before_it(text, tmp_path):
+    join_all(start_ranks(__file__, "save_until_killed", RANKS, text, folder=tmp_path))
+    assert (tmp_path / "killed").exists()
+    torch.set_default_dtype(torch.float64)
+    try:
+        whole = TransformerModel(shape_of(text))
+        train_alone(whole, CrossEntropy(), token_batches(shape_of(text))[:1], None)
+        blocks = [
+            TensorBlock(
+                name=name,
+                shape=tuple(each.shape),
+                start=(0,) * each.dim(),
+                values=torch.zeros_like(each),
+            )
+            for name, each in whole.named_parameters()
+        ]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert load_blocks(tmp_path / "checkpoint", blocks) == {"steps": 1}
+    for each in blocks:
+        torch.testing.assert_close(each.values, whole.get_parameter(each.name).detach())
 
 
 def block(values):

@@ -1,5 +1,5 @@
-"""Layouts of eight ranks. With 2D and 3D tensor parallelism, and with experts that ZeRO divides in
-a pipeline, training equals training in one process.
+"""Layouts of eight ranks. With three axes, with 2D and 3D tensor parallelism, and with experts that
+ZeRO divides in a pipeline, training equals training in one process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,20 @@ UNEVEN = {"layers": 2, "hidden": 20, "ffn": 26, "gated": True, "kv_heads": 2, "t
 
 def test_layouts_8(outcome):
     outcome.require_success()
+
+
+def own_three_axes(world):
+    compare_transformer("dp=2,tp=2,pp=2,zero=1", microbatches=2)  # tied embeddings
+    compare_transformer("dp=2,cp=2,pp=2,zero=3", microbatches=2, layers=2, tied=False)
+
+
+def own_experts_with_three_axes(world):
+    compare_transformer(
+        "dp=2,cp=2,tp=2,ep=4,zero=1,sequence_parallel=1", **expert_shape(positions=8)
+    )
+    compare_transformer(
+        "cp=2,tp=2,pp=2,ep=2,schedule=zb1p", microbatches=2, **expert_shape(layers=2, positions=8)
+    )
 
 
 def own_planes(world):

@@ -169,21 +169,31 @@ def sum_traffic(
 ) -> dict[str, float]:
     """Returns, for each group, the bytes that this rank sends to sum the tensors over the group.
 
-    A sum is an all_reduce, or a reduce_scatter and an all_gather. A rank sends all elements except
-    its share, then its share to every other rank. Shares differ by at most one element; the first
-    ranks have the longer shares.
+    A sum is an all_reduce, or a reduce_scatter and an all_gather.
     """
     found: dict[str, float] = {}
     for name, group in groups:
         if group is None:
             continue
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        found[name] = 0
-        for values in summed:
-            share = values.numel() // ranks + (rank < values.numel() % ranks)
-            moved = values.numel() + (ranks - 2) * share
-            found[name] += moved * values.element_size()
+        found[name] = sum(
+            sum_elements(values.numel(), ranks=ranks, rank=rank) * values.element_size()
+            for values in summed
+        )
     return found
+
+
+def sum_elements(count: int, *, ranks: int, rank: int) -> int:
+    """Returns the elements that a rank sends to sum `count` elements over the ranks.
+
+    A rank sends all elements except its share, then its share to every other rank. Shares differ by
+    at most one element; the first ranks have the longer shares.
+
+    >>> [sum_elements(4, ranks=3, rank=rank) for rank in range(3)]
+    [6, 5, 5]
+    """
+    share = count // ranks + (rank < count % ranks)
+    return count + (ranks - 2) * share
 
 
 def shard_name(block: ParameterBlock) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import lcm
 
 from torch import nn
 
@@ -22,7 +23,7 @@ from unisono.parallel.layers import (
 )
 from unisono.parallel.run.fully_sharded_set import gather_traffic
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
-from unisono.parallel.run.parameter_sets import ParameterSet
+from unisono.parallel.run.parameter_sets import ParameterSet, sum_elements
 from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
 from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
@@ -87,29 +88,41 @@ def _rest(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
+def _sum(count: int, mesh: TrainingMesh, name: str) -> int:
+    """Returns the elements that this rank sends to sum `count` elements over a group."""
+    ranks = mesh.ranks(name)
+    return sum_elements(count, ranks=len(ranks), rank=ranks.index(mesh.rank))
+
+
 def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
     """Returns the elements sent on `tp` in the forward and backward pass of a microbatch."""
-    layout, elements, tokens = mesh.layout, 0.0, float(size.tokens)
+    layout, elements, hidden = mesh.layout, 0.0, _hidden(stage)
     if layout.tensor != "1d":
         return grid_elements(stage, layout, mesh.coordinates, tokens=size.tokens)
-    if layout.sequence_parallel:  # the parts are padded to the longest part
-        tokens *= -(-mesh.sequence // layout.tp) * layout.tp / mesh.sequence
+    padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
+    if layout.sequence_parallel:  # gathers and reduce_scatters, with parts of equal size
+        both = 2 * _rest(layout.tp) * padded * hidden
+    else:
+        both = _sum(size.tokens * hidden, mesh, "tp")
     for module in stage.modules():
         if isinstance(module, SelfAttention | FeedForward):
-            elements += 4 * tokens * _hidden(stage)
+            elements += 2 * both
         elif isinstance(module, TokenEmbedding):
-            elements += 2 * tokens * _hidden(stage)
+            elements += both
         elif isinstance(module, MixtureOfExperts):
-            elements += 2 * size.samples * module.experts  # sum of expert loads (balance loss)
-            padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
+            elements += _sum(size.samples * module.experts, mesh, "tp")  # loads (balance loss)
             if not layout.sequence_parallel:  # gathers results forward, gradients backward
-                elements += 2 * padded * _hidden(stage)
-            if module.capacity_factor is not None:
-                elements += padded * module.top_k  # gather of chosen experts (capacity)
+                elements += 2 * _rest(layout.tp) * padded * hidden
+            if module.capacity_factor is not None:  # gathers chosen experts
+                elements += _rest(layout.tp) * padded * module.top_k
         elif isinstance(module, LogitHead):
-            logits = 6 if module.keeps_parts else module.vocab
-            elements += 2 * tokens * _hidden(stage) + size.tokens * logits
-    return elements * _rest(layout.tp)
+            elements += both
+            if module.keeps_parts:
+                elements += 3 * _sum(size.tokens, mesh, "tp")
+            else:
+                longest = -(-module.vocab // layout.tp)
+                elements += (layout.tp - 1) * longest * size.tokens
+    return elements
 
 
 def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
@@ -120,7 +133,7 @@ def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
         tokens //= layout.tp // parts
     for module in stage.modules():
         if isinstance(module, MixtureOfExperts):  # sum of expert loads (balance loss)
-            elements += 2 * _rest(ranks) * size.samples * module.experts
+            elements += _sum(size.samples * module.experts, mesh, "cp")
             if module.capacity_factor is not None:
                 elements += (ranks - 1) * tokens * module.top_k  # gather of chosen experts
         if not isinstance(module, SelfAttention):
@@ -132,7 +145,9 @@ def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
         elif module.context == "allgather":
             elements += 2 * 2 * narrow * (ranks - 1)
         else:
-            copies = max(ranks // (module.kv_heads // parts), 1)
+            kv_heads = module.kv_heads // parts
+            # heads of keys and values are repeated until the ranks divide them
+            copies = lcm(kv_heads, ranks) // kv_heads
             elements += 2 * _rest(ranks) * 2 * (wide + copies * narrow)
     return elements
 

@@ -44,7 +44,7 @@ class RunReport:
     """Bytes sent in the last step, by axis and rank. If two axes have the same ranks, the bytes are
     counted for the first."""
     memory: Mapping[str, ByRank]
-    """Bytes of weights, gradients and optimizer states, by kind and rank."""
+    """Bytes of weights, gradients and optimizer states at the end of a step, by kind and rank."""
     bubble: float
     """Fraction of the time in which a rank waits, averaged over ranks. The time is that of the
     last step from the beginning of the pipeline's first pass to the end of its last pass."""
@@ -79,15 +79,15 @@ def predicted_memory(
     """Returns the bytes of this rank's weights, gradients and optimizer states, from closed forms.
 
     Rajbhandari et al., "ZeRO", 2020, table 1. The parameters are those that tensor, pipeline and
-    expert parallelism and the placement of embedding tables leave on this rank.
+    expert parallelism and the placement of embedding tables leave on this rank. The bytes are those
+    at the end of a step, when ZeRO-2 keeps no more weights than ZeRO-3.
     """
+    stage = mesh.layout.zero if mesh.layout.zero < 2 else 3
     share = states_per_element(optimizer) / _ADAM_STATES
     found = dict.fromkeys(StateBytes._fields, 0.0)
     for held in (held for each in sets for held in each.held):
         shards = len(mesh.ranks(shard_name(held.block)))
-        states = state_bytes(
-            held.values.numel(), zero=mesh.layout.zero, shards=shards, precision="fp32"
-        )
+        states = state_bytes(held.values.numel(), zero=stage, shards=shards, precision="fp32")
         for kind, count in states._asdict().items():
             kept = share if kind == "optimizer" else 1
             found[kind] += kept * count * held.values.element_size() / _FLOAT32_BYTES
