@@ -25,7 +25,7 @@ RANKS = 4
 BACKENDS = ("unisono",)
 REDUCE = WholeSet.reduce
 REPLICAS = parameter_sets.replicas
-KIND = pipeline_runner._kind
+KIND = pipeline_runner.schedule_class
 DIVIDE_FACTOR = FSDPModule.set_gradient_divide_factor
 
 
@@ -126,7 +126,7 @@ def own_gradients_scaled_by_the_schedule(world):
         kind = KIND(layout)
         return lambda *stages, **options: kind(*stages, **options | {"scale_grads": True})
 
-    require_failure(pipeline_runner, "_kind", scaling, "dp=2,pp=2", microbatches=4)
+    require_failure(pipeline_runner, "schedule_class", scaling, "dp=2,pp=2", microbatches=4)
 
 
 def own_positions_cut_in_order(world):
