@@ -180,8 +180,8 @@ class PlannedTensors {
     }
 
     void record(nb::handle name, int64_t bytes) const {
-        nb::inst_ptr<TimelineRing>(ring_)->record(static_cast<uint16_t>(EventKind::submitted),
-                                                  nb::borrow<nb::str>(name), 0, bytes, 0, 0);
+        nb::inst_ptr<TimelineRing>(ring_)->record(EventKind::submitted, nb::borrow<nb::str>(name),
+                                                  0, bytes);
     }
 
     nb::type_object handle_;

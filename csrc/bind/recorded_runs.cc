@@ -29,8 +29,7 @@ struct Recorder {
 
     void record(EventKind kind, const nb::str& name, int64_t number, int64_t value,
                 int64_t begun_ns = 0, int64_t ended_ns = 0) const {
-        nb::inst_ptr<TimelineRing>(ring)->record(static_cast<uint16_t>(kind), name, number, value,
-                                                 begun_ns, ended_ns);
+        nb::inst_ptr<TimelineRing>(ring)->record(kind, name, number, value, begun_ns, ended_ns);
     }
 
     nb::object ring;

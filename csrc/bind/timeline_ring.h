@@ -69,6 +69,11 @@ class TimelineRing {
         entry.check.store(sequence, std::memory_order_release);
     }
 
+    void record(EventKind kind, nanobind::str name, int64_t number, int64_t value,
+                int64_t begun_ns = 0, int64_t ended_ns = 0) {
+        record(static_cast<uint16_t>(kind), std::move(name), number, value, begun_ns, ended_ns);
+    }
+
     // Makes `record` do nothing. Called in a forked child, because the ring belongs to the parent.
     void disown() noexcept { writes_ = false; }
 

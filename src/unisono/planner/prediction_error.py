@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.constants.run_similarity import EVERY_RUN
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
@@ -45,12 +46,11 @@ def error_deviation(run: RunModel, layout: Layout, micro_batch: int, recompute: 
 def error_causes(model: Transformer, cluster: Cluster, job: Workload) -> tuple[str, ...]:
     """Returns the causes of the errors of a prediction, except wrong constants.
 
-    Four causes concern all predictions: what is common to a source, to a model in a source, and to
-    equal work of each device, and the single run. The others are experts, choices that are not
+    Besides the causes of all predictions (`EVERY_RUN`), they are experts, choices that are not
     stated, formats under 16 bits (which scale values in several ways), and devices that no constant
     was fitted to.
     """
-    found = ["source", "model", "work", "run"]
+    found = list(EVERY_RUN)
     if model.experts:
         found.append("experts")
     if job.micro_batch is None or job.recompute is None:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from unisono import planner
-from unisono.commands.planning.layout_tables import PlanOutput
+from unisono.commands.planning.layout_tables import PlanOutput, common_document
 from unisono.commands.planning.plan_inputs import read_cluster
 from unisono.commands.planning.plan_options import PlanOptions
 from unisono.planner import Calibration, DlrmPrediction, Layout, Workload, load_dlrm
@@ -113,18 +113,9 @@ def _placement_table(prediction: DlrmPrediction) -> Table:
 def _document(prediction: DlrmPrediction) -> dict[str, Any]:
     """Returns a prediction as JSON."""
     return {
-        "layout": asdict(prediction.layout),
-        "job": asdict(prediction.job),
-        "devices": prediction.layout.devices,
+        **common_document(prediction),
         "placed_by": prediction.placed_by,
         "tables": [asdict(each) for each in prediction.placement.tables],
-        "step_s": prediction.step_s,
-        "low_s": prediction.low_s,
-        "high_s": prediction.high_s,
-        "time_s": dict(prediction.time),
-        "memory_bytes": prediction.memory_bytes,
-        "capacity_bytes": prediction.capacity_bytes,
         "memory_bytes_by_kind_and_device": dict(prediction.memory),
-        "mfu": prediction.mfu,
         "samples_per_s": prediction.samples_per_s,
     }

@@ -12,7 +12,7 @@ from rich.table import Table
 from unisono import planner
 from unisono.commands.planning.plan_inputs import PlanInputs
 from unisono.commands.planning.plan_options import PlanOptions
-from unisono.planner import Prediction, SearchCounts
+from unisono.planner import DlrmPrediction, Prediction, SearchCounts
 
 _TOLERANCE = 0.05
 """Fraction of the step time or of the memory capacity that a further layout of the front must
@@ -152,6 +152,16 @@ def _table(
 def prediction_document(prediction: Prediction) -> dict[str, Any]:
     """Returns a prediction as JSON."""
     return {
+        **common_document(prediction),
+        "memory_bytes_by_kind_and_stage": dict(prediction.memory),
+        "tokens_per_s": prediction.tokens_per_s,
+        "own_runs": prediction.effect.runs,
+    }
+
+
+def common_document(prediction: Prediction | DlrmPrediction) -> dict[str, Any]:
+    """Returns the entries that the predictions of all kinds of models have in JSON."""
+    return {
         "layout": asdict(prediction.layout),
         "job": asdict(prediction.job),
         "devices": prediction.layout.devices,
@@ -161,8 +171,5 @@ def prediction_document(prediction: Prediction) -> dict[str, Any]:
         "time_s": dict(prediction.time),
         "memory_bytes": prediction.memory_bytes,
         "capacity_bytes": prediction.capacity_bytes,
-        "memory_bytes_by_kind_and_stage": dict(prediction.memory),
         "mfu": prediction.mfu,
-        "tokens_per_s": prediction.tokens_per_s,
-        "own_runs": prediction.effect.runs,
     }

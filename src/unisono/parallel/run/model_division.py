@@ -26,6 +26,7 @@ from unisono.parallel.run.pipeline_runner import Loss
 from unisono.parallel.run.tied_parameters import (
     Tie,
     find_ties,
+    first_names,
     stages_of_parameters,
     tie_again,
     tie_groups,
@@ -160,7 +161,7 @@ def _named(
 
     They are in the model's order, because the ranks that share parameters sum them in this order.
     """
-    first = {name: tie[0] for tie in ties for name in tie}
+    first = first_names(ties)
     found: dict[str, nn.Parameter] = {}
     for _, stage in stages:
         for name, parameter in stage.named_parameters():

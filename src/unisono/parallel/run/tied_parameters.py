@@ -23,6 +23,11 @@ def find_ties(model: nn.Module) -> list[Tie]:
     return [tuple(found) for found in names.values() if len(found) > 1]
 
 
+def first_names(ties: Sequence[Tie]) -> dict[str, str]:
+    """Returns the first name of the tie of each tied parameter."""
+    return {name: tie[0] for tie in ties for name in tie}
+
+
 def tie_again(model: nn.Module, ties: Sequence[Tie]) -> None:
     """Makes all names of each tie refer to one parameter again.
 
@@ -42,7 +47,7 @@ def stages_of_parameters(
 
     `stages`: all stages of the pipeline.
     """
-    first = {name: tie[0] for tie in ties for name in tie}
+    first = first_names(ties)
     found: dict[str, dict[int, None]] = {}
     for number, stage in enumerate(stages):
         for name, _ in stage.named_parameters(remove_duplicate=False):

@@ -10,6 +10,10 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import LOW_PRECISIONS, Workload
 
+EVERY_RUN = ("source", "model", "work", "run")
+"""Causes of the errors of all predictions: what is common to a source, to a model in a source, and
+to equal work of each device, and the single run."""
+
 
 class RunSimilarity(NamedTuple):
     """Properties of a run: device and software, model, and work of each device.
@@ -26,7 +30,7 @@ class RunSimilarity(NamedTuple):
         """Returns the variance of the error of the run. `sigma` has the standard deviations of the
         parts of errors.
         """
-        names = ("source", "model", "work", "run", *self._causes())
+        names = (*EVERY_RUN, *self._causes())
         return sum(sigma[name] ** 2 for name in names)
 
     def covariance(self, other: RunSimilarity, sigma: Mapping[str, float]) -> float:

@@ -20,7 +20,7 @@ TABLE_BYTES = 4
 """Bytes of an element of an embedding table. Tables are float32 in every precision."""
 _OFFSET_BYTES = 8
 TABLE_UPDATES = ("rows", "dense")
-"""How the backward pass updates a table that is not replicated. rows: the rows of the ids, with
+"""Updates of a table that is not replicated, in the backward pass. rows: the rows of the ids, with
 row-wise Adagrad (one state for each row), as TorchRec and MLPerf do. dense: a gradient of the whole
 table, and Adam, as `unisono.parallel` does."""
 

@@ -8,6 +8,7 @@ from math import exp, sqrt
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.constants.own_calibration import Calibration
+from unisono.planner.constants.run_similarity import EVERY_RUN
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.workload import Workload
@@ -199,7 +200,7 @@ def _deviation(
     No constant was fitted to recommendation models, so the cause "experts", the largest error of a
     kind of model, counts too.
     """
-    causes = ["source", "model", "work", "run", "experts"]
+    causes = [*EVERY_RUN, "experts"]
     if cluster.kind.architecture not in FITTED_ARCHITECTURES:
         causes.append("other device")
     variance = sum(constants.sigma[name] ** 2 for name in causes)
