@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import random
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+
+_UNASSIGNED_PORTS = 10_000, 32_000
+"""Ports below those that Linux assigns (`net.ipv4.ip_local_port_range`)."""
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -24,10 +29,17 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Returns an unused port."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
-        listener.bind((address, 0))
-        return int(listener.getsockname()[1])
+    """Returns an unused port.
+
+    The system gives no port of this range to sockets that ask for any port, so none of them takes
+    the port before the test listens there.
+    """
+    while True:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+            port = random.SystemRandom().randrange(*_UNASSIGNED_PORTS)
+            with contextlib.suppress(OSError):
+                listener.bind((address, port))
+                return port
 
 
 def all_are(outcomes: Sequence[Any], error: type[Exception], text: str) -> None:

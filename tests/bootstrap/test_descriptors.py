@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from bootstrap_stores import free_port
 from group_resources import mappings, open_files
 from ranks import Me, Processes, Threads
 from unisono import Communicator, RendezvousError, native
@@ -96,8 +96,7 @@ def groups_over_hosts(me: Me) -> None:
 
 
 def test_groups_of_several_hosts_give_back_their_memory() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        name = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    name = f"tcp://127.0.0.1:{free_port()}"
 
     def environment(rank: int) -> dict[str, str]:
         return {"UNISONO_HOST_ID": f"host {rank}", "UNISONO_INTERFACE": "=lo"}

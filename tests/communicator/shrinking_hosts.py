@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bootstrap_stores import free_port
 from ranks import Me, Processes
 from unisono import Communicator, PeerLostError
 
@@ -22,8 +22,7 @@ def slow(*values: object) -> Any:
 
 def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
     """Starts ranks that run `body`; `layout` has the host of each rank."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def environment(rank: int) -> dict[str, str]:
         return {"UNISONO_HOST_ID": f"host{layout[rank]}", "UNISONO_INTERFACE": "=lo"}

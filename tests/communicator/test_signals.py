@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bootstrap_stores import free_port
 from ranks import Me, Processes, Threads
 from time_limits import limit_s
 from unisono import AbortedError, Communicator
@@ -144,8 +144,7 @@ def forks(me: Me) -> None:
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_forked_child_cannot_use_or_disturb_the_group(hosts: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def environment(rank: int) -> dict[str, str]:
         return {"UNISONO_HOST_ID": f"host {rank % hosts}", "UNISONO_INTERFACE": "=lo"}

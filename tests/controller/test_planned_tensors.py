@@ -291,6 +291,8 @@ def test_names_are_strings(threads: World) -> None:
             assert all(type(name) is str for name in controller._loop._open)
             with pytest.raises(TypeError, match="name: expected a string, got 3"):
                 controller.all_reduce(3, np.ones(3))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="name: expected a string, got 3"):  # also if closed
+            controller.all_reduce(3, np.ones(3))  # type: ignore[arg-type]
 
     threads(2).run(check)
 

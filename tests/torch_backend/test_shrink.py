@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from bootstrap_stores import free_port
 from torch_backend.forked import start
 from unisono.errors import AbortedError, PeerLostError, UnsupportedError
 from unisono.torch_backend import reserved
@@ -153,8 +153,7 @@ def test_torchrun_restarts_all_nodes_after_a_loss(tmp_path: Path):
     program.write_text(RESTARTED.replace("[2.0]", "[4.0]"))
     done = tmp_path / "done"
     done.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     options = [
         *("--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1"),
         *("--monitor-interval", "0.1", "--local-addr", "127.0.0.1"),

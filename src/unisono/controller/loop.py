@@ -124,13 +124,13 @@ class Loop:
     ) -> Handle:
         """Submits `array` under `name`. Does not wait for other ranks."""
         with self._lock:  # the same lock as `_changed`, but faster to acquire
-            if self._error is not None or self._closing:
-                self._require_usable()
             if type(name) is not str:  # comparing a subclass of str may run Python code
                 if not isinstance(name, str):
                     raise TypeError(f"name: expected a string, got {name!r}")
                 name = str.__str__(name)
             op = common_name(op)
+            if self._error is not None or self._closing:
+                self._require_usable()
             plan = self._runner.plan
             tensor = None if plan is None or plan.stopped else plan.tensors.get(name)
             if plan is not None and tensor is not None and tensor.fits(array, operation, op, root):
