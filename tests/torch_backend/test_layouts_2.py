@@ -46,6 +46,7 @@ def own_fully_sharded(world):
 def own_tensor(world):
     compare_transformer("tp=2", microbatches=2, vocab=7)
     compare_transformer("tp=2", heads=6, kv_heads=2, head_dim=4, gated=True, tied=False, ffn=7)
+    compare_transformer("tp=2", microbatches=2, samples=5)  # microbatches of 3 and 2 samples
 
 
 def own_sequence(world):
@@ -130,6 +131,7 @@ def own_targets_that_do_not_count(world):
         ("dp=2", halves, 1),
         ("dp=2,zero=3", halves, 2),
         ("pp=2", halves, 2),
+        ("tp=2", halves, 2),
         ("cp=2", middles, 1),
     ):
         compare_model(

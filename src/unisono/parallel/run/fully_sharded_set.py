@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.parameter_sets import (
-    Group,
     HeldParameter,
     ParameterSet,
     make_sets,
@@ -99,9 +98,7 @@ class FullyShardedSet:
         self._shard = shard_name(block)
         done = {*GROUPS[self._shard], "dp_replicate"}
         others = [axis for axis in GROUPS[block.summed_over] if axis not in done]
-        self._others = [(name, mesh.group(name)) for name in others]
-        groups: list[Group] = [held[0].tie, *(group for _, group in self._others)]
-        self._groups = [group for group in groups if group is not None]
+        self._others = [("pp", held[0].tie)] + [(name, mesh.group(name)) for name in others]
         self._replicas = replicas(held[0], mesh) / len(mesh.ranks(self._shard))
 
     def _gradients(self) -> list[torch.Tensor]:
@@ -112,8 +109,8 @@ class FullyShardedSet:
             each.grad = None
 
     def reduce(self) -> None:
-        for group in self._groups:
-            for gradient in self._gradients():
+        for _, group in self._others:
+            for gradient in self._gradients() if group is not None else ():
                 dist.all_reduce(gradient, group=group)
 
     def squares(self) -> torch.Tensor:

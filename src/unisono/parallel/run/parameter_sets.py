@@ -62,8 +62,8 @@ class ParameterSet(Protocol):
     def traffic(self, microbatches: int) -> dict[str, float]:
         """Returns the bytes that a rank sends in a step, by group.
 
-        Counts the sums of gradients and the gathers of parameters, but no sums over ties
-        (parameters of several pipeline stages).
+        Counts the sums of gradients and the gathers of parameters. Sums over ties (parameters of
+        several pipeline stages) count for `pp`.
         """
 
 
@@ -103,7 +103,8 @@ class WholeSet:
         """Does nothing, since every rank has updated all parameters."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        return sum_traffic([(self._summed_over, self._group)], [self._flat.gradient])
+        groups = [("pp", self._tie), (self._summed_over, self._group)]
+        return sum_traffic(groups, [self._flat.gradient])
 
 
 class ShardedSet:
@@ -154,7 +155,7 @@ class ShardedSet:
             dist.all_gather_single(self.flat.weights, self.part.detach(), group=self._group)
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        moved = sum_traffic([(self._shard, self._group)], [self.flat.gradient])
+        moved = sum_traffic([("pp", self._tie), (self._shard, self._group)], [self.flat.gradient])
         return moved | sum_traffic(self._others, [self.part])
 
 
