@@ -64,15 +64,15 @@ def test_errors_of_known_predictions() -> None:
     """
     group = [run for run in planner.judged_runs() if run.source == "BLOOM tuning"][:3]
     predicted = [planner.predict_run(run, planner.default_constants()).step_s for run in group]
-    factors = dict(zip(sorted(predicted), (2.0, 1.0, 0.5), strict=True))
+    factors = dict(zip(sorted(predicted), (2.0, 1.0, 0.8), strict=True))
     runs = [
         replace(run, measured_s=seconds * factors[seconds])
         for run, seconds in zip(group, predicted, strict=True)
     ]
     [row] = planner.judged_errors(runs)
     assert (row.source, row.runs) == ("BLOOM tuning", 3)
-    assert row.error == pytest.approx((1 / 2 + 0 + 1) / 3)
-    assert row.bias == pytest.approx(0, abs=1e-12)
+    assert row.error == pytest.approx((0.5 + 0 + 0.25) / 3)
+    assert row.bias == pytest.approx(np.log(2.0 * 0.8) / 3)
     assert row.covered == pytest.approx(1 / 3)
     assert row.fits == 1
     measured = sorted(run.measured_s for run in runs)
