@@ -66,15 +66,17 @@ def test_errors_of_known_predictions() -> None:
     predicted = [planner.predict_run(run, planner.default_constants()).step_s for run in group]
     factors = dict(zip(sorted(predicted), (2.0, 1.0, 0.8), strict=True))
     runs = [
-        replace(run, measured_s=seconds * factors[seconds])
+        replace(run, measured_s=seconds * factors[seconds], memory_bytes=None)
         for run, seconds in zip(group, predicted, strict=True)
     ]
+    used = planner.predict_run(runs[0], planner.default_constants()).memory_bytes
+    runs[0] = replace(runs[0], memory_bytes=used / 0.9)
     [row] = planner.judged_errors(runs)
     assert (row.source, row.runs) == ("BLOOM tuning", 3)
     assert row.error == pytest.approx((0.5 + 0 + 0.25) / 3)
     assert row.bias == pytest.approx(np.log(2.0 * 0.8) / 3)
     assert row.covered == pytest.approx(1 / 3)
-    assert row.fits == 1
+    assert row.fits == 1 and row.memory == pytest.approx(0.1)
     measured = sorted(run.measured_s for run in runs)
     assert row.tau == -1 and row.regret == pytest.approx(measured[-1] / measured[0] - 1)
 

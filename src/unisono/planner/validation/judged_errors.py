@@ -27,6 +27,8 @@ class JudgedErrors:
     """Share of runs inside the 80 % interval."""
     fits: float
     """Share of runs that are predicted to fit in memory. All of them did fit."""
+    memory: float | None
+    """Mean absolute error of the memory of a device. None without published memory."""
     tau: float | None
     """Kendall's rank correlation in groups of runs that differ only in layout. None without such
     groups."""
@@ -54,6 +56,11 @@ def _errors(source: str, runs: list[MeasuredRun]) -> JudgedErrors:
         for run, each in zip(runs, predicted, strict=True)
     ]
     tau, regret = ranking(runs, seconds)
+    memory = [
+        abs(each.memory_bytes / run.memory_bytes - 1)
+        for run, each in zip(runs, predicted, strict=True)
+        if run.memory_bytes is not None
+    ]
     return JudgedErrors(
         source=source,
         runs=len(runs),
@@ -61,6 +68,7 @@ def _errors(source: str, runs: list[MeasuredRun]) -> JudgedErrors:
         bias=float(-np.mean(np.log(ratios))),
         covered=float(np.mean(inside)),
         fits=float(np.mean([each.fits for each in predicted])),
+        memory=float(np.mean(memory)) if memory else None,
         tau=tau,
         regret=regret,
     )
@@ -77,16 +85,19 @@ def judged_cells(rows: Sequence[JudgedErrors]) -> list[tuple[str, ...]]:
             key: float(np.average([getattr(row, key) for row in rows], weights=weights))
             for key in ("error", "bias", "covered", "fits")
         }
-        mean = JudgedErrors(source=name, runs=sum(runs), **shares, tau=None, regret=None)
+        mean = JudgedErrors(
+            source=name, runs=sum(runs), **shares, memory=None, tau=None, regret=None
+        )
         cells.append(_cells(name, str(sum(runs)) if weights else "-", mean))
     return cells
 
 
 def _cells(name: str, count: str, row: JudgedErrors) -> tuple[str, ...]:
     shares = (f"{row.error:.1%}", f"{np.expm1(row.bias):+.0%}", f"{row.covered:.0%}")
+    memory = "-" if row.memory is None else f"{row.memory:.0%}"
     tau = "-" if row.tau is None else f"{row.tau:.2f}"
     regret = "-" if row.regret is None else f"{row.regret:.1%}"
-    return (name, count, *shares, f"{row.fits:.0%}", tau, regret)
+    return (name, count, *shares, f"{row.fits:.0%}", memory, tau, regret)
 
 
 JUDGED_COLUMNS = (
@@ -96,6 +107,7 @@ JUDGED_COLUMNS = (
     "bias",
     "in the interval",
     "predicted to fit",
+    "error of memory",
     "Kendall's tau",
     "regret",
 )
