@@ -97,6 +97,14 @@ if TYPE_CHECKING:
     from unisono.planner.step_times.time_tree import TimeNode
     from unisono.planner.training_cost import RunCost, training_run, training_seconds
     from unisono.planner.validation.ground_truth import MeasuredRun, measured_runs, run_of_row
+    from unisono.planner.validation.judged_errors import (
+        JUDGED_COLUMNS,
+        JudgedErrors,
+        judged_cells,
+        judged_errors,
+        judged_markdown,
+    )
+    from unisono.planner.validation.judged_runs import judged_runs
     from unisono.planner.validation.validation import (
         ErrorRow,
         MemoryComparison,
@@ -191,6 +199,14 @@ _NAMES = {
         "TablePiece",
         "TablePlacement",
     ),
+    "validation.judged_errors": (
+        "JUDGED_COLUMNS",
+        "JudgedErrors",
+        "judged_cells",
+        "judged_errors",
+        "judged_markdown",
+    ),
+    "validation.judged_runs": ("judged_runs",),
     "validation.validation": (
         "ErrorRow",
         "MemoryComparison",
@@ -212,6 +228,7 @@ __getattr__ = lazy_names(
 __all__ = [
     "FAILURES_PER_DEVICE_HOUR",
     "INTERACTIONS",
+    "JUDGED_COLUMNS",
     "OBJECTIVES",
     "PRECISIONS",
     "PRESETS",
@@ -231,6 +248,7 @@ __all__ = [
     "Dlrm",
     "DlrmPrediction",
     "ErrorRow",
+    "JudgedErrors",
     "Layout",
     "LinkRate",
     "MeasuredRun",
@@ -279,6 +297,10 @@ __all__ = [
     "goodput",
     "intervals_markdown",
     "is_dlrm",
+    "judged_cells",
+    "judged_errors",
+    "judged_markdown",
+    "judged_runs",
     "layer_activation_bytes",
     "layer_elements",
     "load_dlrm",
