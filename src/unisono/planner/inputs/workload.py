@@ -8,10 +8,13 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 LOW_PRECISIONS = ("fp8", "fp4")
 """Formats under 16 bits, which scale their values in several ways."""
 RECOMPUTE = ("none", "selective", "full")
-SOFTWARE = ("megatron-2021", "transformer-engine", "torch-fsdp", "torch-2023")
+SOFTWARE = ("megatron-2021", "transformer-engine", "megatron-2026", "torch-fsdp", "torch-2023")
 """Software whose times the planner predicts: Megatron-LM of 2021 and 2022 (fp16, attention not
-fused, no overlap), Megatron-Core with Transformer Engine, PyTorch's fully sharded data parallelism,
+fused, no overlap), Megatron-Core with Transformer Engine, the same in 2026 with the whole step in
+one CUDA graph and with expert exchanges behind compute, PyTorch's fully sharded data parallelism,
 and the same with the first generation of fused attention (FlashAttention 1, until 2023)."""
+MEGATRON_CORE = ("transformer-engine", "megatron-2026")
+"""Software with the kernels of Transformer Engine."""
 
 
 @dataclass(frozen=True, kw_only=True)

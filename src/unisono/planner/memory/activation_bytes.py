@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import LOW_PRECISIONS, MEGATRON_CORE
 
 
 def layer_activation_bytes(
@@ -85,7 +86,7 @@ class _ValueBytes(NamedTuple):
 
 
 def _value_bytes(software: str, precision: str, recompute: str) -> _ValueBytes:
-    narrow = software == "transformer-engine" and precision in ("fp8", "fp4")
+    narrow = software in MEGATRON_CORE and precision in LOW_PRECISIONS
     width = 1 if narrow else 2
     again = recompute == "selective" and software != "megatron-2021"
     return _ValueBytes(input=width, output=0 if again else width)

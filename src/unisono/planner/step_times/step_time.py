@@ -10,7 +10,7 @@ from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layer_division import StageKind, stage_kinds, stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import Workload
+from unisono.planner.inputs.workload import MEGATRON_CORE, Workload
 from unisono.planner.pipeline.pipeline_bubble import bubble_share
 from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
@@ -204,7 +204,8 @@ class StepModel:
         matmul_s = times.forward_s + times.backward_s - attention_s - memory_s
         device_s = matmul_s + attention_s + memory_s + again_s + tensor_s + context_s + expert_s
         host_s = passes * times.launches_s
-        waiting_s = max(host_s, device_s) - device_s
+        # In each forward pass, the host waits for the number of tokens of each expert.
+        waiting_s = max(host_s - device_s, (passes - 1) * times.expert_wait_s, 0.0)
         shards_s = self._shards_s(layout, shape, device_s + waiting_s)
         return LayerStep(
             matmul_s,
@@ -228,15 +229,16 @@ class StepModel:
         """Returns the seconds of a layer's expert exchanges, in a forward or backward pass, that
         compute does not hide.
 
-        DualPipeV computes one microbatch while it exchanges another.
+        DualPipeV and megatron-2026 compute one microbatch while they exchange another.
         """
-        if layout.schedule != "dualpipev":
+        newest = self.workload.software_of(layout.zero) == "megatron-2026"
+        if not newest and layout.schedule != "dualpipev":
             return times.expert_s
         beside_s = min(times.expert_s, times.forward_s)
         return times.expert_s - beside_s * (1 - self.constants.overlap_slowdown)
 
     def _tensor_exposed(self, shape: Shape) -> float:
-        overlaps = shape.software == "transformer-engine" and shape.sequence_parallel
+        overlaps = shape.software in MEGATRON_CORE and shape.sequence_parallel
         return self.constants.tensor_exposed if overlaps else 1.0
 
     def layer_parameters(self, layout: Layout, *, experts: bool) -> float:

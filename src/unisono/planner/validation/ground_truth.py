@@ -81,7 +81,7 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
     sources, other publications state them (`published_choices`).
     """
     numbers = {name: int(float(row[name])) if row.get(name) else None for name in _NUMBERS}
-    known = published_choices(row["source"], row["model"], row["device"], row["precision"])
+    known = published_choices(row)
     for name, value in (("micro_batch", known.micro_batch), ("vpp", known.vpp)):
         numbers[name] = numbers[name] or value
     memory = row.get("memory_GiB")
@@ -102,7 +102,7 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
             micro_batch=numbers["micro_batch"],
             precision=row["precision"],
             recompute=row["recompute"] or known.recompute,
-            software=_SOFTWARE.get(row["source"]),
+            software=known.software or _SOFTWARE.get(row["source"]),
         ),
         measured_s=float(row["measured_s"]),
         memory_bytes=float(memory) * 2**30 if memory else None,

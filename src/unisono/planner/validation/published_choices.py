@@ -1,10 +1,11 @@
-"""Choices of published runs that `data/training_runs.csv` leaves open, from their published scripts.
+"""Choices of published runs that `data/training_runs.csv` leaves open, from published scripts.
 
 The table has only what a source's results state. The scripts that started the runs state more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -14,6 +15,7 @@ class PublishedChoices(NamedTuple):
     micro_batch: int | None = None
     vpp: int | None = None
     recompute: str | None = None
+    software: str | None = None
 
 
 _NARAYANAN = {
@@ -31,22 +33,39 @@ _NARAYANAN = {
 """Micro batches and interleaving of table 1 (github NVIDIA/Megatron-LM,
 examples/academic_paper_scripts/sc21/run_table_1.sh)."""
 
-_SELECTIVE_DEVICES = ("H100-SXM5-80GB", "B200", "GB200")
+_WHOLE_GRAPHS = {
+    "GPT OSS 120B": ("GB200", "GB300"),
+    "Qwen3_30B_a3B": ("B300", "GB200", "GB300"),
+    "Qwen3_235B_a22B": ("GB200", "GB300"),
+}
+"""Devices on which Megatron-Bridge puts the whole step with MXFP8 into one CUDA graph, and hides
+expert exchanges behind compute, since release 26.06."""
+
+_SELECTIVE_DEVICES = ("B200", "GB200", "H100-SXM5-80GB")
 """Devices on which Megatron-Bridge computes norms and activations of GPT-OSS again, in 16 bits."""
 
 
-def published_choices(source: str, model: str, device: str, precision: str) -> PublishedChoices:
-    """Returns the choices of a run that its published scripts state.
-
-    Megatron-Bridge computes nothing again, except the norms and activations of GPT-OSS on some
-    devices (github NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs of v0.2.0 to v0.5.0 and
-    src/megatron/bridge/perf_recipes of v0.6.0). If activations do not fit in memory, it moves some
-    layers' activations to the host.
-    """
+def published_choices(row: Mapping[str, str]) -> PublishedChoices:
+    """Returns the choices of a row's run that its published scripts state."""
+    source, name = row["source"], row["model"]
     if source == "arXiv 2104.04473 table 1":
-        return _NARAYANAN.get(model, PublishedChoices())
-    if not source.startswith("Megatron-Bridge"):
-        return PublishedChoices()
-    wide = model.startswith("GPT OSS") and precision == "bf16"
-    again = wide and device in _SELECTIVE_DEVICES
-    return PublishedChoices(recompute="selective" if again else "none")
+        return _NARAYANAN.get(name, PublishedChoices())
+    if source.startswith("Megatron-Bridge "):
+        return _megatron_bridge(source.removeprefix("Megatron-Bridge "), name, row)
+    return PublishedChoices()
+
+
+def _megatron_bridge(release: str, name: str, row: Mapping[str, str]) -> PublishedChoices:
+    """Returns the choices of Megatron-Bridge (github NVIDIA-NeMo/Megatron-Bridge,
+    scripts/performance/configs of v0.2.0 to v0.5.0, src/megatron/bridge/perf_recipes of v0.6.0).
+
+    Nothing is computed again, except norms and activations of GPT-OSS on some devices. Activations
+    that do not fit in memory are moved to the host.
+    """
+    device, wide = row["device"], row["precision"] == "bf16"
+    again = name.startswith("GPT OSS") and wide and device in _SELECTIVE_DEVICES
+    graph = release >= "26.06" and row.get("note", "").startswith("MXFP8")
+    return PublishedChoices(
+        recompute="selective" if again else "none",
+        software="megatron-2026" if graph and device in _WHOLE_GRAPHS.get(name, ()) else None,
+    )
