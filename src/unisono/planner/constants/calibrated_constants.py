@@ -63,6 +63,8 @@ class CalibratedConstants:
     2022."""
     step_s: float
     """Host seconds of a step in addition to its microbatches, with later software."""
+    dlrm_step_s: float
+    """Host seconds of a step of a recommendation model."""
     microbatch_s: float
     """Host seconds of a microbatch in addition to its layers, with fp16 software of 2021 and
     2022."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.grid_products import layer_products
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import MEGATRON_CORE
+from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 from unisono.planner.step_times.grid_times import GridExchanges, GridTimes
 from unisono.planner.step_times.operator_times import KernelTimes
@@ -75,7 +75,7 @@ class LayerTimes(NamedTuple):
             return 0.0
         if recompute == "full":
             return self.forward_s
-        if software == "megatron-2021":
+        if software in EAGER:
             return self.attention_s
         if software in MEGATRON_CORE:
             return self.memory_s
@@ -128,7 +128,7 @@ class LayerModel:
         constants = self._constants
         if shape.software == "megatron-2026":
             return 0.0  # One CUDA graph holds the whole step.
-        if shape.software != "megatron-2021":
+        if shape.software not in EAGER:
             return constants.launch_s
         pairs = shape.tp * (shape.tp - 1) / 2
         return constants.eager_launch_s + collectives * pairs * constants.pair_launch_s
@@ -203,7 +203,7 @@ class LayerModel:
         heads = model.heads / shape.tp
         width = model.head_dim * 2 + model.rope_dim
         flops = 2 * shape.tokens * shape.seq * width * heads
-        if shape.software == "megatron-2021":
+        if shape.software in EAGER:
             scores = shape.tokens * shape.seq * heads
             moved_s = scores * self._constants.score_traffic / kernels.memory_Bps
             flops_s = flops / kernels.wide_rate * (1 + self._constants.inner_loss / model.head_dim)

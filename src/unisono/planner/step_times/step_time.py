@@ -10,7 +10,7 @@ from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layer_division import StageKind, stage_kinds, stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import MEGATRON_CORE, Workload
+from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE, Workload
 from unisono.planner.pipeline.pipeline_bubble import bubble_share
 from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
@@ -149,7 +149,7 @@ class StepModel:
         return LayerStep(*(share * d + (1 - share) * r for d, r in pairs))
 
     def _eager(self, layout: Layout) -> bool:
-        return self.workload.software_of(layout.zero) == "megatron-2021"
+        return self.workload.software_of(layout.zero) in EAGER
 
     def layer_step(
         self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool
@@ -190,10 +190,9 @@ class StepModel:
     def _layer_step(self, shape: Shape, layout: Layout, recompute: str) -> LayerStep:
         times = self._times(shape)
         again_s = times.recomputed_s(recompute, shape.software)
-        unfused = shape.software == "megatron-2021"
+        unfused = shape.software in EAGER
         passes = 3 if recompute == "full" else 2
-        tensor_s = (passes - 1) * times.tensor_s + times.tensor_backward_s
-        tensor_s *= self._tensor_exposed(shape)
+        tensor_s = self._tensor_exposed_s(shape, times, passes)
         hidden_s = 0.0 if unfused else times.attention_s
         beside_s = min(times.context_s, hidden_s)
         context_s = times.context_s - beside_s * (1 - self.constants.overlap_slowdown)
@@ -237,9 +236,20 @@ class StepModel:
         beside_s = min(times.expert_s, times.forward_s)
         return times.expert_s - beside_s * (1 - self.constants.overlap_slowdown)
 
-    def _tensor_exposed(self, shape: Shape) -> float:
-        overlaps = shape.software in MEGATRON_CORE and shape.sequence_parallel
-        return self.constants.tensor_exposed if overlaps else 1.0
+    def _tensor_exposed_s(self, shape: Shape, times: LayerTimes, passes: int) -> float:
+        """Returns the seconds of a layer's tensor-parallel exchanges that compute does not hide.
+
+        megatron-2022 hides the exchanges of the backward pass behind the products of weight
+        gradients, which are half of the backward products.
+        """
+        exchanges_s = (passes - 1) * times.tensor_s + times.tensor_backward_s
+        if shape.software in MEGATRON_CORE and shape.sequence_parallel:
+            return exchanges_s * self.constants.tensor_exposed
+        if shape.software != "megatron-2022":
+            return exchanges_s
+        products_s = times.backward_s - 2 * times.attention_s - times.memory_backward_s
+        beside_s = min(times.tensor_backward_s, products_s / 2)
+        return exchanges_s - beside_s * (1 - self.constants.overlap_slowdown)
 
     def layer_parameters(self, layout: Layout, *, experts: bool) -> float:
         """Returns the parameters of one layer on one device, before ZeRO."""

@@ -46,10 +46,16 @@ _SELECTIVE_DEVICES = ("B200", "GB200", "H100-SXM5-80GB")
 
 
 def published_choices(row: Mapping[str, str]) -> PublishedChoices:
-    """Returns the choices of a row's run that its published scripts state."""
+    """Returns the choices of a row's run that its published scripts and its software state.
+
+    Megatron-LM hides the exchanges of the backward pass since September 2021 (github
+    NVIDIA/Megatron-LM, commit 3f65246911), after arXiv 2104.04473 and before arXiv 2205.05198.
+    """
     source, name = row["source"], row["model"]
     if source == "arXiv 2104.04473 table 1":
         return _NARAYANAN.get(name, PublishedChoices())
+    if source == "arXiv 2205.05198 table 5":
+        return PublishedChoices(software="megatron-2022")
     if source.startswith("Megatron-Bridge "):
         return _megatron_bridge(source.removeprefix("Megatron-Bridge "), name, row)
     return PublishedChoices()
