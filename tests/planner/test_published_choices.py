@@ -51,3 +51,5 @@ def test_a_stated_cell_is_kept() -> None:
     assert (run.job.micro_batch, run.layout.vpp, run.job.recompute) == (4, 5, "selective")
     run = planner.run_of_row({**row, "source": "own"})
     assert (run.job.micro_batch, run.layout.vpp) == (None, None)
+    run = planner.run_of_row({**row, "source": "Megatron-Bridge 26.06", "recompute": ""})
+    assert run.job.recompute is None  # the configurations of this model were not read

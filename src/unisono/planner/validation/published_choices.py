@@ -33,6 +33,9 @@ _NARAYANAN = {
 """Micro batches and interleaving of table 1 (github NVIDIA/Megatron-LM,
 examples/academic_paper_scripts/sc21/run_table_1.sh)."""
 
+_BRIDGE_MODELS = ("LLAMA3", "Qwen3_30B", "Qwen3_235B", "GPT OSS")
+"""Beginnings of the names of models whose configurations in Megatron-Bridge were read."""
+
 _WHOLE_GRAPHS = {
     "GPT OSS 120B": ("GB200", "GB300"),
     "Qwen3_30B_a3B": ("B300", "GB200", "GB300"),
@@ -68,6 +71,8 @@ def _megatron_bridge(release: str, name: str, row: Mapping[str, str]) -> Publish
     Nothing is computed again, except norms and activations of GPT-OSS on some devices. Activations
     that do not fit in memory are moved to the host.
     """
+    if not name.startswith(_BRIDGE_MODELS):
+        return PublishedChoices()
     device, wide = row["device"], row["precision"] == "bf16"
     again = name.startswith("GPT OSS") and wide and device in _SELECTIVE_DEVICES
     graph = release >= "26.06" and row.get("note", "").startswith("MXFP8")
