@@ -118,7 +118,7 @@ def test_open_choices_take_the_fastest_that_fits() -> None:
 
 
 def test_smallest_change_that_makes_it_fit() -> None:
-    job = planner.Workload(seq=2048, global_batch=64, micro_batch=4, recompute="none")
+    job = planner.Workload(seq=2048, global_batch=64, micro_batch=8, recompute="none")
     layout = planner.Layout(dp=8, tp=8)
     assert not planner.predict(MODEL, CLUSTER, layout, job).fits
     change = planner.smallest_change(MODEL, CLUSTER, layout, job)

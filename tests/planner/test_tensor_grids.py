@@ -235,7 +235,7 @@ def test_sides_of_a_cube_on_hosts_of_two() -> None:
 def test_smaller_layouts_of_a_grid() -> None:
     layout, job = Layout(dp=2, tp=4, tensor="2d"), replace(JOB, global_batch=144, micro_batch=72)
     whole = planner.predict(MODEL, cluster(8), layout, job).memory_bytes
-    small = replace(planner.device_named("a100"), memory_bytes=int(whole * 0.9))
+    small = replace(planner.device_named("a100"), memory_bytes=int(whole * 0.7))
     tight = replace(cluster(8), device=small)
     change = planner.smallest_change(MODEL, tight, layout, job)
     assert change is not None and change.prediction.layout.tensor == "2d"

@@ -241,7 +241,7 @@ def prediction_of(
         step_s=step_s,
         time=kinds,
         memory_bytes=round(run.memory.fullest_bytes(layout, micro_batch, recompute)),
-        capacity_bytes=int(run.capacity_bytes),
+        capacity_bytes=run.capacity_bytes,
         mfu=flops / (step_s * run.times.kernels.wide_peak * run.cluster.devices),
         tokens_per_s=job.tokens / step_s,
         effect=run.effect(layout, micro_batch, recompute),

@@ -39,8 +39,13 @@ class RunModel:
         self.model, self.cluster, self.workload = model, cluster, workload
         self.constants = constants
         self.times = StepModel(model, cluster, workload, constants)
-        self.memory = MemoryModel(model, workload, fragmentation=constants.fragmentation)
-        self.capacity_bytes = cluster.kind.memory_bytes * USABLE_MEMORY
+        self.capacity_bytes = int(cluster.kind.memory_bytes * USABLE_MEMORY)
+        self.memory = MemoryModel(
+            model,
+            workload,
+            fragmentation=constants.fragmentation,
+            capacity_bytes=self.capacity_bytes,
+        )
         self._chunk_counts: dict[tuple[int, str, int, bool], list[int]] = {}
         self._effects: dict[RunSimilarity, RunEffect] = {}
 

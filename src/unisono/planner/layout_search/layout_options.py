@@ -74,7 +74,7 @@ class LayoutOption(NamedTuple):
 
     def fits(self, run: RunModel) -> bool:
         """Returns True if the fullest device has enough memory."""
-        return run.memory.fits(self.layout, self.micro_batch, self.recompute, run.capacity_bytes)
+        return run.memory.fits(self.layout, self.micro_batch, self.recompute)
 
     def memory_bytes(self, run: RunModel) -> float:
         """Returns the bytes of the fullest device."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from math import inf
 
 from unisono.planner.inputs.layer_division import stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import EAGER, Workload
+from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE, Workload
 from unisono.planner.memory.activation_bytes import layer_activation_bytes
 from unisono.planner.memory.grid_activations import gathered_bytes
-from unisono.planner.memory.zero_states import StateBytes, state_bytes
+from unisono.planner.memory.zero_states import StateBytes, gradient_bytes, state_bytes
 
 MEMORY_KINDS = (
     "weights",
@@ -23,19 +24,33 @@ MEMORY_KINDS = (
     "exchange buffers",
     "fragmentation",
 )
-_LOGIT_BYTES = 10
-"""Bytes of a logit while the loss runs: 16 bits, float32, and the gradient in float32."""
+_LOGIT_BYTES = {"torch-2023": 4, **dict.fromkeys(MEGATRON_CORE, 6)}
+"""Bytes of a logit while the loss runs, by software. Megatron-Core: 16 bits, and float32 that
+becomes the exponentials and the gradient in place (`cross_entropy.py` of megatron/core).
+torch-2023: the logit and its gradient in 16 bits (fused loss of llm-foundry)."""
+_UNFUSED_LOGIT_BYTES = 10
+"""Bytes of a logit with other software: 16 bits, float32, and the gradient in float32."""
 
 
 class MemoryModel:
     """Computes the memory of stages of one model and workload.
 
-    `fragmentation` is the ratio of the memory that the allocator reserves to the live tensors.
+    `fragmentation` is the ratio of the memory that the allocator reserves to the live tensors, for
+    activations and buffers. States are allocated once, so the allocator reserves no more for them.
+    The allocator returns unused memory before it refuses an allocation. So it reserves at most
+    `capacity_bytes`, unless the live tensors need more.
     """
 
-    def __init__(self, model: Transformer, workload: Workload, *, fragmentation: float) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        workload: Workload,
+        *,
+        fragmentation: float,
+        capacity_bytes: float = inf,
+    ) -> None:
         self._model, self._workload = model, workload
-        self._fragmentation = fragmentation
+        self._fragmentation, self._capacity_bytes = fragmentation, capacity_bytes
         self._layers: dict[tuple[object, ...], float] = {}
         self._known_states: dict[tuple[int, ...], StateBytes] = {}
 
@@ -48,46 +63,59 @@ class MemoryModel:
         )
 
     def fullest_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> float:
-        """Returns the bytes of the fullest device."""
-        fullest = max(self._stage_bytes(layout, micro_batch, recompute))
-        return (fullest + self._buffers(layout)) * self._fragmentation
+        """Returns the bytes that the allocator reserves on the fullest device."""
+        stages = self._stage_bytes(layout, micro_batch, recompute)
+        return max(self._reserved(states, more) for states, more in stages)
 
-    def fits(self, layout: Layout, micro_batch: int, recompute: str, capacity_bytes: float) -> bool:
-        """Returns True if the fullest device has at most this capacity."""
-        limit = capacity_bytes / self._fragmentation - self._buffers(layout)
-        return all(nbytes <= limit for nbytes in self._stage_bytes(layout, micro_batch, recompute))
+    def fits(self, layout: Layout, micro_batch: int, recompute: str) -> bool:
+        """Returns True if the live tensors of the fullest device need at most the capacity."""
+        stages = self._stage_bytes(layout, micro_batch, recompute)
+        return all(states + more <= self._capacity_bytes for states, more in stages)
 
-    def _stage_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> Iterator[float]:
-        """Yields the bytes of the stages that may need the most memory, without buffers."""
+    def _reserved(self, states: float, more: float) -> float:
+        """Returns the bytes that the allocator reserves for `states`, and for `more` that each
+        microbatch allocates again.
+        """
+        least = max(self._capacity_bytes, states + more)
+        return min(states + more * self._fragmentation, least)
+
+    def _stage_bytes(
+        self, layout: Layout, micro_batch: int, recompute: str
+    ) -> Iterator[tuple[float, float]]:
+        """Yields the bytes of states, and of activations and buffers, of the stages that may need
+        the most memory.
+        """
         # Later stages keep fewer microbatches. So among stages with equally many layers, only the
         # first may need the most memory, or the last stage of the model, which keeps the logits.
         last = layout.pp - 1
         stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
         for stage in dict.fromkeys((0, last, min(1, last), stages.index(max(stages)))):
             kept, working = self._activations(layout, micro_batch, recompute, stage)
-            nbytes = sum(self._states(layout, stage)) + kept + working
+            more = kept + working + self._buffers(layout)
             if stage == last:
-                nbytes += self._logits(layout, micro_batch)
-            yield nbytes
+                more += self._logits(layout, micro_batch)
+            yield sum(self._states(layout, stage)), more
 
     def stage(
         self, layout: Layout, micro_batch: int, recompute: str, stage: int
     ) -> dict[str, float]:
         """Returns the bytes of a device of one stage, by kind."""
-        found: dict[str, float] = dict(
-            zip(StateBytes._fields, self._states(layout, stage), strict=True)
-        )
+        states = self._states(layout, stage)
+        found: dict[str, float] = dict(zip(StateBytes._fields, states, strict=True))
         kept, working = self._activations(layout, micro_batch, recompute, stage)
         found["activations"], found["working layer"] = kept, working
         last = stage == layout.pp - 1
         found["logits"] = self._logits(layout, micro_batch) if last else 0.0
         found["exchange buffers"] = self._buffers(layout)
-        found["fragmentation"] = sum(found.values()) * (self._fragmentation - 1)
+        more = sum(found.values()) - sum(states)
+        found["fragmentation"] = self._reserved(sum(states), more) - sum(states) - more
         return found
 
     def _logits(self, layout: Layout, micro_batch: int) -> float:
         tokens = micro_batch * self._workload.seq / layout.cp
-        return tokens * self._model.vocab / layout.tp * _LOGIT_BYTES
+        software = self._workload.software_of(layout.zero)
+        nbytes = _LOGIT_BYTES.get(software, _UNFUSED_LOGIT_BYTES)
+        return tokens * self._model.vocab / layout.tp * nbytes
 
     def stage_parameters(self, layout: Layout, stage: int) -> tuple[float, float]:
         """Returns a device's numbers of dense and expert parameters in a stage, before ZeRO."""
@@ -118,7 +146,10 @@ class MemoryModel:
         dense, routed = self.stage_parameters(layout, stage)
         shards = layout.dp * layout.cp // layout.dp_replicate
         precision = self._workload.precision
-        states = partial(state_bytes, zero=layout.zero, precision=precision, gradient_bytes=4)
+        gradient = gradient_bytes(self._workload.software_of(layout.zero), precision)
+        states = partial(
+            state_bytes, zero=layout.zero, precision=precision, gradient_bytes=gradient
+        )
         found = states(dense, shards=shards)
         if routed:
             expert_shards = max(shards * layout.tp // layout.ep, 1) if layout.ep > 1 else shards

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE
+
 
 class StateBytes(NamedTuple):
     """Bytes of the states on one device."""
@@ -11,6 +13,21 @@ class StateBytes(NamedTuple):
     weights: float
     gradients: float
     optimizer: float
+
+
+def gradient_bytes(software: str, precision: str) -> int:
+    """Returns the bytes in which software holds the gradient of a parameter by default.
+
+    Megatron-LM of 2021 and 2022 holds 16 bits with fp16, and float32 with bf16
+    (`accumulate_allreduce_grads_in_fp32`). Megatron-Core holds 16 bits (`grad_reduce_in_fp32` of
+    `DistributedDataParallelConfig` is False, as in the performance recipes of NeMo and
+    Megatron-Bridge). torch-fsdp sums gradients in float32.
+
+    >>> gradient_bytes("megatron-2021", "bf16"), gradient_bytes("transformer-engine", "bf16")
+    (4, 2)
+    """
+    narrow = software in MEGATRON_CORE or (software in EAGER and precision == "fp16")
+    return 2 if narrow else 4
 
 
 def state_bytes(
