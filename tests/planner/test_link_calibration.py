@@ -227,7 +227,9 @@ def test_measured_links_narrow_the_interval(tmp_path: Path) -> None:
     made = planner.calibrate(files, cluster=CLUSTER)
     model = planner.load_model("gpt3-7.5b")
     layout = planner.Layout(dp=1, tp=16, zero=1)
-    job = planner.Workload(seq=2048, global_batch=32, micro_batch=1, recompute="full")
+    job = planner.Workload(
+        seq=2048, global_batch=32, micro_batch=1, recompute="full", software="transformer-engine"
+    )
     blind, known = (
         planner.predict(model, CLUSTER, layout, job, calibration=each) for each in (None, made)
     )

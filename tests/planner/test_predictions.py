@@ -198,7 +198,7 @@ def test_messages_of_interleaved_schedules() -> None:
     """Tests that only the messages that fill and drain the pipeline are exposed, for any number of
     microbatches.
     """
-    job = replace(JOB, precision="bf16")
+    job = replace(JOB, software="transformer-engine")
     layout = replace(LAYOUT, vpp=3)
     found = [
         planner.predict(MODEL, CLUSTER, layout, replace(job, global_batch=batch))
@@ -208,25 +208,26 @@ def test_messages_of_interleaved_schedules() -> None:
     assert "2 x (4 - 1) messages" in str(found[0].explain())
     plain = planner.predict(MODEL, CLUSTER, LAYOUT, job)
     assert plain.time["send"] > found[0].time["send"]
-    old = planner.predict(MODEL, CLUSTER, layout, replace(job, precision="fp16"))
+    old = planner.predict(MODEL, CLUSTER, layout, replace(job, software="megatron-2021"))
     assert old.time["send"] > plain.time["send"]
 
 
 def test_hidden_gradients_slow_compute_down() -> None:
-    """Tests the time that the exchange of gradients adds to a step. In newer software (bf16), this
+    """Tests the time that the exchange of gradients adds to a step. In newer software, this
     is the time of the last layer's share, plus a slowdown of the computation that hides the other
-    shares. In older software (fp16), it is the time of the whole exchange.
+    shares. In older software, it is the time of the whole exchange.
     """
     constants = planner.default_constants()
     fast = constants.changed(overlap_slowdown=0.0, straggler=0.0)
     slow = constants.changed(overlap_slowdown=1.0, straggler=0.0)
     model = replace(MODEL, tied=False)
     layout = planner.Layout(dp=16, tp=4, zero=1)
-    job = replace(JOB, precision="bf16", micro_batch=4)
+    job = replace(JOB, software="transformer-engine", micro_batch=4)
     hidden, exposed = (
         planner.predict(model, CLUSTER, layout, job, constants=each).time["gradients"]
         for each in (fast, slow)
     )
     assert hidden == pytest.approx(exposed / model.layers)
-    old = planner.predict(model, CLUSTER, layout, replace(job, precision="fp16"), constants=fast)
+    job = replace(job, software="megatron-2021")
+    old = planner.predict(model, CLUSTER, layout, job, constants=fast)
     assert old.time["gradients"] == pytest.approx(exposed)

@@ -43,6 +43,7 @@ class RunModel:
         self.memory = MemoryModel(
             model,
             workload,
+            architecture=cluster.kind.architecture,
             fragmentation=constants.fragmentation,
             capacity_bytes=self.capacity_bytes,
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import LOW_PRECISIONS, Workload
+from unisono.planner.inputs.workload import EAGER, LOW_PRECISIONS, Workload
 
 EVERY_RUN = ("source", "model", "work", "run")
 """Causes of the errors of all predictions: what is common to a source, to a model in a source, and
@@ -66,8 +66,10 @@ def similarity(
     >>> run(4, 1, 64) == run(8, 1, 64), run(4, 1, 64).work == run(4, 2, 64).work
     (True, False)
     """
+    # Megatron-LM of 2021 and 2022 differ only in the exchanges that they hide.
+    software = job.software_of(layout, cluster.kind.architecture)
     return RunSimilarity(
-        (cluster.kind.name, job.software_of(layout.zero)),
+        (cluster.kind.name, "megatron" if software in EAGER else software),
         model,
         (
             layout.tp,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unisono.planner.inputs.layout import Layout
+
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 LOW_PRECISIONS = ("fp8", "fp4")
 """Formats under 16 bits, which scale their values in several ways."""
@@ -18,6 +20,8 @@ SOFTWARE = (*EAGER, *MEGATRON_CORE, "torch-fsdp", "torch-2023")
 """Software whose times the planner predicts: Megatron-LM, Megatron-Core, PyTorch's fully sharded
 data parallelism, and the same with the first generation of fused attention (FlashAttention 1, until
 2023)."""
+
+_OLD_ARCHITECTURES = ("volta", "ampere", "davinci")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +46,8 @@ class Workload:
     recompute: str | None = None
     """Activations that backward computes again: none, selective (attention), full (layers)."""
     software: str | None = None
-    """One of `SOFTWARE`. None: megatron-2021 for fp16, torch-fsdp for ZeRO-2 and 3, else
-    transformer-engine."""
+    """One of `SOFTWARE`. None: the software that layouts such as the predicted one usually have on
+    the device (`software_of`)."""
 
     def __post_init__(self) -> None:
         for name in ("seq", "global_batch"):
@@ -65,13 +69,29 @@ class Workload:
                     f"{getattr(self, name)!r}"
                 )
 
-    def software_of(self, zero: int) -> str:
-        """Returns the software of a layout with this ZeRO stage."""
+    def software_of(self, layout: Layout, architecture: str) -> str:
+        """Returns the software of a layout on devices of this architecture.
+
+        If `software` is None, ZeRO-2 and 3 have torch-fsdp. Other layouts have transformer-engine
+        on Hopper and newer devices. On older devices, they have the Megatron-LM of these devices'
+        time, if the precision is fp16 or the layout has tensor or pipeline parallelism:
+        megatron-2022 with sequence parallelism, which came in 2022, else megatron-2021. Context and
+        expert parallelism and grids are newer, and have transformer-engine on all devices.
+
+        >>> job, layout = Workload(seq=2048, global_batch=8), Layout(tp=8)
+        >>> job.software_of(layout, "ampere"), job.software_of(layout, "hopper")
+        ('megatron-2021', 'transformer-engine')
+        """
         if self.software is not None:
             return self.software
-        if self.precision == "fp16":
-            return "megatron-2021"
-        return "torch-fsdp" if zero >= 2 else "transformer-engine"
+        if layout.zero >= 2:
+            return "torch-fsdp"
+        newer = layout.cp > 1 or layout.ep > 1 or layout.tensor != "1d"
+        if architecture not in _OLD_ARCHITECTURES or newer:
+            return "transformer-engine"
+        if self.precision != "fp16" and layout.tp == layout.pp == 1:
+            return "transformer-engine"
+        return "megatron-2022" if layout.sequence_parallel else "megatron-2021"
 
     @property
     def tokens(self) -> int:

@@ -35,6 +35,7 @@ _UNFUSED_LOGIT_BYTES = 10
 class MemoryModel:
     """Computes the memory of stages of one model and workload.
 
+    `architecture` is that of the devices, which determines the default software.
     `fragmentation` is the ratio of the memory that the allocator reserves to the live tensors, for
     activations and buffers. States are allocated once, so the allocator reserves no more for them.
     The allocator returns unused memory before it refuses an allocation. So it reserves at most
@@ -46,10 +47,11 @@ class MemoryModel:
         model: Transformer,
         workload: Workload,
         *,
+        architecture: str,
         fragmentation: float,
         capacity_bytes: float = inf,
     ) -> None:
-        self._model, self._workload = model, workload
+        self._model, self._workload, self._architecture = model, workload, architecture
         self._fragmentation, self._capacity_bytes = fragmentation, capacity_bytes
         self._layers: dict[tuple[object, ...], float] = {}
         self._known_states: dict[tuple[int, ...], StateBytes] = {}
@@ -111,9 +113,12 @@ class MemoryModel:
         found["fragmentation"] = self._reserved(sum(states), more) - sum(states) - more
         return found
 
+    def _software(self, layout: Layout) -> str:
+        return self._workload.software_of(layout, self._architecture)
+
     def _logits(self, layout: Layout, micro_batch: int) -> float:
         tokens = micro_batch * self._workload.seq / layout.cp
-        software = self._workload.software_of(layout.zero)
+        software = self._software(layout)
         nbytes = _LOGIT_BYTES.get(software, _UNFUSED_LOGIT_BYTES)
         return tokens * self._model.vocab / layout.tp * nbytes
 
@@ -146,7 +151,7 @@ class MemoryModel:
         dense, routed = self.stage_parameters(layout, stage)
         shards = layout.dp * layout.cp // layout.dp_replicate
         precision = self._workload.precision
-        gradient = gradient_bytes(self._workload.software_of(layout.zero), precision)
+        gradient = gradient_bytes(self._software(layout), precision)
         states = partial(
             state_bytes, zero=layout.zero, precision=precision, gradient_bytes=gradient
         )
@@ -173,13 +178,13 @@ class MemoryModel:
         working = 0.0
         if recompute != "none":
             working = self._layer(layout, micro_batch, "none", experts) - layer
-        if stage == 0 and self._workload.software_of(layout.zero) in EAGER:
+        if stage == 0 and self._software(layout) in EAGER:
             stream = micro_batch * self._workload.seq * self._model.hidden / layout.cp
             kept += held * stream / (layout.tp if _divides_stream(layout) else 1)
         return kept, max(working, 0.0)
 
     def _layer(self, layout: Layout, micro_batch: int, recompute: str, experts: bool) -> float:
-        software = self._workload.software_of(layout.zero)
+        software = self._software(layout)
         key = (
             software,
             layout.tp,

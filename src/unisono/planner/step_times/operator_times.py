@@ -20,7 +20,7 @@ class KernelTimes:
     """
 
     def __init__(self, device: Device, constants: CalibratedConstants, *, precision: str) -> None:
-        architecture = device.architecture
+        self.architecture = architecture = device.architecture
         self.peak = device.peak_of(precision)
         self.matrix_rate = self.peak * constants.matmul(architecture, precision) * device.clock
         wide = "bf16" if precision in ("fp8", "fp4") else precision

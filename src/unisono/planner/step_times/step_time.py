@@ -85,7 +85,7 @@ class StepModel:
             layout.cp,
             layout.ep if experts else 1,
             layout.sequence_parallel,
-            self.workload.software_of(layout.zero),
+            self._software(layout),
             experts,
             layout.tensor,
         )
@@ -148,8 +148,11 @@ class StepModel:
         pairs = zip(dense, routed, strict=True)
         return LayerStep(*(share * d + (1 - share) * r for d, r in pairs))
 
+    def _software(self, layout: Layout) -> str:
+        return self.workload.software_of(layout, self.kernels.architecture)
+
     def _eager(self, layout: Layout) -> bool:
-        return self.workload.software_of(layout.zero) in EAGER
+        return self._software(layout) in EAGER
 
     def layer_step(
         self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool
@@ -180,6 +183,7 @@ class StepModel:
             layout.schedule == "dualpipev",
             recompute,
             experts,
+            self._software(layout),
         )
         found = self._layer_seconds.get(key)
         if found is None:
@@ -230,7 +234,7 @@ class StepModel:
 
         DualPipeV and megatron-2026 compute one microbatch while they exchange another.
         """
-        newest = self.workload.software_of(layout.zero) == "megatron-2026"
+        newest = self._software(layout) == "megatron-2026"
         if not newest and layout.schedule != "dualpipev":
             return times.expert_s
         beside_s = min(times.expert_s, times.forward_s)

@@ -100,4 +100,4 @@ class UpdateTimes:
         return moved / self._kernels.memory_Bps
 
     def _eager(self, layout: Layout) -> bool:
-        return self._workload.software_of(layout.zero) in EAGER
+        return self._workload.software_of(layout, self._kernels.architecture) in EAGER

@@ -1,0 +1,51 @@
+"""The software that a layout has on a device if the workload does not state it."""
+
+from dataclasses import replace
+
+import pytest
+
+from unisono import planner
+
+MODEL = planner.load_model("gpt3-22b")
+JOB = planner.Workload(seq=2048, global_batch=64, micro_batch=1, recompute="none")
+SEQUENCE = {"tp": 8, "sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "axes", "software"),
+    [
+        ("a100", "bf16", {"tp": 8}, "megatron-2021"),
+        ("a100", "bf16", {"pp": 8}, "megatron-2021"),
+        ("a100", "bf16", SEQUENCE, "megatron-2022"),
+        ("a100", "bf16", {"tp": 4, "cp": 2}, "transformer-engine"),
+        ("a100", "bf16", {"dp": 8, "zero": 1}, "transformer-engine"),
+        ("a100", "bf16", {"dp": 8, "zero": 3}, "torch-fsdp"),
+        ("a100", "fp16", {"dp": 8}, "megatron-2021"),
+        ("v100", "fp16", SEQUENCE, "megatron-2022"),
+        ("h100", "fp16", {"tp": 8}, "transformer-engine"),
+        ("h100", "bf16", SEQUENCE, "transformer-engine"),
+        ("h100", "bf16", {"dp": 4, "tp": 2, "zero": 2}, "torch-fsdp"),
+        ("gb200", "fp8", {"pp": 8}, "transformer-engine"),
+    ],
+)
+def test_default_software(
+    device: str, precision: str, axes: dict[str, int], software: str
+) -> None:
+    """Compares a prediction that does not state the software with one that states it."""
+    cluster = planner.Cluster(device=device, devices=8)
+    layout, job = planner.Layout(**axes), replace(JOB, precision=precision)
+    found = planner.predict(MODEL, cluster, layout, job)
+    stated = planner.predict(MODEL, cluster, layout, replace(job, software=software))
+    assert found.time == stated.time and found.memory == stated.memory
+    for other in {"megatron-2021", "transformer-engine", "torch-fsdp"} - {software}:
+        changed = planner.predict(MODEL, cluster, layout, replace(job, software=other))
+        assert changed.step_s != found.step_s
+
+
+def test_the_search_finds_the_software_of_each_layout() -> None:
+    """Tests that no layout of a search keeps the time of another layout's software."""
+    job = planner.Workload(seq=2048, global_batch=64, micro_batch=1)
+    cluster = planner.Cluster(device="a100", devices=16)
+    for each in planner.search(MODEL, cluster, job, keep=20):
+        again = planner.predict(MODEL, cluster, each.layout, each.prediction.job)
+        assert again.step_s == pytest.approx(each.prediction.step_s, rel=1e-12)
