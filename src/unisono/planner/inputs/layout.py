@@ -98,6 +98,15 @@ class Layout:
         return self.dp * self.tp * self.pp * self.cp
 
     @property
+    def microbatch_zero(self) -> int:
+        """ZeRO stage while the microbatches of a step run.
+
+        A pipeline gathers the weights of its stages once in a step, and sums their gradients once,
+        so it holds both whole, as with ZeRO-1 (`unisono.parallel`, torchtitan, Llama 3).
+        """
+        return self.zero if self.pp == 1 else min(self.zero, 1)
+
+    @property
     def chunks(self) -> int:
         """Number of groups of layers of a stage: `vpp`, or 1 if `vpp` is None."""
         return self.vpp or 1

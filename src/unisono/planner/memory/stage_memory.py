@@ -153,14 +153,17 @@ class MemoryModel:
         precision = self._workload.precision
         gradient = gradient_bytes(self._software(layout), precision)
         states = partial(
-            state_bytes, zero=layout.zero, precision=precision, gradient_bytes=gradient
+            state_bytes,
+            zero=layout.microbatch_zero,
+            precision=precision,
+            gradient_bytes=gradient,
         )
         found = states(dense, shards=shards)
         if routed:
             expert_shards = max(shards * layout.tp // layout.ep, 1) if layout.ep > 1 else shards
             more = states(routed, shards=expert_shards)
             found = StateBytes(*(a + b for a, b in zip(found, more, strict=True)))
-        if layout.zero == 3 and precision not in ("fp32", "tf32"):
+        if layout.microbatch_zero == 3 and precision not in ("fp32", "tf32"):
             # FSDP keeps float32 shards as the weights; the optimizer has the two moments.
             return StateBytes(found.weights * 2, found.gradients, found.optimizer * 2 / 3)
         return found
@@ -218,12 +221,12 @@ class MemoryModel:
         return found
 
     def _buffers(self, layout: Layout) -> float:
-        """Returns the bytes of the buffers for gathered parameters with ZeRO-3.
+        """Returns the bytes of the buffers for gathered parameters with ZeRO-3, without pipeline.
 
         The buffers hold, in 16 bits, the weights of two layers, the gradients of one layer, and one
         matrix of the size of the embedding.
         """
-        if layout.zero < 3:
+        if layout.microbatch_zero < 3:
             return 0.0
         model = self._model
         layer = model.dense_layer_parameters / layout.weight_parts

@@ -159,9 +159,10 @@ class StepModel:
     ) -> LayerStep:
         """Returns the seconds of one layer and microbatch by kind."""
         shape = self.shape(layout, micro_batch, experts=experts)
-        group = layout.dp // layout.dp_replicate if layout.zero >= 2 else 1
+        zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
+        group = layout.dp // layout.dp_replicate if zero else 1
         overlapped = layout.schedule == "dualpipev"
-        key = (shape, recompute, layout.zero if layout.zero >= 2 else 0, group, overlapped)
+        key = (shape, recompute, zero, group, overlapped)
         found = self._layer_steps.get(key)
         if found is None:
             found = self._layer_steps[key] = self._layer_step(shape, layout, recompute)
@@ -169,7 +170,7 @@ class StepModel:
 
     def layer_s(self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool) -> float:
         """Returns the seconds of one layer and microbatch."""
-        zero = layout.zero if layout.zero >= 2 else 0
+        zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
         group = layout.dp // layout.dp_replicate if zero else 1
         key = (
             micro_batch,
@@ -268,7 +269,7 @@ class StepModel:
         """Returns the seconds of a layer's weight and gradient exchanges (ZeRO-2 and 3) that
         compute does not hide.
         """
-        if layout.zero < 2:
+        if layout.microbatch_zero < 2:
             return 0.0
         shards = layout.dp * layout.cp // layout.dp_replicate
         group = self.exchanges.place(shards, layout.tp)

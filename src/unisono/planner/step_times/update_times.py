@@ -30,8 +30,8 @@ class UpdateTimes:
         self._constants = constants
 
     def gradients_s(self, layout: Layout, stages: tuple[int, ...], window_s: float) -> float:
-        """Returns the seconds of the exchange of gradients, and of weights with ZeRO-1, that
-        compute does not hide.
+        """Returns the seconds of the exchange of gradients, and of weights with ZeRO-1 (in a
+        pipeline also with ZeRO-2 and 3), that compute does not hide.
 
         `window_s` is the compute time that hides the exchange if the software overlaps both. The
         share of the last layer is not hidden. The hidden share slows the compute down.
@@ -40,7 +40,7 @@ class UpdateTimes:
         found = self._tied_s(layout) + self._depth_s(layout, stages)
         if layout.zero == 0:
             shards *= layout.tp // layout.weight_parts
-        if layout.zero >= 2 or shards == 1:
+        if layout.microbatch_zero >= 2 or shards == 1:
             return found
         dense, routed = self._stage_parameters(layout, stages)
         exchanges = self._exchanges
