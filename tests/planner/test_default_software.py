@@ -1,6 +1,7 @@
 """The software that a layout has on a device if the workload does not state it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,7 @@ SEQUENCE = {"tp": 8, "sequence_parallel": True}
         ("gb200", "fp8", {"pp": 8}, "transformer-engine"),
     ],
 )
-def test_default_software(
-    device: str, precision: str, axes: dict[str, int], software: str
-) -> None:
+def test_default_software(device: str, precision: str, axes: dict[str, Any], software: str) -> None:
     """Compares a prediction that does not state the software with one that states it."""
     cluster = planner.Cluster(device=device, devices=8)
     layout, job = planner.Layout(**axes), replace(JOB, precision=precision)

@@ -58,6 +58,8 @@ _DEEPSEEK = Transformer(
     expert_ffn=2048,
     shared_experts=1,
     dense_layers=3,
+    expert_groups=8,
+    token_groups=4,
     query_rank=1536,
     kv_rank=512,
     rope_dim=64,
@@ -149,6 +151,7 @@ def from_hugging_face(config: Mapping[str, Any]) -> Transformer:
     gpt2 = "n_embd" in config
     experts = read("n_routed_experts", "num_local_experts", "num_experts", default=0)
     kv_rank = read("kv_lora_rank", default=0)
+    groups = read("n_group", default=0) if experts else 0
     inner = read("intermediate_size", "n_inner", default=4 * hidden)
     return Transformer(
         layers=read("num_hidden_layers", "n_layer"),
@@ -164,6 +167,8 @@ def from_hugging_face(config: Mapping[str, Any]) -> Transformer:
         expert_ffn=read("moe_intermediate_size", default=inner) if experts else 0,
         shared_experts=read("n_shared_experts", default=0) if experts else 0,
         dense_layers=read("first_k_dense_replace", default=0) if experts else 0,
+        expert_groups=groups if groups > 1 else 0,
+        token_groups=read("topk_group", default=groups) if groups > 1 else 0,
         tied=bool(config.get("tie_word_embeddings", gpt2)),
         positions=read("n_positions", default=0),
         query_rank=read("q_lora_rank", default=0) if kv_rank else 0,

@@ -45,6 +45,10 @@ class Transformer:
     """Number of experts for each token."""
     expert_ffn: int = 0
     """Inner width of one expert."""
+    expert_groups: int = 0
+    """Number of groups of experts, if the router limits a token to some groups. 0: no limit."""
+    token_groups: int = 0
+    """Number of groups that the experts of one token are from, if there are groups."""
     tied: bool = True
     """True if the output projection is the embedding's matrix."""
     shared_experts: int = 0
@@ -93,6 +97,11 @@ class Transformer:
             raise ValueError(
                 f"a model with {self.experts} experts needs expert_ffn, the inner width of an "
                 "expert"
+            )
+        if self.expert_groups and not 1 <= self.token_groups <= self.expert_groups:
+            raise ValueError(
+                f"token_groups must be between 1 and the {self.expert_groups} groups of experts, "
+                f"not {self.token_groups}"
             )
 
     @property

@@ -13,9 +13,11 @@ RECOMPUTE = ("none", "selective", "full")
 EAGER = ("megatron-2021", "megatron-2022")
 """Megatron-LM before fused attention (fp16): without overlap until August 2021, then with
 tensor-parallel exchanges of the backward pass behind the products of weight gradients."""
-MEGATRON_CORE = ("transformer-engine", "megatron-2026")
-"""Megatron-Core with Transformer Engine; in 2026 with the whole step in one CUDA graph and with
-expert exchanges behind compute."""
+HIDDEN_EXPERTS = ("megatron-2025", "megatron-2026")
+"""Megatron-Core with expert exchanges behind the compute of another microbatch
+(`overlap_moe_expert_parallel_comm`); in 2026 also with the whole step in one CUDA graph."""
+MEGATRON_CORE = ("transformer-engine", *HIDDEN_EXPERTS)
+"""Megatron-Core with Transformer Engine."""
 SOFTWARE = (*EAGER, *MEGATRON_CORE, "torch-fsdp", "torch-2023")
 """Software whose times the planner predicts: Megatron-LM, Megatron-Core, PyTorch's fully sharded
 data parallelism, and the same with the first generation of fused attention (FlashAttention 1, until

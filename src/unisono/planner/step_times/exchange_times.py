@@ -7,7 +7,7 @@ domains, its network rate is the sum over its devices in one domain.
 
 from __future__ import annotations
 
-from math import log2
+from math import comb, log2
 from typing import NamedTuple
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
@@ -76,9 +76,11 @@ class ExchangeTimes:
         domains = group.ranks / group.local
         return inside + constants.network_start_s * (log2(domains) if domains > 1 else 0.0)
 
-    def route_s(self, nbytes: float, copies: int, group: GroupPlace) -> float:
+    def route_s(
+        self, nbytes: float, copies: int, group: GroupPlace, *, groups: int = 1, limit: int = 1
+    ) -> float:
         """Returns the time in which each rank sends `nbytes` of tokens to each of `copies` random
-        ranks.
+        ranks. The ranks of a token are in `limit` of `groups` equal parts of all ranks.
 
         A token is sent once to each domain that has at least one of its experts, and inside the
         domain once to each rank that has at least one (as in DeepEP). Links inside and between
@@ -87,9 +89,9 @@ class ExchangeTimes:
         if group.ranks < 2:
             return 0.0
         domains = group.ranks / group.local
-        received = reached_ranks(group.ranks, copies)
+        received = reached_ranks(group.ranks, copies, groups, limit)
         inside_s = nbytes * received * (1 - 1 / group.local) / self._link_Bps
-        reached = reached_ranks(domains, copies) * (1 - 1 / domains)
+        reached = reached_ranks(domains, copies, groups, limit) * (1 - 1 / domains)
         outside_s = nbytes * reached / self._expert_Bps
         return self.start_s(group) + max(inside_s, outside_s)
 
@@ -113,13 +115,24 @@ class ExchangeTimes:
         return constants.network_start_s + nbytes / self._network_Bps
 
 
-def reached_ranks(ranks: float, copies: int) -> float:
+def reached_ranks(ranks: float, copies: int, groups: int = 1, limit: int = 1) -> float:
     """Returns the mean number of different ranks that `copies` independent random choices reach.
 
-    >>> reached_ranks(2, 2)
-    1.5
+    The choices are among the ranks of `limit` random groups of `groups`. A group has several ranks,
+    or a rank has several groups.
+
+    >>> reached_ranks(2, 2), reached_ranks(8, 1000, groups=8, limit=4)
+    (1.5, 4.0)
     """
-    return ranks * (1 - (1 - 1 / ranks) ** copies)
+    if limit >= groups:
+        return ranks * (1 - (1 - 1 / ranks) ** copies)
+    if ranks >= groups:
+        return reached_ranks(ranks * limit / groups, copies)
+    held, found = round(groups / ranks), 0.0
+    for chosen in range(1, min(held, limit) + 1):
+        ways = comb(held, chosen) * comb(groups - held, limit - chosen)
+        found += ways / comb(groups, limit) * (1 - (1 - chosen / limit) ** copies)
+    return ranks * found
 
 
 def exchange_times(cluster: Cluster, constants: CalibratedConstants) -> ExchangeTimes:

@@ -37,6 +37,8 @@ class Shape(NamedTuple):
     software: str
     experts: bool
     tensor: str = "1d"
+    dispatch_bytes: int = 2
+    """Bytes of a value of a token that is sent to its experts."""
 
 
 class OperatorTime(NamedTuple):
@@ -260,7 +262,8 @@ class LayerModel:
         local = model.experts / shape.ep
         rows = tokens * model.top_k / local
         inner, h = model.expert_ffn / split, model.hidden
-        share = self._constants.expert_share
+        # n products of a device have n - 1 gaps; one product is as fast as a dense one.
+        share = 1 / (1 + (1 / self._constants.expert_share - 1) * (1 - 1 / local))
         into = kernels.all_products_s(rows, (model.matrices - 1) * inner, h, local, share)
         out = kernels.all_products_s(rows, h, inner, local, share)
         moved = tokens * model.top_k * h * self._constants.expert_traffic
@@ -305,12 +308,21 @@ class LayerModel:
             context_s = exchanges.gather_s(nbytes, exchanges.place(shape.cp, shape.tp))
             count += 1
         if shape.experts and shape.ep > 1:
-            tokens = shape.tokens / shape.tp
-            nbytes = tokens * model.hidden * ROUTED_BYTES
-            place = exchanges.place(shape.ep, 1)
-            expert_s = 2 * exchanges.route_s(nbytes, model.top_k, place)
+            expert_s = self._routes_s(shape)
             count += 2
         return tensor, context_s, expert_s, count
+
+    def _routes_s(self, shape: Shape) -> float:
+        """Returns the seconds in which tokens go to their experts, and their outputs come back."""
+        model, exchanges = self._model, self._exchanges
+        values = shape.tokens / shape.tp * model.hidden
+        place, found = exchanges.place(shape.ep, 1), 0.0
+        groups, limit = max(model.expert_groups, 1), max(model.token_groups, 1)
+        for nbytes in (shape.dispatch_bytes, ROUTED_BYTES):
+            found += exchanges.route_s(
+                values * nbytes, model.top_k, place, groups=groups, limit=limit
+            )
+        return found
 
 
 def _split_keys(model: Transformer, tp: int) -> float:

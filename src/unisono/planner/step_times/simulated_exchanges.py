@@ -54,11 +54,13 @@ class SimulatedExchanges(ExchangeTimes):
         start_s = self.start_s(group) + rounds * latency_s
         return start_s, rounds / group.ranks * byte_s / self._software.network_share
 
-    def route_s(self, nbytes: float, copies: int, group: GroupPlace) -> float:
+    def route_s(
+        self, nbytes: float, copies: int, group: GroupPlace, *, groups: int = 1, limit: int = 1
+    ) -> float:
         """Returns the time in which each rank sends `nbytes` of tokens to each of `copies` random
         ranks.
         """
-        return self._exchange_s(nbytes * reached_ranks(group.ranks, copies), group)
+        return self._exchange_s(nbytes * reached_ranks(group.ranks, copies, groups, limit), group)
 
     def all_to_all_s(self, nbytes: float, group: GroupPlace) -> float:
         """Returns the time in which each rank sends `nbytes`, in equal parts to all other ranks."""

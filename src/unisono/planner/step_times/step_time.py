@@ -10,7 +10,13 @@ from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layer_division import StageKind, stage_kinds, stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE, Workload
+from unisono.planner.inputs.workload import (
+    EAGER,
+    HIDDEN_EXPERTS,
+    LOW_PRECISIONS,
+    MEGATRON_CORE,
+    Workload,
+)
 from unisono.planner.pipeline.pipeline_bubble import bubble_share
 from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
@@ -77,6 +83,8 @@ class StepModel:
 
     def shape(self, layout: Layout, micro_batch: int, *, experts: bool) -> Shape:
         """Returns the sizes that determine the times of a layer."""
+        # DeepSeek sends the inputs of experts in 8 bits (arXiv 2412.19437, section 3.3.3).
+        narrow = layout.schedule == "dualpipev" and self.workload.precision in LOW_PRECISIONS
         return Shape(
             micro_batch * self.workload.seq / layout.cp,
             micro_batch,
@@ -88,6 +96,7 @@ class StepModel:
             self._software(layout),
             experts,
             layout.tensor,
+            1 if narrow else 2,
         )
 
     def step(self, layout: Layout, micro_batch: int, recompute: str) -> dict[str, float]:
@@ -202,7 +211,7 @@ class StepModel:
         beside_s = min(times.context_s, hidden_s)
         context_s = times.context_s - beside_s * (1 - self.constants.overlap_slowdown)
         context_s *= passes
-        expert_s = passes * self._expert_exposed_s(layout, times)
+        expert_s = self._expert_exposed_s(layout, times, passes * times.expert_s)
         attention_s = (3 if unfused else 1 + BACKWARD_ATTENTION) * times.attention_s
         memory_s = times.memory_s + times.memory_backward_s
         matmul_s = times.forward_s + times.backward_s - attention_s - memory_s
@@ -229,17 +238,17 @@ class StepModel:
             found = self._layer_times[shape] = self.layers.times(shape)
         return found
 
-    def _expert_exposed_s(self, layout: Layout, times: LayerTimes) -> float:
-        """Returns the seconds of a layer's expert exchanges, in a forward or backward pass, that
-        compute does not hide.
+    def _expert_exposed_s(self, layout: Layout, times: LayerTimes, exchange_s: float) -> float:
+        """Returns the seconds of a layer's expert exchanges, in all passes, that compute does not
+        hide.
 
-        DualPipeV and megatron-2026 compute one microbatch while they exchange another.
+        DualPipeV and newer software compute one microbatch while they exchange another.
         """
-        newest = self._software(layout) == "megatron-2026"
-        if not newest and layout.schedule != "dualpipev":
-            return times.expert_s
-        beside_s = min(times.expert_s, times.forward_s)
-        return times.expert_s - beside_s * (1 - self.constants.overlap_slowdown)
+        hidden = self._software(layout) in HIDDEN_EXPERTS or layout.schedule == "dualpipev"
+        if not hidden:
+            return exchange_s
+        beside_s = min(exchange_s, times.forward_s + times.backward_s)
+        return exchange_s - beside_s * (1 - self.constants.overlap_slowdown)
 
     def _tensor_exposed_s(self, shape: Shape, times: LayerTimes, passes: int) -> float:
         """Returns the seconds of a layer's tensor-parallel exchanges that compute does not hide.

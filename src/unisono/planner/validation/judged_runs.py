@@ -11,7 +11,10 @@ from typing import Any
 from unisono.planner.data_files import data_text
 from unisono.planner.validation.ground_truth import MeasuredRun, run_of_row
 
-_MODEL_SIZES = ("shared_experts", "dense_layers", "query_rank", "kv_rank", "rope_dim")
+_MODEL_SIZES = (
+    *("shared_experts", "dense_layers", "query_rank", "kv_rank", "rope_dim"),
+    *("expert_groups", "token_groups"),
+)
 
 
 @cache
