@@ -195,19 +195,24 @@ def test_bubble(schedule: str, vpp: int, recompute: str, share: float) -> None:
 
 
 def test_messages_of_interleaved_schedules() -> None:
-    """Tests that only the messages that fill and drain the pipeline are exposed, for any number of
-    microbatches.
+    """Tests that only the messages that fill and drain the pipeline are exposed. The messages of
+    each group of layers and microbatch slow the computation down that hides them.
     """
     job = replace(JOB, software="transformer-engine")
     layout = replace(LAYOUT, vpp=3)
-    found = [
-        planner.predict(MODEL, CLUSTER, layout, replace(job, global_batch=batch))
-        for batch in (64, 128)
-    ]
+
+    def sends(slowdown: float, **changes: int) -> planner.Prediction:
+        constants = planner.default_constants().changed(overlap_slowdown=slowdown)
+        return planner.predict(MODEL, CLUSTER, layout, replace(job, **changes), constants=constants)
+
+    found = [sends(0.0, global_batch=batch) for batch in (64, 128)]
     assert found[0].time["send"] == pytest.approx(found[1].time["send"]) and found[0].time["send"]
     assert "2 x (4 - 1) messages" in str(found[0].explain())
+    message_s = found[0].time["send"] / (2 * 3)
+    slow = sends(0.5).time["send"] - found[0].time["send"]
+    assert slow == pytest.approx(0.5 * 16 * 2 * 3 * message_s)
     plain = planner.predict(MODEL, CLUSTER, LAYOUT, job)
-    assert plain.time["send"] > found[0].time["send"]
+    assert plain.time["send"] == pytest.approx(16 * 2 * message_s)
     old = planner.predict(MODEL, CLUSTER, layout, replace(job, software="megatron-2021"))
     assert old.time["send"] > plain.time["send"]
 

@@ -307,12 +307,14 @@ class StepModel:
         return found
 
     def _send_s(self, layout: Layout, micro_batch: int) -> float:
-        """Returns the seconds of a microbatch's messages to the next and previous stage that
-        compute does not hide.
+        """Returns the seconds that a microbatch's messages to the next and previous stage add to
+        a step. Messages that compute hides slow it down.
         """
-        if layout.pp == 1 or self.sends_behind_compute(layout):
+        if layout.pp == 1:
             return 0.0
-        return 2 * layout.chunks * self._message_s(layout, micro_batch)
+        seconds = 2 * layout.chunks * self._message_s(layout, micro_batch)
+        hidden = self.sends_behind_compute(layout)
+        return seconds * (self.constants.overlap_slowdown if hidden else 1.0)
 
     def sends_behind_compute(self, layout: Layout) -> bool:
         """Returns True if compute hides the messages between stages: in interleaved schedules of

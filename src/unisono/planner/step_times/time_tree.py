@@ -150,5 +150,6 @@ def _tensor_text(layout: Layout, passes: int) -> str:
 
 def _messages_text(times: StepModel, layout: Layout, microbatches: int) -> str:
     if times.sends_behind_compute(layout):
-        return f"2 x ({layout.pp} - 1) messages while the pipeline fills and empties"
+        hidden = f"{microbatches} microbatches x 2 x {layout.chunks} hidden messages"
+        return f"2 x ({layout.pp} - 1) messages while the pipeline fills, slowdown by {hidden}"
     return f"{microbatches} microbatches x 2 x {layout.chunks} messages"
