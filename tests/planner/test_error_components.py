@@ -16,7 +16,7 @@ from unisono.planner.calibration.error_components import (
     constants_factor,
     fit_parts,
 )
-from unisono.planner.calibration.interval_width import weighted_quantile
+from unisono.planner.calibration.interval_width import COVERED, interval_quantile, weighted_quantile
 from unisono.planner.constant_derivatives import log_gradient
 from unisono.planner.constants.constant_covariance import (
     ConstantCovariance,
@@ -25,6 +25,7 @@ from unisono.planner.constants.constant_covariance import (
 )
 from unisono.planner.constants.run_similarity import EVERY_RUN, similarity
 from unisono.planner.run_choices import RunModel
+from unisono.planner.validation.own_run_errors import own_run_errors
 from unisono.planner.validation.predicted_runs import fold_constants
 
 BASE_RUN = next(run for run in planner.measured_runs() if run.source == "llm-foundry MPT")
@@ -226,6 +227,28 @@ def test_the_smallest_size_that_covers_a_share() -> None:
     # four errors of one group count as much as one error of the other
     assert weighted_quantile(sizes, [0.25, 0.25, 0.25, 1.0, 0.25], 0.5) == 0.4
     assert weighted_quantile(sizes, [0.25, 0.25, 0.25, 1.0, 0.25], 0.6) == 5.0
+
+
+def test_the_width_is_the_smallest_that_covers_all_counts() -> None:
+    """Compares the quantile with the shares of runs inside intervals of this width."""
+    runs = [run for run in planner.measured_runs() if run.source == "arXiv 2205.05198 table 5"]
+    every, fold = planner.default_constants(), fold_constants()[runs[0].family]
+    quantile = interval_quantile(runs, every, {runs[0].family: fold})
+
+    def least_share(quantile: float) -> float:
+        shares = []
+        for fitted in (every, fold):
+            constants = fitted.changed(interval_quantile=quantile)
+            steps = [planner.predict_run(run, constants) for run in runs]
+            inside = [a.low_s <= b.measured_s <= a.high_s for a, b in zip(steps, runs, strict=True)]
+            shares.append(np.mean(inside))
+        for count in (1, 2, 3):
+            found = own_run_errors(runs, steps, constants, count)
+            assert found is not None
+            shares.append(found.covered)
+        return float(min(shares))
+
+    assert least_share(1.001 * quantile) >= COVERED > least_share(0.999 * quantile)
 
 
 def test_file_of_covariances() -> None:

@@ -60,7 +60,7 @@ def conditional(
     common parts; `machine` is 1 for errors on the same machine.
     """
     weights, means, deviations = [], [], []
-    for source, probability in ((1, 0.97), (5, 0.03)):
+    for source, probability in ((1, 0.99), (5, 0.01)):
         for x in np.arange(-2.5, 2.51, 0.5):
             both = covariance + (source**2 - 1) * SIGMA["source"] ** 2 * machine
             both = both + (SIGMA["run"] * exp(x)) ** 2 * np.eye(len(covariance))
@@ -141,6 +141,33 @@ def test_several_runs_are_the_conditional_distribution() -> None:
     assert known.own_runs == 3
 
 
+def test_experts_cause_an_error_of_the_single_run_too() -> None:
+    """Tests a mixture of experts and a format of 8 bits: half of the error of experts is common to
+    the model, half is that of the single run, and the error of the format is common to equal work.
+    """
+    model = replace(MODEL, experts=8, top_k=2, expert_ffn=1024)
+    changes = {"model": model, "job": replace(JOB, precision="fp8")}
+    cluster = planner.Cluster.parse("h100:16")
+    calibration = planner.calibrate(
+        runs=[own_run(1.3, cluster=cluster, **changes)], constants=CERTAIN
+    )
+    half = SIGMA["experts"] ** 2 / 2
+    for layout, common in (
+        (LAYOUT, SAME_WORK + half + SIGMA["low precision"] ** 2),
+        (planner.Layout(dp=2, tp=8, zero=1), SAME_MODEL + half),
+    ):
+        blind, known = (
+            step(each, CERTAIN, cluster=cluster, layout=layout, **changes)
+            for each in (None, calibration)
+        )
+        whole = SAME_WORK + 2 * half + SIGMA["low precision"] ** 2
+        covariance = np.array([[whole, common], [common, whole]])
+        weights, means, deviations = conditional(covariance, np.ones((2, 2)), [log(1.3)])
+        mean = float(np.dot(weights, means))
+        assert known.step_s / blind.step_s == pytest.approx(exp(mean))
+        assert known.errors.deviations == pytest.approx(deviations)
+
+
 def test_own_runs_change_the_constants() -> None:
     """Compares with the most likely constants: those that minimise the sum of the squares of the
     errors and of the constants' changes, both in standard deviations. The parts that have scales
@@ -164,7 +191,7 @@ def test_own_runs_change_the_constants() -> None:
     calibration = planner.calibrate(runs=runs, constants=constants)
     posterior = calibration.own_runs(CLUSTER, constants)
     assert posterior is not None
-    moved = posterior.constants()
+    moved = posterior.constants
     for name, change in zip(constants.covariance.names, changes, strict=True):
         assert moved.covariance == constants.covariance
         expected = constants.scaled(name, exp(change))

@@ -47,7 +47,7 @@ class RunModel:
         self.model, self.cluster, self.workload = model, cluster, workload
         self.before = constants
         """The constants without the user's runs."""
-        self.constants = constants = self.own.constants() if self.own else constants
+        self.constants = constants = self.own.constants if self.own else constants
         self.times = StepModel(model, cluster, workload, constants)
         self.memory = MemoryModel(model, workload, fragmentation=constants.fragmentation)
         self.capacity_bytes = cluster.kind.memory_bytes * USABLE_MEMORY

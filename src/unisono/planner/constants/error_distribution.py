@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import erf, exp, sqrt
+from math import erf, exp, pi, sqrt
 from typing import NamedTuple
 
 _RUN_ENDS = 2.5
 _RUN_STEP = 0.5
 UNUSUAL_SOURCE = 5.0
 """Scale of the source's part for an unusual machine."""
-_UNUSUAL = 0.03
+_UNUSUAL = 0.01
 """Probability of an unusual machine."""
 _TOLERANCE = 1e-6
 
@@ -68,31 +68,35 @@ class ErrorDistribution:
 
     def within(self, size: float) -> float:
         """Returns the probability that the error is between -`size` and `size`."""
-        found = 0.0
+        return self._within(size)[0]
+
+    def _within(self, size: float) -> tuple[float, float]:
+        """Returns the probability and its derivative by `size`."""
+        found = density = 0.0
         parts = zip(self.weights, self.means, self.deviations, strict=True)
         for weight, mean, deviation in parts:
             width = sqrt(2) * deviation
-            found += weight * (erf((size - mean) / width) + erf((size + mean) / width)) / 2
-        return found
+            left, right = (size + mean) / width, (size - mean) / width
+            found += weight * (erf(left) + erf(right)) / 2
+            density += weight * (exp(-left * left) + exp(-right * right)) / (width * sqrt(pi))
+        return found, density
 
     def half_width(self, quantile: float) -> float:
         """Returns the size that is exceeded as rarely as `quantile` standard deviations of a normal
         distribution.
         """
         wanted = erf(quantile / sqrt(2))
+        parts = zip(self.weights, self.means, self.deviations, strict=True)
+        size = quantile * sum(weight * (abs(mean) + each) for weight, mean, each in parts)
         low, high = 0.0, quantile * max(self.deviations) + max(map(abs, self.means))
-        below, above = -wanted, self.within(high) - wanted
-        while above > _TOLERANCE:
-            # The Illinois method: a chord whose fixed end counts half
-            middle = high - above * (high - low) / (above - below)
-            excess = self.within(middle) - wanted
-            if excess > 0:
-                high, above, below = middle, excess, below / 2
-            else:
-                low, below, above = middle, excess, above / 2
-            if abs(excess) < _TOLERANCE:
-                return middle
-        return high
+        while high - low > _TOLERANCE * high:
+            found, density = self._within(size)
+            if abs(found - wanted) < _TOLERANCE:
+                break
+            low, high = (size, high) if found < wanted else (low, size)
+            newton = size + (wanted - found) / density if density else low
+            size = newton if low < newton < high else (low + high) / 2
+        return size
 
 
 def blind_distribution(variance: float, source: float, run: float) -> ErrorDistribution:

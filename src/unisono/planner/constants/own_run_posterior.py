@@ -12,6 +12,7 @@ runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.constants.error_distribution import (
     UNUSUAL_SOURCE,
     ErrorDistribution,
+    blind_distribution,
     error_scales,
 )
 from unisono.planner.constants.own_run import OwnRun
@@ -69,8 +71,9 @@ class OwnRunPosterior:
         weights = np.exp(logs - logs.max())
         return inverses, weights / weights.sum()
 
+    @cached_property
     def constants(self) -> CalibratedConstants:
-        """Returns the constants with the mean effect of the own runs."""
+        """The constants with the mean effect of the own runs."""
         changes = np.exp(self._factor @ (self._parts.T @ self._mean.sum(axis=0)))
         found = self._before
         for name, change in zip(found.covariance.names, changes, strict=True):
@@ -100,16 +103,18 @@ class OwnRunPosterior:
         constants that have a covariance, before the constants were changed.
         """
         parts = gradient @ self._factor
+        without_source = like.shared_variance(like, {**self._usual, "source": 0.0})
+        variance = without_source + like.single_variance(self._usual) + float(parts @ parts)
+        blind = blind_distribution(variance, self._usual["source"], self._usual["run"])
+        if not self.runs:
+            return blind
         shared = self._shared(like) + self._parts @ parts  # [scales, runs]
-        usual, unusual = (like.shared_variance(like, s) for s in (self._usual, self._unusual))
         known = np.einsum("ki,kij,kj->k", shared, self._inverses, shared)
-        variances = _by_source_scale(usual, unusual) + self._single - known
-        variances += like.single_variance(self._usual) + float(parts @ parts)
         means = np.sum(shared * self._effects, axis=1)
         return ErrorDistribution(
             weights=self._weights.tolist(),
             means=(means - self._weights @ means).tolist(),
-            deviations=np.sqrt(variances).tolist(),
+            deviations=np.sqrt(np.square(blind.deviations) - known).tolist(),
         )
 
     def _shared(self, like: RunSimilarity) -> _Floats:
@@ -120,9 +125,5 @@ class OwnRunPosterior:
             [run.like.shared_variance(like, sigma) for run in self.runs]
             for sigma in (self._usual, self._unusual)
         )
-        return _by_source_scale(usual, unusual)
-
-
-def _by_source_scale(usual: float | list[float], unusual: float | list[float]) -> _Floats:
-    """Returns an array [scales, ...]: in the order of `error_scales`, `usual` or `unusual`."""
-    return np.repeat(np.array([usual, unusual]), len(error_scales()) // 2, axis=0)
+        # in the order of `error_scales`
+        return np.repeat(np.array([usual, unusual]), len(error_scales()) // 2, axis=0)
