@@ -36,7 +36,7 @@ def calibrate(
 
     >>> from unisono import planner
     >>> own = planner.read_own_runs('''model,cluster,layout,seq,global_batch,micro_batch,step_s
-    ... gpt3-1.7b,a100:8,"dp=8,zero=1",2048,64,4,2.5
+    ... gpt3-1.7b,a100:8,"dp=8,zero=1",2048,64,4,1.1
     ... ''')
     >>> calibration = planner.calibrate(runs=own)
     >>> where, job = own[0].cluster, own[0].job
