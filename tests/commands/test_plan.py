@@ -73,10 +73,11 @@ def test_refusals(arguments: tuple[str, ...], text: str) -> None:
 def test_validation() -> None:
     result = CliRunner().invoke(app, ["plan", "--validate", "--json", "out.json"])
     assert result.exit_code == 0
-    for text in ("held out", "vTrain single", "eager_launch_s", "reserved memory"):
+    texts = ("held out", "vTrain single", "eager_launch_s", "reserved memory", "BLOOM tuning")
+    for text in texts:
         assert text in result.output
     found = json.loads(Path("out.json").read_text())
-    assert {"errors", "memory", "constants"} <= set(found)
+    assert {"errors", "judged", "memory", "constants"} <= set(found)
 
 
 def test_a_given_network() -> None:

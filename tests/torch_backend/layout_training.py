@@ -174,6 +174,7 @@ def compare_model(
     clip: float | None = CLIP,
     example: torch.Tensor | None = None,
     unpredicted: tuple[str, ...] = (),
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = sgd,
 ) -> ParallelRun:
     """Trains any model with a layout. Fails if the result differs from training in one process.
 
@@ -182,13 +183,13 @@ def compare_model(
     torch.set_default_dtype(torch.float64)
     whole = make_model()
     before = copy.deepcopy(whole)
-    losses, norms = train_alone(whole, make_loss(), batches, clip)
+    losses, norms = train_alone(whole, make_loss(), batches, clip, make_optimizer)
     assert clip is None or max(norms) > clip  # otherwise no gradient was clipped
     run = parallelize(
         make_model(),
         Layout.parse(text),
         loss=make_loss(),
-        optimizer=sgd,
+        optimizer=make_optimizer,
         microbatches=microbatches,
         clip=clip,
         example=example,
@@ -198,8 +199,10 @@ def compare_model(
         assert abs(loss / losses[step] - 1) < TOLERANCE, (text, step, loss, losses[step])
         assert abs(run.gradient_norm / norms[step] - 1) < TOLERANCE, (text, step, norms[step])
     report = run.report()
-    predicted = report.predicted.bytes_sent
-    measured = {axis: row for axis, row in report.bytes_sent.items() if axis not in unpredicted}
+    measured, predicted = (
+        {axis: row for axis, row in sent.items() if axis not in unpredicted}
+        for sent in (report.bytes_sent, report.predicted.bytes_sent)
+    )
     assert measured == predicted, (text, measured, predicted)
     compare_weights(run, whole, before)
     run.mesh.close()

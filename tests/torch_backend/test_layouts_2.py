@@ -29,6 +29,55 @@ def test_layouts_2(outcome):
     outcome.require_success()
 
 
+class NormedDescent(torch.optim.Optimizer):
+    """Descent by steps that are as long as a fixed share of a parameter's norm (LARS, Algorithm 1
+    of arXiv 1708.03888, without momentum).
+    """
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"rate": 0.01})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for each in group["params"]:
+                rate = group["rate"] * each.norm() / (each.grad.norm() + 0.1)
+                each.sub_(rate * each.grad)
+
+
+def decayed_matrices(parameters):
+    """Returns AdamW with weight decay for matrices only."""
+    matrices = [each for each in parameters if each.dim() > 1]
+    others = [each for each in parameters if each.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    # with a small epsilon, rounding errors decide the steps of gradients that are zero
+    return torch.optim.AdamW(groups, lr=0.01, eps=1e-3)
+
+
+def own_optimizers(world):
+    """Tests an optimizer of two groups of parameters, and one that uses whole parameters.
+
+    This is the first check of the world's ranks: for collectives of DTensors, torch keeps the
+    group of the first mesh with these ranks, even if the group is destroyed.
+    """
+    shape = small_shape(tied=False)
+    for make_optimizer, texts in (
+        (NormedDescent, ("dp=2,zero=3", "dp=2", "pp=2")),
+        (decayed_matrices, ("dp=2", "dp=2,zero=2", "dp=2,zero=3", "pp=2")),
+    ):
+        for text in texts:
+            compare_model(
+                text,
+                lambda: TransformerModel(shape, seed=1),
+                lambda: CrossEntropy(shape.vocab),
+                token_batches(shape),
+                microbatches=2,
+                make_optimizer=make_optimizer,
+                # norms of DTensors send bytes too
+                unpredicted=("dp",) if make_optimizer is NormedDescent else (),
+            )
+
+
 def own_data(world):
     compare_transformer("dp=2")
     compare_transformer("dp=2", microbatches=3)  # 8 samples in microbatches of 3, 3 and 2
@@ -46,6 +95,7 @@ def own_fully_sharded(world):
 def own_tensor(world):
     compare_transformer("tp=2", microbatches=2, vocab=7)
     compare_transformer("tp=2", heads=6, kv_heads=2, head_dim=4, gated=True, tied=False, ffn=7)
+    compare_transformer("tp=2", microbatches=2, samples=5)  # microbatches of 3 and 2 samples
 
 
 def own_sequence(world):
@@ -130,6 +180,7 @@ def own_targets_that_do_not_count(world):
         ("dp=2", halves, 1),
         ("dp=2,zero=3", halves, 2),
         ("pp=2", halves, 2),
+        ("tp=2", halves, 2),
         ("cp=2", middles, 1),
     ):
         compare_model(

@@ -48,20 +48,32 @@ class TrainingMesh:
         self._made: dict[tuple[tuple[int, ...], ...], str] = {}
         self._groups: dict[str, dist.ProcessGroup] = {}
         for name in GROUPS:
-            self._make(name)
+            self._make(name, self.grid.groups(name))
 
-    def _make(self, name: str) -> None:
-        partition = self.grid.groups(name)
+    def _make(self, name: str, partition: tuple[tuple[int, ...], ...]) -> None:
         if len(partition[0]) == 1:
             return
         before = self._made.setdefault(partition, name)
         if before != name:
-            self._groups[name] = self._groups[before]
+            if before in self._groups:
+                self._groups[name] = self._groups[before]
             return
         for ranks in partition:  # every rank makes every group, as torch requires
             group = dist.new_group(list(ranks))
             if self.rank in ranks:
                 self._groups[name] = cast(dist.ProcessGroup, group)
+
+    def make_tie_group(self, places: Sequence[int]) -> dist.ProcessGroup | None:
+        """Returns the process group of the ranks at these places of this rank's pipeline; None if
+        this rank has another place. Collective.
+
+        Pipeline stages with the same parameter sum its gradients in this group. `bytes_sent` counts
+        the group as `pp`.
+        """
+        name = "pp_" + "_".join(map(str, places))
+        pipelines = self.grid.groups("pp")
+        self._make(name, tuple(tuple(each[place] for place in places) for each in pipelines))
+        return self._groups.get(name)
 
     @property
     def logit_axis(self) -> str:
@@ -108,12 +120,17 @@ class TrainingMesh:
 
     def stats(self) -> dict[str, CommunicatorStats]:
         """Returns this rank's communicator statistics by group, under the group's first name."""
-        return {name: _communicator(self._groups[name]).stats() for name in self._made.values()}
+        return {
+            name: _communicator(self._groups[name]).stats()
+            for name in self._made.values()
+            if name in self._groups
+        }
 
     def bytes_sent(self) -> dict[str, int]:
         """Returns the bytes that this rank has sent on each group.
 
-        Bytes on `tp_row`, `tp_column` and `tp_depth` count for `tp`.
+        Bytes on `tp_row`, `tp_column` and `tp_depth` count for `tp`, and sums of parameters that
+        several pipeline stages share count for `pp`.
         """
         sent: Counter[str] = Counter()
         for name, stats in self.stats().items():
@@ -123,13 +140,15 @@ class TrainingMesh:
     def close(self) -> None:
         """Destroys the groups. Call on all ranks."""
         for name in self._made.values():
-            dist.destroy_process_group(self._groups[name])
+            if name in self._groups:
+                dist.destroy_process_group(self._groups[name])
         self._groups.clear()
         self._made.clear()
 
 
 def _axis(name: str) -> str:
-    return "tp" if name.startswith("tp_") else name
+    axis, _, _ = name.partition("_")
+    return axis if axis in ("tp", "pp") else name
 
 
 def _communicator(group: dist.ProcessGroup) -> Communicator:

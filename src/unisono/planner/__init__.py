@@ -105,6 +105,14 @@ if TYPE_CHECKING:
         own_runs_markdown,
     )
     from unisono.planner.validation.ground_truth import MeasuredRun, measured_runs, run_of_row
+    from unisono.planner.validation.judged_errors import (
+        JUDGED_COLUMNS,
+        JudgedErrors,
+        judged_cells,
+        judged_errors,
+        judged_markdown,
+    )
+    from unisono.planner.validation.judged_runs import judged_runs
     from unisono.planner.validation.layout_ranking import ranking
     from unisono.planner.validation.memory_comparison import MemoryComparison, validate_memory
     from unisono.planner.validation.own_run_errors import OwnRunErrors
@@ -195,6 +203,14 @@ _NAMES = {
     ),
     "validation.error_rows": ("ErrorRow", "validate"),
     "validation.error_tables": ("errors_markdown", "intervals_markdown", "own_runs_markdown"),
+    "validation.judged_errors": (
+        "JUDGED_COLUMNS",
+        "JudgedErrors",
+        "judged_cells",
+        "judged_errors",
+        "judged_markdown",
+    ),
+    "validation.judged_runs": ("judged_runs",),
     "validation.layout_ranking": ("ranking",),
     "validation.memory_comparison": ("MemoryComparison", "validate_memory"),
     "validation.own_run_errors": ("OwnRunErrors",),
@@ -210,6 +226,7 @@ __getattr__ = lazy_names(
 __all__ = [
     "FAILURES_PER_DEVICE_HOUR",
     "INTERACTIONS",
+    "JUDGED_COLUMNS",
     "OBJECTIVES",
     "PRECISIONS",
     "PRESETS",
@@ -230,6 +247,7 @@ __all__ = [
     "DlrmPrediction",
     "ErrorDistribution",
     "ErrorRow",
+    "JudgedErrors",
     "Layout",
     "LinkRate",
     "MeasuredRun",
@@ -278,6 +296,10 @@ __all__ = [
     "goodput",
     "intervals_markdown",
     "is_dlrm",
+    "judged_cells",
+    "judged_errors",
+    "judged_markdown",
+    "judged_runs",
     "layer_activation_bytes",
     "layer_elements",
     "load_dlrm",

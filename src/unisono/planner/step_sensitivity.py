@@ -18,7 +18,7 @@ from unisono.planner.recommendation.dlrm_shape import Dlrm
 _CHANGE = 1.01
 _HOST_TIMES = (
     *("eager_launch_s", "launch_s", "expert_launch_s", "pair_launch_s"),
-    *("eager_step_s", "step_s", "microbatch_s", "kernel_start_s"),
+    *("eager_step_s", "step_s", "dlrm_step_s", "microbatch_s", "kernel_start_s"),
 )
 _START_TIMES = ("link_start_s", "link_rank_s", "network_start_s")
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from unisono import planner
 from unisono.commands.planning.layout_tables import PlanOutput
 from unisono.commands.planning.plan_options import PlanOptions
-from unisono.planner import ErrorRow, MemoryComparison
+from unisono.planner import ErrorRow, JudgedErrors, MemoryComparison
 
 
 def errors_output(options: PlanOptions) -> PlanOutput:
@@ -20,8 +20,10 @@ def errors_output(options: PlanOptions) -> PlanOutput:
         planner.save_validation_plot(options.plot_path)
         written.append(options.plot_path)
     rows, memory = planner.validate(), planner.validate_memory()
+    judged = planner.judged_errors()
     document = {
         "errors": [asdict(row) for row in rows],
+        "judged": [asdict(row) for row in judged],
         "memory": [
             {
                 "source": each.run.source,
@@ -35,6 +37,7 @@ def errors_output(options: PlanOptions) -> PlanOutput:
     }
     parts = [
         _errors_table(rows),
+        _judged_table(judged),
         _intervals_table(rows),
         _own_runs_table(rows),
         _memory_table(memory),
@@ -73,6 +76,20 @@ def _errors_table(rows: Sequence[ErrorRow]) -> Table:
         "fitted: constants fitted to all sources. held out, and columns after it: constants "
         "fitted to the other sources. one run: held out, calibrated with one other run of the same "
         "source. tau, regret: order of runs that differ in layout only."
+    )
+    return table
+
+
+def _judged_table(rows: Sequence[JudgedErrors]) -> Table:
+    table = Table(title="runs that no constant was fitted to, by source", title_justify="left")
+    for name in planner.JUDGED_COLUMNS:
+        table.add_column(name, justify="left" if name == "source" else "right")
+    for cells in planner.judged_cells(rows):
+        table.add_row(*cells)
+    table.caption = (
+        "error: mean absolute error of the step time. bias: mean of measured over predicted time. "
+        "predicted to fit: all of these runs did fit in memory. tau, regret: order of runs that "
+        "differ in layout only."
     )
     return table
 

@@ -50,7 +50,7 @@ class ShardedOptimizer:
         """
         self._group = group
         self._flat = FlatParameters(_distinct(parameters), parts=dist.get_world_size(group))
-        self._part = self._flat.part(dist.get_rank(group))
+        self._part = self._flat.part(dist.get_rank(group)).weights
         self.inner = optimizer([self._part])
         """The optimizer of this rank's part, for example for a learning rate scheduler."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import distributed as dist
@@ -11,16 +11,15 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.parameter_sets import (
-    Group,
     HeldParameter,
     ParameterSet,
     make_sets,
     replicas,
     shard_name,
-    sum_of_squares,
     sum_traffic,
 )
 from unisono.parallel.training_mesh import TrainingMesh
@@ -96,29 +95,38 @@ class FullyShardedSet:
         self._mesh = mesh
         self.held = held
         self.trained = [each.values for each in held]
+        self.spans: Sequence[FlatSpan] = ()
         self._shard = shard_name(block)
         done = {*GROUPS[self._shard], "dp_replicate"}
         others = [axis for axis in GROUPS[block.summed_over] if axis not in done]
-        self._others = [(name, mesh.group(name)) for name in others]
-        groups: list[Group] = [held[0].tie, *(group for _, group in self._others)]
-        self._groups = [group for group in groups if group is not None]
+        self._others = [("pp", held[0].tie)] + [(name, mesh.group(name)) for name in others]
         self._replicas = replicas(held[0], mesh) / len(mesh.ranks(self._shard))
 
+    def merge(self, groups: Mapping[nn.Parameter, int]) -> Mapping[nn.Parameter, nn.Parameter]:
+        """Returns the plain array of each parameter's shard on this rank."""
+        self.trained = [nn.Parameter(_local(each.values)) for each in self.held]
+        pairs = zip(self.held, self.trained, strict=True)
+        return {held.values: array for held, array in pairs}
+
     def _gradients(self) -> list[torch.Tensor]:
-        return [_local(each.grad) for each in self.trained if each.grad is not None]
+        return [_local(each.values.grad) for each in self.held if each.values.grad is not None]
 
     def zero_gradients(self) -> None:
-        for each in self.trained:
-            each.grad = None
+        for held, trained in zip(self.held, self.trained, strict=True):
+            held.values.grad = trained.grad = None
 
     def reduce(self) -> None:
-        for group in self._groups:
-            for gradient in self._gradients():
+        for _, group in self._others:
+            for gradient in self._gradients() if group is not None else ():
                 dist.all_reduce(gradient, group=group)
+        for held, trained in zip(self.held, self.trained, strict=True):
+            if held.values is not trained:
+                trained.data = _local(held.values)  # torch moves shards at the first forward pass
+                trained.grad = None if held.values.grad is None else _local(held.values.grad)
 
     def squares(self) -> torch.Tensor:
-        zero = torch.zeros((), dtype=torch.float64)
-        return sum((sum_of_squares(each) for each in self._gradients()), zero) / (self._replicas)
+        norm = nn.utils.get_total_norm(self._gradients(), foreach=True)
+        return norm.double().square() / self._replicas
 
     def scale(self, factor: torch.Tensor) -> None:
         for gradient in self._gradients():
@@ -138,11 +146,11 @@ class FullyShardedSet:
         layout = self._mesh.layout
         # Exchanges: ZeRO-2 gathers once and sums once. ZeRO-3 gathers twice and sums once.
         rounds, passes = (microbatches, layout.zero) if layout.pp == 1 else (1, 2)
-        part = sum(_part_bytes(each, ranks) for each in self.trained)
+        part = sum(_part_bytes(each.values, ranks) for each in self.held)
         return {
             self._shard: rounds * passes * (ranks - 1) * part,
             "dp_replicate": rounds * 2 * (replicas - 1) / replicas * part,
-        } | sum_traffic(self._others, [_local(each) for each in self.trained])
+        } | sum_traffic(self._others, [_local(each.values) for each in self.held])
 
 
 def gather_traffic(stage: nn.Module, mesh: TrainingMesh) -> dict[str, float]:
@@ -161,6 +169,7 @@ def split_dim(parameter: DTensor) -> int:
     return next(each.dim for each in parameter.placements if isinstance(each, Shard))
 
 
+@torch.no_grad()  # otherwise torch records the conversion for a backward pass
 def _local(parameter: torch.Tensor) -> torch.Tensor:
     assert isinstance(parameter, DTensor)
     return parameter.to_local()

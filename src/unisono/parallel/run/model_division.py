@@ -18,6 +18,7 @@ from unisono.parallel.layers import (
     pair_linears,
 )
 from unisono.parallel.run.all_stages import all_stages
+from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
@@ -96,12 +97,14 @@ def parallelize(
         sets = make_fully_sharded_sets(held, mesh)
     else:
         sets = make_sets(held, mesh)
+    built = optimizer([each for found in sets for each in found.trained])
+    merge_parameters(built, sets)
     return ParallelRun(
         stages,
         sets,
         mesh,
         loss=loss,
-        optimizer=optimizer([each for found in sets for each in found.trained]),
+        optimizer=built,
         microbatches=microbatches,
         clip=clip,
     )

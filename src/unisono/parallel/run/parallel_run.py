@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
-from unisono.parallel.run.predicted_traffic import StepSize, predicted_bytes
+from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
 from unisono.parallel.run.run_report import (
     RunReport,
     make_report,
@@ -68,7 +67,7 @@ class ParallelRun:
         self._shares: tuple[float, ...] = ()
         self._share = 0.0
         """Number of valid targets of the microbatch in progress, over that of the whole batch."""
-        self._size = StepSize(microbatches=microbatches, tokens=0, samples=0, item_bytes=0)
+        self._part: BatchPart | None = None
         self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
         self._place = BatchPlace()
         self._share_place()
@@ -103,8 +102,8 @@ class ParallelRun:
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
-        part = divide_batch(inputs, targets, self.mesh, self.microbatches)
-        self._note_size(part)
+        self._sent_before = self.mesh.bytes_sent()
+        part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
         self._place.step, self._first_samples = self.steps, part.first_samples
         self._shares = part.shares
         self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
@@ -136,7 +135,8 @@ class ParallelRun:
         """Writes a checkpoint that a run of any layout can load. Collective.
 
         The checkpoint holds weights, optimizer states and the number of steps. An earlier
-        checkpoint in the folder stays readable until the new checkpoint is complete.
+        checkpoint in the folder stays readable until the new checkpoint is complete. Raises
+        `PeerLostError` with the number of a rank that died.
         """
         blocks = state_blocks(self.sets, self.optimizer, self.mesh)
         save_blocks(Path(folder), blocks, extra={"steps": self.steps})
@@ -144,7 +144,8 @@ class ParallelRun:
     def load(self, folder: Path) -> None:
         """Loads the newest checkpoint of a folder, from any layout of this model. Collective.
 
-        Raises `ValueError` if the checkpoint is from another model or optimizer.
+        Raises `ValueError` if the checkpoint is from another model or optimizer, and
+        `PeerLostError` with the number of a rank that died.
         """
         blocks = state_blocks(self.sets, self.optimizer, self.mesh)
         self.steps = int(load_blocks(Path(folder), blocks)["steps"])
@@ -157,7 +158,6 @@ class ParallelRun:
         self._require_step("report")
         mesh = self.mesh
         tasks = self.tasks()
-        size = replace(self._size, regathers=self._pipeline.regathers() if self._pipeline else {})
         sent = mesh.bytes_sent()
         figures = {
             "pipeline": mesh.ranks("pp"),
@@ -168,7 +168,7 @@ class ParallelRun:
             "bytes_sent": {name: sent[name] - self._sent_before.get(name, 0) for name in sent},
             "memory": memory_by_kind(self.sets, self.optimizer),
             "predicted_bubble": run_equal_passes(tasks).bubble if tasks else 0.0,
-            "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, size),
+            "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, self._size()),
             "predicted_memory": predicted_memory(self.sets, mesh, self.optimizer),
         }
         found: list[Any] = [None] * dist.get_world_size()
@@ -221,16 +221,18 @@ class ParallelRun:
         if not self.step_s:
             raise ValueError(f"{what}: expected a step before, but none was taken; call step first")
 
-    def _note_size(self, part: BatchPart) -> None:
-        """Records the size of this step, and the bytes sent before it, for the report."""
-        self._sent_before = self.mesh.bytes_sent()
-        held = self.sets[0].held[0].values
-        self._size = StepSize(
-            microbatches=self.microbatches,
-            tokens=part.targets[0].numel(),
-            samples=len(part.targets[0]),
-            item_bytes=held.element_size(),
-            parts=part.microbatches(),
+    def _size(self) -> StepSize:
+        """Returns the size of the last step."""
+        assert self._part is not None
+        pairs = zip(self._part.targets, self._part.shares, strict=True)
+        return StepSize(
+            microbatches=tuple(
+                MicrobatchSize(tokens=each.numel(), samples=len(each), has_targets=share > 0)
+                for each, share in pairs
+            ),
+            item_bytes=self.sets[0].held[0].values.element_size(),
+            parts=self._part.microbatches(),
+            regathers=self._pipeline.regathers() if self._pipeline else {},
         )
 
     def _passes(self, part: BatchPart) -> list[torch.Tensor]:

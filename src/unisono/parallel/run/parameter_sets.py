@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,12 +10,14 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.data_parallelism.flat_parameters import FlatParameters
+from unisono.parallel.data_parallelism.flat_parameters import FlatParameters, FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.training_mesh import TrainingMesh
 
 Group = dist.ProcessGroup | None
+
+_SPAN_ELEMENTS = 2**18  # longer spans leave the cache between the operations of an optimizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +43,16 @@ class ParameterSet(Protocol):
     def trained(self) -> Sequence[nn.Parameter]:
         """Parameters that the optimizer updates."""
 
+    @property
+    def spans(self) -> Sequence[FlatSpan]:
+        """The ranges of a flat array that are `trained`; empty if others are trained."""
+
+    def merge(self, groups: Mapping[nn.Parameter, int]) -> Mapping[nn.Parameter, nn.Parameter]:
+        """Makes plain arrays the parameters to train. Returns the array of each former parameter.
+
+        An array may hold several parameters with equal `groups`.
+        """
+
     def zero_gradients(self) -> None:
         """Sets the gradients to zero."""
 
@@ -62,8 +74,8 @@ class ParameterSet(Protocol):
     def traffic(self, microbatches: int) -> dict[str, float]:
         """Returns the bytes that a rank sends in a step, by group.
 
-        Counts the sums of gradients and the gathers of parameters, but no sums over ties
-        (parameters of several pipeline stages).
+        Counts the sums of gradients and the gathers of parameters. Sums over ties (parameters of
+        several pipeline stages) count for `pp`.
         """
 
 
@@ -77,12 +89,20 @@ class WholeSet:
         """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
         self.held = held
         self.trained = [each.values for each in held]
-        self._flat = FlatParameters(self.trained, parts=1, holds_weights=False)
+        self.spans: Sequence[FlatSpan] = ()
+        self._flat = FlatParameters(self.trained, parts=1)
         block = held[0].block
         self._tie = held[0].tie
         self._summed_over = block.summed_over
         self._group = mesh.group(block.summed_over)
         self._replicas = replicas(held[0], mesh)
+
+    def merge(self, groups: Mapping[nn.Parameter, int]) -> Mapping[nn.Parameter, nn.Parameter]:
+        kinds = [groups.get(each) for each in self.trained]
+        found = self._flat.spans(kinds, longest=_SPAN_ELEMENTS)
+        self.spans = list(dict.fromkeys(found.values()))
+        self.trained = [each.weights for each in self.spans]
+        return {parameter: span.weights for parameter, span in found.items()}
 
     def zero_gradients(self) -> None:
         self._flat.zero_gradients()
@@ -103,7 +123,8 @@ class WholeSet:
         """Does nothing, since every rank has updated all parameters."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        return sum_traffic([(self._summed_over, self._group)], [self._flat.gradient])
+        groups = [("pp", self._tie), (self._summed_over, self._group)]
+        return sum_traffic(groups, [self._flat.gradient])
 
 
 class ShardedSet:
@@ -117,12 +138,17 @@ class ShardedSet:
         self._shard, self._group = shard, mesh.group(shard)
         ranks, rank = len(mesh.ranks(shard)), mesh.ranks(shard).index(mesh.rank)
         self.flat = FlatParameters([each.values for each in held], parts=ranks)
-        self.part, self.first = self.flat.part(rank), self.flat.first(rank)
+        self.spans = [self.flat.part(rank)]
+        self.part = self.spans[0].weights
         self.trained = [self.part]
         others = [axis for axis in GROUPS[block.summed_over] if axis not in GROUPS[shard]]
         self._others = [(name, mesh.group(name)) for name in others]
         self._tie = held[0].tie
         self._replicas = replicas(held[0], mesh) / ranks
+
+    def merge(self, groups: Mapping[nn.Parameter, int]) -> Mapping[nn.Parameter, nn.Parameter]:
+        """Returns an empty mapping: the trained parameter is an array."""
+        return {}
 
     def zero_gradients(self) -> None:
         self.flat.zero_gradients()
@@ -154,7 +180,7 @@ class ShardedSet:
             dist.all_gather_single(self.flat.weights, self.part.detach(), group=self._group)
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        moved = sum_traffic([(self._shard, self._group)], [self.flat.gradient])
+        moved = sum_traffic([("pp", self._tie), (self._shard, self._group)], [self.flat.gradient])
         return moved | sum_traffic(self._others, [self.part])
 
 

@@ -27,11 +27,16 @@ _NORM_SUMS = 4  # sums of x and of x^2, each forward and backward
 
 
 def grid_elements(
-    stage: nn.Module, layout: Layout, place: Mapping[str, int], *, tokens: int
+    stage: nn.Module,
+    layout: Layout,
+    place: Mapping[str, int],
+    *,
+    tokens: int,
+    has_targets: bool = True,
 ) -> float:
     """Returns the elements that a rank sends in a microbatch's forward and backward pass.
 
-    `tokens`: number of tokens of the microbatch.
+    `tokens`: number of tokens of the microbatch. `has_targets`: whether its loss is computed.
 
     `place`: the rank's coordinates on the axes of the mesh.
     """
@@ -45,7 +50,7 @@ def grid_elements(
         elif isinstance(module, TokenEmbedding):
             elements += grid.look_up(module)
         elif isinstance(module, LogitHead):
-            elements += grid.sums(_LOSS_SUMS)
+            elements += grid.sums(_LOSS_SUMS) * has_targets
         for linears, is_last in _products(module):
             elements += grid.product(linears, is_last=is_last)
     return elements

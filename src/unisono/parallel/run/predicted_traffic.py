@@ -7,7 +7,7 @@ in a gather or a reduce_scatter. docs/parallel.md lists the closed forms of each
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 
@@ -33,17 +33,24 @@ _COUNT_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MicrobatchSize:
+    """The size of a rank's part of a microbatch."""
+
+    tokens: int
+    """Number of tokens, before sequence parallelism splits them."""
+    samples: int
+    has_targets: bool
+    """Whether the part has valid targets. Without them, its loss is not computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepSize:
     """The size of a step on one rank."""
 
-    microbatches: int
-    tokens: int
-    """Number of tokens of a microbatch on this rank, before sequence parallelism splits them."""
-    samples: int
-    """Number of samples of a microbatch on this rank."""
+    microbatches: tuple[MicrobatchSize, ...]
     item_bytes: int
     """Bytes of an element of an activation."""
-    parts: tuple[MicrobatchPart, ...] = ()
+    parts: tuple[MicrobatchPart, ...]
     """Inputs and sample counts of this rank's microbatches."""
     regathers: Mapping[int, int] = field(default_factory=dict)
     """By stage: how many times a pipeline gathers weights that ZeRO-2 or ZeRO-3 split, after the
@@ -58,30 +65,38 @@ def predicted_bytes(
 ) -> dict[str, float]:
     """Returns the bytes that this rank sends, under the group names of `TrainingMesh.bytes_sent`.
 
-    The bytes of expert exchanges come from the routing of the last step. A microbatch without valid
-    targets on this rank sends less than predicted, since its loss is not computed.
+    The bytes of expert exchanges come from the routing of the last step.
     """
     found: defaultdict[str, float] = defaultdict(float)
     for each in sets:
-        for name, sent in each.traffic(size.microbatches).items():
+        for name, sent in each.traffic(len(size.microbatches)).items():
             found[mesh.counted_as(name)] += sent
     for number, stage in stages:
         for name, sent in gather_traffic(stage, mesh).items():
             found[mesh.counted_as(name)] += sent * size.regathers.get(number, 0)
-        for axis, elements in (
-            ("tp", _tensor(stage, mesh, size)),
-            ("cp", _context(stage, mesh, size)),
-            ("pp", _pipeline(number, stage, mesh, size)),
-        ):
-            if mesh.group(axis) is not None:
-                sent = elements * size.microbatches * size.item_bytes
-                found[mesh.counted_as(axis)] += sent
+        for each_size in size.microbatches:
+            for axis, elements in _elements(number, stage, mesh, each_size, size.item_bytes):
+                found[mesh.counted_as(axis)] += elements * size.item_bytes
         if mesh.group("ep") is not None:
             found[mesh.counted_as("ep")] += _experts(stage, mesh, size)
         if isinstance(stage, Exchanging):
             for name, sent in stage.bytes_sent(size.parts).items():
                 found[mesh.counted_as(name)] += sent
     return dict(found)
+
+
+def _elements(
+    number: int, stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize, item_bytes: int
+) -> Iterator[tuple[str, float]]:
+    """Yields the elements that a rank sends on each axis in the forward and backward pass of a
+    microbatch through a stage.
+    """
+    if mesh.group("tp") is not None:
+        yield "tp", _tensor(stage, mesh, size)
+    if mesh.group("cp") is not None:
+        yield "cp", _context(stage, mesh, size)
+    if mesh.group("pp") is not None:
+        yield "pp", _pipeline(number, stage, mesh, size, item_bytes)
 
 
 def _rest(ranks: int) -> float:
@@ -94,11 +109,13 @@ def _sum(count: int, mesh: TrainingMesh, name: str) -> int:
     return sum_elements(count, ranks=len(ranks), rank=ranks.index(mesh.rank))
 
 
-def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
+def _tensor(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float:
     """Returns the elements sent on `tp` in the forward and backward pass of a microbatch."""
     layout, elements, hidden = mesh.layout, 0.0, _hidden(stage)
     if layout.tensor != "1d":
-        return grid_elements(stage, layout, mesh.coordinates, tokens=size.tokens)
+        return grid_elements(
+            stage, layout, mesh.coordinates, tokens=size.tokens, has_targets=size.has_targets
+        )
     padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
     if layout.sequence_parallel:  # gathers and reduce_scatters, with parts of equal size
         both = 2 * _rest(layout.tp) * padded * hidden
@@ -118,14 +135,14 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
         elif isinstance(module, LogitHead):
             elements += both
             if module.keeps_parts:
-                elements += 3 * _sum(size.tokens, mesh, "tp")
+                elements += 3 * _sum(size.tokens, mesh, "tp") * size.has_targets
             else:
                 longest = -(-module.vocab // layout.tp)
                 elements += (layout.tp - 1) * longest * size.tokens
     return elements
 
 
-def _context(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
+def _context(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float:
     """Returns the elements sent on `cp` in the forward and backward pass of a microbatch."""
     layout, elements = mesh.layout, 0.0
     ranks, parts, tokens = layout.cp, layout.tensor_grid.column, size.tokens
@@ -159,18 +176,20 @@ def _experts(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
         if isinstance(module, MixtureOfExperts):
             counts = _rest(mesh.layout.ep) * module.experts * _COUNT_BYTES
             rows = 2 * module.rows_moved * module.hidden * size.item_bytes
-            sent += counts * size.microbatches + rows
+            sent += counts * len(size.microbatches) + rows
     return sent
 
 
-def _pipeline(number: int, stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
+def _pipeline(
+    number: int, stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize, item_bytes: int
+) -> float:
     """Returns the elements sent on `pp` in the forward and backward pass of a microbatch."""
     layout = mesh.layout
     own = stages_of_rank(layout, mesh.coordinates["pp"])
     neighbours = {number - 1, number + 1} - set(own) - {-1, stage_count(layout)}
     if isinstance(stage, TracedStage):
         sent = stage.bytes_before * (number - 1 in neighbours)
-        return (sent + stage.bytes_after * (number + 1 in neighbours)) / size.item_bytes
+        return (sent + stage.bytes_after * (number + 1 in neighbours)) / item_bytes
     tokens, width = size.tokens / (layout.tp if layout.sequence_parallel else 1), _hidden(stage)
     if layout.tensor != "1d":
         side = layout.tensor_grid.column

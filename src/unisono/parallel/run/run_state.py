@@ -9,12 +9,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from unisono.parallel.checkpoint import TensorBlock, flat_range_blocks
+from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
 from unisono.parallel.run.fully_sharded_set import split_dim
 from unisono.parallel.run.parameter_sets import (
     HeldParameter,
     ParameterSet,
-    ShardedSet,
     shard_name,
 )
 from unisono.parallel.training_mesh import TrainingMesh
@@ -32,11 +32,12 @@ def state_blocks(
     begin_states(optimizer)
     found: list[TensorBlock] = []
     for each in sets:
-        if isinstance(each, ShardedSet):
+        if each.spans:
             found += [_block(held.name, held.block, held.values.detach()) for held in each.held]
-            found += _flat_states(each, optimizer)
+            for span in each.spans:
+                found += _span_states(span, each.held, optimizer)
         else:
-            found += _whole_blocks(each.held, optimizer, mesh)
+            found += _whole_blocks(each, optimizer, mesh)
     return found
 
 
@@ -75,24 +76,27 @@ def _states(
 
 
 def _whole_blocks(
-    held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer, mesh: TrainingMesh
+    parameters: ParameterSet, optimizer: torch.optim.Optimizer, mesh: TrainingMesh
 ) -> Iterator[TensorBlock]:
     """Yields the blocks and states of parameters that are not part of a flat array."""
-    for each in held:
+    for each, trained in zip(parameters.held, parameters.trained, strict=True):
         block = _own_block(each, mesh)
         yield _block(each.name, block, _local(each.values.detach()))
-        for name, state in _states(optimizer, each.values):
+        for name, state in _states(optimizer, trained):
             yield _state_block(f"optimizer.{each.name}.{name}", block, _local(state))
 
 
-def _flat_states(each: ShardedSet, optimizer: torch.optim.Optimizer) -> Iterator[TensorBlock]:
-    """Yields the optimizer states of this rank's part of a flat array, by parameter."""
-    begin, end = each.first, each.first + each.part.numel()
+def _span_states(
+    span: FlatSpan, parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer
+) -> Iterator[TensorBlock]:
+    """Yields the optimizer states of a span of a flat array, by parameter."""
+    begin, end = span.first, span.first + span.weights.numel()
     place = 0
-    for held, size in zip(each.held, each.flat.sizes, strict=True):
+    for held in parameters:
+        size = held.values.numel()
         low, high = max(place, begin), min(place + size, end)
         if low < high:
-            for name, state in _states(optimizer, each.part):
+            for name, state in _states(optimizer, span.weights):
                 full_name = f"optimizer.{held.name}.{name}"
                 if state.dim() == 0:
                     yield _state_block(full_name, held.block, state)

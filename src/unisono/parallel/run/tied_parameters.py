@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from torch import distributed as dist
 from torch import nn
@@ -72,11 +71,6 @@ def tie_groups(
         name: tuple(sorted({place_of[stage] for stage in stages}))
         for name, stages in holders.items()
     }
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for places in sorted({each for each in shared.values() if len(each) > 1}):
-        for pipeline in mesh.grid.groups("pp"):  # every rank makes every group, as torch requires
-            ranks = [pipeline[place] for place in places]
-            group = dist.new_group(ranks)
-            if mesh.rank in ranks:
-                groups[places] = cast(dist.ProcessGroup, group)
-    return {name: groups[places] for name, places in shared.items() if places in groups}
+    several = sorted({each for each in shared.values() if len(each) > 1})
+    groups = {places: mesh.make_tie_group(places) for places in several}
+    return {name: groups[places] for name, places in shared.items() if groups.get(places)}

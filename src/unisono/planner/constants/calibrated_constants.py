@@ -13,6 +13,7 @@ from unisono.planner.constants.constant_covariance import (
     constant_covariances,
 )
 from unisono.planner.data_files import data_text
+from unisono.planner.inputs.workload import MEGATRON_CORE
 
 _FALLBACK = {"volta": "ampere", "davinci": "ampere", "cdna3": "hopper", "cpu": "ampere"}
 
@@ -30,9 +31,9 @@ class CalibratedConstants:
     attention: Mapping[str, float] = field(hash=False)
     """Share of the 16-bit peak that fused attention reaches in the forward pass, by architecture
     and software."""
-    tile_loss: float
-    """Time that a matrix product loses in its last, incomplete wave: the time of this many tiles of
-    128 x 128 outputs on each multiprocessor."""
+    tile_loss: Mapping[str, float] = field(hash=False)
+    """Time that a matrix product loses in its last, incomplete wave, by architecture: the time of
+    this many tiles of 128 x 128 outputs on each multiprocessor."""
     inner_loss: float
     """Inner dimension at which a matrix product reaches half of the rate that it has with a very
     long inner dimension."""
@@ -51,7 +52,7 @@ class CalibratedConstants:
     launch_s: float
     """Host seconds to launch a layer's forward pass with later software."""
     expert_launch_s: float
-    """Host seconds to launch the forward pass of a layer with experts, in addition to
+    """Host seconds to launch the forward pass of each expert of a device, in addition to
     `launch_s`."""
     pair_launch_s: float
     """Host seconds that each pair of ranks adds to a collective in a layer, with fp16 software of
@@ -62,6 +63,8 @@ class CalibratedConstants:
     2022."""
     step_s: float
     """Host seconds of a step in addition to its microbatches, with later software."""
+    dlrm_step_s: float
+    """Host seconds of a step of a recommendation model."""
     microbatch_s: float
     """Host seconds of a microbatch in addition to its layers, with fp16 software of 2021 and
     2022."""
@@ -109,7 +112,13 @@ class CalibratedConstants:
 
     def fused_attention(self, architecture: str, software: str) -> float:
         """Returns the share of the 16-bit peak that fused attention reaches."""
-        return _by_architecture(self.attention, architecture, software)
+        kernels = MEGATRON_CORE[0] if software in MEGATRON_CORE else software
+        return _by_architecture(self.attention, architecture, kernels)
+
+    def lost_tiles(self, architecture: str) -> float:
+        """Returns the tiles on each multiprocessor whose time a matrix product loses."""
+        table = self.tile_loss
+        return table[architecture if architecture in table else _FALLBACK[architecture]]
 
     def changed(self, **values: Any) -> CalibratedConstants:
         """Returns the constants with some values changed."""
@@ -145,7 +154,7 @@ def constants_from(
     """Returns the constants of a document such as `data/constants.json`. Without `covariance`, the
     constants are certain.
     """
-    groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "sigma": {}}
+    groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "tile_loss": {}, "sigma": {}}
     values: dict[str, Any] = {}
     for name, entry in document["constants"].items():
         group, _, key = name.partition("/")

@@ -8,10 +8,16 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 LOW_PRECISIONS = ("fp8", "fp4")
 """Formats under 16 bits, which scale their values in several ways."""
 RECOMPUTE = ("none", "selective", "full")
-SOFTWARE = ("megatron-2021", "transformer-engine", "torch-fsdp", "torch-2023")
-"""Software whose times the planner predicts: Megatron-LM of 2021 and 2022 (fp16, attention not
-fused, no overlap), Megatron-Core with Transformer Engine, PyTorch's fully sharded data parallelism,
-and the same with the first generation of fused attention (FlashAttention 1, until 2023)."""
+EAGER = ("megatron-2021", "megatron-2022")
+"""Megatron-LM before fused attention (fp16): without overlap until August 2021, then with
+tensor-parallel exchanges of the backward pass behind the products of weight gradients."""
+MEGATRON_CORE = ("transformer-engine", "megatron-2026")
+"""Megatron-Core with Transformer Engine; in 2026 with the whole step in one CUDA graph and with
+expert exchanges behind compute."""
+SOFTWARE = (*EAGER, *MEGATRON_CORE, "torch-fsdp", "torch-2023")
+"""Software whose times the planner predicts: Megatron-LM, Megatron-Core, PyTorch's fully sharded
+data parallelism, and the same with the first generation of fused attention (FlashAttention 1, until
+2023)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import EAGER, LOW_PRECISIONS, MEGATRON_CORE
 
 
 def layer_activation_bytes(
@@ -48,7 +49,7 @@ def layer_activation_bytes(
     if recompute == "selective" and software == "torch-fsdp":
         return _alternate_products(model, tokens, stream, tp, experts)
     widths = _value_bytes(software, precision, recompute)
-    unfused = software == "megatron-2021"
+    unfused = software in EAGER
     attention = _scores(model, tokens / tp, seq, recompute, unfused)
     projections = model.query_width + model.key_value_width + _output_width(model)
     attention += 2 * tokens / tp * projections
@@ -85,9 +86,9 @@ class _ValueBytes(NamedTuple):
 
 
 def _value_bytes(software: str, precision: str, recompute: str) -> _ValueBytes:
-    narrow = software == "transformer-engine" and precision in ("fp8", "fp4")
+    narrow = software in MEGATRON_CORE and precision in LOW_PRECISIONS
     width = 1 if narrow else 2
-    again = recompute == "selective" and software != "megatron-2021"
+    again = recompute == "selective" and software not in EAGER
     return _ValueBytes(input=width, output=0 if again else width)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from unisono.planner.inputs.layer_division import stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import Workload
+from unisono.planner.inputs.workload import EAGER, Workload
 from unisono.planner.memory.activation_bytes import layer_activation_bytes
 from unisono.planner.memory.grid_activations import gathered_bytes
 from unisono.planner.memory.zero_states import StateBytes, state_bytes
@@ -142,7 +142,7 @@ class MemoryModel:
         working = 0.0
         if recompute != "none":
             working = self._layer(layout, micro_batch, "none", experts) - layer
-        if stage == 0 and self._workload.software_of(layout.zero) == "megatron-2021":
+        if stage == 0 and self._workload.software_of(layout.zero) in EAGER:
             stream = micro_batch * self._workload.seq * self._model.hidden / layout.cp
             kept += held * stream / (layout.tp if _divides_stream(layout) else 1)
         return kept, max(working, 0.0)

@@ -86,7 +86,7 @@ class DlrmTimes:
         kinds["gradients"] = self._exchanges.all_reduce_s(self.gradient_bytes, self._group)
         kinds["optimizer"] = self._optimizer_s(zero)
         # The step constant of newer software was fitted to transformers of billions of parameters.
-        kinds["step"] = self._constants.eager_step_s
+        kinds["step"] = self._constants.dlrm_step_s
         spread = self._constants.straggler * sqrt(2 * log(self.placement.ranks))
         kinds["straggler"] = spread * sum(kinds.values())
         return kinds

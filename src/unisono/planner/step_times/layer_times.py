@@ -7,6 +7,7 @@ from typing import NamedTuple
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.grid_products import layer_products
 from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 from unisono.planner.step_times.grid_times import GridExchanges, GridTimes
 from unisono.planner.step_times.operator_times import KernelTimes
@@ -17,6 +18,7 @@ BACKWARD_ATTENTION = 3.1
 rate (Dao, arXiv 2307.08691)."""
 _FUSED_NORM = 8
 """Bytes moved by the two norms per value of the residual stream, read and written in 16 bits."""
+_EXPERT_PRODUCTS = ("experts in", "experts out")
 _RESIDUAL, _RESIDUAL_WITH_DROPOUT = 12, 14
 """Bytes moved per value by the two residual sums, without and with a dropout mask."""
 
@@ -49,7 +51,11 @@ class OperatorTime(NamedTuple):
 
 
 class LayerTimes(NamedTuple):
-    """Seconds of one layer: device time without exchanges, exchanges of each kind, host time."""
+    """Seconds of one layer: device time without exchanges, exchanges of each kind, host time.
+
+    `expert_wait_s` is the time in a forward pass in which the device waits because the host
+    launches the products of the experts too slowly.
+    """
 
     forward_s: float
     backward_s: float
@@ -61,6 +67,7 @@ class LayerTimes(NamedTuple):
     context_s: float
     expert_s: float
     launches_s: float
+    expert_wait_s: float
 
     def recomputed_s(self, recompute: str, software: str) -> float:
         """Returns the device time of the forward operators that the backward pass runs again."""
@@ -68,9 +75,9 @@ class LayerTimes(NamedTuple):
             return 0.0
         if recompute == "full":
             return self.forward_s
-        if software == "megatron-2021":
+        if software in EAGER:
             return self.attention_s
-        if software == "transformer-engine":
+        if software in MEGATRON_CORE:
             return self.memory_s
         products_s = self.forward_s - self.attention_s - self.memory_s
         return products_s / 2 + self.memory_s
@@ -98,14 +105,9 @@ class LayerModel:
         memory_s = sum(each[2] for each in operators if each[1] == "memory")
         memory_backward_s = sum(each[3] for each in operators if each[1] == "memory")
         tensor, context_s, expert_s, collectives = self._exchange_s(shape)
-        constants = self._constants
-        eager = shape.software == "megatron-2021"
-        launches_s = constants.eager_launch_s if eager else constants.launch_s
-        if eager:
-            pairs = shape.tp * (shape.tp - 1) / 2
-            launches_s += collectives * pairs * constants.pair_launch_s
-        if shape.experts:
-            launches_s += constants.expert_launch_s
+        expert_launches_s = self._expert_launches_s(shape)
+        launches_s = self._launches_s(shape, collectives) + expert_launches_s
+        experts_s = sum(each[2] for each in operators if each[0] in _EXPERT_PRODUCTS)
         return LayerTimes(
             forward_s,
             backward_s,
@@ -117,7 +119,29 @@ class LayerModel:
             context_s,
             expert_s,
             launches_s,
+            # The host launches the products while the tokens are sent and the products run.
+            max(expert_launches_s - experts_s - expert_s / 2, 0.0),
         )
+
+    def _launches_s(self, shape: Shape, collectives: int) -> float:
+        """Returns the host seconds to launch the forward pass, except its routed experts."""
+        constants = self._constants
+        if shape.software == "megatron-2026":
+            return 0.0  # One CUDA graph holds the whole step.
+        if shape.software not in EAGER:
+            return constants.launch_s
+        pairs = shape.tp * (shape.tp - 1) / 2
+        return constants.eager_launch_s + collectives * pairs * constants.pair_launch_s
+
+    def _expert_launches_s(self, shape: Shape) -> float:
+        """Returns the host seconds to launch the forward pass of a device's routed experts.
+
+        Each expert's products are launched separately (Transformer Engine's GroupedLinear, which
+        spreads them over streams).
+        """
+        if not shape.experts or shape.software == "megatron-2026":
+            return 0.0
+        return self._constants.expert_launch_s * self._model.experts / shape.ep
 
     def operators(self, shape: Shape) -> list[OperatorTime]:
         """Returns the operators of a layer on one device."""
@@ -179,7 +203,7 @@ class LayerModel:
         heads = model.heads / shape.tp
         width = model.head_dim * 2 + model.rope_dim
         flops = 2 * shape.tokens * shape.seq * width * heads
-        if shape.software == "megatron-2021":
+        if shape.software in EAGER:
             scores = shape.tokens * shape.seq * heads
             moved_s = scores * self._constants.score_traffic / kernels.memory_Bps
             flops_s = flops / kernels.wide_rate * (1 + self._constants.inner_loss / model.head_dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.devices import Device
+from unisono.planner.inputs.workload import MEGATRON_CORE
 
 _TILE = 128
 _VALUE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5}
@@ -29,12 +30,12 @@ class KernelTimes:
             software: self.wide_peak
             * constants.fused_attention(architecture, software)
             * device.clock
-            for software in ("torch-2023", "torch-fsdp", "transformer-engine")
+            for software in ("torch-2023", "torch-fsdp", *MEGATRON_CORE)
         }
         self.memory_Bps = device.memory_Bps * constants.memory_share
         self.value_bytes = _VALUE_BYTES[precision]
         self.wide_bytes = _VALUE_BYTES[wide]
-        self._lost = constants.tile_loss * device.units * _TILE * _TILE
+        self._lost = constants.lost_tiles(architecture) * device.units * _TILE * _TILE
         self._inner = constants.inner_loss * (2 / self.value_bytes if self.value_bytes < 2 else 1)
         self._wide_inner = constants.inner_loss
         self.start_s = constants.kernel_start_s

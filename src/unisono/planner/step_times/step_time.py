@@ -10,7 +10,7 @@ from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layer_division import StageKind, stage_kinds, stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import Workload
+from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE, Workload
 from unisono.planner.pipeline.pipeline_bubble import bubble_share
 from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
@@ -149,7 +149,7 @@ class StepModel:
         return LayerStep(*(share * d + (1 - share) * r for d, r in pairs))
 
     def _eager(self, layout: Layout) -> bool:
-        return self.workload.software_of(layout.zero) == "megatron-2021"
+        return self.workload.software_of(layout.zero) in EAGER
 
     def layer_step(
         self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool
@@ -190,10 +190,9 @@ class StepModel:
     def _layer_step(self, shape: Shape, layout: Layout, recompute: str) -> LayerStep:
         times = self._times(shape)
         again_s = times.recomputed_s(recompute, shape.software)
-        unfused = shape.software == "megatron-2021"
+        unfused = shape.software in EAGER
         passes = 3 if recompute == "full" else 2
-        tensor_s = (passes - 1) * times.tensor_s + times.tensor_backward_s
-        tensor_s *= self._tensor_exposed(shape)
+        tensor_s = self._tensor_exposed_s(shape, times, passes)
         hidden_s = 0.0 if unfused else times.attention_s
         beside_s = min(times.context_s, hidden_s)
         context_s = times.context_s - beside_s * (1 - self.constants.overlap_slowdown)
@@ -204,7 +203,8 @@ class StepModel:
         matmul_s = times.forward_s + times.backward_s - attention_s - memory_s
         device_s = matmul_s + attention_s + memory_s + again_s + tensor_s + context_s + expert_s
         host_s = passes * times.launches_s
-        waiting_s = max(host_s, device_s) - device_s
+        # In each forward pass, the host waits for the number of tokens of each expert.
+        waiting_s = max(host_s - device_s, (passes - 1) * times.expert_wait_s, 0.0)
         shards_s = self._shards_s(layout, shape, device_s + waiting_s)
         return LayerStep(
             matmul_s,
@@ -228,16 +228,28 @@ class StepModel:
         """Returns the seconds of a layer's expert exchanges, in a forward or backward pass, that
         compute does not hide.
 
-        DualPipeV computes one microbatch while it exchanges another.
+        DualPipeV and megatron-2026 compute one microbatch while they exchange another.
         """
-        if layout.schedule != "dualpipev":
+        newest = self.workload.software_of(layout.zero) == "megatron-2026"
+        if not newest and layout.schedule != "dualpipev":
             return times.expert_s
         beside_s = min(times.expert_s, times.forward_s)
         return times.expert_s - beside_s * (1 - self.constants.overlap_slowdown)
 
-    def _tensor_exposed(self, shape: Shape) -> float:
-        overlaps = shape.software == "transformer-engine" and shape.sequence_parallel
-        return self.constants.tensor_exposed if overlaps else 1.0
+    def _tensor_exposed_s(self, shape: Shape, times: LayerTimes, passes: int) -> float:
+        """Returns the seconds of a layer's tensor-parallel exchanges that compute does not hide.
+
+        megatron-2022 hides the exchanges of the backward pass behind the products of weight
+        gradients, which are half of the backward products.
+        """
+        exchanges_s = (passes - 1) * times.tensor_s + times.tensor_backward_s
+        if shape.software in MEGATRON_CORE and shape.sequence_parallel:
+            return exchanges_s * self.constants.tensor_exposed
+        if shape.software != "megatron-2022":
+            return exchanges_s
+        products_s = times.backward_s - 2 * times.attention_s - times.memory_backward_s
+        beside_s = min(times.tensor_backward_s, products_s / 2)
+        return exchanges_s - beside_s * (1 - self.constants.overlap_slowdown)
 
     def layer_parameters(self, layout: Layout, *, experts: bool) -> float:
         """Returns the parameters of one layer on one device, before ZeRO."""

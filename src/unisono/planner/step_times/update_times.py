@@ -5,7 +5,7 @@ from __future__ import annotations
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import Workload
+from unisono.planner.inputs.workload import EAGER, Workload
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 from unisono.planner.step_times.operator_times import KernelTimes
 
@@ -100,4 +100,4 @@ class UpdateTimes:
         return moved / self._kernels.memory_Bps
 
     def _eager(self, layout: Layout) -> bool:
-        return self._workload.software_of(layout.zero) == "megatron-2021"
+        return self._workload.software_of(layout.zero) in EAGER

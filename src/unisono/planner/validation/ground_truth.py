@@ -13,6 +13,7 @@ from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.validation.published_choices import published_choices
 
 _NETWORK_BPS = {"vTrain multi": 12.5e9}
 """Rates between hosts that differ from the device's usual ones. vTrain: 800 Gbit/s for 8 devices
@@ -76,8 +77,13 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
 
 
 def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
-    """Returns the run of a row of the table. Empty cells mean values that are not stated."""
+    """Returns the run of a row of the table. Empty cells mean values that are not stated. For some
+    sources, other publications state them (`published_choices`).
+    """
     numbers = {name: int(float(row[name])) if row.get(name) else None for name in _NUMBERS}
+    known = published_choices(row)
+    for name, value in (("micro_batch", known.micro_batch), ("vpp", known.vpp)):
+        numbers[name] = numbers[name] or value
     memory = row.get("memory_GiB")
     return MeasuredRun(
         source=row["source"],
@@ -95,8 +101,8 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
             global_batch=numbers["global_batch"] or 0,
             micro_batch=numbers["micro_batch"],
             precision=row["precision"],
-            recompute=row["recompute"] or None,
-            software=_SOFTWARE.get(row["source"]),
+            recompute=row["recompute"] or known.recompute,
+            software=known.software or _SOFTWARE.get(row["source"]),
         ),
         measured_s=float(row["measured_s"]),
         memory_bytes=float(memory) * 2**30 if memory else None,
