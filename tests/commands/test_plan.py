@@ -95,7 +95,7 @@ RUN = {
     "cluster": "a100:16",
     "layout": "dp=4,tp=4,sequence_parallel=1,zero=1",
     "job": {"seq": 2048, "global_batch": 64, "micro_batch": 2, "recompute": "selective"},
-    "step_s": 4.0,
+    "step_s": 2.5,
 }
 
 
@@ -122,7 +122,7 @@ def test_calibration_from_own_files() -> None:
         json.loads(Path(f"{name}.json").read_text())["layouts"][0] for name in ("blind", "known")
     )
     assert known["high_s"] / known["low_s"] < blind["high_s"] / blind["low_s"]
-    assert abs(known["step_s"] - 4) < abs(blind["step_s"] - 4) and known["own_runs"] == 1
+    assert abs(known["step_s"] - 2.5) < abs(blind["step_s"] - 2.5) and known["own_runs"] == 1
 
 
 def test_objectives_and_limits() -> None:

@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 
 from unisono import planner
-from unisono.planner.calibration.constant_fit import fit_constants, informing_families
+from unisono.planner.calibration.constant_fit import (
+    fit_constants,
+    fit_intervals,
+    informing_families,
+)
 
 pytest.importorskip("scipy")
 
@@ -34,6 +38,16 @@ def test_hidden_constants_are_found() -> None:
     assert found["eager_launch_s"] == pytest.approx(hidden.eager_launch_s, rel=0.05)
     assert found["efficiency/ampere 16"] == pytest.approx(hidden.efficiency["ampere 16"], rel=0.05)
     assert found["traffic"] == default.traffic  # this constant was not free, so it keeps its value
+
+
+def test_intervals_alone_keep_the_constants() -> None:
+    values = {n: e["value"] for n, e in planner.constants_document()["constants"].items()}
+    found = fit_intervals(RUNS, values, document())
+    assert found.values == values
+    assert found.covariance.names == tuple(n for n in document()["constants"] if n in FREE)
+    # The width of the priors is 1, and many runs inform both constants.
+    assert all(found.covariance.variance(row) < 0.1 for row in ((1, 0), (0, 1)))
+    assert found.sigma["run"] < 0.05  # these runs repeat well
 
 
 def test_which_runs_inform_a_constant() -> None:

@@ -10,25 +10,27 @@ import pytest
 
 from unisono import planner
 from unisono.planner.calibration.error_components import (
-    BASE,
     ErrorGroups,
-    central_quantile,
+    ErrorLikelihood,
+    ErrorParts,
     constants_factor,
-    fit_sigma,
+    fit_parts,
 )
+from unisono.planner.calibration.interval_width import COVERED, interval_quantile, weighted_quantile
+from unisono.planner.constant_derivatives import log_gradient
 from unisono.planner.constants.constant_covariance import (
     ConstantCovariance,
     covariances_from,
     covariances_text,
 )
-from unisono.planner.constants.run_similarity import similarity
-from unisono.planner.prediction_error import error_deviation, log_gradient
+from unisono.planner.constants.run_similarity import EVERY_RUN, similarity
 from unisono.planner.run_choices import RunModel
-from unisono.planner.validation.validation import fold_constants
+from unisono.planner.validation.own_run_errors import own_run_errors
+from unisono.planner.validation.predicted_runs import fold_constants
 
 BASE_RUN = next(run for run in planner.measured_runs() if run.source == "llm-foundry MPT")
 MODELS = [planner.load_model(name) for name in ("gpt3-1.7b", "gpt3-3.6b")]
-PRIORS = dict.fromkeys((*BASE, "experts", "low precision"), 0.1)
+PRIORS = dict.fromkeys((*EVERY_RUN, "experts", "low precision"), 0.1)
 
 
 def made_up_runs(sources: int) -> list[planner.MeasuredRun]:
@@ -61,6 +63,12 @@ def made_up_errors(sources: int, sigma: dict[str, float]) -> np.ndarray:
     return np.ravel(np.sum([np.broadcast_to(part, shape) for part in parts], axis=0))
 
 
+def likelihood(groups: ErrorGroups, errors: np.ndarray) -> ErrorLikelihood:
+    """Returns the likelihood without uncertain constants."""
+    none = np.zeros((len(errors), 1))
+    return ErrorLikelihood(groups, errors, none, np.zeros(1), np.ones(1), PRIORS)
+
+
 @pytest.mark.parametrize(
     "hidden",
     [
@@ -72,33 +80,81 @@ def test_hidden_parts_are_found(hidden: dict[str, float]) -> None:
     pytest.importorskip("scipy")
     groups = ErrorGroups(made_up_runs(45))
     errors = made_up_errors(45, hidden)
-    none = np.zeros((len(errors), 1))
-    found = fit_sigma(groups, errors, none, np.zeros(1), np.ones(1), PRIORS)
-    for name in BASE:
+    found = fit_parts(likelihood(groups, errors), groups).sigma
+    for name in EVERY_RUN:
         assert found[name] == pytest.approx(hidden[name], rel=0.25), name
     # no run has experts, so their part keeps its value
     assert found["experts"] == PRIORS["experts"]
 
 
+def test_a_source_that_repeats_badly_is_found() -> None:
+    """Tests that the scale of the single run is large in the sources with large single errors, and
+    that these sources do not change the part of the other sources much.
+    """
+    pytest.importorskip("scipy")
+    hidden = {"source": 0.05, "model": 0.03, "work": 0.05, "run": 0.02}
+    errors = made_up_errors(20, hidden)
+    random = np.random.default_rng(4)
+    errors[:16] += 0.3 * random.normal(size=16)  # the first two sources
+    groups = ErrorGroups(made_up_runs(20))
+    found = fit_parts(likelihood(groups, errors), groups)
+    assert min(found.run_scales[:2]) > 3 * max(found.run_scales[2:])
+    assert found.sigma["run"] == pytest.approx(0.02, rel=0.4)
+
+
+def test_the_slope_of_the_likelihood_is_that_of_differences() -> None:
+    pytest.importorskip("scipy")
+    runs = made_up_runs(3)
+    runs[3] = replace(runs[3], job=replace(runs[3].job, precision="fp8"))
+    groups = ErrorGroups(runs)
+    random = np.random.default_rng(5)
+    count, constants = len(runs), 2
+    found = ErrorLikelihood(
+        groups,
+        0.1 * random.normal(size=count),
+        random.normal(size=(count, constants)),
+        np.array([0.1, -0.2]),
+        np.array([0.3, 0.2]),
+        PRIORS,
+    )
+    assert groups.names == (*EVERY_RUN, "low precision")
+    logs = 0.5 * random.normal(size=len(groups.names) + 3)
+    _, slopes = found.cost(logs)
+    for i, slope in enumerate(slopes):
+        change = 1e-5 * np.eye(len(logs))[i]
+        difference = found.cost(logs + change)[0] - found.cost(logs - change)[0]
+        assert slope == pytest.approx(difference / 2e-5, rel=1e-4, abs=1e-4), i
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_own_runs_have_the_same_covariance(precision: str) -> None:
+@pytest.mark.parametrize("experts", [0, 8])
+def test_own_runs_have_the_same_covariance(precision: str, experts: int) -> None:
     """Tests that a calibration by own runs uses the covariance that was fitted to the sources."""
     sigma = planner.default_constants().sigma
-    runs = [replace(run, job=replace(run.job, precision=precision)) for run in made_up_runs(1)]
+    runs = [
+        replace(
+            run,
+            job=replace(run.job, precision=precision),
+            model=replace(run.model, experts=experts, top_k=min(experts, 2), expert_ffn=1024),
+        )
+        for run in made_up_runs(1)
+    ]
     likes = [similarity(run.model, run.cluster, run.layout, run.job) for run in runs]
-    found = np.array([[a.covariance(b, sigma) for a in likes] for b in likes])
-    np.fill_diagonal(found, [like.variance(sigma) for like in likes])
-    assert found == pytest.approx(ErrorGroups(runs).covariance(sigma))
+    found = np.array([[a.shared_variance(b, sigma) for a in likes] for b in likes])
+    scale = 1.7
+    found += np.diag([a.single_variance(sigma) + (scale * sigma["run"]) ** 2 for a in likes])
+    parts = ErrorParts(sigma=sigma, run_scales=np.array([scale]))
+    assert found == pytest.approx(ErrorGroups(runs).covariance(parts))
 
 
-def test_a_cause_of_some_runs_is_half_common_to_a_model() -> None:
+def test_a_cause_of_some_runs_is_common_to_equal_work() -> None:
     runs = made_up_runs(1)
     open_job = replace(runs[0].job, micro_batch=None)
     runs[:2] = [replace(run, job=open_job) for run in runs[:2]]
     sigma = {"source": 0.3, "model": 0.2, "work": 0.1, "run": 0.1, "not stated": 0.4}
-    found = ErrorGroups(runs).covariance(sigma)
+    found = ErrorGroups(runs).covariance(ErrorParts(sigma=sigma, run_scales=np.ones(1)))
     assert found[0, 0] == pytest.approx(0.09 + 0.04 + 0.01 + 0.01 + 0.16)
-    assert found[0, 1] == pytest.approx(0.09 + 0.04 + 0.01 + 0.08)
+    assert found[0, 1] == pytest.approx(0.09 + 0.04 + 0.01 + 0.16)
     assert found[0, 2] == pytest.approx(0.09 + 0.04)  # the other run states all choices
     assert found[2, 2] == pytest.approx(0.09 + 0.04 + 0.01 + 0.01)
     assert found[1, 7] == pytest.approx(0.09)  # another model of the same source
@@ -138,8 +194,11 @@ def test_the_variance_of_a_step_is_that_of_sampled_constants() -> None:
     gradient = log_gradient(run.times, constants.covariance.names, layout, 1, "none")
     variance = constants.covariance.variance(gradient)
     assert np.sqrt(variance) == pytest.approx(np.std(np.log(times)), rel=0.15)
-    others = sum(constants.sigma[name] ** 2 for name in BASE)
-    assert error_deviation(run, layout, 1, "none") ** 2 == pytest.approx(others + variance)
+    common = sum(constants.sigma[name] ** 2 for name in EVERY_RUN[:-1])
+    errors = run.blind.errors(run.similarity(layout, 1, "none"), gradient)
+    assert errors.deviations[5] ** 2 == pytest.approx(  # both scales are 1
+        common + constants.sigma["run"] ** 2 + variance
+    )
 
 
 def test_a_device_without_runs_is_less_certain() -> None:
@@ -162,14 +221,34 @@ def test_a_device_without_runs_is_less_certain() -> None:
     assert deviation("b200", without) > 1.5 * deviation("a100", without)
 
 
-def test_quantile_covers_errors_and_groups() -> None:
-    errors = [0.1, -0.2, 0.3, -0.4, 5.0]
-    assert central_quantile(errors, ["a"] * 5, 0.8) == 0.4
+def test_the_smallest_size_that_covers_a_share() -> None:
+    sizes = [0.1, 0.3, 0.2, 5.0, 0.4]
+    assert weighted_quantile(sizes, [1.0] * 5, 0.8) == 0.4
     # four errors of one group count as much as one error of the other
-    assert central_quantile(errors, ["a"] * 4 + ["b"], 0.5) == 0.4
-    assert central_quantile(errors, ["a"] * 4 + ["b"], 0.6) == 5.0
-    # half of the errors of both groups are small, but 0.6 of all errors are large
-    assert central_quantile([0.1, 1.0, 1.0, 1.0, 0.1], ["a"] * 4 + ["b"], 0.5) == 1.0
+    assert weighted_quantile(sizes, [0.25, 0.25, 0.25, 1.0, 0.25], 0.5) == 0.4
+    assert weighted_quantile(sizes, [0.25, 0.25, 0.25, 1.0, 0.25], 0.6) == 5.0
+
+
+def test_the_width_is_the_smallest_that_covers_all_counts() -> None:
+    """Compares the quantile with the shares of runs inside intervals of this width."""
+    runs = [run for run in planner.measured_runs() if run.source == "arXiv 2205.05198 table 5"]
+    every, fold = planner.default_constants(), fold_constants()[runs[0].family]
+    quantile = interval_quantile(runs, every, {runs[0].family: fold})
+
+    def least_share(quantile: float) -> float:
+        shares = []
+        for fitted in (every, fold):
+            constants = fitted.changed(interval_quantile=quantile)
+            steps = [planner.predict_run(run, constants) for run in runs]
+            inside = [a.low_s <= b.measured_s <= a.high_s for a, b in zip(steps, runs, strict=True)]
+            shares.append(np.mean(inside))
+        for count in (1, 2, 3):
+            found = own_run_errors(runs, steps, constants, count)
+            assert found is not None
+            shares.append(found.covered)
+        return float(min(shares))
+
+    assert least_share(1.001 * quantile) >= COVERED > least_share(0.999 * quantile)
 
 
 def test_file_of_covariances() -> None:

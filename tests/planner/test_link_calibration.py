@@ -45,7 +45,7 @@ def test_hidden_rates_are_found(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(nccl_tests(8, 1))
     (tmp_path / "two.txt").write_text(nccl_tests(16, 2))
     made = planner.calibrate([tmp_path / "one.txt", tmp_path / "two.txt"], cluster=CLUSTER)
-    found = made.constants_for(CLUSTER, planner.default_constants())
+    found = made.with_links(CLUSTER, planner.default_constants())
     shipped = planner.default_constants()
     exchanges = [ExchangeTimes(CLUSTER, each) for each in (found, HIDDEN)]
     for group in (GroupPlace(8, 8, 1), GroupPlace(16, 8, 1)):
@@ -124,13 +124,13 @@ def test_a_device_whose_rates_are_measured_again(tmp_path: Path) -> None:
     again = replace(CLUSTER, device=replace(CLUSTER.kind, link_Bps=2 * CLUSTER.kind.link_Bps))
     group = GroupPlace(8, 8, 1)
     first, second = (
-        ExchangeTimes(each, made.constants_for(each, planner.default_constants()))
+        ExchangeTimes(each, made.with_links(each, planner.default_constants()))
         for each in (CLUSTER, again)
     )
     assert first.all_reduce_s(1e9, group) == pytest.approx(second.all_reduce_s(1e9, group))
     faster = ExchangeTimes(
         replace(CLUSTER, link_Bps=2 * CLUSTER.domain_Bps),
-        made.constants_for(CLUSTER, planner.default_constants()),
+        made.with_links(CLUSTER, planner.default_constants()),
     )
     assert faster.all_reduce_s(1e9, group) < 0.6 * first.all_reduce_s(1e9, group)
 
@@ -139,7 +139,7 @@ def test_other_devices_keep_their_rates(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(nccl_tests(8, 1))
     made = planner.calibrate([tmp_path / "one.txt"], cluster=CLUSTER)
     default = planner.default_constants()
-    assert made.constants_for(planner.Cluster.parse("h100:8"), default) is default
+    assert made.with_links(planner.Cluster.parse("h100:8"), default) is default
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_measured_links_narrow_the_interval(tmp_path: Path) -> None:
     )
     assert known.deviation < 0.97 * blind.deviation
     shipped = planner.default_constants()
-    covariance = made.constants_for(CLUSTER, shipped).covariance
+    covariance = made.with_links(CLUSTER, shipped).covariance
     for name, row in zip(covariance.names, covariance.factor, strict=True):
         measured = name.startswith(("link_", "network_")) or name == "exchange_share"
         assert (row == ()) == measured, name

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
         constants_from,
         default_constants,
     )
-    from unisono.planner.constants.own_calibration import Calibration, LinkRate, OwnRun, RunEffect
+    from unisono.planner.constants.error_distribution import ErrorDistribution
+    from unisono.planner.constants.own_calibration import Calibration, LinkRate
+    from unisono.planner.constants.own_run import OwnRun
     from unisono.planner.inputs.device_cluster import Cluster
     from unisono.planner.inputs.devices import Device, catalogue, device_named
     from unisono.planner.inputs.layer_division import stage_layers
@@ -96,6 +98,12 @@ if TYPE_CHECKING:
     from unisono.planner.step_sensitivity import Sensitivity, sensitivity
     from unisono.planner.step_times.time_tree import TimeNode
     from unisono.planner.training_cost import RunCost, training_run, training_seconds
+    from unisono.planner.validation.error_rows import ErrorRow, validate
+    from unisono.planner.validation.error_tables import (
+        errors_markdown,
+        intervals_markdown,
+        own_runs_markdown,
+    )
     from unisono.planner.validation.ground_truth import MeasuredRun, measured_runs, run_of_row
     from unisono.planner.validation.judged_errors import (
         JUDGED_COLUMNS,
@@ -105,16 +113,10 @@ if TYPE_CHECKING:
         judged_markdown,
     )
     from unisono.planner.validation.judged_runs import judged_runs
-    from unisono.planner.validation.validation import (
-        ErrorRow,
-        MemoryComparison,
-        errors_markdown,
-        intervals_markdown,
-        predict_run,
-        ranking,
-        validate,
-        validate_memory,
-    )
+    from unisono.planner.validation.layout_ranking import ranking
+    from unisono.planner.validation.memory_comparison import MemoryComparison, validate_memory
+    from unisono.planner.validation.own_run_errors import OwnRunErrors
+    from unisono.planner.validation.predicted_runs import predict_run
     from unisono.planner.validation.validation_plot import save_validation_plot
 
 _NAMES = {
@@ -139,9 +141,9 @@ _NAMES = {
     "constants.own_calibration": (
         "Calibration",
         "LinkRate",
-        "OwnRun",
-        "RunEffect",
     ),
+    "constants.own_run": ("OwnRun",),
+    "constants.error_distribution": ("ErrorDistribution",),
     "layout_search.device_scaling": (
         "ScalingPoint",
         "scaling_curve",
@@ -199,6 +201,8 @@ _NAMES = {
         "TablePiece",
         "TablePlacement",
     ),
+    "validation.error_rows": ("ErrorRow", "validate"),
+    "validation.error_tables": ("errors_markdown", "intervals_markdown", "own_runs_markdown"),
     "validation.judged_errors": (
         "JUDGED_COLUMNS",
         "JudgedErrors",
@@ -207,16 +211,10 @@ _NAMES = {
         "judged_markdown",
     ),
     "validation.judged_runs": ("judged_runs",),
-    "validation.validation": (
-        "ErrorRow",
-        "MemoryComparison",
-        "errors_markdown",
-        "intervals_markdown",
-        "predict_run",
-        "ranking",
-        "validate",
-        "validate_memory",
-    ),
+    "validation.layout_ranking": ("ranking",),
+    "validation.memory_comparison": ("MemoryComparison", "validate_memory"),
+    "validation.own_run_errors": ("OwnRunErrors",),
+    "validation.predicted_runs": ("predict_run",),
     "validation.validation_plot": ("save_validation_plot",),
     "bottleneck_plot": ("save_bottleneck_plot",),
     "inputs.workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
@@ -247,6 +245,7 @@ __all__ = [
     "Device",
     "Dlrm",
     "DlrmPrediction",
+    "ErrorDistribution",
     "ErrorRow",
     "JudgedErrors",
     "Layout",
@@ -255,13 +254,13 @@ __all__ = [
     "MemoryChange",
     "MemoryComparison",
     "OwnRun",
+    "OwnRunErrors",
     "PipelineRun",
     "PipelineSchedule",
     "PipelineSimulation",
     "PlacedTable",
     "Prediction",
     "RunCost",
-    "RunEffect",
     "ScalingPoint",
     "SearchCounts",
     "Sensitivity",
@@ -309,6 +308,7 @@ __all__ = [
     "model_named",
     "nearest_divisor",
     "output_activation_bytes",
+    "own_runs_markdown",
     "pareto_front",
     "part_of",
     "pass_bytes",

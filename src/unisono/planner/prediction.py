@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from math import exp, sqrt
+from math import exp
 from typing import overload
 
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.planner.constant_derivatives import log_gradient
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.constants.own_calibration import Calibration, RunEffect
+from unisono.planner.constants.error_distribution import ErrorDistribution
+from unisono.planner.constants.own_calibration import Calibration
+from unisono.planner.constants.own_run import OwnRun
+from unisono.planner.constants.own_run_posterior import OwnRunPosterior
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.layout_check import check_layout
@@ -17,7 +24,6 @@ from unisono.planner.inputs.training_flops import step_flops
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.memory.stage_memory import MEMORY_KINDS
-from unisono.planner.prediction_error import error_deviation
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction, predict_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.run_choices import RunModel
@@ -45,8 +51,6 @@ class Prediction:
     and fp4, the peak is that of bf16."""
     tokens_per_s: float
     """Tokens per second of all devices."""
-    effect: RunEffect
-    """Effect of the user's own runs (`calibration`) on this prediction."""
     _run: RunModel = field(repr=False, compare=False)
 
     @property
@@ -59,31 +63,65 @@ class Prediction:
         """The devices of the layout."""
         return self._run.cluster
 
+    @property
+    def own_runs(self) -> int:
+        """Number of the user's own runs on this device (`calibration`)."""
+        return len(self._run.own.runs) if self._run.own else 0
+
     @cached_property
-    def _blind(self) -> float:
-        """Standard deviation of the logarithm of measured over predicted time, without the user's
-        own runs.
+    def derivatives(self) -> NDArray[np.float64]:
+        """Derivatives of the logarithm of the step time by the logarithms of the constants of
+        `CalibratedConstants.covariance`, without the user's own runs.
         """
-        return error_deviation(self._run, self.layout, self._micro_batch, self._recompute)
+        names = self._run.before.covariance.names
+        return log_gradient(
+            self._run.blind_times, names, self.layout, self._micro_batch, self._recompute
+        )
+
+    @cached_property
+    def errors(self) -> ErrorDistribution:
+        """Distribution of the logarithm of measured over predicted time."""
+        return self._errors(self._run.own or self._run.blind)
+
+    def _errors(self, known: OwnRunPosterior) -> ErrorDistribution:
+        like = self._run.similarity(self.layout, self._micro_batch, self._recompute)
+        return known.errors(like, self.derivatives)
+
+    @cached_property
+    def _half_width(self) -> float:
+        """Half of the width of the 80 % interval of the logarithm of the step time."""
+        return self.errors.half_width(self._run.constants.interval_quantile)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the logarithm of measured over predicted time."""
-        return self._blind * sqrt(self.effect.unknown)
+        """Standard deviation of the normal distribution that has the same 80 % interval of the
+        logarithm of measured over predicted time.
+        """
+        return self._half_width / self._run.constants.interval_quantile
 
     @property
     def low_s(self) -> float:
         """Lower end of the interval that holds 80 % of measured steps, in seconds."""
-        return self.step_s / self._spread(self.deviation)
+        return self.step_s / exp(self._half_width)
 
     @property
     def high_s(self) -> float:
         """Upper end of the interval that holds 80 % of measured steps, in seconds."""
-        return self.step_s * self._spread(self.deviation)
+        return self.step_s * exp(self._half_width)
 
-    def _spread(self, deviation: float) -> float:
-        """Returns the ratio of the upper end of the interval to the step time."""
-        return exp(self._run.constants.interval_quantile * deviation)
+    def as_own_run(self, name: str, measured_s: float) -> OwnRun:
+        """Returns the run with this layout that took `measured_s` seconds, for a `Calibration`.
+        The prediction must not be calibrated with own runs.
+        """
+        names = self._run.before.covariance.names
+        pairs = zip(names, self.derivatives, strict=True)
+        return OwnRun(
+            name=name,
+            like=self._run.similarity(self.layout, self._micro_batch, self._recompute),
+            measured_s=measured_s,
+            predicted_s=self.step_s,
+            derivatives=tuple((name, float(value)) for name, value in pairs if value),
+        )
 
     @property
     def fits(self) -> bool:
@@ -108,14 +146,17 @@ class Prediction:
 
     def interval_text(self) -> str:
         """Returns one line with the width of the interval and the effect of the user's runs."""
-        text = f"80 % interval: within {self._spread(self.deviation) - 1:.0%}"
-        if self._run.calibration is None:
+        text = f"80 % interval: within {exp(self._half_width) - 1:.0%}"
+        if not self._run.calibrated:
             return text
-        if not self.effect.runs:
-            return f"{text}; the calibration has no run of this device and software"
-        before = self._spread(self._blind) - 1
-        runs = f"{self.effect.runs} own run{'s' if self.effect.runs > 1 else ''}"
-        return f"{text} after {runs}, {before:.0%} without; all times x {self.effect.factor:.3f}"
+        if not self.own_runs:
+            return f"{text}; the calibration has no run of this device"
+        blind = self._errors(self._run.blind)
+        before = exp(blind.half_width(self._run.constants.interval_quantile)) - 1
+        runs = f"{self.own_runs} own run{'s' if self.own_runs > 1 else ''}"
+        kinds = self._run.blind_times.step(self.layout, self._micro_batch, self._recompute)
+        change = self.step_s / sum(kinds.values())
+        return f"{text} after {runs}, {before:.0%} without; step time x {change:.3f}"
 
     @property
     def _micro_batch(self) -> int:
@@ -244,6 +285,5 @@ def prediction_of(
         capacity_bytes=run.capacity_bytes,
         mfu=flops / (step_s * run.times.kernels.wide_peak * run.cluster.devices),
         tokens_per_s=job.tokens / step_s,
-        effect=run.effect(layout, micro_batch, recompute),
         _run=run,
     )

@@ -7,8 +7,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.constants.own_calibration import Calibration, RunEffect
-from unisono.planner.constants.run_similarity import RunSimilarity, similarity
+from unisono.planner.constants.own_calibration import Calibration
+from unisono.planner.constants.own_run_posterior import OwnRunPosterior
+from unisono.planner.constants.run_similarity import (
+    RunSimilarity,
+    error_causes,
+    similarity,
+)
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layer_division import stage_layers
 from unisono.planner.inputs.layout import Layout
@@ -33,11 +38,16 @@ class RunModel:
         constants: CalibratedConstants,
         calibration: Calibration | None = None,
     ) -> None:
+        self.own: OwnRunPosterior | None = None
+        """What the user's runs on this device say, or None without such runs."""
+        self.calibrated = calibration is not None and bool(calibration.runs)
         if calibration is not None:
-            constants = calibration.constants_for(cluster, constants)
-        self.calibration = calibration if calibration and calibration.runs else None
+            constants = calibration.with_links(cluster, constants)
+            self.own = calibration.own_runs(cluster, constants)
         self.model, self.cluster, self.workload = model, cluster, workload
-        self.constants = constants
+        self.before = constants
+        """The constants without the user's runs."""
+        self.constants = constants = self.own.constants if self.own else constants
         self.times = StepModel(model, cluster, workload, constants)
         self.capacity_bytes = int(cluster.kind.memory_bytes * USABLE_MEMORY)
         self.memory = MemoryModel(
@@ -48,33 +58,41 @@ class RunModel:
             capacity_bytes=self.capacity_bytes,
         )
         self._chunk_counts: dict[tuple[int, str, int, bool], list[int]] = {}
-        self._effects: dict[RunSimilarity, RunEffect] = {}
+        self._factors: dict[RunSimilarity, float] = {}
 
     def step(self, layout: Layout, micro_batch: int, recompute: str) -> dict[str, float]:
         """Returns the seconds of a step by kind; their sum is the step time."""
         kinds = self.times.step(layout, micro_batch, recompute)
-        if self.calibration is None:
+        if self.own is None:
             return kinds
-        factor = self.effect(layout, micro_batch, recompute).factor
+        like = self.similarity(layout, micro_batch, recompute)
+        factor = self._factors.get(like)
+        if factor is None:
+            factor = self._factors[like] = self.own.factor(like)
         return {kind: seconds * factor for kind, seconds in kinds.items()}
 
-    def effect(self, layout: Layout, micro_batch: int, recompute: str) -> RunEffect:
-        """Returns the effect of the user's runs on the prediction of a layout."""
-        if self.calibration is None:
-            return RunEffect(0, 1.0, 1.0)
+    def similarity(self, layout: Layout, micro_batch: int, recompute: str) -> RunSimilarity:
+        """Returns the properties that determine the error of the prediction of a layout."""
         job = replace(self.workload, micro_batch=micro_batch, recompute=recompute)
-        like = similarity(self.model, self.cluster, layout, job)
-        found = self._effects.get(like)
-        if found is None:
-            found = self._effects[like] = self.calibration.effect(like, self.constants)
-        return found
+        return similarity(self.model, self.cluster, layout, job, self.workload)
+
+    @cached_property
+    def blind(self) -> OwnRunPosterior:
+        """The distribution of errors without the user's runs."""
+        return OwnRunPosterior((), self.before)
+
+    @cached_property
+    def blind_times(self) -> StepModel:
+        """The step times without the user's runs."""
+        return self.times if self.own is None else self.times.with_constants(self.before)
 
     @cached_property
     def least_factor(self) -> float:
         """Smallest factor that the user's own runs give for the time of a layout of this model."""
-        if self.calibration is None:
+        if self.own is None:
             return 1.0
-        return self.calibration.least_factor(self.model, self.workload.precision, self.constants)
+        causes = error_causes(self.model, self.cluster, self.workload)
+        return self.own.least_factor(self.model, causes)
 
     def fastest(self, layout: Layout) -> tuple[Layout, int, str, dict[str, float]]:
         """Returns the fastest choice that fits in memory, or if none fits, the choice that needs
@@ -98,7 +116,7 @@ class RunModel:
                 step_s = sum(kinds.values())
                 if best is None or step_s < best_s:
                     best, best_s = (full, micro_batch, recompute, kinds), step_s
-                if self.calibration is None:
+                if self.own is None:
                     break  # the remaining recomputation modes are slower
         if best is None:
             if smallest is None:

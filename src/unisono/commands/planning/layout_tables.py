@@ -155,7 +155,7 @@ def prediction_document(prediction: Prediction) -> dict[str, Any]:
         **common_document(prediction),
         "memory_bytes_by_kind_and_stage": dict(prediction.memory),
         "tokens_per_s": prediction.tokens_per_s,
-        "own_runs": prediction.effect.runs,
+        "own_runs": prediction.own_runs,
     }
 
 

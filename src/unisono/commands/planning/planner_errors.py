@@ -39,6 +39,7 @@ def errors_output(options: PlanOptions) -> PlanOutput:
         _errors_table(rows),
         _judged_table(judged),
         _intervals_table(rows),
+        _own_runs_table(rows),
         _memory_table(memory),
         _constants_table(),
     ]
@@ -60,12 +61,13 @@ def _errors_table(rows: Sequence[ErrorRow]) -> Table:
     for name in names:
         table.add_column(name, justify="left" if name == "source" else "right")
     for row in rows:
+        own = row.with_own_runs(1)
         table.add_row(
             row.family,
             str(row.runs),
             f"{row.fitted:.1%}",
             f"{row.held_out:.1%}",
-            "-" if row.one_run is None else f"{row.one_run:.1%}",
+            "-" if own is None else f"{own.error:.1%}",
             f"{row.worst:.0%}",
             "-" if row.tau is None else f"{row.tau:.2f}",
             "-" if row.regret is None else f"{row.regret:.1%}",
@@ -94,24 +96,44 @@ def _judged_table(rows: Sequence[JudgedErrors]) -> Table:
 
 def _intervals_table(rows: Sequence[ErrorRow]) -> Table:
     table = Table(title="80 % intervals by source", title_justify="left")
-    for name in ("source", "bias", "spread", "held out", "width", "one run", "width", "fitted"):
+    for name in ("source", "bias", "spread", "held out", "width", "fitted", "width"):
         table.add_column(name, justify="left" if name == "source" else "right")
     for row in rows:
-        known = row.one_run_covered is not None
         table.add_row(
             row.family,
             f"{row.bias:+.3f}",
             f"{row.spread:.3f}",
             f"{row.covered:.0%}",
             f"{row.width:.2f}",
-            f"{row.one_run_covered:.0%}" if known else "-",
-            f"{row.one_run_width:.2f}" if known else "-",
             f"{row.fitted_covered:.0%}",
+            f"{row.fitted_width:.2f}",
         )
     table.caption = (
         "bias, spread: mean and standard deviation of the logarithm of measured over predicted "
-        "time, held out. held out, one run, fitted: share of runs inside the interval, with the "
+        "time, held out. held out, fitted: share of runs inside the interval, with the "
         "constants of the table above. width: median ratio of the interval's ends."
+    )
+    return table
+
+
+def _own_runs_table(rows: Sequence[ErrorRow]) -> Table:
+    table = Table(title="calibration with runs of the same source", title_justify="left")
+    for name in ("source", "own runs", "error before", "error", "in the interval", "width"):
+        table.add_column(name, justify="left" if name == "source" else "right")
+    for row in rows:
+        for each in row.own:
+            table.add_row(
+                row.family if each is row.own[0] else "",
+                str(each.runs),
+                f"{each.blind_error:.1%}",
+                f"{each.error:.1%}",
+                f"{each.covered:.0%}",
+                f"{each.width:.2f}",
+            )
+    table.caption = (
+        "constants fitted to the other sources. error before: mean absolute error of the same runs "
+        "without own runs. in the interval: share of runs inside the 80 % interval. width: median "
+        "ratio of the interval's ends."
     )
     return table
 

@@ -11,6 +11,7 @@ from unisono.parallel.context import zigzag_part
 from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers import IGNORED
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,32 @@ def divide_batch(
     Raises `ValueError` for sizes that cannot be divided.
     """
     layout = mesh.layout
+    _check_sizes(inputs, targets, layout, microbatches)
+    place = mesh.coordinates["dp_replicate"] * mesh.grid.sizes["dp_shard"]
+    place += mesh.coordinates["dp_shard"]
+    spans = [_even_part(len(inputs), number, microbatches) for number in range(microbatches)]
+    own = []
+    for first, count in spans:
+        begin, size = _even_part(count, place, layout.dp)
+        own.append((first + begin, size))
+
+    def cut(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_own_positions(x[first : first + count], mesh) for first, count in own)
+
+    own_targets = cut(targets)
+    return BatchPart(
+        inputs=cut(inputs),
+        targets=own_targets,
+        samples=tuple(count for _, count in spans),
+        first_samples=tuple(first for first, _ in own),
+        shares=_shares(own_targets, targets),
+    )
+
+
+def _check_sizes(
+    inputs: torch.Tensor, targets: torch.Tensor, layout: Layout, microbatches: int
+) -> None:
+    """Raises `ValueError` for a batch that the layout cannot divide."""
     if len(inputs) != len(targets):
         raise ValueError(
             f"expected as many targets as inputs, got {len(targets)} for {len(inputs)} inputs"
@@ -65,25 +92,6 @@ def divide_batch(
             f"depth x rows = {microbatches} x {layout.dp} x {grid.depth} x {grid.row} = {samples}, "
             f"got {len(inputs)}; {near} works"
         )
-    place = mesh.coordinates["dp_replicate"] * mesh.grid.sizes["dp_shard"]
-    place += mesh.coordinates["dp_shard"]
-    spans = [_even_part(len(inputs), number, microbatches) for number in range(microbatches)]
-    own = []
-    for first, count in spans:
-        begin, size = _even_part(count, place, layout.dp)
-        own.append((first + begin, size))
-
-    def cut(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(_own_positions(x[first : first + count], mesh) for first, count in own)
-
-    own_targets = cut(targets)
-    return BatchPart(
-        inputs=cut(inputs),
-        targets=own_targets,
-        samples=tuple(count for _, count in spans),
-        first_samples=tuple(first for first, _ in own),
-        shares=_shares(own_targets, targets),
-    )
 
 
 def _even_part(length: int, part: int, parts: int) -> tuple[int, int]:

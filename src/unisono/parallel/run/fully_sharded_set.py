@@ -18,6 +18,7 @@ from unisono.parallel.run.parameter_sets import (
     HeldParameter,
     ParameterSet,
     make_sets,
+    norm_of,
     replicas,
     shard_name,
     sum_traffic,
@@ -125,8 +126,9 @@ class FullyShardedSet:
                 trained.grad = None if held.values.grad is None else _local(held.values.grad)
 
     def squares(self) -> torch.Tensor:
-        norm = nn.utils.get_total_norm(self._gradients(), foreach=True)
-        return norm.double().square() / self._replicas
+        norms = [norm_of(each) for each in self._gradients()]
+        total = norm_of(torch.stack(norms)) if norms else torch.zeros((), dtype=torch.float64)
+        return total.square() / self._replicas
 
     def scale(self, factor: torch.Tensor) -> None:
         for gradient in self._gradients():

@@ -83,20 +83,7 @@ def parallelize(
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]
     groups = tie_groups(stages_of_parameters(ties, every), mesh)
-    held = _held(_named(stages, ties, order), groups)
-    sets: Sequence[ParameterSet]
-    if layout.zero >= 2:
-        blocks = {each.name: each for each in held}
-        for _, stage in stages:
-            shard_modules(stage, mesh)
-        held = [
-            HeldParameter(name=name, values=values, block=blocks[name].block, tie=blocks[name].tie)
-            for name, values in _named(stages, ties, order)
-            if name in blocks
-        ]
-        sets = make_fully_sharded_sets(held, mesh)
-    else:
-        sets = make_sets(held, mesh)
+    sets = _divide_states(stages, mesh, ties, order, groups)
     built = optimizer([each for found in sets for each in found.trained])
     merge_parameters(built, sets)
     return ParallelRun(
@@ -155,6 +142,28 @@ def _divide(model: nn.Module, loss: Loss, mesh: TrainingMesh) -> None:
             "modules with a method divide(mesh), or an nn.Sequential with two nn.Linear around "
             "elementwise modules; tp = 1 works"
         )
+
+
+def _divide_states(
+    stages: Sequence[tuple[int, nn.Module]],
+    mesh: TrainingMesh,
+    ties: Sequence[Tie],
+    order: Mapping[str, int],
+    groups: Mapping[str, Group],
+) -> Sequence[ParameterSet]:
+    """Divides parameters, gradients and optimizer states as the layout's ZeRO stage says."""
+    held = _held(_named(stages, ties, order), groups)
+    if mesh.layout.zero < 2:
+        return make_sets(held, mesh)
+    blocks = {each.name: each for each in held}
+    for _, stage in stages:
+        shard_modules(stage, mesh)
+    sharded = [
+        HeldParameter(name=name, values=values, block=blocks[name].block, tie=blocks[name].tie)
+        for name, values in _named(stages, ties, order)
+        if name in blocks
+    ]
+    return make_fully_sharded_sets(sharded, mesh)
 
 
 def _named(

@@ -114,7 +114,7 @@ class WholeSet:
                 dist.all_reduce(self._flat.gradient, group=group)
 
     def squares(self) -> torch.Tensor:
-        return sum_of_squares(self._flat.gradient) / self._replicas
+        return norm_of(self._flat.gradient).square() / self._replicas
 
     def scale(self, factor: torch.Tensor) -> None:
         self._flat.gradient.mul_(factor)
@@ -168,7 +168,7 @@ class ShardedSet:
 
     def squares(self) -> torch.Tensor:
         assert self.part.grad is not None  # `reduce` has set the gradient
-        return sum_of_squares(self.part.grad) / self._replicas
+        return norm_of(self.part.grad).square() / self._replicas
 
     def scale(self, factor: torch.Tensor) -> None:
         assert self.part.grad is not None  # `reduce` has set the gradient
@@ -184,10 +184,10 @@ class ShardedSet:
         return moved | sum_traffic(self._others, [self.part])
 
 
-def sum_of_squares(x: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of squares in float64, without a float64 copy of the array."""
+def norm_of(x: torch.Tensor) -> torch.Tensor:
+    """Returns the norm in float64, without a float64 copy of the array."""
     norm: torch.Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
-    return norm.square()
+    return norm
 
 
 def sum_traffic(

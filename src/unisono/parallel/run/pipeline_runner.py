@@ -155,12 +155,12 @@ class _TimedStage(PipelineStage):
             self._after_trial(self.submod)
         with self._clock.working(StageTask("F", arguments[0], self.stage_index)):
             found = super().forward_one_chunk(*arguments, **options)
-        results = found if isinstance(found, tuple) else (found,)
-        sent, needing_gradient = (
-            sum(each.nbytes for each in results),
-            sum(each.nbytes for each in results if each.requires_grad),
-        )
-        self._clock.result_bytes[self.stage_index] = sent, needing_gradient
+        if arguments[0] == 0:  # the results of all microbatches have one size
+            results = found if isinstance(found, tuple) else (found,)
+            self._clock.result_bytes[self.stage_index] = (
+                sum(each.nbytes for each in results),
+                sum(each.nbytes for each in results if each.requires_grad),
+            )
         return found
 
     def backward_one_chunk(self, *arguments: Any, **options: Any) -> Any:

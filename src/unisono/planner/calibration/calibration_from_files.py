@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from unisono.planner.calibration.link_calibration import (
@@ -14,8 +13,8 @@ from unisono.planner.calibration.link_calibration import (
 )
 from unisono.planner.calibration.own_runs import read_own_runs
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.constants.own_calibration import Calibration, OwnRun
-from unisono.planner.constants.run_similarity import similarity
+from unisono.planner.constants.own_calibration import Calibration
+from unisono.planner.constants.own_run import OwnRun
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.prediction import predict
 from unisono.planner.validation.ground_truth import MeasuredRun
@@ -37,7 +36,7 @@ def calibrate(
 
     >>> from unisono import planner
     >>> own = planner.read_own_runs('''model,cluster,layout,seq,global_batch,micro_batch,step_s
-    ... gpt3-1.7b,a100:8,"dp=8,zero=1",2048,64,4,2.5
+    ... gpt3-1.7b,a100:8,"dp=8,zero=1",2048,64,4,1.1
     ... ''')
     >>> calibration = planner.calibrate(runs=own)
     >>> where, job = own[0].cluster, own[0].job
@@ -78,10 +77,4 @@ def _own_run(run: MeasuredRun, links: Calibration, constants: CalibratedConstant
     found = predict(
         run.model, run.cluster, run.layout, run.job, constants=constants, calibration=links
     )
-    stated = replace(run.job, micro_batch=found.job.micro_batch, recompute=found.job.recompute)
-    return OwnRun(
-        name=run.name,
-        like=similarity(run.model, run.cluster, found.layout, stated),
-        measured_s=run.measured_s,
-        predicted_s=found.step_s,
-    )
+    return found.as_own_run(run.name, run.measured_s)

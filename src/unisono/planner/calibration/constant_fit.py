@@ -4,7 +4,8 @@ The fit minimises a robust loss of two kinds of logarithms: those of the measure
 time, for each run, and those of the value over the prior value, for each constant. It needs SciPy.
 Runs are weighted so that a family of n runs counts as n^(1/2). For cross-validation, the constants
 are also fitted without each family (a fold). Each fit also gives the parts that errors have in
-common and the covariance of the constants, which together determine the 80 % interval.
+common and the covariance of the constants, which together determine the 80 % interval
+(`interval_fit` fits only these).
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from math import log
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,20 @@ from numpy.typing import NDArray
 
 from unisono.planner.calibration.error_components import (
     ErrorGroups,
-    central_quantile,
+    ErrorLikelihood,
     constants_factor,
-    fit_sigma,
+    fit_parts,
 )
+from unisono.planner.calibration.interval_width import interval_quantile
+from unisono.planner.constant_derivatives import log_gradient
 from unisono.planner.constants.calibrated_constants import (
     CalibratedConstants,
     constants_document,
     constants_from,
 )
 from unisono.planner.constants.constant_covariance import ConstantCovariance, covariances_text
-from unisono.planner.prediction_error import log_gradient
 from unisono.planner.run_choices import RunModel
 from unisono.planner.validation.ground_truth import MeasuredRun, measured_runs
-from unisono.planner.validation.validation import predict_run, row_name
 
 _DEVIATION = 0.08
 """Error of a step time that counts as much as a constant one width away from its prior."""
@@ -45,10 +44,6 @@ _ROUNDS = 2
 _SENSITIVE = 0.02
 """Minimum relative change of a time, per relative change of a constant, in a run that determines
 the constant."""
-_COVERED = 0.82
-"""Share of the runs that the interval must contain, as a mean over runs and as a mean over sources:
-a little over 80 %."""
-
 _Floats = NDArray[np.float64]
 
 
@@ -116,7 +111,7 @@ def fit_constants(
     values = dict(priors.values)
     for _ in range(_ROUNDS):
         values = _fit_once(runs, priors, values)
-    return _with_intervals(runs, priors, values)
+    return fit_intervals(runs, values, document)
 
 
 def _fit_once(
@@ -142,20 +137,25 @@ def _weights(runs: Sequence[MeasuredRun]) -> _Floats:
     return np.array([2 * families.count(family) ** -0.25 for family in families])
 
 
-def _with_intervals(
-    runs: Sequence[MeasuredRun], priors: _Priors, values: Mapping[str, float]
+def fit_intervals(
+    runs: Sequence[MeasuredRun],
+    values: Mapping[str, float],
+    document: Mapping[str, Any] | None = None,
 ) -> ConstantFit:
     """Returns the constants with their covariance and the parts of the errors, from the errors and
     their derivatives at these values.
     """
+    priors = _Priors(document or constants_document())
     groups = ErrorGroups(runs)
     errors, gradients = _linearised(runs, values, priors.names)
-    offsets = priors.offsets(values)
-    sigma = fit_sigma(groups, errors, gradients, offsets, priors.widths, priors.sigma)
-    factor = constants_factor(groups.covariance(sigma), gradients, priors.widths)
+    likelihood = ErrorLikelihood(
+        groups, errors, gradients, priors.offsets(values), priors.widths, priors.sigma
+    )
+    parts = fit_parts(likelihood, groups)
+    factor = constants_factor(groups.covariance(parts), gradients, priors.widths)
     rows = tuple(tuple(map(float, row[: i + 1])) for i, row in enumerate(factor))
     covariance = ConstantCovariance(names=priors.names, factor=rows)
-    return ConstantFit(values=values, sigma=sigma, covariance=covariance)
+    return ConstantFit(values=values, sigma=parts.sigma, covariance=covariance)
 
 
 def _linearised(
@@ -262,30 +262,15 @@ def _add_quantiles(
     every: CalibratedConstants,
     folds: Mapping[str, CalibratedConstants],
 ) -> None:
-    """Adds to the document half of the interval's width in standard deviations: once from the
-    errors of all families, and once for each fold from those of the other families.
-
-    Users predict runs of known and of new kinds. So the width covers both the errors with constants
-    that were fitted to the family, and those with constants that were fitted without it.
+    """Adds half of the interval's width to the document: once from the errors of all families, and
+    once for each fold from those of the other families.
     """
     runs = measured_runs()
-    for left_out in (None, *folds):
+    shipped = document["constants"]["interval_quantile"]
+    shipped["value"] = _rounded(interval_quantile(runs, every, folds), 3)
+    for left_out, values in document["folds"].items():
         kept = [run for run in runs if run.family != left_out]
-        rows = [row_name(run) for run in kept]
-        known = [_standard_error(run, every) for run in kept]
-        new = [_standard_error(run, folds[run.family]) for run in kept]
-        quantile = max(central_quantile(errors, rows, _COVERED) for errors in (known, new))
-        if left_out is None:
-            document["constants"]["interval_quantile"]["value"] = _rounded(quantile, 3)
-        else:
-            document["folds"][left_out]["interval_quantile"] = _rounded(quantile, 3)
-
-
-@cache
-def _standard_error(run: MeasuredRun, constants: CalibratedConstants) -> float:
-    """Returns the logarithm of measured over predicted time, in standard deviations."""
-    found = predict_run(run, constants)
-    return log(run.measured_s / found.step_s) / found.deviation
+        values["interval_quantile"] = _rounded(interval_quantile(kept, every, folds), 3)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,11 @@ class ConstantCovariance:
     certain."""
 
     def matrix(self) -> _Floats:
-        """Returns the factor as a square matrix."""
+        """Returns the factor as a square matrix, which must not be changed."""
+        return self._matrix
+
+    @cached_property
+    def _matrix(self) -> _Floats:
         found = np.zeros((len(self.names), len(self.names)))
         for i, row in enumerate(self.factor):
             found[i, : len(row)] = row

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import exp, sqrt
+from math import exp
 
+from unisono.planner.constant_derivatives import gradient_of
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
+from unisono.planner.constants.error_distribution import ErrorDistribution, blind_distribution
 from unisono.planner.constants.own_calibration import Calibration
-from unisono.planner.constants.run_similarity import EVERY_RUN
+from unisono.planner.constants.run_similarity import EVERY_RUN, FITTED_ARCHITECTURES
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.workload import Workload
-from unisono.planner.prediction_error import FITTED_ARCHITECTURES, gradient_of
 from unisono.planner.recommendation.dlrm_check import check_dlrm
 from unisono.planner.recommendation.dlrm_fit import DlrmFitter
 from unisono.planner.recommendation.dlrm_operators import products
@@ -64,7 +65,8 @@ class DlrmPrediction:
     capacity_bytes: int
     """Bytes that training may use on a device."""
     deviation: float
-    """Standard deviation of the logarithm of measured over predicted time."""
+    """Standard deviation of the normal distribution that has the same 80 % interval of the
+    logarithm of measured over predicted time."""
     _times: DlrmTimes = field(repr=False, compare=False)
 
     @property
@@ -146,7 +148,7 @@ def predict_dlrm(
     check_dlrm(cluster, layout, job, table_update)
     constants = constants or default_constants()
     if calibration is not None:
-        constants = calibration.constants_for(cluster, constants)
+        constants = calibration.with_links(cluster, constants)
     capacity = cluster.kind.memory_bytes * USABLE_MEMORY
     kernels = KernelTimes(cluster.kind, constants, precision=job.precision)
     fit = DlrmFitter(
@@ -170,8 +172,8 @@ def predict_dlrm(
 
     kinds = kinds_with(constants)
     step_s = sum(kinds.values())
-    deviation = _deviation(constants, cluster, lambda each: sum(kinds_with(each).values()))
-    width = exp(constants.interval_quantile * deviation)
+    errors = _errors(constants, cluster, lambda each: sum(kinds_with(each).values()))
+    half_width = errors.half_width(constants.interval_quantile)
     return DlrmPrediction(
         model=model,
         cluster=cluster,
@@ -180,31 +182,31 @@ def predict_dlrm(
         placement=fit.placement,
         placed_by=placement,
         step_s=step_s,
-        low_s=step_s / width,
-        high_s=step_s * width,
+        low_s=step_s / exp(half_width),
+        high_s=step_s * exp(half_width),
         time=kinds,
         memory=fit.memory,
         capacity_bytes=int(capacity),
-        deviation=deviation,
+        deviation=half_width / constants.interval_quantile,
         _times=times,
     )
 
 
-def _deviation(
+def _errors(
     constants: CalibratedConstants,
     cluster: Cluster,
     step_s: Callable[[CalibratedConstants], float],
-) -> float:
-    """Returns the standard deviation of the logarithm of measured over predicted time.
+) -> ErrorDistribution:
+    """Returns the distribution of the logarithm of measured over predicted time.
 
     No constant was fitted to recommendation models, so the cause "experts", the largest error of a
     kind of model, counts too.
     """
-    causes = [*EVERY_RUN, "experts"]
+    causes = [*(name for name in EVERY_RUN if name not in ("source", "run")), "experts"]
     if cluster.kind.architecture not in FITTED_ARCHITECTURES:
         causes.append("other device")
     variance = sum(constants.sigma[name] ** 2 for name in causes)
     covariance = constants.covariance
     if covariance.names:
         variance += covariance.variance(gradient_of(step_s, constants, covariance.names))
-    return sqrt(variance)
+    return blind_distribution(variance, constants.sigma["source"], constants.sigma["run"])

@@ -10,7 +10,8 @@ import numpy as np
 from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.validation.ground_truth import MeasuredRun
 from unisono.planner.validation.judged_runs import judged_runs
-from unisono.planner.validation.validation import predict_run, ranking
+from unisono.planner.validation.layout_ranking import ranking
+from unisono.planner.validation.predicted_runs import predict_run
 
 
 @dataclass(frozen=True, kw_only=True)

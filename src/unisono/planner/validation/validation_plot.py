@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unisono.figures import new_figure
 from unisono.planner.validation.ground_truth import measured_runs
-from unisono.planner.validation.validation import fold_constants, predict_run
+from unisono.planner.validation.predicted_runs import fold_constants, predict_run
 
 
 def save_validation_plot(path: str | Path) -> None:
