@@ -225,7 +225,7 @@ def test_an_unusual_machine_is_found() -> None:
     """Tests that one run which takes twice the predicted time may be a single exception, and that
     three different runs which do so are not.
     """
-    layouts = [LAYOUT, planner.Layout(dp=2, tp=8, zero=1), planner.Layout(dp=16, tp=1, zero=1)]
+    layouts = [LAYOUT, planner.Layout(dp=2, tp=8, zero=1), planner.Layout(dp=8, pp=2, zero=1)]
     runs = [own_run(2.0, layout=layout) for layout in layouts]
     other = planner.Layout(dp=8, tp=2, zero=1)
     blind = step(None, layout=other).step_s

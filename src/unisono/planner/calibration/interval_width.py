@@ -3,7 +3,8 @@
 Errors have heavier tails than their fitted distribution, and a few sources have most of the runs.
 So the width is the smallest one that contains a little over 80 % of the runs in each of several
 counts: with constants that were fitted to all sources, with constants that were fitted to the other
-sources, and with the latter after 1, 2 and 3 own runs.
+sources, and with the latter after 1, 2 and 3 own runs. It also contains most runs of the sources
+that only judge the planner.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ import numpy as np
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.constants.error_distribution import ErrorDistribution
 from unisono.planner.validation.ground_truth import MeasuredRun
+from unisono.planner.validation.judged_runs import judged_runs
 from unisono.planner.validation.own_run_errors import calibrated_steps
-from unisono.planner.validation.predicted_runs import predict_run, row_name
+from unisono.planner.validation.predicted_runs import grouped, predict_run, row_name
 
 COVERED = 0.82
 """Share of the runs that the interval must contain: a little over 80 %."""
+COVERED_JUDGED = 0.76
+"""Share of the runs that only judge the planner that the interval must contain. A little under
+80 %, because no software of the planner describes some of these sources."""
 _OWN_RUNS = (1, 2, 3)
 _ALMOST_CERTAIN = 1 - 1e-12
 
@@ -59,13 +64,21 @@ def interval_quantile(
             errors = _own_run_errors(row, tuple(those), fold, own)
             if errors.sizes:
                 rows.append(errors)
-    found = []
-    for rows in counts:
-        sizes = [size for each in rows for size in each.sizes]
-        weights = np.concatenate([each.weights for each in rows])
-        by_row = np.concatenate([np.array(each.weights) / sum(each.weights) for each in rows])
-        found += [weighted_quantile(sizes, w.tolist(), COVERED) for w in (weights, by_row)]
-    return max(found)
+    judged = [
+        _blind_errors(source, tuple(those), every)
+        for source, those in grouped(judged_runs(), lambda run: run.source)
+    ]
+    return max(_widest(judged, COVERED_JUDGED), *(_widest(rows, COVERED) for rows in counts))
+
+
+def _widest(rows: Sequence[_Errors], share: float) -> float:
+    """Returns the smallest size that covers this share both as a mean over the runs and as a mean
+    over the rows.
+    """
+    sizes = [size for each in rows for size in each.sizes]
+    weights = np.concatenate([each.weights for each in rows])
+    by_row = np.concatenate([np.array(each.weights) / sum(each.weights) for each in rows])
+    return max(weighted_quantile(sizes, w.tolist(), share) for w in (weights, by_row))
 
 
 def weighted_quantile(sizes: Sequence[float], weights: Sequence[float], share: float) -> float:
