@@ -25,6 +25,11 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
             f"dp x tp x pp x cp = {layout.dp} x {layout.tp} x {layout.pp} x {layout.cp} = "
             f"{layout.devices}, but the cluster has {cluster.devices} devices{near}"
         )
+    if layout.dp_replicate > 1 and not layout.zero:
+        raise ValueError(
+            f"dp_replicate = {layout.dp_replicate} makes replicas of the shards of ZeRO, and "
+            "zero = 0 has none; dp_replicate = 1, or zero = 1 to 3, works"
+        )
     if layout.tensor == "1d":
         _divides("tp", layout.tp, "the heads", model.heads)
     else:

@@ -1,4 +1,4 @@
-"""Known models by name, and models of Hugging Face configurations."""
+"""Known models by name, and models of files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unisono.planner.inputs.hugging_face import from_hugging_face
 from unisono.planner.inputs.transformer import Transformer
 from unisono.text_files import reading
 
@@ -132,59 +133,3 @@ def load_model(what: str | Path) -> Transformer:
         return model_named(str(what))
     with reading(path) as text:
         return from_hugging_face(json.loads(text))
-
-
-def from_hugging_face(config: Mapping[str, Any]) -> Transformer:
-    """Returns the model of a Hugging Face configuration (the content of `config.json`).
-
-    Reads the keys of GPT-2, Llama, Mistral, Qwen, Mixtral, GPT-OSS and DeepSeek-V3. Raises
-    ValueError if a size is missing.
-
-    >>> from_hugging_face({"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257,
-    ...                    "n_positions": 1024}).parameters
-    124439808
-    """
-    read = _Keys(config)
-    hidden, heads = read("hidden_size", "n_embd"), read("num_attention_heads", "n_head")
-    gpt2 = "n_embd" in config
-    experts = read("n_routed_experts", "num_local_experts", "num_experts", default=0)
-    kv_rank = read("kv_lora_rank", default=0)
-    inner = read("intermediate_size", "n_inner", default=4 * hidden)
-    return Transformer(
-        layers=read("num_hidden_layers", "n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=0 if kv_rank else read("num_key_value_heads", default=heads),
-        head_dim=read("qk_nope_head_dim", "head_dim", default=hidden // heads),
-        ffn=inner,
-        gated=not gpt2,
-        vocab=read("vocab_size"),
-        experts=experts,
-        top_k=read("num_experts_per_tok", default=0) if experts else 0,
-        expert_ffn=read("moe_intermediate_size", default=inner) if experts else 0,
-        shared_experts=read("n_shared_experts", default=0) if experts else 0,
-        dense_layers=read("first_k_dense_replace", default=0) if experts else 0,
-        tied=bool(config.get("tie_word_embeddings", gpt2)),
-        positions=read("n_positions", default=0),
-        query_rank=read("q_lora_rank", default=0) if kv_rank else 0,
-        kv_rank=kv_rank,
-        rope_dim=read("qk_rope_head_dim", default=0) if kv_rank else 0,
-    )
-
-
-class _Keys:
-    """Reads whole numbers of a configuration that has several names for one size."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def __call__(self, *names: str, default: int | None = None) -> int:
-        for name in names:
-            value = self._config.get(name)
-            if value is not None:
-                if not isinstance(value, int):
-                    raise ValueError(f"{name} must be a whole number, not {value!r}")
-                return value
-        if default is None:
-            raise ValueError(f"the configuration has no {' or '.join(names)}")
-        return default
