@@ -65,25 +65,6 @@ def test_published_sizes_of_experts(name: str, total: float, active: float) -> N
     assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.04)
 
 
-def test_hugging_face_configuration(tmp_path: Path) -> None:
-    config = {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-    }
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    assert planner.load_model(path) == planner.load_model("llama3-8b")
-    del config["vocab_size"]
-    path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"config.json: the configuration has no vocab_size"):
-        planner.load_model(path)
-
-
 def refusals() -> list[tuple[object, str]]:
     gpt = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100}
     return [

@@ -46,6 +46,8 @@ def _experts(
     )
 
 
+_HEAD_NORMS = 2 * 128
+"""Elements of the norms of the queries and keys of each head (Qwen3)."""
 _DEEPSEEK = Transformer(
     layers=61,
     hidden=7168,
@@ -90,13 +92,30 @@ PRESETS: Mapping[str, Transformer] = {
     "mixtral-8x7b": _experts(32, 4096, 32, 8, 32000, experts=8, top_k=2, expert_ffn=14336),
     "mixtral-8x22b": _experts(56, 6144, 48, 8, 32768, experts=8, top_k=2, expert_ffn=16384),
     "qwen3-30b-a3b": _experts(
-        48, 2048, 32, 4, 151936, head_dim=128, experts=128, top_k=8, expert_ffn=768
+        *(48, 2048, 32, 4, 151936),
+        head_dim=128,
+        experts=128,
+        top_k=8,
+        expert_ffn=768,
+        layer_vectors=2 * 2048 + _HEAD_NORMS,
     ),
     "qwen3-235b-a22b": _experts(
-        94, 4096, 64, 4, 151936, head_dim=128, experts=128, top_k=8, expert_ffn=1536
+        *(94, 4096, 64, 4, 151936),
+        head_dim=128,
+        experts=128,
+        top_k=8,
+        expert_ffn=1536,
+        layer_vectors=2 * 4096 + _HEAD_NORMS,
     ),
     "gpt-oss-120b": _experts(
-        36, 2880, 64, 8, 201088, head_dim=64, experts=128, top_k=4, expert_ffn=2880
+        *(36, 2880, 64, 8, 201088),
+        head_dim=64,
+        experts=128,
+        top_k=4,
+        expert_ffn=2880,
+        # Norms; biases of attention's products and of the router; an attention sink for each head.
+        layer_vectors=2 * 2880 + (64 + 2 * 8) * 64 + 2880 + 128 + 64,
+        expert_vectors=3 * 2880,
     ),
     "deepseek-v3": _DEEPSEEK,
 }
