@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from unisono import planner
+from unisono.planner.inputs.model_types import MODEL_TYPES
 
 # Counts of the parameters of the causal language models of the package transformers 5.24, on the
 # meta device. Those of released models agree with the models' cards.
@@ -145,6 +146,13 @@ COUNTS: list[tuple[int, str]] = [
         "qk_nope_head_dim=128 qk_rope_head_dim=64 v_head_dim=128 vocab_size=102400",
     ),
     (
+        671_026_404_352,  # DeepSeek-V3, without its second prediction head
+        "deepseek_v3 first_k_dense_replace=3 hidden_size=7168 intermediate_size=18432 "
+        "kv_lora_rank=512 moe_intermediate_size=2048 n_routed_experts=256 n_shared_experts=1 "
+        "num_attention_heads=128 num_experts_per_tok=8 num_hidden_layers=61 q_lora_rank=1536 "
+        "qk_nope_head_dim=128 qk_rope_head_dim=64 v_head_dim=128 vocab_size=129280",
+    ),
+    (
         20_914_757_184,
         "gpt_oss head_dim=64 hidden_size=2880 intermediate_size=2880 num_attention_heads=64 "
         "num_experts_per_tok=4 num_hidden_layers=24 num_key_value_heads=8 num_local_experts=32 "
@@ -205,6 +213,12 @@ def test_exact_parameters(parameters: int, text: str) -> None:
     assert planner.from_hugging_face(config_of(text)).parameters == parameters
 
 
+def test_every_type_is_counted_and_documented() -> None:
+    assert set(FIRST) == set(MODEL_TYPES)
+    page = Path(__file__).parents[2] / "docs" / "planner.md"
+    assert ", ".join(sorted(MODEL_TYPES)) in " ".join(page.read_text(encoding="utf-8").split())
+
+
 # The same source. The card of DeepSeek-V3 says 671 billion, without its second prediction head.
 @pytest.mark.parametrize(
     ("name", "parameters"),
@@ -230,9 +244,9 @@ def test_active_parameters(name: str, active: float) -> None:
     assert found == pytest.approx(active, rel=0.02)
 
 
-LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+LLAMA: dict[str, object] = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 LLAMA |= {"intermediate_size": 14336, "vocab_size": 128256, "num_key_value_heads": 8}
-STATED = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": False}
+STATED: dict[str, object] = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": False}
 STATED |= {"mlp_bias": False, "tie_word_embeddings": False}
 
 
@@ -243,6 +257,11 @@ def test_configurations_of_a_llama(start: dict[str, object]) -> None:
 
 _QWEN3, _SHARED = FIRST["qwen3_moe"] | {"mlp_only_layers": []}, FIRST["qwen2_moe"]
 _OPT, _LATENT, _LLAMA4 = FIRST["opt"], FIRST["deepseek_v2"], FIRST["llama4_text"]
+
+
+def without(config: dict[str, object], key: str) -> dict[str, object]:
+    """Returns a configuration without one of its keys."""
+    return {name: value for name, value in config.items() if name != key}
 
 
 @pytest.mark.parametrize(
@@ -259,7 +278,12 @@ _OPT, _LATENT, _LLAMA4 = FIRST["opt"], FIRST["deepseek_v2"], FIRST["llama4_text"
         ({"model_type": "llama4", "text_config": {}}, "model_type llama4 has parts beside"),
         ({"model_type": ["llama"]}, "model_type must be a text"),
         ([], "a configuration is a JSON object, not list"),
-        ({"model_type": "llama"}, "no hidden_size or n_embd or d_model"),
+        ({"model_type": "llama"}, "no hidden_size or n_embd or n_embed or d_model"),
+        (without(LLAMA | {"model_type": "llama"}, "intermediate_size"), "no intermediate_size"),
+        (without(_LATENT, "kv_lora_rank"), "the configuration has no kv_lora_rank"),
+        (without(_LATENT, "q_lora_rank"), "the configuration has no q_lora_rank"),
+        (without(_QWEN3, "num_experts"), "has no num_experts or num_local_experts"),
+        (without(_OPT, "ffn_dim"), "the configuration has no ffn_dim"),
         (LLAMA | {"model_type": "gemma2"}, "the configuration has no head_dim"),
         (LLAMA | {"model_type": "llama", "hidden_size": 4096.5}, "must be a whole number"),
         (LLAMA | {"model_type": "llama", "mlp_bias": "no"}, "mlp_bias must be True or False"),

@@ -71,6 +71,25 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: predicted(layout=planner.Layout(dp=8, dp_replicate=8)),
         "dp_replicate = 8 makes replicas of the shards of ZeRO, and zero = 0 has none",
     ),
+    (
+        lambda: predicted(
+            model=planner.Transformer(**EXPERTS),
+            layout=planner.Layout(dp=8, dp_replicate=4, ep=4, zero=1),
+        ),
+        "ep must divide dp / dp_replicate x cp x tp: 4 does not divide 2; 2 does",
+    ),
+    (
+        lambda: planner.step_flops(gpt(), seq=1, batch=1, recompute="Full"),
+        "recompute must be one of none, selective, full, not 'Full'",
+    ),
+    (
+        lambda: planner.training_days(tokens=1, parameters=1, devices=1, rate=1, recompute="half"),
+        "recompute must be one of none, selective, full, not 'half'",
+    ),
+    (
+        lambda: planner.training_days(tokens=1, parameters=1, devices=0, rate=1),
+        "devices must be positive, not 0",
+    ),
     (lambda: planner.search(MODEL, A100, JOB, longest_s=-1), "longest_s must be positive, not -1"),
     (lambda: planner.search(MODEL, A100, JOB, keep=0), "keep must be at least 1, not 0"),
 ]

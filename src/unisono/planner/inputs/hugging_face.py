@@ -105,8 +105,9 @@ class _Keys:
 
     def check(self, states: tuple[str, ...]) -> None:
         """Raises ValueError for a missing key, and for keys that mean other parts."""
-        for name in states:
-            self(name)
+        for names in states:
+            if not any(name in self._config for name in names.split("|")):
+                raise ValueError(f"the configuration has no {names.replace('|', ' or ')}")
         for name, usual in _USUAL.items():
             value = self._config.get(name)
             if value is not None and value not in usual:
@@ -132,15 +133,14 @@ _USUAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def _sizes(keys: _Keys, style: ModelType) -> Transformer:
-    hidden = keys("hidden_size", "n_embd", "d_model")
+    hidden = keys("hidden_size", "n_embd", "n_embed", "d_model")
     heads = keys("num_attention_heads", "n_head", "n_heads")
     if keys.get("word_embed_proj_dim") not in (None, hidden):
         raise keys.refuse(f"word_embed_proj_dim = {keys.get('word_embed_proj_dim')}")
     if keys.name == "mpt" and not keys.flag("+alibi"):
         raise keys.refuse("attention without alibi")
-    ratio = keys("expansion_ratio", default=4)
-    inner = keys("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", default=0)
-    inner = inner or ratio * hidden
+    usual = keys("expansion_ratio", default=4) * hidden if style.wide_ffn else None
+    inner = keys("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", default=usual)
     kv_rank = keys("kv_lora_rank", default=0)
     layers = keys("num_hidden_layers", "n_layer", "n_layers")
     return Transformer(

@@ -39,6 +39,8 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
         raise ValueError(f"ep = {layout.ep} needs a model with experts; ep = 1 works")
     if model.experts:
         _divides("ep", layout.ep, "the experts", model.experts)
+        parts = layout.dp // layout.dp_replicate * layout.cp * layout.tp
+        _divides("ep", layout.ep, "dp / dp_replicate x cp x tp", parts)
     parts = layout.cp * (layout.tp if layout.sequence_parallel else 1)
     _divides("cp x tp", parts, "the sequence", job.seq)
     micro = job.micro_batch or layout.sample_parts

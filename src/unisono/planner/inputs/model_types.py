@@ -43,15 +43,26 @@ class ModelType:
     more_positions: int = 0
     """Learned positions in addition to the key's."""
     states: tuple[str, ...] = ()
-    """Keys that the configuration must have, since a missing one does not mean the usual value."""
+    """Keys, or names of one key divided by "|", that the configuration must have, since a missing
+    one has a default of its own in transformers."""
+    wide_ffn: bool = False
+    """True if a missing inner width of the feed-forward network means 4 x hidden."""
 
 
 _LLAMA = ModelType(
     query_biases="attention_bias", output_biases="attention_bias", ffn_biases="mlp_bias"
 )
 _PLAIN = ModelType(states=("num_key_value_heads",))
+_DEEPSEEK = ModelType(
+    states=(
+        *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+        *("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+        *("moe_intermediate_size", "first_k_dense_replace"),
+    )
+)
 _GPT = ModelType(
     gated=False,
+    wide_ffn=True,
     tied=True,
     centred=True,
     query_biases=True,
@@ -66,9 +77,9 @@ _ONE_NORM = replace(_GPT, tied=False, norms=1, output_projection_biases=True)
 
 MODEL_TYPES: Mapping[str, ModelType] = {
     "bloom": replace(_GPT, outer_norms=2),
-    "dbrx": ModelType(),
-    "deepseek_v2": ModelType(),
-    "deepseek_v3": ModelType(),
+    "dbrx": ModelType(states=("kv_n_heads", "moe_num_experts")),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
     "falcon": replace(_GPT, query_biases="bias", output_biases="bias", ffn_biases="bias"),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, norms=4),
@@ -76,19 +87,27 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "gpt2": replace(_GPT, positions="n_positions"),
     "gpt_bigcode": replace(_GPT, positions="n_positions"),
     "gpt_neox": replace(
-        _GPT, tied=False, query_biases="+attention_bias", output_biases="+attention_bias"
+        _GPT,
+        tied=False,
+        wide_ffn=False,
+        query_biases="+attention_bias",
+        output_biases="+attention_bias",
     ),
     "gpt_oss": ModelType(
         query_biases="+attention_bias",
         output_biases="+attention_bias",
-        states=("num_key_value_heads", "head_dim"),
+        states=("num_key_value_heads", "head_dim", "num_local_experts"),
     ),
     "gptj": replace(_ONE_NORM, query_biases=False, output_biases=False),
     "granite": _LLAMA,
     "llama": _LLAMA,
-    "llama4_text": replace(_LLAMA, ffn_biases=False, states=("num_key_value_heads", "head_dim")),
+    "llama4_text": replace(
+        _LLAMA,
+        ffn_biases=False,
+        states=("num_key_value_heads", "head_dim", "num_local_experts"),
+    ),
     "mistral": _PLAIN,
-    "mixtral": _PLAIN,
+    "mixtral": replace(_PLAIN, states=(*_PLAIN.states, "num_local_experts")),
     "mpt": replace(
         _GPT,
         centred="!no_bias",
@@ -99,18 +118,31 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "nemotron": replace(_LLAMA, gated=False, centred=True),
     "olmo": replace(_LLAMA, norms=0, outer_norms=0, ffn_biases=False),
     "olmo2": replace(_LLAMA, ffn_biases=False, wide_head_norms=True),
-    "opt": replace(_GPT, positions="max_position_embeddings", more_positions=2),
-    "phi": _ONE_NORM,
+    "opt": replace(
+        _GPT, positions="max_position_embeddings", more_positions=2, states=("ffn_dim",)
+    ),
+    "phi": replace(_ONE_NORM, wide_ffn=False),
     "phi3": ModelType(),
     "qwen2": replace(_PLAIN, query_biases=True),
-    "qwen2_moe": replace(_PLAIN, query_biases="+qkv_bias"),
+    "qwen2_moe": replace(
+        _PLAIN,
+        query_biases="+qkv_bias",
+        states=(
+            *(*_PLAIN.states, "num_experts", "moe_intermediate_size"),
+            "shared_expert_intermediate_size",
+        ),
+    ),
     "qwen3": _QWEN3,
-    "qwen3_moe": _QWEN3,
+    "qwen3_moe": replace(
+        _QWEN3,
+        states=(*_QWEN3.states, "num_experts|num_local_experts", "moe_intermediate_size"),
+    ),
     "starcoder2": replace(
         _GPT,
         query_biases="+use_bias",
         output_biases="+use_bias",
         ffn_biases="+use_bias",
+        wide_ffn=False,
         states=("num_key_value_heads",),
     ),
 }
