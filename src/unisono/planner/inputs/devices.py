@@ -117,7 +117,7 @@ def device_named(name: str) -> Device:
     'H100-SXM5-80GB'
     >>> device_named("a1000")
     Traceback (most recent call last):
-    ValueError: no device is named 'a1000'; near: A100-SXM4-80GB, A100-SXM4-40GB, A100-PCIE-80GB
+    ValueError: no device is named 'a1000'; near: A100-SXM4-80GB, A100-SXM4-40GB
     """
     key = _key(name)
     if key == "cpu":
