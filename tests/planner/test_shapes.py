@@ -72,6 +72,7 @@ def refusals() -> list[tuple[object, str]]:
         (lambda: planner.Transformer(**gpt, kv_heads=3), "3 does not divide 4; 2 does"),
         (lambda: planner.Transformer(**gpt, experts=4, top_k=5, expert_ffn=8), "not 5"),
         (lambda: planner.Transformer(**gpt, experts=4, top_k=2), "needs expert_ffn"),
+        (lambda: planner.load_model("/tmp"), "near: gpt2-1.5b, gpt3-1.7b"),
         (lambda: planner.Layout(dp=0), "dp must be at least 1, not 0"),
         (lambda: planner.Layout(zero=4), "zero must be 0, 1, 2 or 3, not 4"),
         (lambda: planner.Layout(schedule="2f2b"), "schedule must be one of 1f1b"),

@@ -99,8 +99,8 @@ _NEAR: Mapping[str, tuple[str, ...]] = {
     "bf16": ("fp16", "tf32", "fp32"),
     "fp16": ("bf16", "tf32", "fp32"),
     "tf32": ("fp32",),
-    "fp8": ("bf16", "fp16"),
-    "fp4": ("fp8", "bf16", "fp16"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "fp4": ("fp8", "bf16", "fp16", "fp32"),
 }
 """Precisions to use instead of one that a device lacks, nearest first."""
 

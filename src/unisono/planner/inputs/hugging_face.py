@@ -50,11 +50,11 @@ def _type_name(config: Mapping[str, Any]) -> str:
     if name and name in MODEL_TYPES:
         return name
     if name and name in REFUSED_TYPES:
-        raise ValueError(f"model_type {name} has {REFUSED_TYPES[name]}, which is not expressed")
+        raise ValueError(f"model_type {name} cannot be expressed: it has {REFUSED_TYPES[name]}")
     if isinstance(config.get("text_config"), Mapping):
         raise ValueError(
-            f"model_type {name} has parts beside its decoder, which are not expressed; the object "
-            "text_config alone may be, such as that of llama4_text or gemma3_text"
+            f"model_type {name} cannot be expressed: it has parts beside its decoder; give the "
+            "object text_config alone, if its own model_type is known, such as gemma3_text"
         )
     start = f"model_type {name} is not known" if name else "the configuration has no model_type"
     start += f"; known: {', '.join(MODEL_TYPES)}; or, for the layers of a Llama, state"

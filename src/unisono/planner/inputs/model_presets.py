@@ -135,7 +135,7 @@ def model_named(name: str) -> Transformer:
         import difflib
 
         near = difflib.get_close_matches(name.lower(), PRESETS, cutoff=0.3)
-        raise ValueError(f"no model is named {name!r}; near: {', '.join(near) or list(PRESETS)}")
+        raise ValueError(f"no model is named {name!r}; near: {', '.join(near or PRESETS)}")
     return found
 
 

@@ -103,7 +103,7 @@ class Transformer:
                 f"kv_heads must divide heads: {self.kv_heads} does not divide {self.heads}; "
                 f"{near} does"
             )
-        self._refuse_parts("kv_rank", "latent attention", _OF_LATENT)
+        self._refuse_parts("kv_rank", "latent attention (kv_rank)", _OF_LATENT)
         self._refuse_parts("experts", "experts", _OF_EXPERTS)
         if not self.experts:
             return
@@ -126,8 +126,7 @@ class Transformer:
         for part in parts:
             if getattr(self, part) and not getattr(self, name):
                 raise ValueError(
-                    f"{part} = {getattr(self, part)} needs a model with {what} ({name}); "
-                    f"{part} = 0 works"
+                    f"{part} = {getattr(self, part)} needs a model with {what}; {part} = 0 works"
                 )
 
     @property
