@@ -50,6 +50,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: gpt(shared_experts=3), "shared_experts = 3 needs a model with experts"),
     (lambda: gpt(top_k=2), "top_k = 2 needs a model with experts"),
     (lambda: gpt(rope_dim=8), "rope_dim = 8 needs a model with latent attention (kv_rank)"),
+    (lambda: gpt(kv_rank=8, kv_heads=2), "kv_heads must be 4, not 2"),
+    (
+        lambda: planner.Cluster.from_document({"device": {"like": 5}, "devices": 8}),
+        "a device's name is a text, not 5",
+    ),
     (lambda: gpt(layer_vectors=-1), "layer_vectors must be at least 0, not -1"),
     (
         lambda: planner.Transformer(**EXPERTS, dense_layers=5),

@@ -119,6 +119,8 @@ def device_named(name: str) -> Device:
     Traceback (most recent call last):
     ValueError: no device is named 'a1000'; near: A100-SXM4-80GB, A100-SXM4-40GB
     """
+    if not isinstance(name, str):
+        raise ValueError(f"a device's name is a text, not {name!r}")
     key = _key(name)
     if key == "cpu":
         from unisono.planner.inputs.this_machine import this_machine

@@ -103,6 +103,11 @@ class Transformer:
                 f"kv_heads must divide heads: {self.kv_heads} does not divide {self.heads}; "
                 f"{near} does"
             )
+        if self.kv_rank and self.kv_heads != self.heads:
+            raise ValueError(
+                f"latent attention has keys of all heads: kv_heads must be {self.heads}, not "
+                f"{self.kv_heads}"
+            )
         self._refuse_parts("kv_rank", "latent attention (kv_rank)", _OF_LATENT)
         self._refuse_parts("experts", "experts", _OF_EXPERTS)
         if not self.experts:
