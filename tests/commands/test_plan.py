@@ -61,7 +61,10 @@ def test_own_cluster() -> None:
         ((*GPT[:2], "--cluster", "b100:8", *GPT[4:]), "no device is named 'b100'"),
         ((*GPT, "--layout", "dp=3"), "the cluster has 16 devices"),
         ((*GPT, "--layout", "dq=3"), "not 'dq=3'"),
+        ((*GPT, "--layout", "sp=1"), "a layout has no sp; sequence_parallel is its name"),
         ((*GPT, "--precision", "fp7"), "precision must be one of"),
+        ((*GPT, "--seq", "0"), "seq must be at least 1, not 0"),
+        ((*GPT[:2], "--cluster", "Tesla V100-SXM2-32GB:16", *GPT[4:]), "precision fp16 works"),
     ],
 )
 def test_refusals(arguments: tuple[str, ...], text: str) -> None:
@@ -202,6 +205,18 @@ def test_cost_checkpoints_and_sensitivity() -> None:
         ((*GPT, "--pareto", "--save", "x.json"), "--save writes one layout"),
         ((*GPT, "--objective", "joy"), "objective must be one of"),
         ((*GPT, "--checkpoints", "--failure-hours", "-1"), "must be positive"),
+        ((*GPT, "--failure-hours", "9"), "--failure-hours and --storage need --checkpoints"),
+        ((*GPT, "--storage", "1e9"), "--failure-hours and --storage need --checkpoints"),
+        ((*GPT, "--longest", "-1"), "longest_s must be positive, not -1"),
+        ((*GPT, "--pareto", "--longest", "9"), "--longest: of a search for the best layouts"),
+        ((*GPT, "--pareto", "--keep", "3"), "--keep: of a search for the best layouts"),
+        ((*GPT, "--scaling", "--objective", "cost"), "leave --scaling out"),
+        ((*GPT, "--layout", "dp=16", "--keep", "3"), "leave --layout out"),
+        ((*GPT, "--pareto", "--scaling"), "state one of them"),
+        ((*GPT, "--validate"), "--validate does not go with --model, --cluster, --batch"),
+        (("--validate", "--save", "x"), "--validate does not go with --save"),
+        (("--calibrate", "a.txt", "--seq", "8"), "--calibrate does not go with --seq"),
+        (("--calibrate", "a.txt", "--validate"), "--validate does not go with FILES, --calibrate"),
     ],
 )
 def test_refusals_of_modes(arguments: tuple[str, ...], text: str) -> None:
@@ -232,7 +247,10 @@ def test_recommendation_models() -> None:
         ((*CLICKS, "--scaling"), "--scaling is for transformers"),
         ((*CLICKS, "--layout", "tp=8"), "tp = 8 does not divide a recommendation model"),
         ((*CLICKS, "--seq", "128"), "seq = 128; seq = 1 works"),
+        ((*CLICKS, "--seq", "0"), "seq must be at least 1, not 0"),
+        ((*CLICKS, "--placement", "row", "--objective", "memory"), "leave --placement out"),
         ((*GPT, "--placement", "row"), "--placement is for recommendation models"),
+        ((*GPT, "--table-update", "dense"), "--table-update is for recommendation models"),
     ],
 )
 def test_refusals_of_recommendation_models(arguments: tuple[str, ...], text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -93,6 +95,13 @@ def test_our_own_model(shape: Transformer) -> None:
     found = model_shape(layers.TransformerModel(shape), seq=64)
     for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "gated", "vocab", "tied"):
         assert getattr(found, name) == getattr(shape, name), name
+
+
+def test_biases_that_are_not_built() -> None:
+    layers = pytest.importorskip("unisono.parallel.layers")
+    for stated in ({"layer_vectors": 0}, {"outer_vectors": 0}):
+        with pytest.raises(ValueError, match="only the biases and norms of a GPT or a Llama"):
+            layers.TransformerModel(replace(SHAPES[0], **stated))
 
 
 def test_no_memory_is_used() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unisono import planner
-from unisono.planner.inputs.model_presets import from_hugging_face
+from unisono.planner.inputs.hugging_face import from_hugging_face
 from unisono.planner.step_times.exchange_times import ExchangeTimes, reached_ranks
 from unisono.planner.step_times.operator_times import KernelTimes
 from unisono.planner.step_times.step_time import StepModel
@@ -52,7 +52,10 @@ def test_a_limited_router_sends_to_fewer_hosts() -> None:
 
 def test_groups_of_a_configuration() -> None:
     config = {
-        "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100,
+        "model_type": "deepseek_v3", "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 16, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "intermediate_size": 128, "num_hidden_layers": 4, "hidden_size": 64,
+        "num_attention_heads": 4, "vocab_size": 100,
         "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32,
         "n_group": 8, "topk_group": 4,
     }  # fmt: skip

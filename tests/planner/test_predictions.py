@@ -169,6 +169,16 @@ def test_every_device_predicts(device: str) -> None:
     assert 0.02 < found.mfu < 0.9
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8", "fp4"])
+def test_own_devices_of_an_unknown_architecture(precision: str) -> None:
+    [h100] = [each for each in planner.catalogue() if each.name == "H100-SXM5-80GB"]
+    peak = {"fp32": 1e14, "bf16": 1e15, "fp8": 2e15, "fp4": 4e15}
+    own = replace(h100, name="own", architecture="unknown", peak=peak)
+    cluster = planner.Cluster(device=own, devices=8, per_host=8)
+    job = planner.Workload(seq=2048, global_batch=64, precision=precision, micro_batch=1)
+    assert 0.01 < planner.predict(MODEL, cluster, planner.Layout(dp=8, zero=3), job).mfu < 0.9
+
+
 @pytest.mark.parametrize(
     ("schedule", "vpp", "recompute", "share"),
     [

@@ -4,6 +4,7 @@ executor may run the search.
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,9 +74,27 @@ def test_the_best_of_everything(
     assert divided.counts.considered == counts.considered
 
 
-def test_limits_that_nothing_meets() -> None:
-    with pytest.raises(ValueError, match=r"no step takes 0\.001 s or less"):
-        planner.search(MODEL, CLUSTER, JOB, longest_s=0.001)
+@pytest.mark.parametrize("objective", planner.OBJECTIVES)
+def test_limit_that_nothing_meets(
+    every: list[planner.Prediction], cluster: planner.Cluster, objective: str
+) -> None:
+    """Tests that the message names the shortest step of all layouts that were considered."""
+    parts = objective in ("cost", "devices")
+    considered = [step for step in every if parts or step.layout.devices == cluster.devices]
+    shortest = min(considered, key=lambda step: step.step_s)
+    text = f"no step takes 0.001 s or less; the shortest takes {shortest.step_s:.4g} s ("
+    with pytest.raises(ValueError, match=re.escape(text)):
+        planner.search(MODEL, cluster, JOB, objective=objective, longest_s=0.001)
+
+
+def test_nothing_fits_at_any_time() -> None:
+    small = planner.Cluster(device="a100", devices=1)
+    for longest_s in (None, 0.001):
+        with pytest.raises(ValueError, match=r"nothing fits: .* more devices or a smaller model"):
+            planner.search("gpt3-175b", small, JOB, longest_s=longest_s)
+
+
+def test_objectives_that_do_not_exist() -> None:
     with pytest.raises(ValueError, match="objective must be one of time, cost"):
         planner.search(MODEL, CLUSTER, JOB, objective="joy")
 

@@ -65,25 +65,6 @@ def test_published_sizes_of_experts(name: str, total: float, active: float) -> N
     assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.04)
 
 
-def test_hugging_face_configuration(tmp_path: Path) -> None:
-    config = {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-    }
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    assert planner.load_model(path) == planner.load_model("llama3-8b")
-    del config["vocab_size"]
-    path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"config.json: the configuration has no vocab_size"):
-        planner.load_model(path)
-
-
 def refusals() -> list[tuple[object, str]]:
     gpt = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100}
     return [
@@ -91,6 +72,7 @@ def refusals() -> list[tuple[object, str]]:
         (lambda: planner.Transformer(**gpt, kv_heads=3), "3 does not divide 4; 2 does"),
         (lambda: planner.Transformer(**gpt, experts=4, top_k=5, expert_ffn=8), "not 5"),
         (lambda: planner.Transformer(**gpt, experts=4, top_k=2), "needs expert_ffn"),
+        (lambda: planner.load_model("/tmp"), "near: gpt2-1.5b, gpt3-1.7b"),
         (lambda: planner.Layout(dp=0), "dp must be at least 1, not 0"),
         (lambda: planner.Layout(zero=4), "zero must be 0, 1, 2 or 3, not 4"),
         (lambda: planner.Layout(schedule="2f2b"), "schedule must be one of 1f1b"),

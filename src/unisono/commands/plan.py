@@ -62,6 +62,8 @@ def _plan(options: PlanOptions) -> PlanOutput:
         return dlrm_output(options)
     if options.placement is not None:
         raise ValueError("--placement is for recommendation models (dlrm-...)")
+    if options.table_update != "rows":
+        raise ValueError("--table-update is for recommendation models (dlrm-...)")
     inputs = read_inputs(options)
     if options.pareto:
         return layout_tables.front_output(inputs, options)

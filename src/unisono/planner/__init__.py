@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from unisono.planner.constants.own_run import OwnRun
     from unisono.planner.inputs.device_cluster import Cluster
     from unisono.planner.inputs.devices import Device, catalogue, device_named
+    from unisono.planner.inputs.hugging_face import from_hugging_face
     from unisono.planner.inputs.layer_division import stage_layers
     from unisono.planner.inputs.layout import SCHEDULES, Layout, nearest_divisor
     from unisono.planner.inputs.layout_check import check_layout
     from unisono.planner.inputs.model_presets import (
         PRESETS,
-        from_hugging_face,
         load_model,
         model_named,
     )
@@ -173,7 +173,8 @@ _NAMES = {
     "inputs.layout_check": ("check_layout",),
     "layout_search.layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
     "memory.memory_changes": ("MemoryChange", "smallest_change"),
-    "inputs.model_presets": ("PRESETS", "from_hugging_face", "load_model", "model_named"),
+    "inputs.hugging_face": ("from_hugging_face",),
+    "inputs.model_presets": ("PRESETS", "load_model", "model_named"),
     "pipeline.pipeline_bubble": ("bubble_share",),
     "pipeline.pipeline_schedule": ("PipelineSchedule", "StageMessage", "StageTimes"),
     "pipeline.pipeline_simulation": ("PipelineSimulation", "simulate_pipeline"),

@@ -27,6 +27,12 @@ from unisono.planner.memory.stage_memory import MEMORY_KINDS
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction, predict_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.run_choices import RunModel
+from unisono.planner.stated_inputs import (
+    require_workload,
+    stated_cluster,
+    stated_layout,
+    stated_model,
+)
 from unisono.planner.step_times.time_tree import TimeNode, time_tree
 
 
@@ -172,8 +178,8 @@ class Prediction:
 @overload
 def predict(
     model: Transformer,
-    cluster: Cluster,
-    layout: Layout,
+    cluster: Cluster | str,
+    layout: Layout | str,
     job: Workload,
     *,
     constants: CalibratedConstants | None = None,
@@ -184,8 +190,8 @@ def predict(
 @overload
 def predict(
     model: Dlrm,
-    cluster: Cluster,
-    layout: Layout,
+    cluster: Cluster | str,
+    layout: Layout | str,
     job: Workload,
     *,
     placement: str = "auto",
@@ -197,9 +203,9 @@ def predict(
 
 @overload
 def predict(
-    model: Transformer | Dlrm,
-    cluster: Cluster,
-    layout: Layout,
+    model: Transformer | Dlrm | str,
+    cluster: Cluster | str,
+    layout: Layout | str,
     job: Workload,
     *,
     constants: CalibratedConstants | None = None,
@@ -208,9 +214,9 @@ def predict(
 
 
 def predict(
-    model: Transformer | Dlrm,
-    cluster: Cluster,
-    layout: Layout,
+    model: Transformer | Dlrm | str,
+    cluster: Cluster | str,
+    layout: Layout | str,
     job: Workload,
     *,
     placement: str = "auto",
@@ -223,7 +229,8 @@ def predict(
     For values that are None in `job` or `layout`, the prediction uses the fastest values that fit
     in memory, or the values with the least memory if none fit. Raises ValueError for a layout that
     cannot train the model. The message has the nearest valid value. `constants` replace the shipped
-    constants. `calibration` holds the user's own measurements (`calibrate`).
+    constants. `calibration` holds the user's own measurements (`calibrate`). A model, cluster or
+    layout may be a text of the command line, such as "llama3-8b", "h100:8" or "dp=2,tp=4".
 
     For a recommendation model, `job` counts samples, with seq = 1, and only `dp` and ZeRO 0 or 1
     are possible in the layout. `placement` is the kind of placement of the tables, for
@@ -240,6 +247,9 @@ def predict(
     >>> found.low_s < found.step_s < found.high_s and found.fits
     True
     """
+    model, cluster = stated_model(model), stated_cluster(cluster)
+    layout = stated_layout(layout)
+    require_workload(job)
     if isinstance(model, Dlrm):
         return predict_dlrm(
             model,

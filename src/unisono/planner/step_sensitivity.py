@@ -14,6 +14,7 @@ from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.prediction import predict
 from unisono.planner.recommendation.dlrm_shape import Dlrm
+from unisono.planner.stated_inputs import stated_cluster, stated_layout, stated_model
 
 _CHANGE = 1.01
 _HOST_TIMES = (
@@ -42,9 +43,9 @@ _Machine = tuple[Cluster, CalibratedConstants]
 
 
 def sensitivity(
-    model: Transformer | Dlrm,
-    cluster: Cluster,
-    layout: Layout,
+    model: Transformer | Dlrm | str,
+    cluster: Cluster | str,
+    layout: Layout | str,
     job: Workload,
     *,
     factor: float = 2.0,
@@ -73,6 +74,8 @@ def sensitivity(
     if not factor > 1:
         raise ValueError(f"factor must be over 1, not {factor}")
     shipped = constants or default_constants()
+    model, cluster = stated_model(model), stated_cluster(cluster)
+    layout = stated_layout(layout)
     now = predict(model, cluster, layout, job, constants=shipped, calibration=calibration)
 
     def step_s(machine: _Machine, chosen: Layout, work: Workload) -> float:
@@ -100,7 +103,7 @@ def sensitivity(
 def _properties(
     cluster: Cluster, constants: CalibratedConstants
 ) -> Iterator[tuple[str, Callable[[float], _Machine]]]:
-    device = cluster.kind
+    device = cluster.stated_device
 
     def with_device(**values: object) -> _Machine:
         return replace(cluster, device=replace(device, **values)), constants  # type: ignore[arg-type]

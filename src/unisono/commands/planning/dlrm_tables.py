@@ -48,7 +48,7 @@ def _predictions(options: PlanOptions) -> tuple[DlrmPrediction, ...]:
     assert options.model and options.cluster and options.batch is not None
     model, cluster = load_dlrm(options.model), read_cluster(options.cluster, options.topology)
     job = Workload(
-        seq=options.seq or 1,
+        seq=1 if options.seq is None else options.seq,
         global_batch=options.batch,
         micro_batch=options.micro_batch,
         precision=options.precision,

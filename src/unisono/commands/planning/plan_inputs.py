@@ -25,7 +25,7 @@ class PlanInputs:
 def read_inputs(options: PlanOptions) -> PlanInputs:
     """Reads the inputs from the files and texts that the options name. Raises ValueError."""
     assert options.model and options.cluster and options.batch is not None
-    seq = options.seq or DEFAULT_SEQ
+    seq = DEFAULT_SEQ if options.seq is None else options.seq
     return PlanInputs(
         model=load_model(options.model),
         cluster=read_cluster(options.cluster, options.topology),

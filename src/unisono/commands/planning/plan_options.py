@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +53,7 @@ class PlanOptions:
         int | None,
         typer.Option(help="Sequences of a microbatch; by default the fastest that fits."),
     ] = None
-    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16, fp8 or fp4.")] = "bf16"
+    precision: Annotated[str, typer.Option(help="fp32, tf32, fp16, bf16, fp8 or fp4.")] = "bf16"
     recompute: Annotated[
         str | None,
         typer.Option(help="none, selective or full; by default the fastest that fits."),
@@ -188,16 +188,43 @@ class PlanOptions:
             raise ValueError("--calibrate needs FILES: collectives or own step times")
         if self.plot_path is not None and (self.scaling or self.calibrate):
             raise ValueError("--plot does not draw --scaling or --calibrate")
-        if self.tensor != "1d" and (self.layout is not None or self.scaling):
-            raise ValueError("--tensor needs a search or --pareto; write tensor=2d in --layout")
+        self._check_alone("validate", "plot_path", "json_path")
+        self._check_alone("calibrate", "files", "cluster", "topology", "save_path", "json_path")
+        self._check_needs()
+        self._check_searches()
+        whole = self.validate or self.calibrate
+        if not whole and None in (self.model, self.cluster, self.batch):
+            raise ValueError("--model, --cluster and --batch are needed (or --validate)")
+
+    def _check_alone(self, mode: str, *others: str) -> None:
+        """Raises ValueError for options that a mode would ignore."""
+        if not getattr(self, mode):
+            return
+        ignored = [name for name in self._stated() if name not in (mode, *others)]
+        if ignored:
+            raise ValueError(f"--{mode} does not go with {', '.join(map(_flag, ignored))}")
+
+    def _check_needs(self) -> None:
         if self.weak and not self.scaling:
             raise ValueError("--weak needs --scaling")
         if self.tokens is None and (self.price is not None or self.watts is not None):
             raise ValueError("--price and --watts need --tokens")
+        if not self.checkpoints and (self.failure_hours is not None or self.storage is not None):
+            raise ValueError("--failure-hours and --storage need --checkpoints")
+
+    def _check_searches(self) -> None:
+        """Raises ValueError for options of a search without one, and for two searches."""
+        of_search = [name for name in self._stated() if name in _OF_SEARCH]
+        if self.tensor != "1d" and (self.layout is not None or self.scaling):
+            raise ValueError("--tensor needs a search or --pareto; write tensor=2d in --layout")
         if self.layout is not None and (self.pareto or self.scaling):
             raise ValueError("--pareto and --scaling search all layouts; leave --layout out")
-        if self.layout is not None and (self.objective != "time" or self.longest_s is not None):
-            raise ValueError("--objective and --longest are of a search; leave --layout out")
+        for mode in ("layout", "placement", "pareto", "scaling"):
+            if getattr(self, mode) and of_search:
+                flags = ", ".join(map(_flag, of_search))
+                raise ValueError(f"{flags}: of a search for the best layouts; leave --{mode} out")
+        if self.pareto and self.scaling:
+            raise ValueError("--pareto and --scaling are two outputs; state one of them")
         if self.save_path is not None and (self.pareto or self.scaling):
             raise ValueError("--save writes one layout; leave --pareto and --scaling out")
         single = self.explain or self.sensitivity or self.checkpoints or self.tokens is not None
@@ -206,6 +233,18 @@ class PlanOptions:
                 "--explain, --tokens, --checkpoints and --sensitivity are of one layout, so they "
                 "do not go with --pareto or --scaling"
             )
-        whole = self.validate or self.calibrate
-        if not whole and None in (self.model, self.cluster, self.batch):
-            raise ValueError("--model, --cluster and --batch are needed (or --validate)")
+
+    def _stated(self) -> list[str]:
+        """Returns the names of the options whose values differ from the defaults."""
+        return [
+            each.name for each in fields(self) if getattr(self, each.name) not in (each.default, [])
+        ]
+
+
+_OF_SEARCH = ("objective", "longest_s", "keep")
+
+
+def _flag(name: str) -> str:
+    """Returns the text of an option on the command line."""
+    short = name.removesuffix("_path").removesuffix("_s")
+    return "FILES" if name == "files" else f"--{short.replace('_', '-')}"

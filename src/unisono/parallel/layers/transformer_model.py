@@ -135,7 +135,7 @@ class TransformerModel(nn.Sequential):
 
     Tokens have the shape (batch, sequence), logits (batch, sequence, vocab). The children are
     "embedding", "layer0", "layer1", ..., "head"; a pipeline cuts the model between children. Latent
-    attention (`kv_rank`) is not implemented.
+    attention (`kv_rank`) and other biases and norms (`layer_vectors`) are not implemented.
 
     >>> shape = Transformer(layers=2, hidden=16, heads=2, vocab=11, positions=8)
     >>> model = TransformerModel(shape, seed=0)
@@ -160,13 +160,10 @@ class TransformerModel(nn.Sequential):
         `context`: kind of the exchange of keys and values on `cp`: "ring", "ulysses" or
         "allgather". `dropout`: probability of dropout after the embedding, attention and
         feed-forward networks. `capacity_factor`: an expert takes at most this multiple of the mean
-        number of tokens of a sequence; None: all tokens. Raises `ValueError` for latent attention
-        and wrong numbers.
+        number of tokens of a sequence; None: all tokens. Raises `ValueError` for latent attention,
+        stated biases and norms, and wrong numbers.
         """
-        if shape.kv_rank:
-            raise ValueError(
-                f"kv_rank: latent attention is not built; expected 0, got {shape.kv_rank}"
-            )
+        _require_built(shape)
 
         def drop(site: str) -> LayoutDropout:
             return LayoutDropout(dropout, seed=seed, site=f"dropout/{site}", width=shape.hidden)
@@ -188,6 +185,23 @@ class TransformerModel(nn.Sequential):
         super().__init__(OrderedDict([("embedding", embedding), *layers, ("head", head)]))
         self.shape = shape
         draw_weights(self, seed)
+
+
+def _require_built(shape: Transformer) -> None:
+    """Raises ValueError for parts that only the planner knows."""
+    if shape.kv_rank:
+        raise ValueError(f"kv_rank: latent attention is not built; expected 0, got {shape.kv_rank}")
+    stated = {
+        "layer_vectors": shape.layer_vectors,
+        "outer_vectors": shape.outer_vectors,
+        "expert_vectors": shape.expert_vectors or None,
+    }
+    for name, elements in stated.items():
+        if elements is not None:
+            raise ValueError(
+                f"{name}: only the biases and norms of a GPT or a Llama are built; expected none "
+                f"stated, got {elements}"
+            )
 
 
 @torch.no_grad()

@@ -15,7 +15,13 @@ from unisono.planner.constants.constant_covariance import (
 from unisono.planner.data_files import data_text
 from unisono.planner.inputs.workload import MEGATRON_CORE
 
-_FALLBACK = {"volta": "ampere", "davinci": "ampere", "cdna3": "hopper", "cpu": "ampere"}
+_FALLBACK = {
+    "volta": "ampere",
+    "ada": "ampere",
+    "davinci": "ampere",
+    "cdna3": "hopper",
+    "cpu": "ampere",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +124,9 @@ class CalibratedConstants:
     def lost_tiles(self, architecture: str) -> float:
         """Returns the tiles on each multiprocessor whose time a matrix product loses."""
         table = self.tile_loss
-        return table[architecture if architecture in table else _FALLBACK[architecture]]
+        return table[
+            architecture if architecture in table else _FALLBACK.get(architecture, "hopper")
+        ]
 
     def changed(self, **values: Any) -> CalibratedConstants:
         """Returns the constants with some values changed."""
@@ -170,8 +178,6 @@ def _family(precision: str) -> str:
 
 
 def _by_architecture(table: Mapping[str, float], architecture: str, key: str) -> float:
-    for name in (architecture, _FALLBACK.get(architecture, "hopper"), "ampere"):
-        found = table.get(f"{name} {key}")
-        if found is not None:
-            return found
-    return table[f"hopper {key}"]
+    similar = _FALLBACK.get(architecture, "hopper")
+    names = (architecture, similar, "ampere", "hopper", "blackwell")
+    return next(table[f"{name} {key}"] for name in names if f"{name} {key}" in table)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import time
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from unisono.planner.data_files import data_text
+from unisono.planner.inputs.whole_numbers import whole_number
+from unisono.planner.positive_values import require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +23,8 @@ class Device:
 
     name: str
     architecture: str
-    """Family of devices with the same efficiencies: volta, ampere, hopper, blackwell, cdna3,
-    davinci, cpu."""
+    """Family of devices with the same efficiencies: volta, ampere, ada, hopper, blackwell, cdna3,
+    davinci, cpu. The devices of one host share a cpu."""
     peak: Mapping[str, float] = field(hash=False)
     """Dense FLOP/s of matrix products, by precision."""
     memory_bytes: int
@@ -50,53 +49,102 @@ class Device:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "aliases", tuple(self.aliases))
-        object.__setattr__(self, "peak", dict(self.peak))
-        if not self.peak:
+        if not isinstance(self.peak, Mapping) or not self.peak:
             raise ValueError(f"{self.name}: peak needs the FLOP/s of at least one precision")
+        object.__setattr__(self, "peak", dict(self.peak))
+        for name in ("units", "per_host"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         numbers = {
             name: getattr(self, name)
-            for name in ("memory_bytes", "memory_Bps", "link_Bps", "network_Bps", "units")
+            for name in ("memory_bytes", "memory_Bps", "link_Bps", "network_Bps", "clock")
         }
         optional = {"watts": self.watts, "price_per_hour": self.price_per_hour}
         stated = {name: value for name, value in optional.items() if value is not None}
-        for name, value in {**numbers, **self.peak, **stated, "clock": self.clock}.items():
-            if not value > 0:
-                raise ValueError(f"{self.name}: {name} must be positive, not {value}")
+        numbers |= {**self.peak, **stated}
+        require_positive({f"{self.name}: {name}": value for name, value in numbers.items()})
 
     def peak_of(self, precision: str) -> float:
-        """Returns the FLOP/s of a precision. Raises ValueError if the device lacks it.
-
-        A device that has only one of bf16 and fp16 uses its rate for both.
-        """
-        twin = {"bf16": "fp16", "fp16": "bf16", "tf32": "fp32"}.get(precision, precision)
-        rate = self.peak.get(precision, self.peak.get(twin))
+        """Returns the FLOP/s of a precision. Raises ValueError if the device lacks it."""
+        rate = self.peak.get(precision)
         if rate is None:
-            raise ValueError(f"{self.name} has no {precision}; it has {', '.join(self.peak)}")
+            near = next((each for each in _NEAR.get(precision, ()) if each in self.peak), None)
+            raise ValueError(
+                f"{self.name} has no {precision}; it has {', '.join(self.peak)}"
+                + (f"; precision {near} works" if near else "")
+            )
         return rate
+
+    def share(self, devices: int) -> Device:
+        """Returns the part of a processor that one of several equal devices has.
+
+        >>> device_named("a100").share(2).memory_Bps
+        1019500000000.0
+        """
+        if devices == 1:
+            return self
+        return replace(
+            self,
+            peak={name: rate / devices for name, rate in self.peak.items()},
+            memory_bytes=int(self.memory_bytes / devices),
+            memory_Bps=self.memory_Bps / devices,
+            link_Bps=self.link_Bps / devices,
+            network_Bps=self.network_Bps / devices,
+            units=max(self.units // devices, 1),
+            watts=None if self.watts is None else self.watts / devices,
+            price_per_hour=None if self.price_per_hour is None else self.price_per_hour / devices,
+        )
+
+
+_NEAR: Mapping[str, tuple[str, ...]] = {
+    "bf16": ("fp16", "tf32", "fp32"),
+    "fp16": ("bf16", "tf32", "fp32"),
+    "tf32": ("fp32",),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+}
+"""Precisions to use instead of one that a device lacks, nearest first."""
 
 
 def device_named(name: str) -> Device:
     """Returns a device of the catalogue. Raises ValueError for unknown names.
 
-    "CPU" is this machine's processor; its rates are measured once, in a few tens of milliseconds.
+    Names of `nvidia-smi` are accepted too. Case, blanks and the maker's name do not matter. "CPU"
+    is this machine's processor; its rates are measured once, in a few tens of milliseconds.
 
     >>> device_named("a100").memory_Bps
     2039000000000.0
+    >>> device_named("NVIDIA H100 80GB HBM3").name
+    'H100-SXM5-80GB'
     >>> device_named("a1000")
     Traceback (most recent call last):
     ValueError: no device is named 'a1000'; near: A100-SXM4-80GB, A100-SXM4-40GB
     """
-    if name.lower() == "cpu":
-        return _this_machine()
-    found = _by_name().get(name.lower())
+    if not isinstance(name, str):
+        raise ValueError(f"a device's name is a text, not {name!r}")
+    key = _key(name)
+    if key == "cpu":
+        from unisono.planner.inputs.this_machine import this_machine
+
+        return this_machine()
+    found = _by_name().get(key)
     if found is None:
         import difflib
 
-        names = difflib.get_close_matches(name.lower(), _by_name(), cutoff=0.5)
+        names = difflib.get_close_matches(key, _by_name(), cutoff=0.5)
         near = dict.fromkeys(_by_name()[each].name for each in names)
         known = near or dict.fromkeys(d.name for d in catalogue())
         raise ValueError(f"no device is named {name!r}; near: {', '.join(known)}")
     return found
+
+
+def _key(name: str) -> str:
+    """Returns a name without case, blanks and the makers' words, as `nvidia-smi` prints them.
+
+    >>> _key(" Tesla V100-SXM2-32GB")
+    'v100-sxm2-32gb'
+    """
+    joined = re.sub(r"[\s_-]+", "-", name.strip().lower())
+    return re.sub(r"^((nvidia|tesla|amd|instinct|huawei)-)+", "", joined)
 
 
 @cache
@@ -139,38 +187,4 @@ def device_from(document: Any) -> Device:
 
 @cache
 def _by_name() -> dict[str, Device]:
-    return {name.lower(): d for d in catalogue() for name in (d.name, *d.aliases)}
-
-
-@cache
-def _this_machine() -> Device:
-    """Measures this machine's processor: a matrix product and a copy, with NumPy's threads."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    a = np.ones((512, 512), np.float32)
-    product_s = _shortest_s(lambda: a @ a)
-    block = np.ones(1 << 22, np.float64)
-    copy = np.empty_like(block)
-    copy_s = _shortest_s(lambda: np.copyto(copy, block))
-    memory_Bps = 2 * block.nbytes / copy_s
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Device(
-        name="CPU",
-        architecture="cpu",
-        peak={"fp32": 2 * 512**3 / product_s},
-        memory_bytes=pages,
-        memory_Bps=memory_Bps,
-        link_Bps=memory_Bps / 4,
-        network_Bps=125e6,
-        units=cores or 1,
-        per_host=cores or 1,
-        source="measured on this machine: a product of 512 x 512 matrices, a copy of 32 MiB",
-    )
-
-
-def _shortest_s(action: Any, repeats: int = 5) -> float:
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - begin)
-    return min(times)
+    return {_key(name): d for d in catalogue() for name in (d.name, *d.aliases)}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from unisono.planner.inputs.tensor_grid import TensorGrid
+from unisono.planner.inputs.whole_numbers import switch, whole_number
 from unisono.text_files import reading
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb1p", "zbv", "dualpipev")
 """Pipeline schedules. With `vpp` over 1, "1f1b" is the interleaved schedule."""
 _TEXTS = ("schedule", "tensor")
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "dp_replicate")
+_OTHER_NAMES = {"sp": "sequence_parallel", "replicas": "dp_replicate", "zero_stage": "zero"}
+"""Names that others use for fields, and those that `Layout.text` prints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +62,24 @@ class Layout:
     tensor: str = "1d"
     """Kind of tensor parallelism: one of `TENSOR_KINDS`."""
 
+    def __new__(cls, **given: object) -> Self:
+        """Raises TypeError for unknown fields, with the right name."""
+        if not given.keys() <= cls.__dataclass_fields__.keys():
+            raise TypeError(unknown_field_text(min(given.keys() - set(cls.__dataclass_fields__))))
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
-            if name == "vpp" and value is None:
+            if (type(value) is int and value > 0) or (name == "vpp" and value is None):
                 continue
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.zero not in (0, 1, 2, 3):
+            object.__setattr__(self, name, whole_number(name, value))
+        divided: object = self.sequence_parallel
+        if type(divided) is not bool:
+            object.__setattr__(self, "sequence_parallel", switch("sequence_parallel", divided))
+        if type(self.zero) is not int:
+            object.__setattr__(self, "zero", whole_number("zero", self.zero, least=0))
+        if not 0 <= self.zero <= 3:
             raise ValueError(f"zero must be 0, 1, 2 or 3, not {self.zero}")
         if self.schedule not in SCHEDULES:
             raise ValueError(
@@ -150,6 +163,8 @@ class Layout:
             raise ValueError(f"a layout is a JSON object, not {type(document).__name__}")
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(document) - set(known))
+        if unknown and unknown[0] in _OTHER_NAMES:
+            raise ValueError(unknown_field_text(unknown[0]))
         if unknown:
             raise ValueError(f"unknown fields {', '.join(unknown)}; known: {', '.join(known)}")
         return cls(**document)
@@ -167,13 +182,15 @@ class Layout:
         values: dict[str, Any] = {}
         for part in filter(None, text.replace(" ", "").split(",")):
             name, _, value = part.partition("=")
-            if name not in known or not (name in _TEXTS or value.isdigit()):
+            if name in _OTHER_NAMES:
+                raise ValueError(unknown_field_text(name))
+            if name not in known or not (name in _TEXTS or value.isdecimal()):
                 raise ValueError(
                     f"a layout is NAME=NUMBER,... with names of {', '.join(known)}, not {part!r}"
                 )
+            if name in values:
+                raise ValueError(f"the layout states {name} twice: {text!r}")
             values[name] = value if name in _TEXTS else int(value)
-        if "sequence_parallel" in values:
-            values["sequence_parallel"] = bool(values["sequence_parallel"])
         return cls(**values)
 
     def text(self) -> str:
@@ -191,6 +208,24 @@ class Layout:
         if self.pp > 1 and self.schedule != "1f1b":
             parts.append(self.schedule)
         return " ".join(parts) or "one device"
+
+
+def unknown_field_text(name: str) -> str:
+    """Returns what is wrong with a field that a layout does not have, and the nearest name.
+
+    >>> unknown_field_text("sp")
+    'a layout has no sp; sequence_parallel is its name'
+    """
+    known = [field.name for field in fields(Layout)]
+    right = _OTHER_NAMES.get(name)
+    if right is None:
+        import difflib
+
+        near = difflib.get_close_matches(name, known, n=1)
+        return f"a layout has no {name}; " + (
+            f"{near[0]} is near" if near else f"it has {', '.join(known)}"
+        )
+    return f"a layout has no {name}; {right} is its name"
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

@@ -25,6 +25,11 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
             f"dp x tp x pp x cp = {layout.dp} x {layout.tp} x {layout.pp} x {layout.cp} = "
             f"{layout.devices}, but the cluster has {cluster.devices} devices{near}"
         )
+    if layout.dp_replicate > 1 and not layout.zero:
+        raise ValueError(
+            f"dp_replicate = {layout.dp_replicate} makes replicas of the shards of ZeRO, and "
+            "zero = 0 has none; dp_replicate = 1, or zero = 1 to 3, works"
+        )
     if layout.tensor == "1d":
         _divides("tp", layout.tp, "the heads", model.heads)
     else:
@@ -34,6 +39,8 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
         raise ValueError(f"ep = {layout.ep} needs a model with experts; ep = 1 works")
     if model.experts:
         _divides("ep", layout.ep, "the experts", model.experts)
+        parts = layout.dp // layout.dp_replicate * layout.cp * layout.tp
+        _divides("ep", layout.ep, "dp / dp_replicate x cp x tp", parts)
     parts = layout.cp * (layout.tp if layout.sequence_parallel else 1)
     _divides("cp x tp", parts, "the sequence", job.seq)
     micro = job.micro_batch or layout.sample_parts

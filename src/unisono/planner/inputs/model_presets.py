@@ -1,4 +1,4 @@
-"""Known models by name, and models of Hugging Face configurations."""
+"""Known models by name, and models of files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unisono.planner.inputs.hugging_face import from_hugging_face
 from unisono.planner.inputs.transformer import Transformer
 from unisono.text_files import reading
 
@@ -45,6 +46,8 @@ def _experts(
     )
 
 
+_HEAD_NORMS = 2 * 128
+"""Elements of the norms of the queries and keys of each head (Qwen3)."""
 _DEEPSEEK = Transformer(
     layers=61,
     hidden=7168,
@@ -91,13 +94,30 @@ PRESETS: Mapping[str, Transformer] = {
     "mixtral-8x7b": _experts(32, 4096, 32, 8, 32000, experts=8, top_k=2, expert_ffn=14336),
     "mixtral-8x22b": _experts(56, 6144, 48, 8, 32768, experts=8, top_k=2, expert_ffn=16384),
     "qwen3-30b-a3b": _experts(
-        48, 2048, 32, 4, 151936, head_dim=128, experts=128, top_k=8, expert_ffn=768
+        *(48, 2048, 32, 4, 151936),
+        head_dim=128,
+        experts=128,
+        top_k=8,
+        expert_ffn=768,
+        layer_vectors=2 * 2048 + _HEAD_NORMS,
     ),
     "qwen3-235b-a22b": _experts(
-        94, 4096, 64, 4, 151936, head_dim=128, experts=128, top_k=8, expert_ffn=1536
+        *(94, 4096, 64, 4, 151936),
+        head_dim=128,
+        experts=128,
+        top_k=8,
+        expert_ffn=1536,
+        layer_vectors=2 * 4096 + _HEAD_NORMS,
     ),
     "gpt-oss-120b": _experts(
-        36, 2880, 64, 8, 201088, head_dim=64, experts=128, top_k=4, expert_ffn=2880
+        *(36, 2880, 64, 8, 201088),
+        head_dim=64,
+        experts=128,
+        top_k=4,
+        expert_ffn=2880,
+        # Norms; biases of attention's products and of the router; an attention sink for each head.
+        layer_vectors=2 * 2880 + (64 + 2 * 8) * 64 + 2880 + 128 + 64,
+        expert_vectors=3 * 2880,
     ),
     "deepseek-v3": _DEEPSEEK,
 }
@@ -117,7 +137,7 @@ def model_named(name: str) -> Transformer:
         import difflib
 
         near = difflib.get_close_matches(name.lower(), PRESETS, cutoff=0.3)
-        raise ValueError(f"no model is named {name!r}; near: {', '.join(near) or list(PRESETS)}")
+        raise ValueError(f"no model is named {name!r}; near: {', '.join(near or PRESETS)}")
     return found
 
 
@@ -134,62 +154,3 @@ def load_model(what: str | Path) -> Transformer:
         return model_named(str(what))
     with reading(path) as text:
         return from_hugging_face(json.loads(text))
-
-
-def from_hugging_face(config: Mapping[str, Any]) -> Transformer:
-    """Returns the model of a Hugging Face configuration (the content of `config.json`).
-
-    Reads the keys of GPT-2, Llama, Mistral, Qwen, Mixtral, GPT-OSS and DeepSeek-V3. Raises
-    ValueError if a size is missing.
-
-    >>> from_hugging_face({"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257,
-    ...                    "n_positions": 1024}).parameters
-    124439808
-    """
-    read = _Keys(config)
-    hidden, heads = read("hidden_size", "n_embd"), read("num_attention_heads", "n_head")
-    gpt2 = "n_embd" in config
-    experts = read("n_routed_experts", "num_local_experts", "num_experts", default=0)
-    kv_rank = read("kv_lora_rank", default=0)
-    groups = read("n_group", default=0) if experts else 0
-    inner = read("intermediate_size", "n_inner", default=4 * hidden)
-    return Transformer(
-        layers=read("num_hidden_layers", "n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=0 if kv_rank else read("num_key_value_heads", default=heads),
-        head_dim=read("qk_nope_head_dim", "head_dim", default=hidden // heads),
-        ffn=inner,
-        gated=not gpt2,
-        vocab=read("vocab_size"),
-        experts=experts,
-        top_k=read("num_experts_per_tok", default=0) if experts else 0,
-        expert_ffn=read("moe_intermediate_size", default=inner) if experts else 0,
-        shared_experts=read("n_shared_experts", default=0) if experts else 0,
-        dense_layers=read("first_k_dense_replace", default=0) if experts else 0,
-        expert_groups=groups if groups > 1 else 0,
-        token_groups=read("topk_group", default=groups) if groups > 1 else 0,
-        tied=bool(config.get("tie_word_embeddings", gpt2)),
-        positions=read("n_positions", default=0),
-        query_rank=read("q_lora_rank", default=0) if kv_rank else 0,
-        kv_rank=kv_rank,
-        rope_dim=read("qk_rope_head_dim", default=0) if kv_rank else 0,
-    )
-
-
-class _Keys:
-    """Reads whole numbers of a configuration that has several names for one size."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def __call__(self, *names: str, default: int | None = None) -> int:
-        for name in names:
-            value = self._config.get(name)
-            if value is not None:
-                if not isinstance(value, int):
-                    raise ValueError(f"{name} must be a whole number, not {value!r}")
-                return value
-        if default is None:
-            raise ValueError(f"the configuration has no {' or '.join(names)}")
-        return default

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.workload import RECOMPUTE
+from unisono.planner.positive_values import require_positive
 
 
 def forward_flops(model: Transformer, *, seq: int, batch: int) -> tuple[float, float, float]:
@@ -35,6 +37,7 @@ def step_flops(model: Transformer, *, seq: int, batch: int, recompute: str = "no
     For a GPT with batch B, sequence length s, L layers, width h and vocabulary V, this is
     72 B s L h^2 (1 + s / 6h + V / 12 L h) without recomputation and
     96 B s L h^2 (1 + s / 6h + V / 16 L h) with full recomputation (arXiv 2104.04473, section 5.1).
+    Raises ValueError for another recomputation than none, selective and full.
 
     >>> gpt = Transformer(layers=96, hidden=12288, heads=96, vocab=51200)
     >>> b, s, layers, h, v = 1536, 2048, 96, 12288, 51200
@@ -42,6 +45,7 @@ def step_flops(model: Transformer, *, seq: int, batch: int, recompute: str = "no
     >>> abs(step_flops(gpt, seq=s, batch=b, recompute="full") / formula - 1) < 1e-12
     True
     """
+    _check_recompute(recompute)
     weights, attention, output = forward_flops(model, seq=seq, batch=batch)
     again = {"none": 0.0, "selective": attention, "full": weights + attention}[recompute]
     return 3 * (weights + attention + output) + again
@@ -53,10 +57,18 @@ def training_days(
     """Returns the days of a training run: 8 T P / (n X), or 6 T P / (n X) without recomputation.
 
     T is `tokens`, P `parameters`, n `devices` and X `rate`. The formula ignores attention and the
-    output, so it is 1.4 to 3 % low (arXiv 2104.04473).
+    output, so it is 1.4 to 3 % low (arXiv 2104.04473). Raises ValueError for values that are not
+    positive, and for another recomputation than none, selective and full.
 
     >>> round(training_days(tokens=300e9, parameters=175e9, devices=1024, rate=140e12))
     34
     """
+    _check_recompute(recompute)
+    require_positive({"tokens": tokens, "parameters": parameters, "devices": devices, "rate": rate})
     passes = 8 if recompute == "full" else 6
     return passes * tokens * parameters / (devices * rate) / 86400
+
+
+def _check_recompute(recompute: str) -> None:
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}, not {recompute!r}")

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 
+from unisono.planner.inputs.whole_numbers import switch, whole_number
+
+_OF_EXPERTS = (
+    *("top_k", "expert_ffn", "expert_vectors", "shared_experts", "dense_layers"),
+    *("expert_groups", "token_groups"),
+)
+_OF_LATENT = ("query_rank", "rope_dim")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
@@ -12,7 +20,8 @@ class Transformer:
 
     A model without gates (`gated=False`) is a GPT: its linear layers have biases, its norms have
     two vectors, and its training uses dropout. A gated model is a Llama: no biases, norms of one
-    vector.
+    vector. `layer_vectors`, `expert_vectors` and `outer_vectors` state the biases and norms of
+    other models.
 
     Raises ValueError for sizes that do not fit together.
 
@@ -63,11 +72,31 @@ class Transformer:
     """Latent attention (MLA): width of the compressed key and value. 0: no latent attention."""
     rope_dim: int = 0
     """Latent attention (MLA): width of a head's rotary part, in addition to `head_dim`."""
+    layer_vectors: int | None = None
+    """Elements of the biases and norms of one layer. None: those of a GPT or a Llama."""
+    expert_vectors: int = 0
+    """Elements of the biases of one routed expert."""
+    outer_vectors: int | None = None
+    """Elements of the norms and biases outside of the layers. None: those of the last norm."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool":
+                object.__setattr__(self, field.name, switch(field.name, value))
+            elif value is not None or field.type == "int":
+                object.__setattr__(self, field.name, whole_number(field.name, value, least=0))
+        for name in ("layers", "hidden", "heads", "vocab"):
+            whole_number(name, getattr(self, name))
+        if not self.head_dim and self.hidden % self.heads:
+            near = max(d for d in range(1, self.heads + 1) if self.hidden % d == 0)
+            raise ValueError(
+                f"heads must divide hidden: {self.heads} does not divide {self.hidden}; {near} "
+                "does, or state head_dim"
+            )
         derived = {
             "kv_heads": self.kv_heads or self.heads,
-            "head_dim": self.head_dim or self.hidden // max(self.heads, 1),
+            "head_dim": self.head_dim or self.hidden // self.heads,
             "ffn": self.ffn or 4 * self.hidden,
         }
         for name, value in derived.items():
@@ -75,18 +104,19 @@ class Transformer:
         self._check()
 
     def _check(self) -> None:
-        for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name} must not be negative: {getattr(self, field.name)}")
         if self.heads % self.kv_heads:
             near = max(k for k in range(1, self.kv_heads + 1) if self.heads % k == 0)
             raise ValueError(
                 f"kv_heads must divide heads: {self.kv_heads} does not divide {self.heads}; "
                 f"{near} does"
             )
+        if self.kv_rank and self.kv_heads != self.heads:
+            raise ValueError(
+                f"latent attention has keys of all heads: kv_heads must be {self.heads}, not "
+                f"{self.kv_heads}"
+            )
+        self._refuse_parts("kv_rank", "latent attention (kv_rank)", _OF_LATENT)
+        self._refuse_parts("experts", "experts", _OF_EXPERTS)
         if not self.experts:
             return
         if not 1 <= self.top_k <= self.experts:
@@ -103,6 +133,18 @@ class Transformer:
                 f"token_groups must be between 1 and the {self.expert_groups} groups of experts, "
                 f"not {self.token_groups}"
             )
+        if self.dense_layers > self.layers:
+            raise ValueError(
+                f"dense_layers must be at most the {self.layers} layers, not {self.dense_layers}"
+            )
+
+    def _refuse_parts(self, name: str, what: str, parts: tuple[str, ...]) -> None:
+        """Raises ValueError for sizes of a part that the model does not have."""
+        for part in parts:
+            if getattr(self, part) and not getattr(self, name):
+                raise ValueError(
+                    f"{part} = {getattr(self, part)} needs a model with {what}; {part} = 0 works"
+                )
 
     @property
     def query_width(self) -> int:
@@ -119,7 +161,7 @@ class Transformer:
     @property
     def moe_layers(self) -> int:
         """Number of layers with experts."""
-        return max(self.layers - self.dense_layers, 0) if self.experts else 0
+        return self.layers - self.dense_layers if self.experts else 0
 
     @property
     def matrices(self) -> int:
@@ -151,13 +193,21 @@ class Transformer:
         return self.matrices * self.hidden * self.expert_ffn
 
     @cached_property
+    def expert_parameters(self) -> int:
+        """Parameters of one routed expert."""
+        return self.expert_weights + self.expert_vectors
+
+    @cached_property
     def vector_parameters(self) -> int:
-        """Elements of the biases and norms of one layer."""
+        """Elements of the biases and norms of one layer, without biases of a feed-forward network
+        that `layer_vectors` does not state.
+        """
+        if self.layer_vectors is not None:
+            return self.layer_vectors
         h = self.hidden
         if self.gated:
-            return 2 * h
-        ffn_biases = 0 if self.experts else self.ffn + h
-        return 4 * h + self.query_width + self.key_value_width + h + ffn_biases
+            return 2 * h + self.query_rank + self.kv_rank
+        return 4 * h + self.query_width + self.key_value_width + h
 
     @cached_property
     def shared_layer_parameters(self) -> int:
@@ -172,7 +222,8 @@ class Transformer:
     @cached_property
     def dense_layer_parameters(self) -> int:
         """Parameters of one dense layer."""
-        return self.attention_weights + self.vector_parameters + self.ffn_weights
+        biases = 0 if self.gated or self.layer_vectors is not None else self.ffn + self.hidden
+        return self.attention_weights + self.vector_parameters + self.ffn_weights + biases
 
     @cached_property
     def embedding_parameters(self) -> int:
@@ -187,20 +238,21 @@ class Transformer:
     @cached_property
     def parameters(self) -> int:
         """All parameters, with biases, norms, positions and embedding."""
-        norm = self.hidden * (1 if self.gated else 2)
-        return self._layers_parameters(self.experts) + self._outer_parameters + norm
+        return self._layers_parameters(self.experts) + self._outer_parameters
 
     @cached_property
     def active_parameters(self) -> int:
         """Parameters that one token uses, with only `top_k` of the routed experts."""
-        norm = self.hidden * (1 if self.gated else 2)
-        return self._layers_parameters(self.top_k) + self._outer_parameters + norm
+        return self._layers_parameters(self.top_k) + self._outer_parameters
 
     @property
     def _outer_parameters(self) -> int:
-        return self.embedding_parameters + self.output_parameters
+        vectors = self.outer_vectors
+        if vectors is None:
+            vectors = self.hidden * (1 if self.gated else 2)
+        return self.embedding_parameters + self.output_parameters + vectors
 
     def _layers_parameters(self, experts: int) -> int:
-        moe = self.shared_layer_parameters + experts * self.expert_weights
+        moe = self.shared_layer_parameters + experts * self.expert_parameters
         dense = self.layers - self.moe_layers
         return self.moe_layers * moe + dense * self.dense_layer_parameters

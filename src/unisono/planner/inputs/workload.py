@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.whole_numbers import whole_number
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 LOW_PRECISIONS = ("fp8", "fp4")
@@ -52,10 +53,11 @@ class Workload:
     the device (`software_of`)."""
 
     def __post_init__(self) -> None:
-        for name in ("seq", "global_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.micro_batch is not None and not 1 <= self.micro_batch <= self.global_batch:
+        for name in ("seq", "global_batch", "micro_batch"):
+            value = getattr(self, name)
+            if value is not None or name != "micro_batch":
+                object.__setattr__(self, name, whole_number(name, value))
+        if self.micro_batch is not None and self.micro_batch > self.global_batch:
             raise ValueError(
                 f"micro_batch must be between 1 and global_batch = {self.global_batch}, not "
                 f"{self.micro_batch}"

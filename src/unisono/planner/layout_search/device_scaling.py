@@ -13,7 +13,12 @@ from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.layout_search.search import search, smaller_clusters
 from unisono.planner.prediction import Prediction
-from unisono.planner.recommendation.dlrm_shape import refuse_dlrm
+from unisono.planner.stated_inputs import (
+    require_executor,
+    require_workload,
+    stated_cluster,
+    stated_transformer,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -32,8 +37,8 @@ class ScalingPoint:
 
 
 def scaling_curve(
-    model: Transformer,
-    cluster: Cluster,
+    model: Transformer | str,
+    cluster: Cluster | str,
     job: Workload,
     *,
     devices: Sequence[int] | None = None,
@@ -61,7 +66,9 @@ def scaling_curve(
     >>> curve[0].scale_factor, curve[-1].devices, curve[-1].scale_factor < 1
     (1.0, 16, True)
     """
-    refuse_dlrm(model, "scaling_curve")
+    model, cluster = stated_transformer(model, "scaling_curve"), stated_cluster(cluster)
+    require_workload(job)
+    require_executor(executor)
     if cluster.topology is not None:
         raise ValueError("a cluster with a topology has one number of devices; leave it out")
     counts = sorted(devices or (each.devices for each in smaller_clusters(cluster)))

@@ -20,7 +20,12 @@ from unisono.planner.layout_search.layout_options import (
 )
 from unisono.planner.layout_search.search import smaller_clusters
 from unisono.planner.prediction import Prediction, prediction_of
-from unisono.planner.recommendation.dlrm_shape import refuse_dlrm
+from unisono.planner.stated_inputs import (
+    require_executor,
+    require_workload,
+    stated_cluster,
+    stated_transformer,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -36,8 +41,8 @@ class _Point(NamedTuple):
 
 
 def pareto_front(
-    model: Transformer,
-    cluster: Cluster,
+    model: Transformer | str,
+    cluster: Cluster | str,
     job: Workload,
     *,
     tolerance: float = 0.0,
@@ -66,7 +71,9 @@ def pareto_front(
     >>> front[0].layout.devices < front[-1].layout.devices
     True
     """
-    refuse_dlrm(model, "pareto_front")
+    model, cluster = stated_transformer(model, "pareto_front"), stated_cluster(cluster)
+    require_workload(job)
+    require_executor(executor)
     request = OptionRequest(
         model=model,
         job=job,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from heapq import merge
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
@@ -14,6 +15,7 @@ from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.tensor_grid import TENSOR_KINDS
 from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.whole_numbers import whole_number
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.layout_search.candidate_comparison import reason_of_loss
 from unisono.planner.layout_search.layout_candidates import Candidate, Candidates, SearchCounts
@@ -23,11 +25,18 @@ from unisono.planner.layout_search.layout_options import (
     layout_options,
     tensor_pipeline_sizes,
 )
+from unisono.planner.positive_values import require_positive
 from unisono.planner.prediction import prediction_of
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
 from unisono.planner.recommendation.dlrm_search import search_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.run_choices import RunModel
+from unisono.planner.stated_inputs import (
+    require_executor,
+    require_workload,
+    stated_cluster,
+    stated_model,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -70,7 +79,7 @@ class SearchRequest(OptionRequest):
 @overload
 def search(
     model: Transformer,
-    cluster: Cluster,
+    cluster: Cluster | str,
     job: Workload,
     *,
     objective: str = "time",
@@ -87,7 +96,7 @@ def search(
 @overload
 def search(
     model: Dlrm,
-    cluster: Cluster,
+    cluster: Cluster | str,
     job: Workload,
     *,
     objective: str = "time",
@@ -100,8 +109,8 @@ def search(
 
 
 def search(
-    model: Transformer | Dlrm,
-    cluster: Cluster,
+    model: Transformer | Dlrm | str,
+    cluster: Cluster | str,
     job: Workload,
     *,
     objective: str = "time",
@@ -129,7 +138,8 @@ def search(
     combinations that differ only in the ZeRO stage and have equal times, the lowest stage wins. An
     `executor` of `concurrent.futures` runs the work in parallel, divided by devices and (tp, pp);
     the result is the same. Raises ValueError if no layout fits; the message has the layout with the
-    least memory.
+    least memory, or the shortest step if `longest_s` excludes it. The model and the cluster may be
+    texts of the command line.
 
     For a recommendation model, considers each kind of placement of the tables with ZeRO 0 and 1,
     on all devices, and returns predictions. The objective is then "time" or "memory".
@@ -148,6 +158,12 @@ def search(
     for kind in tensors:
         if kind not in TENSOR_KINDS:
             raise ValueError(f"tensors must be of {', '.join(TENSOR_KINDS)}, not {kind!r}")
+    model, cluster = stated_model(model), stated_cluster(cluster)
+    require_workload(job)
+    require_executor(executor)
+    keep = whole_number("keep", keep)
+    if longest_s is not None:
+        require_positive({"longest_s": longest_s})
     if isinstance(model, Dlrm):
         return search_dlrm(
             model,
@@ -169,13 +185,13 @@ def search(
         tensors=tuple(tensors),
         keep=keep,
         objective=objective,
-        longest_s=float("inf") if longest_s is None else longest_s,
+        longest_s=inf if longest_s is None else longest_s,
     )
     clusters = smaller_clusters(cluster) if objective in ("cost", "devices") else [cluster]
     found = _searched(request, clusters, executor)
     best = list(islice(merge(*(part.best for part in found), key=lambda each: each.key), keep))
     if not best:
-        raise ValueError(_nothing_fits(request, cluster))
+        raise ValueError(_nothing_found(request, clusters))
     counts = _sum_counts([part.counts for part in found])
     return Candidates(entries=_candidates(request, clusters, best), counts=counts)
 
@@ -326,7 +342,18 @@ def _candidates(
     return tuple(found)
 
 
-def _nothing_fits(request: SearchRequest, cluster: Cluster) -> str:
+def _nothing_found(request: SearchRequest, clusters: Sequence[Cluster]) -> str:
+    """Returns what lacks: time, memory, or a layout that divides the model."""
+    cluster = clusters[0]
+    if request.longest_s < inf:
+        fastest = replace(request, keep=1, objective="time", longest_s=inf)
+        found = [each for part in _searched(fastest, clusters, None) for each in part.best]
+        if found:
+            best = min(found, key=lambda each: each.key)
+            return (
+                f"no step takes {request.longest_s:.4g} s or less; the shortest takes "
+                f"{best.step_s:.4g} s ({best.option.layout.text()} on {best.devices})"
+            )
     run = request.run(cluster)
     sizes = tensor_pipeline_sizes(request.model, cluster, request.tensors)
     options = layout_options(request, run, sizes)
@@ -338,8 +365,6 @@ def _nothing_fits(request: SearchRequest, cluster: Cluster) -> str:
     nbytes, smallest = min(
         ((option.memory_bytes(run), option) for option in options), key=lambda each: each[0]
     )
-    if nbytes <= run.capacity_bytes:
-        return f"no step takes {request.longest_s:.4g} s or less; accept a longer one"
     return (
         f"nothing fits: {smallest.layout.text()} with micro batch {smallest.micro_batch} and "
         f"recompute {smallest.recompute} needs least, {nbytes / 1e9:.1f} GB, and a device has "

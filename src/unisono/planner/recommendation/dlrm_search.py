@@ -64,6 +64,10 @@ def search_dlrm(
     limit_s = float("inf") if longest_s is None else longest_s
     best = [each for each in fitting if each.step_s <= limit_s]
     if not best:
-        raise ValueError(f"no step takes {limit_s:.4g} s or less; accept a longer one")
+        shortest = min(fitting, key=lambda each: each.step_s)
+        raise ValueError(
+            f"no step takes {limit_s:.4g} s or less; the shortest takes {shortest.step_s:.4g} s "
+            f"({shortest.layout.text()}, placement {shortest.placed_by})"
+        )
     best.sort(key=lambda each: each.step_s if objective == "time" else each.memory_bytes)
     return tuple(best[:keep])
