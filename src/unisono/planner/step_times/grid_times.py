@@ -25,7 +25,7 @@ _CENTRED_SUMS, _SUMS = 2, 1
 """Numbers that a norm sums for each token: of x and x^2, or of x^2 alone."""
 
 
-class GridExchanges(NamedTuple):
+class TensorExchanges(NamedTuple):
     """Seconds of exchanges in the forward and in the backward pass, and the number of exchanges in
     the forward pass.
     """
@@ -55,13 +55,13 @@ class GridTimes:
             return tokens / row, outputs, inner, 1
         return tokens / (depth * row), outputs, inner, row
 
-    def layer(self, model: Transformer, tokens: float) -> GridExchanges:
+    def layer(self, model: Transformer, tokens: float) -> TensorExchanges:
         """Returns the exchanges of a layer: its products, and the sums of its two norms."""
         parts = [self.product(each, tokens) for each in layer_products(model)]
         sums = _SUMS if model.gated else _CENTRED_SUMS
         own = _VALUE_BYTES * tokens / (self.grid.depth * self.grid.row)
         norms_s = 2 * sums * self._exchanges.all_reduce_s(own, self._along_row)
-        return GridExchanges(
+        return TensorExchanges(
             sum(each.forward_s for each in parts) + norms_s,
             sum(each.backward_s for each in parts) + norms_s,
             sum(each.calls for each in parts) + 2 * sums,
@@ -72,11 +72,11 @@ class GridTimes:
         found = self.product(GridProduct("output", model.hidden, model.vocab, False), tokens)
         return found.forward_s + found.backward_s
 
-    def product(self, product: GridProduct, tokens: float) -> GridExchanges:
+    def product(self, product: GridProduct, tokens: float) -> TensorExchanges:
         """Returns the exchanges of one product."""
         parts = self._cube(product, tokens) if self._is_cube else self._planes(product, tokens)
         forward_s = sum(parts)
-        return GridExchanges(forward_s, forward_s * (1 if self._is_cube else 2), len(parts))
+        return TensorExchanges(forward_s, forward_s * (1 if self._is_cube else 2), len(parts))
 
     def _planes(self, product: GridProduct, tokens: float) -> tuple[float, ...]:
         depth, row, column = self.grid

@@ -9,7 +9,7 @@ from unisono.planner.inputs.grid_products import layer_products
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE
 from unisono.planner.step_times.exchange_times import ExchangeTimes
-from unisono.planner.step_times.grid_times import GridExchanges, GridTimes
+from unisono.planner.step_times.grid_times import GridTimes, TensorExchanges
 from unisono.planner.step_times.operator_times import KernelTimes
 
 ROUTED_BYTES = 2
@@ -284,12 +284,12 @@ class LayerModel:
             ]
         return found
 
-    def _exchange_s(self, shape: Shape) -> tuple[GridExchanges, float, float, int]:
+    def _exchange_s(self, shape: Shape) -> tuple[TensorExchanges, float, float, int]:
         """Returns the tensor exchanges, the seconds of the context and of the expert exchanges in
         the forward pass, and the number of all exchanges in the forward pass.
         """
         model, exchanges, count = self._model, self._exchanges, 0
-        tensor = GridExchanges(0.0, 0.0, 0)
+        tensor = TensorExchanges(0.0, 0.0, 0)
         context_s = expert_s = 0.0
         if shape.tensor != "1d":
             tensor = self.grid(shape.tensor, shape.tp).layer(model, shape.tokens)
@@ -298,7 +298,7 @@ class LayerModel:
             nbytes = shape.tokens * model.hidden * ROUTED_BYTES
             blocks = 1 if shape.experts and shape.ep > 1 else 2
             tensor_s = blocks * exchanges.all_reduce_s(nbytes, exchanges.place(shape.tp, 1))
-            tensor = GridExchanges(tensor_s, tensor_s, blocks)
+            tensor = TensorExchanges(tensor_s, tensor_s, blocks)
             count += blocks
         if shape.cp > 1:
             # On a grid, keys and values are divided evenly: no head is held twice.
