@@ -42,33 +42,32 @@ class FlatParameters:
         self._views = [place.view_as(parameter) for parameter, place in places]
         self.collect()
 
-    def part(self, part: int) -> FlatSpan:
-        """Returns part number `part` of the flat weights, as a view."""
-        return self._span(part * self.part_length, self.part_length)
+    def part(self, part: int) -> tuple[int, int]:
+        """Returns the first and the last index, plus 1, of part number `part`."""
+        return part * self.part_length, (part + 1) * self.part_length
 
-    def spans(self, groups: Sequence[object], *, longest: int) -> dict[nn.Parameter, FlatSpan]:
-        """Returns, for each parameter, the span of the flat array that holds it, as a view.
+    def spans(
+        self, groups: Sequence[int | None], *, longest: int | None = None, begin: int = 0, end: int
+    ) -> list[tuple[FlatSpan, int | None]]:
+        """Returns the elements from `begin` to `end` as consecutive spans, each with its group.
 
-        A span holds consecutive parameters with equal `groups`. A span with several parameters has
-        at most `longest` elements. The gradients of the spans are views of `gradient`.
+        `groups` has the group of each parameter. A span holds consecutive parameters of one group,
+        cut at `begin` and `end`. A span with several parameters has at most `longest` elements.
         """
-        runs: list[list[int]] = []
-        for i, size in enumerate(self.sizes):
-            last = runs[-1] if runs else []
-            count = sum(self.sizes[j] for j in last)
-            if last and groups[last[0]] == groups[i] and count + size <= longest:
-                last.append(i)
+        bounds: list[tuple[int, int, int | None]] = []
+        place = 0
+        for size, group in zip(self.sizes, groups, strict=True):
+            low, high = max(place, begin), min(place + size, end)
+            place += size
+            if low >= high:
+                continue
+            first, _, last_group = bounds[-1] if bounds else (low, low, None)
+            fits = longest is None or high - first <= longest
+            if bounds and last_group == group and fits:
+                bounds[-1] = first, high, group
             else:
-                runs.append([i])
-        found: dict[nn.Parameter, FlatSpan] = {}
-        first = 0
-        for run in runs:
-            count = sum(self.sizes[i] for i in run)
-            span = self._span(first, count)
-            span.weights.grad = self.gradient[first : first + count]
-            found |= {self._parameters[i]: span for i in run}
-            first += count
-        return found
+                bounds.append((low, high, group))
+        return [(self._span(low, high - low), group) for low, high, group in bounds]
 
     def _span(self, first: int, count: int) -> FlatSpan:
         return FlatSpan(first, nn.Parameter(self.weights[first : first + count]))

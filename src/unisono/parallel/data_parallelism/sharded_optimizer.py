@@ -50,7 +50,8 @@ class ShardedOptimizer:
         """
         self._group = group
         self._flat = FlatParameters(_distinct(parameters), parts=dist.get_world_size(group))
-        self._part = self._flat.part(dist.get_rank(group)).weights
+        begin, end = self._flat.part(dist.get_rank(group))
+        self._part = nn.Parameter(self._flat.weights[begin:end])
         self.inner = optimizer([self._part])
         """The optimizer of this rank's part, for example for a learning rate scheduler."""
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from torch import optim
 
-from unisono.parallel.run.parameter_sets import ParameterSet
+from unisono.parallel.run.parameter_sets import ParameterSet, ShardedSet
 
 _ELEMENTWISE = (
     optim.SGD,
     optim.Adam,
     optim.AdamW,
+    optim.Adagrad,
     optim.Adamax,
     optim.NAdam,
     optim.RAdam,
@@ -27,9 +28,16 @@ def merge_parameters(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -
 
     Each parameter costs an optimizer about 30 us for a step, and a DTensor 170 us, so that a step
     on few plain arrays is faster. Other optimizers, such as Muon and Adafactor, use the rows or the
-    norm of a parameter, and keep the parameters. So do optimizers that already have states.
+    norm of a parameter, and keep the parameters. Raises `ValueError` for these with ZeRO-1, whose
+    ranks have parts of parameters.
     """
-    if type(optimizer) not in _ELEMENTWISE or optimizer.state:
+    if type(optimizer) not in _ELEMENTWISE:
+        if any(isinstance(each, ShardedSet) for each in sets):
+            names = ", ".join(each.__name__ for each in _ELEMENTWISE)
+            raise ValueError(
+                f"zero = 1 divides parameters, so it needs one of torch's optimizers that treat "
+                f"each element alone ({names}), got {type(optimizer).__name__}; zero = 2 works"
+            )
         return
     groups = {
         parameter: number
@@ -37,7 +45,12 @@ def merge_parameters(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -
         for parameter in group["params"]
     }
     for each in sets:
+        former = set(each.trained)
         arrays = each.merge(groups)
-        for group in optimizer.param_groups:
-            merged = [arrays.get(parameter, parameter) for parameter in group["params"]]
-            group["params"] = list(dict.fromkeys(merged))
+        for number, group in enumerate(optimizer.param_groups):
+            kept = [parameter for parameter in group["params"] if parameter not in former]
+            group["params"] = kept + [array for array, place in arrays if place == number]
+    if isinstance(optimizer, optim.Adagrad):  # it makes its states at once
+        fresh = optim.Adagrad([dict(group) for group in optimizer.param_groups])
+        optimizer.state.clear()
+        optimizer.state.update(fresh.state)

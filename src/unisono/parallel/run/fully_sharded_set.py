@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import distributed as dist
@@ -15,6 +15,7 @@ from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.parameter_sets import (
+    Groups,
     HeldParameter,
     ParameterSet,
     make_sets,
@@ -103,11 +104,11 @@ class FullyShardedSet:
         self._others = [("pp", held[0].tie)] + [(name, mesh.group(name)) for name in others]
         self._replicas = replicas(held[0], mesh) / len(mesh.ranks(self._shard))
 
-    def merge(self, groups: Mapping[nn.Parameter, int]) -> Mapping[nn.Parameter, nn.Parameter]:
-        """Returns the plain array of each parameter's shard on this rank."""
+    def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
+        """Returns a plain array for the shard of each parameter on this rank."""
         self.trained = [nn.Parameter(_local(each.values)) for each in self.held]
-        pairs = zip(self.held, self.trained, strict=True)
-        return {held.values: array for held, array in pairs}
+        pairs = zip(self.trained, self.held, strict=True)
+        return [(array, groups.get(held.values)) for array, held in pairs]
 
     def _gradients(self) -> list[torch.Tensor]:
         return [_local(each.values.grad) for each in self.held if each.values.grad is not None]

@@ -16,6 +16,7 @@ from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.training_mesh import TrainingMesh
 
 Group = dist.ProcessGroup | None
+Groups = Mapping[nn.Parameter, int]
 
 _SPAN_ELEMENTS = 2**18  # longer spans leave the cache between the operations of an optimizer
 
@@ -47,10 +48,11 @@ class ParameterSet(Protocol):
     def spans(self) -> Sequence[FlatSpan]:
         """The ranges of a flat array that are `trained`; empty if others are trained."""
 
-    def merge(self, groups: Mapping[nn.Parameter, int]) -> Mapping[nn.Parameter, nn.Parameter]:
-        """Makes plain arrays the parameters to train. Returns the array of each former parameter.
+    def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
+        """Makes plain arrays the parameters to train. Returns each array with its group.
 
-        An array may hold several parameters with equal `groups`.
+        `groups`: the number of the optimizer's group of each trained parameter. An array may hold
+        several parameters of one group.
         """
 
     def zero_gradients(self) -> None:
@@ -97,12 +99,15 @@ class WholeSet:
         self._group = mesh.group(block.summed_over)
         self._replicas = replicas(held[0], mesh)
 
-    def merge(self, groups: Mapping[nn.Parameter, int]) -> Mapping[nn.Parameter, nn.Parameter]:
+    def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
+        gradient = self._flat.gradient
         kinds = [groups.get(each) for each in self.trained]
-        found = self._flat.spans(kinds, longest=_SPAN_ELEMENTS)
-        self.spans = list(dict.fromkeys(found.values()))
+        found = self._flat.spans(kinds, longest=_SPAN_ELEMENTS, end=len(gradient))
+        self.spans = [span for span, _ in found]
+        for each in self.spans:
+            each.weights.grad = gradient[each.first : each.first + each.weights.numel()]
         self.trained = [each.weights for each in self.spans]
-        return {parameter: span.weights for parameter, span in found.items()}
+        return [(span.weights, group) for span, group in found]
 
     def zero_gradients(self) -> None:
         self._flat.zero_gradients()
@@ -128,7 +133,10 @@ class WholeSet:
 
 
 class ShardedSet:
-    """Parameters that are split into equal parts, one for each rank to sum and update: ZeRO-1."""
+    """Parameters that are split into equal parts, one for each rank to sum and update: ZeRO-1.
+
+    The optimizer must update the arrays of `merge`.
+    """
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
         """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
@@ -137,51 +145,59 @@ class ShardedSet:
         shard = shard_name(block)
         self._shard, self._group = shard, mesh.group(shard)
         ranks, rank = len(mesh.ranks(shard)), mesh.ranks(shard).index(mesh.rank)
-        self.flat = FlatParameters([each.values for each in held], parts=ranks)
-        self.spans = [self.flat.part(rank)]
-        self.part = self.spans[0].weights
-        self.trained = [self.part]
+        self.trained = [each.values for each in held]
+        self.spans: Sequence[FlatSpan] = ()
+        self._flat = FlatParameters(self.trained, parts=ranks)
+        self._begin, self._end = self._flat.part(rank)
+        self._part = self._flat.weights[self._begin : self._end]
+        self._gradient = self._part.new_empty(0)
         others = [axis for axis in GROUPS[block.summed_over] if axis not in GROUPS[shard]]
         self._others = [(name, mesh.group(name)) for name in others]
         self._tie = held[0].tie
         self._replicas = replicas(held[0], mesh) / ranks
 
-    def merge(self, groups: Mapping[nn.Parameter, int]) -> Mapping[nn.Parameter, nn.Parameter]:
-        """Returns an empty mapping: the trained parameter is an array."""
-        return {}
+    def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
+        kinds = [groups.get(each) for each in self.trained]
+        found = self._flat.spans(kinds, begin=self._begin, end=self._end)
+        self.spans = [span for span, _ in found]
+        self.trained = [each.weights for each in self.spans]
+        return [(span.weights, group) for span, group in found]
 
     def zero_gradients(self) -> None:
-        self.flat.zero_gradients()
+        self._flat.zero_gradients()
 
     def reduce(self) -> None:
-        self.flat.collect()
-        gradient = self.part.grad = torch.empty_like(self.part)
+        self._flat.collect()
+        gradient = self._gradient = torch.empty_like(self._part)
         if self._tie is not None:
-            dist.all_reduce(self.flat.gradient, group=self._tie)
+            dist.all_reduce(self._flat.gradient, group=self._tie)
         if self._group is None:
-            gradient.copy_(self.flat.gradient)
+            gradient.copy_(self._flat.gradient)
         else:
-            dist.reduce_scatter_single(gradient, self.flat.gradient, group=self._group)
+            dist.reduce_scatter_single(gradient, self._flat.gradient, group=self._group)
         for _, group in self._others:
             if group is not None:
                 dist.all_reduce(gradient, group=group)
+        for each in self.spans:
+            first = each.first - self._begin
+            each.weights.grad = gradient[first : first + each.weights.numel()]
 
     def squares(self) -> torch.Tensor:
-        assert self.part.grad is not None  # `reduce` has set the gradient
-        return norm_of(self.part.grad).square() / self._replicas
+        return norm_of(self._gradient).square() / self._replicas
 
     def scale(self, factor: torch.Tensor) -> None:
-        assert self.part.grad is not None  # `reduce` has set the gradient
-        self.part.grad.mul_(factor)
+        self._gradient.mul_(factor)
 
     def gather(self) -> None:
-        self.part.grad = None  # frees the sum's memory until the next step
+        for each in self.trained:
+            each.grad = None
+        self._gradient = self._part.new_empty(0)  # frees the sum's memory until the next step
         if self._group is not None:
-            dist.all_gather_single(self.flat.weights, self.part.detach(), group=self._group)
+            dist.all_gather_single(self._flat.weights, self._part, group=self._group)
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        moved = sum_traffic([("pp", self._tie), (self._shard, self._group)], [self.flat.gradient])
-        return moved | sum_traffic(self._others, [self.part])
+        moved = sum_traffic([("pp", self._tie), (self._shard, self._group)], [self._flat.gradient])
+        return moved | sum_traffic(self._others, [self._part])
 
 
 def norm_of(x: torch.Tensor) -> torch.Tensor:
