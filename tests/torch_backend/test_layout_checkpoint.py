@@ -153,6 +153,76 @@ def own_traced_model_reads_and_writes_any_layout(world):
     assert set().union(*held) == names
 
 
+def frozen_first(seed):
+    """Returns a decoder whose first layer is frozen, with a buffer, and different for each seed."""
+    model = TransformerModel(small_shape(), seed=seed)
+    model.get_submodule("layer0").requires_grad_(False)
+    model.get_submodule("layer0").register_buffer("mark", torch.full((3,), float(seed)))
+    return model
+
+
+def own_untrained_parts_and_the_first_states(world):
+    """Tests that a checkpoint from before the first step changes no training, and that it holds
+    frozen parameters and buffers. The first states of these optimizers are not zero.
+    """
+    torch.set_default_dtype(torch.float64)
+    shape, folder = small_shape(), shared_folder()
+    batches = [token_batches(shape)[step % STEPS] for step in range(3)]
+    for make_optimizer in (
+        lambda parameters: torch.optim.Rprop(parameters, 1e-3),
+        lambda parameters: torch.optim.NAdam(parameters, 1e-2, eps=1e-3),
+        lambda parameters: torch.optim.Adagrad(parameters, 0.1, initial_accumulator_value=0.1),
+    ):
+        expected, _ = train_alone(frozen_first(1), CrossEntropy(), batches, 0.5, make_optimizer)
+        for text in ("dp=4,zero=1", "dp=4,zero=3", "dp=2,pp=2"):
+            for seed in (1, 2):  # the second run loads what the first saved
+                run = parallelize(
+                    frozen_first(seed),
+                    Layout.parse(text),
+                    loss=CrossEntropy(shape.vocab),
+                    optimizer=make_optimizer,
+                    microbatches=2,
+                    clip=0.5,
+                )
+                if seed == 1:
+                    run.save(folder)
+                else:
+                    run.load(folder)
+                losses = [float(run.step(*batch)) for batch in batches]
+                assert losses == pytest.approx(expected, rel=1e-12), (text, seed)
+                report = run.report()
+                assert report.memory["weights"] == report.predicted.memory["weights"]
+                for _, stage in run.stages:
+                    for name, buffer in stage.named_buffers():
+                        assert (buffer == 1).all(), name
+                run.mesh.close()
+
+
+def own_what_cannot_train_is_refused(world):
+    def refused(match, *, model=None, loss=None, optimizer=adam, text="dp=4", clip=None):
+        with pytest.raises(ValueError, match=match):
+            parallelize(
+                model or TransformerModel(small_shape()),
+                Layout.parse(text),
+                loss=loss or CrossEntropy(),
+                optimizer=optimizer,
+                clip=clip,
+            )
+
+    refused("clip: expected a norm above 0, got -1", clip=-1)
+    weighted = torch.nn.CrossEntropyLoss(weight=torch.ones(4))
+    refused("with weight = None, got weight = a tensor", loss=weighted)
+    refused("reduction = 'mean', got reduction = 'sum'", loss=torch.nn.MSELoss(reduction="sum"))
+    refused("ignore_index = -100, got", loss=torch.nn.CrossEntropyLoss(ignore_index=0))
+    refused("0: BatchNorm1d averages", model=torch.nn.Sequential(torch.nn.BatchNorm1d(4)))
+    refused("zero = 1 .* got Adafactor", optimizer=torch.optim.Adafactor, text="dp=4,zero=1")
+    run = a_run("dp=4")
+    run.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    with pytest.raises(ValueError, match="arrays that parallelize gave it"):
+        run.step(*token_batches(small_shape())[0])
+    run.mesh.close()
+
+
 def own_rectangles_of_any_cut(world):
     whole = torch.arange(7 * 6.0).view(7, 6)
     folder, rank = shared_folder(), world.rank

@@ -51,6 +51,8 @@ def merge_parameters(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -
             kept = [parameter for parameter in group["params"] if parameter not in former]
             group["params"] = kept + [array for array, place in arrays if place == number]
     if isinstance(optimizer, optim.Adagrad):  # it makes its states at once
-        fresh = optim.Adagrad([dict(group) for group in optimizer.param_groups])
+        first = optimizer.defaults["initial_accumulator_value"]
+        groups_of_arrays = [dict(group) for group in optimizer.param_groups]
+        fresh = optim.Adagrad(groups_of_arrays, initial_accumulator_value=first)
         optimizer.state.clear()
         optimizer.state.update(fresh.state)

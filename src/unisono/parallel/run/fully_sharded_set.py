@@ -131,7 +131,7 @@ class FullyShardedSet:
         total = norm_of(torch.stack(norms)) if norms else torch.zeros((), dtype=torch.float64)
         return total.square() / self._replicas
 
-    def scale(self, factor: torch.Tensor) -> None:
+    def scale(self, factor: float) -> None:
         for gradient in self._gradients():
             gradient.mul_(factor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import distributed as dist
@@ -20,6 +21,7 @@ from unisono.parallel.layers import (
 from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
+from unisono.parallel.run.mean_checks import check_means
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
@@ -71,7 +73,10 @@ def parallelize(
     """
     if microbatches < 1:
         raise ValueError(f"microbatches: expected at least 1, got {microbatches}")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip: expected a norm above 0, got {clip}")
     _check(model, layout, loss)
+    check_means(model, loss, parts=layout.dp * layout.cp * layout.pp * microbatches)
     mesh = TrainingMesh(layout)
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
@@ -83,12 +88,15 @@ def parallelize(
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]
     groups = tie_groups(stages_of_parameters(ties, every), mesh)
-    sets = _divide_states(stages, mesh, ties, order, groups)
-    built = optimizer([each for found in sets for each in found.trained])
+    sets, frozen = _divide_states(stages, mesh, ties, order, groups)
+    trained = [each for found in sets for each in found.trained]
+    # a stage may train nothing, but optimizers need a parameter
+    built = optimizer(trained or [nn.Parameter(torch.empty(0))])
     merge_parameters(built, sets)
     return ParallelRun(
         stages,
         sets,
+        frozen,
         mesh,
         loss=loss,
         optimizer=built,
@@ -150,20 +158,23 @@ def _divide_states(
     ties: Sequence[Tie],
     order: Mapping[str, int],
     groups: Mapping[str, Group],
-) -> Sequence[ParameterSet]:
-    """Divides parameters, gradients and optimizer states as the layout's ZeRO stage says."""
+) -> tuple[Sequence[ParameterSet], Sequence[HeldParameter]]:
+    """Divides parameters, gradients and optimizer states as the layout's ZeRO stage says.
+
+    Returns the sets of trained parameters, and the frozen parameters.
+    """
     held = _held(_named(stages, ties, order), groups)
-    if mesh.layout.zero < 2:
-        return make_sets(held, mesh)
-    blocks = {each.name: each for each in held}
-    for _, stage in stages:
-        shard_modules(stage, mesh)
-    sharded = [
-        HeldParameter(name=name, values=values, block=blocks[name].block, tie=blocks[name].tie)
-        for name, values in _named(stages, ties, order)
-        if name in blocks
-    ]
-    return make_fully_sharded_sets(sharded, mesh)
+    if mesh.layout.zero >= 2:
+        blocks = {each.name: each for each in held}
+        for _, stage in stages:
+            shard_modules(stage, mesh)
+        held = [
+            replace(blocks[name], values=values) for name, values in _named(stages, ties, order)
+        ]
+    trained = [each for each in held if each.values.requires_grad]
+    frozen = [each for each in held if not each.values.requires_grad]
+    make = make_fully_sharded_sets if mesh.layout.zero >= 2 else make_sets
+    return make(trained, mesh), frozen
 
 
 def _named(
@@ -187,5 +198,4 @@ def _held(
     return [
         HeldParameter(name=name, values=each, block=block_of(each), tie=groups.get(name))
         for name, each in named
-        if each.requires_grad
     ]

@@ -11,13 +11,13 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.checkpoint import load_blocks, save_blocks
+from unisono.parallel.checkpoint import TensorBlock, load_blocks, save_blocks
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
 from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.measured_schedule import measured_schedule
-from unisono.parallel.run.parameter_sets import ParameterSet
+from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
 from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
 from unisono.parallel.run.run_report import (
@@ -26,7 +26,7 @@ from unisono.parallel.run.run_report import (
     memory_by_kind,
     predicted_memory,
 )
-from unisono.parallel.run.run_state import state_blocks
+from unisono.parallel.run.run_state import state_blocks, untrained_blocks
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
@@ -42,6 +42,7 @@ class ParallelRun:
         self,
         stages: Sequence[tuple[int, nn.Module]],
         sets: Sequence[ParameterSet],
+        frozen: Sequence[HeldParameter],
         mesh: TrainingMesh,
         *,
         loss: Loss,
@@ -49,7 +50,7 @@ class ParallelRun:
         microbatches: int,
         clip: float | None,
     ) -> None:
-        self.mesh, self.sets = mesh, sets
+        self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
         """Number and modules of each stage of this rank."""
         self.optimizer = optimizer
@@ -62,6 +63,7 @@ class ParallelRun:
         self.step_s: list[float] = []
         """Seconds of each step."""
         self._loss = loss
+        self._parameters = _count(optimizer)
         self._sent_before: dict[str, int] = {}
         self._first_samples: tuple[int, ...] = ()
         self._shares: tuple[float, ...] = ()
@@ -102,6 +104,12 @@ class ParallelRun:
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
+        if _count(self.optimizer) != self._parameters:
+            raise ValueError(
+                f"optimizer: expected the {self._parameters} arrays that parallelize gave it, got "
+                f"{_count(self.optimizer)}; gradients of parameters that are added later are not "
+                "summed over the ranks, so pass all parameters to parallelize"
+            )
         self._sent_before = self.mesh.bytes_sent()
         part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
         self._place.step, self._first_samples = self.steps, part.first_samples
@@ -134,12 +142,14 @@ class ParallelRun:
     def save(self, folder: Path) -> None:
         """Writes a checkpoint that a run of any layout can load. Collective.
 
-        The checkpoint holds weights, optimizer states and the number of steps. An earlier
+        The checkpoint holds weights, buffers, optimizer states and the number of steps. An earlier
         checkpoint in the folder stays readable until the new checkpoint is complete. Raises
         `PeerLostError` with the number of a rank that died.
         """
-        blocks = state_blocks(self.sets, self.optimizer, self.mesh)
-        save_blocks(Path(folder), blocks, extra={"steps": self.steps})
+        begun = not self.optimizer.state
+        save_blocks(Path(folder), self._blocks(), extra={"steps": self.steps})
+        if begun:
+            self.optimizer.state.clear()
 
     def load(self, folder: Path) -> None:
         """Loads the newest checkpoint of a folder, from any layout of this model. Collective.
@@ -147,8 +157,14 @@ class ParallelRun:
         Raises `ValueError` if the checkpoint is from another model or optimizer, and
         `PeerLostError` with the number of a rank that died.
         """
-        blocks = state_blocks(self.sets, self.optimizer, self.mesh)
-        self.steps = int(load_blocks(Path(folder), blocks)["steps"])
+        self.steps = int(load_blocks(Path(folder), self._blocks())["steps"])
+        if self.steps == 0 and not isinstance(self.optimizer, torch.optim.Adagrad):
+            self.optimizer.state.clear()  # the first step makes the states, which may not be zero
+
+    def _blocks(self) -> list[TensorBlock]:
+        modules = [stage for _, stage in self.stages]
+        states = state_blocks(self.sets, self.optimizer, self.mesh)
+        return states + untrained_blocks(self._frozen, modules, self.mesh)
 
     def report(self) -> RunReport:
         """Returns the figures of the last step, predicted and measured. Collective.
@@ -166,10 +182,10 @@ class ParallelRun:
             "busy_s": self.clock.busy_s,
             "span": self.clock.span,
             "bytes_sent": {name: sent[name] - self._sent_before.get(name, 0) for name in sent},
-            "memory": memory_by_kind(self.sets, self.optimizer),
+            "memory": memory_by_kind(self.sets, self._frozen, self.optimizer),
             "predicted_bubble": run_equal_passes(tasks).bubble if tasks else 0.0,
             "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, self._size()),
-            "predicted_memory": predicted_memory(self.sets, mesh, self.optimizer),
+            "predicted_memory": predicted_memory(self.sets, self._frozen, mesh, self.optimizer),
         }
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, figures)
@@ -230,10 +246,15 @@ class ParallelRun:
                 MicrobatchSize(tokens=each.numel(), samples=len(each), has_targets=share > 0)
                 for each, share in pairs
             ),
-            item_bytes=self.sets[0].held[0].values.element_size(),
+            item_bytes=self._item_bytes(),
             parts=self._part.microbatches(),
             regathers=self._pipeline.regathers() if self._pipeline else {},
         )
+
+    def _item_bytes(self) -> int:
+        held = [*self._frozen, *(each for found in self.sets for each in found.held)]
+        values = held[0].values if held else torch.empty(0)
+        return values.element_size()
 
     def _passes(self, part: BatchPart) -> list[torch.Tensor]:
         """Runs all microbatches forward and backward; returns the losses of this rank."""
@@ -276,7 +297,7 @@ class ParallelRun:
         dist.all_reduce(shared)  # on the default group: over all ranks
         self.gradient_norm = float(shared[1].sqrt())
         if self.clip is not None and self.gradient_norm > self.clip:
-            factor = torch.tensor(self.clip / (self.gradient_norm + _NORM_EPSILON))
+            factor = self.clip / (self.gradient_norm + _NORM_EPSILON)
             for each in self.sets:
                 each.scale(factor)
         return shared[0]
@@ -300,3 +321,7 @@ def _balanced_in(stage: nn.Module) -> list[Balanced]:
 def _reset_auxiliary(stage: nn.Module) -> None:
     for each in _balanced_in(stage):
         each.reset_auxiliary()
+
+
+def _count(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

@@ -67,7 +67,7 @@ class ParameterSet(Protocol):
         The shares of all ranks add up to the sum of squares of all gradients in the set.
         """
 
-    def scale(self, factor: torch.Tensor) -> None:
+    def scale(self, factor: float) -> None:
         """Multiplies the gradients by a factor."""
 
     def gather(self) -> None:
@@ -121,7 +121,7 @@ class WholeSet:
     def squares(self) -> torch.Tensor:
         return norm_of(self._flat.gradient).square() / self._replicas
 
-    def scale(self, factor: torch.Tensor) -> None:
+    def scale(self, factor: float) -> None:
         self._flat.gradient.mul_(factor)
 
     def gather(self) -> None:
@@ -185,7 +185,7 @@ class ShardedSet:
     def squares(self) -> torch.Tensor:
         return norm_of(self._gradient).square() / self._replicas
 
-    def scale(self, factor: torch.Tensor) -> None:
+    def scale(self, factor: float) -> None:
         self._gradient.mul_(factor)
 
     def gather(self) -> None:

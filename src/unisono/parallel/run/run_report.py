@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from unisono.parallel.run.parameter_sets import ParameterSet, shard_name
+from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet, shard_name
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout, StateBytes, state_bytes
 
@@ -52,7 +52,9 @@ class RunReport:
 
 
 def memory_by_kind(
-    sets: Sequence[ParameterSet], optimizer: torch.optim.Optimizer
+    sets: Sequence[ParameterSet],
+    frozen: Sequence[HeldParameter],
+    optimizer: torch.optim.Optimizer,
 ) -> dict[str, int]:
     """Returns the bytes of this rank's weights, gradients and optimizer states.
 
@@ -67,14 +69,17 @@ def memory_by_kind(
     ]
     gradients = [each.grad for each in values if each.grad is not None]
     return {
-        "weights": _storage_bytes(values),
+        "weights": _storage_bytes([*values, *(held.values for held in frozen)]),
         "gradients": _storage_bytes(gradients),
         "optimizer": _storage_bytes(states),
     }
 
 
 def predicted_memory(
-    sets: Sequence[ParameterSet], mesh: TrainingMesh, optimizer: torch.optim.Optimizer
+    sets: Sequence[ParameterSet],
+    frozen: Sequence[HeldParameter],
+    mesh: TrainingMesh,
+    optimizer: torch.optim.Optimizer,
 ) -> dict[str, float]:
     """Returns the bytes of this rank's weights, gradients and optimizer states, from closed forms.
 
@@ -91,6 +96,9 @@ def predicted_memory(
         for kind, count in states._asdict().items():
             kept = share if kind == "optimizer" else 1
             found[kind] += kept * count * held.values.element_size() / _FLOAT32_BYTES
+    for held in frozen:
+        shards = len(mesh.ranks(shard_name(held.block))) if stage == 3 else 1
+        found["weights"] += held.values.numel() * held.values.element_size() / shards
     return found
 
 

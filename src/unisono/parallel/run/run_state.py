@@ -41,6 +41,23 @@ def state_blocks(
     return found
 
 
+def untrained_blocks(
+    frozen: Sequence[HeldParameter], modules: Sequence[nn.Module], mesh: TrainingMesh
+) -> list[TensorBlock]:
+    """Returns this rank's blocks of parameters that are not trained, and of persistent buffers."""
+    found = [
+        _block(each.name, _own_block(each, mesh), _local(each.values.detach())) for each in frozen
+    ]
+    for module in modules:
+        persistent = module.state_dict(keep_vars=True)
+        for name, buffer in module.named_buffers():
+            if name in persistent:
+                start = (0,) * buffer.dim()
+                shape = tuple(buffer.shape)
+                found.append(TensorBlock(name=name, shape=shape, start=start, values=buffer))
+    return found
+
+
 @torch.no_grad()
 def begin_states(optimizer: torch.optim.Optimizer) -> None:
     """Creates the states, as zeros, of an optimizer that has not taken a step yet.
