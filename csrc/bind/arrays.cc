@@ -184,6 +184,11 @@ bool Arrays::is_plain(nb::handle object, nb::handle dtype,
                       PyArray_DIMS(fields) + PyArray_NDIM(fields));
 }
 
+bool Arrays::is_read_only(nb::handle object) const noexcept {
+    return PyType_IsSubtype(Py_TYPE(object.ptr()), ndarray_) &&
+           !(PyArray_FLAGS(fields_of(object)) & NPY_ARRAY_WRITEABLE);
+}
+
 std::optional<DType> Arrays::dtype_of(nb::handle array) {
     const Kind kind = kind_of(array);
     if (kind == Kind::none) return std::nullopt;

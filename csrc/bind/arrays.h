@@ -39,6 +39,8 @@ class Arrays {
     // these lengths of its dimensions.
     [[nodiscard]] bool is_plain(nanobind::handle object, nanobind::handle dtype,
                                 const std::vector<int64_t>& shape) const noexcept;
+    // Returns true if the object is a NumPy array whose elements must not be written.
+    [[nodiscard]] bool is_read_only(nanobind::handle object) const noexcept;
     // Returns the element type of an array, in any byte order. Throws as `locate` does.
     [[nodiscard]] std::optional<DType> dtype_of(nanobind::handle array);
 

@@ -142,7 +142,7 @@ class PlannedTensors {
         // another `dtype` object takes the slower path, where Python checks its element type.
         const nb::object known = slots_.dtype.get(tensor.planned);
         return (arrays_.is_plain(array, known, tensor.lengths) || has(array, known, tensor)) &&
-               equal(op, tensor.reduction);
+               equal(op, tensor.reduction) && !arrays_.is_read_only(array);
     }
 
     [[nodiscard]] bool has(nb::handle array, nb::handle dtype, const Tensor& tensor) const {

@@ -151,10 +151,10 @@ def test_an_array_that_cannot_be_reduced_fails_the_controller_on_all_ranks(threa
         with Controller(comm, tune_fusion=False) as controller:
             _freeze(controller, ["a", "b"])
             array = np.ones(3)
-            array.flags.writeable = comm.rank != 0
-            handle = controller.all_reduce("b", np.ones(3))
+            handle = controller.all_reduce("b", array)
+            array.flags.writeable = comm.rank != 0  # after the checks of the submission
             with pytest.raises((ValueError, CommunicationError)):
-                controller.all_reduce("a", array).wait()
+                controller.all_reduce("a", np.ones(3)).wait()
             with pytest.raises(CommunicationError):
                 handle.wait()
             with pytest.raises(CommunicationError):

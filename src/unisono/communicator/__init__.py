@@ -40,6 +40,9 @@ False
 >>> comm.close()
 """
 
+from unisono.communicator.arguments import as_integer as as_integer
+from unisono.communicator.arguments import check_rank as check_rank
+from unisono.communicator.arrays import check_writable as check_writable
 from unisono.communicator.arrays import dtype_of
 from unisono.communicator.arrays import empty_like as empty_like
 from unisono.communicator.calls import common_name as common_name

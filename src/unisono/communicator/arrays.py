@@ -85,7 +85,44 @@ def dtype_of(array: Array, what: str = "") -> DType:
     if not _ARRAYS.takes(array):
         raise _not_an_array(array, what)
     name = str(array.dtype).removeprefix("torch.")
-    raise UnsupportedError(f"elements of type {name} are not supported")
+    raise UnsupportedError(f"{what}elements of type {name} are not supported")
+
+
+def check_writable(array: Array, what: str = "") -> None:
+    """Raises unless a call can write its result to `array`. Copies nothing.
+
+    Raises `ValueError` for a read-only array or elements that share memory, `TypeError` or
+    `UnsupportedError` for what is not an array. The error text begins with `what`.
+
+    >>> check_writable(np.broadcast_to(1.0, 3), "x: ")
+    Traceback (most recent call last):
+    ValueError: x: the array is read-only, but the call writes its result there: give a writable one
+    """
+    if _ARRAYS.locate(array, True) is None:
+        dtype_of(array, what)  # raises unless `array` is an array of a supported type
+        _require_writable(array, what)
+
+
+def _require_writable(array: Array, what: str = "") -> None:
+    if not isinstance(array, np.ndarray):
+        _require_strided(array, what)
+        steps = array.stride()
+        _require_no_overlap(array.shape, steps, 1, f"{what}elements of the tensor", ".contiguous()")
+        return
+    if not array.flags.writeable:
+        raise ValueError(
+            f"{what}the array is read-only, but the call writes its result there: give a writable "
+            "one"
+        )
+    steps, unit = array.strides, array.itemsize
+    _require_no_overlap(array.shape, steps, unit, f"{what}elements of the array", ".copy()")
+
+
+def _require_strided(tensor: Array, what: str = "") -> None:
+    if str(tensor.layout) != "torch.strided":
+        raise UnsupportedError(
+            f"{what}expected a strided tensor, but the tensor's layout is {tensor.layout}"
+        )
 
 
 def _not_an_array(found: object, what: str = "") -> TypeError:
@@ -98,12 +135,8 @@ def _not_an_array(found: object, what: str = "") -> TypeError:
 
 
 def _stage_numpy(array: Array, *, writable: bool) -> Staged:
-    if writable and not array.flags.writeable:
-        raise ValueError(
-            "the array is read-only, but the call writes its result there: give a writable one"
-        )
     if writable:
-        _require_no_overlap(array.shape, array.strides, array.itemsize, "array", ".copy()")
+        _require_writable(array)
     plain = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     copy = np.ascontiguousarray(plain)
     located = _ARRAYS.locate(copy, False)
@@ -112,12 +145,12 @@ def _stage_numpy(array: Array, *, writable: bool) -> Staged:
 
 
 def _require_no_overlap(
-    shape: Sequence[int], strides: Sequence[int], unit: int, kind: str, cure: str
+    shape: Sequence[int], strides: Sequence[int], unit: int, elements: str, cure: str
 ) -> None:
     """Raises `ValueError` if elements may share memory, since such an array cannot hold a result.
 
     `strides` count bytes for a NumPy array and elements for a tensor; `unit` is the size of one
-    element in the same unit.
+    element in the same unit. The error text begins with `elements`.
     """
     if 0 in shape:
         return
@@ -126,7 +159,7 @@ def _require_no_overlap(
         if length > 1:
             if stride < reach:
                 raise ValueError(
-                    f"elements of the {kind} share memory, as after an expansion (shape "
+                    f"{elements} share memory, as after an expansion (shape "
                     f"{tuple(shape)}, strides {tuple(strides)}), so it cannot hold a result: give "
                     f"its {cure} instead"
                 )
@@ -139,12 +172,9 @@ def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
             f"expected a CPU tensor, but the tensor is on {tensor.device} (init_process_group("
             f"'cpu:unisono,{tensor.device.type}:...') names a backend for other devices)"
         )
-    if str(tensor.layout) != "torch.strided":
-        raise UnsupportedError(
-            f"expected a strided tensor, but the tensor's layout is {tensor.layout}"
-        )
+    _require_strided(tensor)
     if writable:
-        _require_no_overlap(tensor.shape, tensor.stride(), 1, "tensor", ".contiguous()")
+        _require_writable(tensor)
     copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
     located = _ARRAYS.locate(copy, True)
     if located is None:

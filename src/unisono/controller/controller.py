@@ -121,7 +121,8 @@ class Controller:
         `op` may be any reduction of `Communicator.all_reduce` except functions and `premul_sum`. Of
         tensors that are ready at the same time, the one with the highest `priority` runs first.
 
-        Raises `ValueError` if the previous tensor of this name has not ended.
+        Raises `ValueError` if the previous tensor of this name has not ended. Every method that
+        submits a tensor raises `TypeError` or `ValueError` at once for wrong arguments.
         """
         handle: Handle | None = self._loop.submit_planned(name, x, op)
         if handle is not None:

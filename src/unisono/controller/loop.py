@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unisono import native
-from unisono.communicator import common_name, dtype_of
+from unisono.communicator import as_integer, common_name, dtype_of
 from unisono.controller import messages as m
 from unisono.controller.action_runner import ActionRunner, Counters
 from unisono.controller.agreement import State, step
+from unisono.controller.argument_checks import ArgumentChecks, plain_name
 from unisono.controller.channel import Channel
 from unisono.controller.frozen_plan import PlannedBucket, PlannedTensor
 from unisono.controller.fusion.fusion_report import FusionReport
@@ -74,6 +75,7 @@ class Loop:
         self._record = timeline.record
         self._channel = channel
         self._transfer = transfer
+        self._checks = ArgumentChecks(channel.rank, channel.size)
         self.stall_warning_s = stall_warning_s
         """Seconds after which a tensor that waits is logged on all ranks."""
         self._timeout_s = timeout_s
@@ -122,15 +124,12 @@ class Loop:
     def submit(
         self, name: str, array: Array, operation: str, op: str, root: int, priority: int
     ) -> Handle:
-        """Submits `array` under `name`. Does not wait for other ranks."""
+        """Submits `array`. Does not wait for other ranks. Raises the errors of `ArgumentChecks`."""
         with self._lock:  # the same lock as `_changed`, but faster to acquire
-            if type(name) is not str:  # comparing a subclass of str may run Python code
-                if not isinstance(name, str):
-                    raise TypeError(f"name: expected a string, got {name!r}")
-                name = str.__str__(name)
-            op = common_name(op)
+            name, op = plain_name(name), common_name(op)
             if self._error is not None or self._closing:
                 self._require_usable()
+            root = self._checks.checked_root(name, array, operation, root)
             plan = self._runner.plan
             tensor = None if plan is None or plan.stopped else plan.tensors.get(name)
             if plan is not None and tensor is not None and tensor.fits(array, operation, op, root):
@@ -153,9 +152,10 @@ class Loop:
                 op=op,
                 root=root,
                 group=self._groups.get(name, ()),
-                priority=priority,
+                priority=as_integer(priority, f"tensor {name!r}: priority"),
                 phase=self.waits,
             )
+            self._checks.check(request)
             handle = Handle(self, request, array)
             self._enter(name, handle, request.nbytes)
             self._runner.joined.remember(array, request.dtype)
