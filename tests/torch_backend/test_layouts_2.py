@@ -214,6 +214,31 @@ def own_any_sequence_of_modules(world):
     compare_model("tp=2", plain_model, lambda: nn.functional.mse_loss, batches, unpredicted=other)
 
 
+class Containers(nn.Module):
+    """Calls modules in a list of lists and a dictionary, and uses parameters of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.pairs = nn.ModuleList(nn.ModuleList(nn.Linear(6, 6) for _ in range(2)) for _ in "ab")
+        self.named = nn.ModuleDict({"head": nn.Linear(6, 3)})
+        self.factors = nn.ParameterList(torch.randn(6) for _ in range(2))
+        self.named["again"] = self.pairs[0][0]  # counts once
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pair, factor in zip(self.pairs, self.factors, strict=True):
+            x = x + pair[1](torch.tanh(pair[0](x))) * factor
+        return self.named["head"](x)
+
+
+def own_containers_of_modules(world):
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(6)
+    batches = [(torch.randn(8, 6), torch.randn(8, 3)) for _ in range(3)]
+    for text in ("dp=2,zero=2", "dp=2,zero=3"):
+        compare_model(text, Containers, lambda: nn.functional.mse_loss, batches, microbatches=2)
+
+
 def own_what_cannot_be_is_refused_in_one_line(world):
     def refused(model: nn.Module, text: str, pattern: str, **options: int) -> None:
         with pytest.raises(ValueError, match=pattern) as caught:
