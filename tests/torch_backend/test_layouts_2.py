@@ -239,6 +239,48 @@ def own_containers_of_modules(world):
         compare_model(text, Containers, lambda: nn.functional.mse_loss, batches, microbatches=2)
 
 
+class Summed(nn.Module):
+    """Sums the positions of each sample, so its gradient is an expansion."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1)
+
+
+def own_stages_with_views(world):
+    """Tests stages whose results or gradients are views: rows of `nn.Linear`, and sums."""
+    torch.set_default_dtype(torch.float64)
+
+    def four_linears() -> nn.Module:
+        torch.manual_seed(4)
+        return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+    def summed() -> nn.Module:
+        torch.manual_seed(4)
+        return nn.Sequential(nn.Linear(6, 6), nn.Sequential(Summed(), nn.Linear(6, 6)))
+
+    def reshaped() -> nn.Module:
+        return nn.Sequential(*list(four_linears())[:3], nn.Sequential(Summed(), nn.Flatten()))
+
+    torch.manual_seed(6)
+    batches = [(torch.randn(8, 5, 6), torch.randn(8, 5, 6)) for _ in range(2)]
+    sums = [(inputs, targets[:, 0]) for inputs, targets in batches]
+    zbv = "pp=2,vpp=2,schedule=zbv"
+    for text, make_model, data in (
+        (zbv, four_linears, batches),
+        ("pp=2", summed, sums),
+        (zbv, reshaped, sums),
+    ):
+        compare_model(
+            text,
+            make_model,
+            lambda: nn.functional.mse_loss,
+            data,
+            microbatches=4,
+            clip=None,
+            unpredicted=("pp",),  # the sizes of messages have no closed form
+        )
+
+
 def own_what_cannot_be_is_refused_in_one_line(world):
     def refused(model: nn.Module, text: str, pattern: str, **options: int) -> None:
         with pytest.raises(ValueError, match=pattern) as caught:
