@@ -239,6 +239,28 @@ def own_containers_of_modules(world):
         compare_model(text, Containers, lambda: nn.functional.mse_loss, batches, microbatches=2)
 
 
+class OddParameters(nn.Module):
+    """Has a parameter without dimensions, a transposed one and one with channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.conv = nn.Conv2d(3, 2, 2).to(memory_format=torch.channels_last)
+        self.matrix = nn.Parameter(torch.randn(3, 8).t())
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).flatten(1) @ self.matrix * self.factor
+
+
+def own_odd_parameters(world):
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(6)
+    batches = [(torch.randn(8, 3, 3, 3), torch.randn(8, 3)) for _ in range(3)]
+    for text in ("dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3"):
+        compare_model(text, OddParameters, lambda: nn.functional.mse_loss, batches, microbatches=2)
+
+
 class Summed(nn.Module):
     """Sums the positions of each sample, so its gradient is an expansion."""
 

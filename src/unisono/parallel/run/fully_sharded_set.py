@@ -30,16 +30,18 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
     """Splits the parameters of a stage across their groups, separately for each called child.
 
     Dense parameters are split across the group `shard`, and the experts of `ep` across
-    `expert_shard`. A parameter whose group has one rank stays whole: torch does not sum its
-    gradient. Other gradients are summed while backward runs. ZeRO-2 keeps the whole weights between
-    forward and backward, and ZeRO-3 gathers them again. In a pipeline, both keep the whole weights
-    and gradients of a stage during the step: the passes of a schedule that splits the backward pass
-    need the gathered parameters before they begin.
+    `expert_shard`. A parameter whose group has one rank, or without dimensions, stays whole: torch
+    does not sum its gradient. Other gradients are summed while backward runs. ZeRO-2 keeps the
+    whole weights between forward and backward, and ZeRO-3 gathers them again. In a pipeline, both
+    keep the whole weights and gradients of a stage during the step: the passes of a schedule that
+    splits the backward pass need the gathered parameters before they begin.
     """
     names = {each: shard_name(block_of(each)) for each in root.parameters()}
-    whole = {each for each, name in names.items() if mesh.group(name) is None}
+    whole = {each for each, name in names.items() if mesh.group(name) is None or each.dim() == 0}
     if len(whole) == len(names):
         return
+    for each in names:
+        each.data = each.data.contiguous()  # torch splits contiguous parameters only
     children = list(dict.fromkeys(_called_children(root)))
     uses = Counter(each for child in children for each in child.parameters())
     # A parameter that several children use belongs to the stage: one group must gather it.
