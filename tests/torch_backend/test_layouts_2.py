@@ -19,6 +19,7 @@ from torch_backend.layout_training import (
 )
 from unisono.parallel import CrossEntropy, Layout, TransformerModel
 from unisono.parallel.run import parallelize
+from unisono.parallel.run.model_stages import stage_names
 
 pytestmark = pytest.mark.torch
 RANKS = 2
@@ -317,7 +318,11 @@ def own_what_cannot_be_is_refused_in_one_line(world):
 
     refused(nn.Conv1d(1, 1, 1), "tp=2", r"tp = 2: found nothing to divide in Conv1d")
     refused(nn.Conv1d(1, 1, 1), "pp=2", r"a pipeline cuts an nn.Sequential, not Conv1d")
-    refused(nn.Sequential(nn.Linear(1, 1)), "pp=2", r"2 stages.*the model has 1; pp = 1 works")
+    refused(nn.Sequential(nn.Linear(1, 1)), "pp=2", r"2 stages.*has 1; dp = 2 without pp")
+    few, many = nn.Sequential(*map(nn.Identity, range(7))), "pp=4,vpp=2,schedule=interleaved"
+    with pytest.raises(ValueError, match=r"8 stages.* has 7; pp = 2, dp = 2 works"):
+        stage_names(few, Layout.parse(many))
+    assert len(stage_names(few, Layout.parse("pp=2,dp=2,vpp=2,schedule=interleaved"))) == 4
     refused(plain_model(), "cp=2", r"cp = 2 needs modules with a method divide")
     refused(plain_model(), "dp=3", r"expected 2 ranks")
     refused(
