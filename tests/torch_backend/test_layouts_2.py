@@ -19,6 +19,7 @@ from torch_backend.layout_training import (
 )
 from unisono.parallel import CrossEntropy, Layout, TransformerModel
 from unisono.parallel.run import parallelize
+from unisono.parallel.run.model_stages import stage_names
 
 pytestmark = pytest.mark.torch
 RANKS = 2
@@ -214,6 +215,95 @@ def own_any_sequence_of_modules(world):
     compare_model("tp=2", plain_model, lambda: nn.functional.mse_loss, batches, unpredicted=other)
 
 
+class Containers(nn.Module):
+    """Calls modules in a list of lists and a dictionary, and uses parameters of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.pairs = nn.ModuleList(nn.ModuleList(nn.Linear(6, 6) for _ in range(2)) for _ in "ab")
+        self.named = nn.ModuleDict({"head": nn.Linear(6, 3)})
+        self.factors = nn.ParameterList(torch.randn(6) for _ in range(2))
+        self.named["again"] = self.pairs[0][0]  # counts once
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pair, factor in zip(self.pairs, self.factors, strict=True):
+            x = x + pair[1](torch.tanh(pair[0](x))) * factor
+        return self.named["head"](x)
+
+
+def own_containers_of_modules(world):
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(6)
+    batches = [(torch.randn(8, 6), torch.randn(8, 3)) for _ in range(3)]
+    for text in ("dp=2,zero=2", "dp=2,zero=3"):
+        compare_model(text, Containers, lambda: nn.functional.mse_loss, batches, microbatches=2)
+
+
+class OddParameters(nn.Module):
+    """Has a parameter without dimensions, a transposed one and one with channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.conv = nn.Conv2d(3, 2, 2).to(memory_format=torch.channels_last)
+        self.matrix = nn.Parameter(torch.randn(3, 8).t())
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).flatten(1) @ self.matrix * self.factor
+
+
+def own_odd_parameters(world):
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(6)
+    batches = [(torch.randn(8, 3, 3, 3), torch.randn(8, 3)) for _ in range(3)]
+    for text in ("dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3"):
+        compare_model(text, OddParameters, lambda: nn.functional.mse_loss, batches, microbatches=2)
+
+
+class Summed(nn.Module):
+    """Sums the positions of each sample, so its gradient is an expansion."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1)
+
+
+def own_stages_with_views(world):
+    """Tests stages whose results or gradients are views: rows of `nn.Linear`, and sums."""
+    torch.set_default_dtype(torch.float64)
+
+    def four_linears() -> nn.Module:
+        torch.manual_seed(4)
+        return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+    def summed() -> nn.Module:
+        torch.manual_seed(4)
+        return nn.Sequential(nn.Linear(6, 6), nn.Sequential(Summed(), nn.Linear(6, 6)))
+
+    def reshaped() -> nn.Module:
+        return nn.Sequential(*list(four_linears())[:3], nn.Sequential(Summed(), nn.Flatten()))
+
+    torch.manual_seed(6)
+    batches = [(torch.randn(8, 5, 6), torch.randn(8, 5, 6)) for _ in range(2)]
+    sums = [(inputs, targets[:, 0]) for inputs, targets in batches]
+    zbv = "pp=2,vpp=2,schedule=zbv"
+    for text, make_model, data in (
+        (zbv, four_linears, batches),
+        ("pp=2", summed, sums),
+        (zbv, reshaped, sums),
+    ):
+        compare_model(
+            text,
+            make_model,
+            lambda: nn.functional.mse_loss,
+            data,
+            microbatches=4,
+            clip=None,
+            unpredicted=("pp",),  # the sizes of messages have no closed form
+        )
+
+
 def own_what_cannot_be_is_refused_in_one_line(world):
     def refused(model: nn.Module, text: str, pattern: str, **options: int) -> None:
         with pytest.raises(ValueError, match=pattern) as caught:
@@ -228,7 +318,11 @@ def own_what_cannot_be_is_refused_in_one_line(world):
 
     refused(nn.Conv1d(1, 1, 1), "tp=2", r"tp = 2: found nothing to divide in Conv1d")
     refused(nn.Conv1d(1, 1, 1), "pp=2", r"a pipeline cuts an nn.Sequential, not Conv1d")
-    refused(nn.Sequential(nn.Linear(1, 1)), "pp=2", r"2 stages.*the model has 1; pp = 1 works")
+    refused(nn.Sequential(nn.Linear(1, 1)), "pp=2", r"2 stages.*has 1; dp = 2 without pp")
+    few, many = nn.Sequential(*map(nn.Identity, range(7))), "pp=4,vpp=2,schedule=interleaved"
+    with pytest.raises(ValueError, match=r"8 stages.* has 7; pp = 2, dp = 2 works"):
+        stage_names(few, Layout.parse(many))
+    assert len(stage_names(few, Layout.parse("pp=2,dp=2,vpp=2,schedule=interleaved"))) == 4
     refused(plain_model(), "cp=2", r"cp = 2 needs modules with a method divide")
     refused(plain_model(), "dp=3", r"expected 2 ranks")
     refused(

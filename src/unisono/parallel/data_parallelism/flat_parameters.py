@@ -35,7 +35,7 @@ class FlatParameters:
         """The flat array of gradients."""
         self.weights = torch.zeros_like(self.gradient)
         """The flat array of weights."""
-        self.weights[:total] = nn.utils.parameters_to_vector(parameters).detach()
+        torch.cat([each.detach().reshape(-1) for each in parameters], out=self.weights[:total])
         # the parameters become views of `weights`
         nn.utils.vector_to_parameters(self.weights, parameters)
         places = zip(parameters, torch.split(self.gradient[:total], self.sizes), strict=True)

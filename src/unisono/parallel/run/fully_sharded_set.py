@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import distributed as dist
@@ -28,22 +28,25 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
-    """Splits the parameters of a stage across their groups, separately for each child.
+    """Splits the parameters of a stage across their groups, separately for each called child.
 
     Dense parameters are split across the group `shard`, and the experts of `ep` across
-    `expert_shard`. A parameter whose group has one rank stays whole: torch does not sum its
-    gradient. Other gradients are summed while backward runs. ZeRO-2 keeps the whole weights between
-    forward and backward, and ZeRO-3 gathers them again. In a pipeline, both keep the whole weights
-    and gradients of a stage during the step: the passes of a schedule that splits the backward pass
-    need the gathered parameters before they begin.
+    `expert_shard`. A parameter whose group has one rank, or without dimensions, stays whole: torch
+    does not sum its gradient. Other gradients are summed while backward runs. ZeRO-2 keeps the
+    whole weights between forward and backward, and ZeRO-3 gathers them again. In a pipeline, both
+    keep the whole weights and gradients of a stage during the step: the passes of a schedule that
+    splits the backward pass need the gathered parameters before they begin.
     """
     names = {each: shard_name(block_of(each)) for each in root.parameters()}
-    whole = {each for each, name in names.items() if mesh.group(name) is None}
+    whole = {each for each, name in names.items() if mesh.group(name) is None or each.dim() == 0}
     if len(whole) == len(names):
         return
-    uses = Counter(each for child in root.children() for each in child.parameters())
+    for each in names:
+        each.data = each.data.contiguous()  # torch splits contiguous parameters only
+    children = list(dict.fromkeys(_called_children(root)))
+    uses = Counter(each for child in children for each in child.parameters())
     # A parameter that several children use belongs to the stage: one group must gather it.
-    alone = [child for child in root.children() if all(uses[p] == 1 for p in child.parameters())]
+    alone = [child for child in children if all(uses[p] == 1 for p in child.parameters())]
     for module in [each for each in root.modules() if _has_experts(each)]:
         _shard(module, "expert_shard", mesh, whole)
     if mesh.group("shard") is None:  # the root holds experts only
@@ -51,6 +54,17 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
         return
     for module in [*alone, root]:
         _shard(module, "shard", mesh, whole)
+
+
+def _called_children(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields the children of a module. A container without `forward`, such as `nn.ModuleList`,
+    counts as its own children: torch gathers weights when `forward` is called.
+    """
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:
+            yield from _called_children(child)
+        else:
+            yield child
 
 
 def _has_experts(module: nn.Module) -> bool:

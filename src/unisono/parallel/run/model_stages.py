@@ -78,10 +78,19 @@ def stage_names(model: nn.Module, layout: Layout) -> list[list[str]]:
     if len(names) < stages:
         raise ValueError(
             f"pp x vpp = {stages} stages need as many modules, but the model has {len(names)}; "
-            f"pp = {max(len(names) // (stages // layout.pp), 1)} works"
+            f"{_fewer_stages(layout, len(names))} works"
         )
     firsts = cut_stages([_cost(child) for child in model.children()], stages)
     return [names[a:b] for a, b in zip(firsts, [*firsts[1:], len(names)], strict=True)]
+
+
+def _fewer_stages(layout: Layout, modules: int) -> str:
+    """Returns the change of a layout that keeps its ranks and has at most `modules` stages."""
+    chunks = stage_count(layout) // layout.pp
+    for pp in range(modules // chunks, 1, -1):
+        if layout.pp % pp == 0:
+            return f"pp = {pp}, dp = {layout.dp * layout.pp // pp}"
+    return f"dp = {layout.dp * layout.pp} without pp, vpp and schedule"
 
 
 def _cost(module: nn.Module) -> float:

@@ -132,7 +132,8 @@ class PipelineRunner:
 class _TimedStage(PipelineStage):
     """A stage that records the times of its passes.
 
-    Calls `after_trial` once, after torch's additional pass that finds the shapes.
+    Calls `after_trial` once, after torch's additional pass that finds the shapes. The results and
+    gradients of this pass are contiguous, since torch gives receivers' memory the same strides.
     """
 
     def __init__(
@@ -147,6 +148,23 @@ class _TimedStage(PipelineStage):
         self._clock = clock
         self._before_pass, self._after_trial = before_pass, after_trial
         self._is_trial = True
+
+    def _compute_outputs(self, *arguments: Any, **options: Any) -> Any:
+        return self._for_next_stage(super()._compute_outputs(*arguments, **options))
+
+    def _compute_input_grads(self, *arguments: Any, **options: Any) -> Any:
+        return tuple(map(_contiguous, super()._compute_input_grads(*arguments, **options)))
+
+    def forward_maybe_with_nosync(self, *arguments: Any, **options: Any) -> Any:
+        forward: Any = super().forward_maybe_with_nosync  # torch gives it no types
+        return self._for_next_stage(forward(*arguments, **options))
+
+    def _for_next_stage(self, found: Any) -> Any:
+        if self.is_last:
+            return found
+        if isinstance(found, (tuple, list)):
+            return tuple(map(_as_message, found))
+        return _as_message(found)
 
     def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
         self._before_pass(arguments[0])  # the first argument is the microbatch's number
@@ -171,3 +189,18 @@ class _TimedStage(PipelineStage):
     def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> Any:
         with self._clock.working(StageTask("W", arguments[0], self.stage_index)):
             return super().backward_weight_one_chunk(*arguments, **options)
+
+
+def _as_message(result: Any) -> Any:
+    """Returns a result of a stage as a contiguous tensor that is not a view.
+
+    Schedules that split the backward pass detach results in place, which views do not permit.
+    """
+    found = _contiguous(result)
+    if isinstance(found, torch.Tensor) and found._is_view():
+        return torch.ops.aten._unsafe_view(found, found.shape)  # copies nothing
+    return found
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
