@@ -307,6 +307,34 @@ def test_an_error_in_a_backward_pass_is_told_to_the_others(threads: World) -> No
     threads(2).run(check)
 
 
+def test_a_hook_that_raises_in_the_first_pass_fails_this_pass_only(threads: World) -> None:
+    """The program removes the gradients before the next pass, as it does in each step."""
+
+    def check(comm: Communicator) -> None:
+        model = data_parallel(_net(), comm=comm)
+        error: type[Exception] = UnisonoError
+        if comm.rank == 1:
+            error = ZeroDivisionError
+            model.module.first.weight.register_hook(_raise_once())
+        for number in range(4):
+            model.zero_grad()
+            loss = model(_share(_batch(number, comm.size), comm)).sum()
+            if number:
+                loss.backward()
+                continue
+            with pytest.raises(error):
+                loss.backward()
+        expected = _net()
+        expected(_batch(3, comm.size)).sum().div(comm.size).backward()
+        grads = _grads(model.module)
+        for name, each in expected.named_parameters():
+            if each.grad is not None:
+                assert torch.allclose(grads[name], each.grad), name
+        model.close()
+
+    threads(2).run(check)
+
+
 def _raise_once() -> Callable[[Any], None]:
     calls = []
 

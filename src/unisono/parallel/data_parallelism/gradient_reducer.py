@@ -251,7 +251,8 @@ class GradientReducer:
         for gradient in self._active():
             if gradient.pending is not None:
                 continue
-            if gradient.accumulated:
+            # After a failed pass, the program may have removed the gradients.
+            if gradient.accumulated and gradient.parameter.grad is not None:
                 self._submit(gradient)
             else:
                 self._submit_substitute(gradient)
