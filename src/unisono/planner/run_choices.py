@@ -39,7 +39,7 @@ class RunModel:
         calibration: Calibration | None = None,
     ) -> None:
         self.own: OwnRunPosterior | None = None
-        """What the user's runs on this device say, or None without such runs."""
+        """Information in the user's runs on this device; None without such runs."""
         self.calibrated = calibration is not None and bool(calibration.runs)
         if calibration is not None:
             constants = calibration.with_links(cluster, constants)

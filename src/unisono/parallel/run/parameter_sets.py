@@ -104,8 +104,7 @@ class WholeSet:
         kinds = [groups.get(each) for each in self.trained]
         found = self._flat.spans(kinds, longest=_SPAN_ELEMENTS, end=len(gradient))
         self.spans = [span for span, _ in found]
-        for each in self.spans:
-            each.weights.grad = gradient[each.first : each.first + each.weights.numel()]
+        attach_gradients(self.spans, gradient)
         self.trained = [each.weights for each in self.spans]
         return [(span.weights, group) for span, group in found]
 
@@ -178,9 +177,7 @@ class ShardedSet:
         for _, group in self._others:
             if group is not None:
                 dist.all_reduce(gradient, group=group)
-        for each in self.spans:
-            first = each.first - self._begin
-            each.weights.grad = gradient[first : first + each.weights.numel()]
+        attach_gradients(self.spans, gradient, begin=self._begin)
 
     def squares(self) -> torch.Tensor:
         return norm_of(self._gradient).square() / self._replicas
@@ -198,6 +195,13 @@ class ShardedSet:
     def traffic(self, microbatches: int) -> dict[str, float]:
         moved = sum_traffic([("pp", self._tie), (self._shard, self._group)], [self._flat.gradient])
         return moved | sum_traffic(self._others, [self._part])
+
+
+def attach_gradients(spans: Sequence[FlatSpan], gradient: torch.Tensor, *, begin: int = 0) -> None:
+    """Makes the gradients of spans views of an array whose first element has the index `begin`."""
+    for each in spans:
+        first = each.first - begin
+        each.weights.grad = gradient[first : first + each.weights.numel()]
 
 
 def norm_of(x: torch.Tensor) -> torch.Tensor:

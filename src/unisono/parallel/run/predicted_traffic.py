@@ -40,7 +40,7 @@ class MicrobatchSize:
     """Number of tokens, before sequence parallelism splits them."""
     samples: int
     has_targets: bool
-    """Whether the part has valid targets. Without them, its loss is not computed."""
+    """True if the part has valid targets. Without them, its loss is not computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

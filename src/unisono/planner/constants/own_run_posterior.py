@@ -1,4 +1,4 @@
-"""What the user's own runs on a device say about the constants and about the errors of other runs.
+"""Conclusions from own runs on a device about the constants and the errors of other runs.
 
 The errors of predictions have a joint distribution. Given the scales of two parts (`ErrorScale`),
 it is normal: the covariance of two errors is the covariance of the constants times both

@@ -1,4 +1,4 @@
-"""What a Hugging Face `model_type` implies: gates, biases, norms, and defaults of missing keys.
+"""Properties that a Hugging Face `model_type` implies: gates, biases, norms, missing keys.
 
 The defaults are those of the package transformers 5.24, whose parameter counts the tests repeat.
 """
