@@ -269,6 +269,13 @@ void Dispatcher::await_driver(std::unique_lock<std::mutex>& lock) noexcept {
     changed_->wait_for(lock, kDriverWait, [this] { return quiet(); });
 }
 
+bool Dispatcher::await_idle() noexcept {
+    if (driven_from_here()) return false;
+    std::unique_lock lock(mutex_);
+    await_driver(lock);
+    return !driving();
+}
+
 // Drops the queued calls of a closed group. Requires the lock.
 void Dispatcher::drop_queued() noexcept {
     std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {

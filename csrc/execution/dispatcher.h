@@ -93,9 +93,10 @@ class Dispatcher {
     void stop() noexcept;
     // Returns true if no other thread drives a call.
     [[nodiscard]] bool quiet() const noexcept { return !driving() || driven_from_here(); }
-    // Returns true if no thread drives a call. In a signal handler, the call that the handler has
-    // interrupted counts as driven.
-    [[nodiscard]] bool idle() const noexcept { return !driving(); }
+    // Waits until no thread drives a call: a call that begins while the group closes drives for a
+    // moment, until it finds the group closed. Returns false if a thread still drives after a
+    // second, and in a signal handler that has interrupted a driving call.
+    [[nodiscard]] bool await_idle() noexcept;
 
   private:
     // The right to drive the executor, granted if no other thread has it. This is not a mutex,

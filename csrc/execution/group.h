@@ -133,8 +133,8 @@ class Group {
     // referenced. Call this once no other host asks for the group's successor, because that memory
     // holds the successor.
     void give_back() noexcept {
-        const bool quiet = dispatcher_.idle() && p2p_.stopped();
-        if (ended_ && !members_.in_child() && quiet) members_.give_back();
+        if (!ended_ || members_.in_child()) return;
+        if (dispatcher_.await_idle() && p2p_.stopped()) members_.give_back();
     }
 
   private:

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <latch>
 #include <thread>
+#include <utility>
 
 #include "core/call_fingerprint.h"
 #include "tests/calls.h"
@@ -113,6 +114,29 @@ void check_closed_during_a_call(Report& report, Mapping mapping) {
            "closed", "a wait after close");
     expect(report, run_step(world[0], simple(Kind::barrier, 0)), Fault::aborted, "closed",
            "a call after close");
+}
+
+// A call may still drive after close() has given up the wait for it. The group's memory is given
+// back once that call has ended.
+void check_idle_after_a_late_end(Report& report) {
+    World world(shape_of(kRanks, 2), Mapping::own, 1);
+    std::latch driving(1);
+    const auto late = [&, first = true]() mutable {
+        if (std::exchange(first, false)) {
+            driving.count_down();
+            pause(1.3);  // longer than the second for which close() waits
+        }
+        return false;
+    };
+    std::thread caller([&] {
+        expect(report, run_step(world[0], simple(Kind::direct, 100), kLong_s, late), Fault::aborted,
+               "closed", "a call that ends late");
+    });
+    driving.wait();
+    world[0].close();
+    report.check(!world[0].dispatcher->quiet(), "close gave up its wait for the call");
+    report.check(world[0].dispatcher->await_idle(), "the late call ends");
+    caller.join();
 }
 
 // A signal handler may close the group while it interrupts a waiting thread that holds locks. The
@@ -270,6 +294,7 @@ void check_waiting_without_threads(Report& report, Mapping mapping) {
 int main() {
     Report report;
     check_seconds(report);
+    check_idle_after_a_late_end(report);
 #if !defined(__SANITIZE_THREAD__)
     if (can_run_single_copy(report, "unmapping memory during a single copy"))
         check_lent_memory_unmapped(report);
