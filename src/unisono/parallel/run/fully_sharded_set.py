@@ -19,11 +19,11 @@ from unisono.parallel.run.parameter_sets import (
     HeldParameter,
     ParameterSet,
     make_sets,
-    norm_of,
     replicas,
     shard_name,
     sum_traffic,
 )
+from unisono.parallel.run.sum_of_squares import sum_of_squares
 from unisono.parallel.training_mesh import TrainingMesh
 
 
@@ -140,10 +140,8 @@ class FullyShardedSet:
                 trained.data = _local(held.values)  # torch moves shards at the first forward pass
                 trained.grad = None if held.values.grad is None else _local(held.values.grad)
 
-    def squares(self) -> torch.Tensor:
-        norms = [norm_of(each) for each in self._gradients()]
-        total = norm_of(torch.stack(norms)) if norms else torch.zeros((), dtype=torch.float64)
-        return total.square() / self._replicas
+    def squares(self) -> float:
+        return sum(map(sum_of_squares, self._gradients()), 0.0) / self._replicas
 
     def scale(self, factor: float) -> None:
         for gradient in self._gradients():

@@ -292,8 +292,8 @@ class ParallelRun:
 
     def _finish(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss."""
-        squares = sum((each.squares() for each in self.sets), torch.zeros((), dtype=torch.float64))
-        shared = torch.stack([self._own_loss(losses), squares])
+        squares = sum(each.squares() for each in self.sets)
+        shared = torch.tensor([self._own_loss(losses), squares], dtype=torch.float64)
         dist.all_reduce(shared)  # on the default group: over all ranks
         self.gradient_norm = float(shared[1].sqrt())
         if self.clip is not None and self.gradient_norm > self.clip:
@@ -302,16 +302,14 @@ class ParallelRun:
                 each.scale(factor)
         return shared[0]
 
-    def _own_loss(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _own_loss(self, losses: Sequence[torch.Tensor]) -> float:
         """Returns what this rank adds to the sum of the loss over all ranks. Ranks that split the
         logits of the same samples compute equal losses, so only the first of these ranks adds them.
         """
-        total = torch.zeros((), dtype=torch.float64)
+        total = 0.0
         if self.mesh.coordinates[self.mesh.logit_axis] == 0:
             total += sum(float(loss.detach()) for loss in losses)
-        for each in self._balanced:
-            total += each.auxiliary_loss.double()
-        return total
+        return total + sum(float(each.auxiliary_loss) for each in self._balanced)
 
 
 def _balanced_in(stage: nn.Module) -> list[Balanced]:

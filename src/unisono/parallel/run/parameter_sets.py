@@ -13,6 +13,7 @@ from torch import nn
 from unisono.parallel.data_parallelism.flat_parameters import FlatParameters, FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
 from unisono.parallel.rank_grid import GROUPS
+from unisono.parallel.run.sum_of_squares import sum_of_squares
 from unisono.parallel.training_mesh import TrainingMesh
 
 Group = dist.ProcessGroup | None
@@ -61,7 +62,7 @@ class ParameterSet(Protocol):
     def reduce(self) -> None:
         """Sums the gradients over the ranks that see different tokens. Collective."""
 
-    def squares(self) -> torch.Tensor:
+    def squares(self) -> float:
         """Returns this rank's share of the gradients' sum of squares.
 
         The shares of all ranks add up to the sum of squares of all gradients in the set.
@@ -117,8 +118,8 @@ class WholeSet:
             if group is not None:
                 dist.all_reduce(self._flat.gradient, group=group)
 
-    def squares(self) -> torch.Tensor:
-        return norm_of(self._flat.gradient).square() / self._replicas
+    def squares(self) -> float:
+        return sum_of_squares(self._flat.gradient) / self._replicas
 
     def scale(self, factor: float) -> None:
         self._flat.gradient.mul_(factor)
@@ -179,8 +180,8 @@ class ShardedSet:
                 dist.all_reduce(gradient, group=group)
         attach_gradients(self.spans, gradient, begin=self._begin)
 
-    def squares(self) -> torch.Tensor:
-        return norm_of(self._gradient).square() / self._replicas
+    def squares(self) -> float:
+        return sum_of_squares(self._gradient) / self._replicas
 
     def scale(self, factor: float) -> None:
         self._gradient.mul_(factor)
@@ -202,12 +203,6 @@ def attach_gradients(spans: Sequence[FlatSpan], gradient: torch.Tensor, *, begin
     for each in spans:
         first = each.first - begin
         each.weights.grad = gradient[first : first + each.weights.numel()]
-
-
-def norm_of(x: torch.Tensor) -> torch.Tensor:
-    """Returns the norm in float64, without a float64 copy of the array."""
-    norm: torch.Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
-    return norm
 
 
 def sum_traffic(
