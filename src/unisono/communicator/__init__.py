@@ -48,6 +48,7 @@ from unisono.communicator.arrays import empty_like as empty_like
 from unisono.communicator.calls import common_name as common_name
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.communicator_stats import CommunicatorStats, OperationStats
+from unisono.communicator.communicator_stats import bytes_sent as bytes_sent
 from unisono.communicator.engine import Call as Call
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -11,6 +11,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from unisono.communicator import bytes_sent
 from unisono.parallel.rank_grid import GROUPS, RankGrid
 from unisono.planner import Layout
 from unisono.torch_backend import communicator_of
@@ -120,11 +121,7 @@ class TrainingMesh:
 
     def stats(self) -> dict[str, CommunicatorStats]:
         """Returns this rank's communicator statistics by group, under the group's first name."""
-        return {
-            name: _communicator(self._groups[name]).stats()
-            for name in self._made.values()
-            if name in self._groups
-        }
+        return {name: comm.stats() for name, comm in self._communicators()}
 
     def bytes_sent(self) -> dict[str, int]:
         """Returns the bytes that this rank has sent on each group.
@@ -133,9 +130,15 @@ class TrainingMesh:
         several pipeline stages share count for `pp`.
         """
         sent: Counter[str] = Counter()
-        for name, stats in self.stats().items():
-            sent[_axis(name)] += stats.bytes_sent
+        for name, comm in self._communicators():
+            sent[_axis(name)] += bytes_sent(comm)
         return dict(sent)
+
+    def _communicators(self) -> Iterator[tuple[str, Communicator]]:
+        """Yields the communicator of each group, with the group's first name."""
+        for name in self._made.values():
+            if name in self._groups:
+                yield name, _communicator(self._groups[name])
 
     def close(self) -> None:
         """Destroys the groups. Call on all ranks."""
