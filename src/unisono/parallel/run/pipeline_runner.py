@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
@@ -148,6 +149,21 @@ class _TimedStage(PipelineStage):
         self._clock = clock
         self._before_pass, self._after_trial = before_pass, after_trial
         self._is_trial = True
+        self._receives: dict[tuple[str, int], list[dist.P2POp]] = {}
+
+    # All steps receive a microbatch in the same memory, so they can use the same operations. Torch
+    # makes new ones in each step, which takes 2 % of the time of a small step.
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        key = "F", fwd_chunk_id
+        if key not in self._receives:
+            self._receives[key] = super().get_fwd_recv_ops(fwd_chunk_id)
+        return self._receives[key]
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        key = "B", bwd_chunk_id
+        if key not in self._receives:
+            self._receives[key] = super().get_bwd_recv_ops(bwd_chunk_id)
+        return self._receives[key]
 
     def _compute_outputs(self, *arguments: Any, **options: Any) -> Any:
         return self._for_next_stage(super()._compute_outputs(*arguments, **options))
