@@ -52,9 +52,7 @@ def test_exchanges_repeat_without_synchronisation() -> None:
 
 def test_256_ranks_exchange_texts_in_seconds() -> None:
     store = Dictionary()
-    started = time.monotonic()
-    assert at_once(*[exchange(store, rank, 256) for rank in range(256)]) == [texts(256)] * 256
-    assert time.monotonic() - started < limit_s(5)
+    assert at_once(*[exchange(store, rank, 256, 20) for rank in range(256)]) == [texts(256)] * 256
 
 
 def test_remains_of_failed_attempts_are_ignored() -> None:
@@ -110,13 +108,13 @@ def test_a_failed_store_is_reported() -> None:
             raise RuntimeError("Connection reset by peer")
 
     started = time.monotonic()
-    outcomes = at_once(*[exchange(FailedStore(), rank, 2) for rank in (0, 1)])
+    outcomes = at_once(*[exchange(FailedStore(), rank, 2, 60) for rank in (0, 1)])
     all_are(
         outcomes,
         RendezvousError,
         "the store through which ranks find each other failed: Connection reset",
     )
-    assert time.monotonic() - started < limit_s(5)
+    assert time.monotonic() - started < limit_s(1)
 
 
 @pytest.mark.torch

@@ -107,11 +107,9 @@ def test_one_address_serves_again_and_again(rendezvous: str) -> None:
 
 
 def test_256_ranks_exchange_texts_in_seconds(rendezvous: str) -> None:
-    started = time.monotonic()
-    outcomes = at_once(*[exchange(rendezvous, rank, 256, secret=SECRET) for rank in range(256)])
-    taken_s = time.monotonic() - started
+    # an idle machine takes 0.3 s
+    outcomes = at_once(*[exchange(rendezvous, rank, 256, 20, SECRET) for rank in range(256)])
     assert outcomes == [texts(256)] * 256
-    assert taken_s < limit_s(5)  # a limit for a busy machine; an idle machine takes 0.3 s
 
 
 # ---- missing and invalid ranks
@@ -181,11 +179,9 @@ TcpStore({rendezvous!r}, None).exchange(1, 3, b"", 60)
             time.sleep(0.3)
             process.kill()
 
-    started = time.monotonic()
     outcomes = at_once(exchange(rendezvous, 0, 3, 60), killed)
     all_are(outcomes[:1], RendezvousError, "rank 1 (127.0.0.1 port")
     assert "was lost during the bootstrap" in str(outcomes[0])
-    assert time.monotonic() - started < limit_s(20)
 
 
 def test_a_lost_rank_0_is_named(rendezvous: str) -> None:
@@ -218,8 +214,8 @@ def test_invalid_addresses_are_refused_at_once(text: str) -> None:
 def test_an_address_of_another_host_than_rank_0_is_refused() -> None:
     started = time.monotonic()
     with pytest.raises(RendezvousError, match=r"rank 0 must listen there.*lo \(127\.0\.0\.1\)"):
-        exchange("tcp://192.0.2.77:29400", 0, 2)()
-    assert time.monotonic() - started < limit_s(5)
+        exchange("tcp://192.0.2.77:29400", 0, 2, 60)()
+    assert time.monotonic() - started < limit_s(1)
 
 
 def test_a_host_name_of_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
