@@ -24,8 +24,8 @@ _TASKS = Path("/proc/self/task")
 def limit_s(seconds: float) -> float:
     """Returns a test's time limit for an action that takes at most `seconds` on an idle machine.
 
-    The limit is below the timeouts of the tests' groups (30 s and more) for up to 4 `seconds`. So an
-    action that ends only by such a timeout exceeds the limit.
+    For up to 4 `seconds`, the limit is below the timeouts of the tests' groups (30 s and more). So
+    an action that ends only by such a timeout exceeds the limit.
     """
     return seconds * _BUSY_FACTOR + _STALL_S
 

@@ -34,8 +34,8 @@ _WATCHED = (
 
 @pytest.fixture(autouse=True)
 def waits_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the timeouts of `leave` and `close` longer than the test waits, so that a wait that only
-    a timeout ends is a hang.
+    """Makes the timeouts of `leave` and `close` longer than the test waits, so that a wait that
+    only a timeout ends is a hang.
     """
     monkeypatch.setattr(connection_manager, "_STOP_S", 10 * PATIENCE_S)
 
