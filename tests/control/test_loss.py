@@ -165,9 +165,7 @@ def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None
                 rank.send("overdue")
         for _ in range(2):
             time.sleep(1.2)
-            lab.cut(1, carrier=carrier)
-            time.sleep(SURVIVED_S)
-            lab.mend(1)
+            lab.cut_for(SURVIVED_S, 1, carrier=carrier)
         time.sleep(1.5)
         assert not any(rank.count("failed") for rank in ranks)
         for rank in ranks:  # the ranks still exchange messages
@@ -208,9 +206,7 @@ def test_bulk_data_survives_a_short_cut_and_not_a_long_one(lab: Any) -> None:
         for rank in ranks:
             rank.send("pump")
         time.sleep(0.5)
-        lab.cut(1)
-        time.sleep(SURVIVED_S)
-        lab.mend(1)
+        lab.cut_for(SURVIVED_S, 1)
         time.sleep(1.5)
         for rank in ranks:
             assert not rank.count("broken")
