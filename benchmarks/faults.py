@@ -49,7 +49,7 @@ def main(
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", TESTS, "-k", wanted]
         command += ["-n", str(jobs), "--dist", "load", f"--junitxml={report}"]
-        env = os.environ | {"UNISONO_TESTS_BUSY_FACTOR": "1"}
+        env = os.environ | {"UNISONO_TESTS_ON_IDLE_MACHINE": "1"}
         ended = subprocess.run(command, cwd=HERE.parent, env=env, check=False)
         found = results(report)
     write(path, found)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from time_limits import PATIENCE_S
 from unisono.control.connection_manager import ConnectionManager
 from unisono.control.group_endpoint import Fault, PeerInfo
 from unisono.errors import UnisonoError
@@ -172,7 +173,8 @@ def world(
             list(pool.map(Rank.close, members))
 
 
-def wait_until(condition: Callable[[], object], in_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], object], in_s: float = PATIENCE_S) -> None:
+    """Waits until the condition is met. Fails after `in_s` seconds."""
     deadline = time.monotonic() + in_s
     while not condition():
         assert time.monotonic() < deadline, "the condition was not met in time"
@@ -189,5 +191,5 @@ def exchange(one: Recorder, other: Recorder, me: int, peer: int, kind: int = 0) 
         for left, right in ((here, there), (there, here)):
             text = f"{me} {peer} {kind} {stream}".encode()
             left.sendall(text)
-            right.settimeout(5)
+            right.settimeout(PATIENCE_S)
             assert right.recv(64) == text

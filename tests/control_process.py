@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from connection_managers import SECRET, Recorder, make_manager
+from time_limits import PATIENCE_S
 from unisono.control.group_endpoint import OVERDUE_EVENT, PeerInfo
 
 _QUERY_PAUSE_S = 0.1
@@ -127,7 +128,7 @@ class RankProcess:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
-    def expect(self, event: str, in_s: float = 10.0) -> dict[str, Any]:
+    def expect(self, event: str, in_s: float = PATIENCE_S) -> dict[str, Any]:
         """Returns the first event of this kind, even if it happened before the call."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.count(event), in_s), (event, self.events)
@@ -154,11 +155,11 @@ class RankProcess:
 
 def join_all(ranks: Sequence[RankProcess]) -> None:
     """Sends all addresses to all ranks, and waits until all have joined."""
-    peer_infos = json.dumps([rank.expect("listens", 20)["address"] for rank in ranks])
+    peer_infos = json.dumps([rank.expect("listens")["address"] for rank in ranks])
     for rank in ranks:
         rank.send(peer_infos)
     for rank in ranks:
-        rank.expect("joined", 20)
+        rank.expect("joined")
 
 
 if __name__ == "__main__":

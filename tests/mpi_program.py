@@ -291,7 +291,7 @@ def expect(kind: type[Exception], call: Callable[[], object], part: str) -> None
         call()
     except kind as error:
         assert part in str(error), error
-        assert time.monotonic() - began < limit_s(5), "the error took too long"
+        assert time.monotonic() - began < limit_s(1), "the error took too long"
     else:
         raise AssertionError(f"no {kind.__name__}")
 

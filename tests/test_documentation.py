@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap_stores import free_port
 from torch_backend.forked_program import run_program
 from unisono.bench.lab import reason_unavailable
 
@@ -51,8 +52,8 @@ def run(command: list[str], **environment: str) -> str:
 def test_readme_code_runs(number: int, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(blocks("python")[number])
-    single = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
-    run([sys.executable, str(program)], **single)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    run([sys.executable, str(program)], RANK="0", WORLD_SIZE="1", **address)
 
 
 def page_blocks() -> list[tuple[str, int]]:

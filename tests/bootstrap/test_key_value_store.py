@@ -52,17 +52,15 @@ def test_exchanges_repeat_without_synchronisation() -> None:
 
 def test_256_ranks_exchange_texts_in_seconds() -> None:
     store = Dictionary()
-    started = time.monotonic()
-    assert at_once(*[exchange(store, rank, 256) for rank in range(256)]) == [texts(256)] * 256
-    assert time.monotonic() - started < limit_s(5)
+    assert at_once(*[exchange(store, rank, 256, 20) for rank in range(256)]) == [texts(256)] * 256
 
 
 def test_remains_of_failed_attempts_are_ignored() -> None:
     store = Dictionary()
     # In the first attempt a rank was missing. In the second attempt, rank 0 was killed before the
     # other ranks arrived.
-    failed = at_once(*[exchange(store, rank, 4, 0.3) for rank in (0, 1, 2)])
-    all_are(failed, RendezvousError, "after 0.3 s (timeout) these ranks of 4 are missing: [3]")
+    failed = at_once(*[exchange(store, rank, 4, 20 if rank else 2) for rank in (0, 1, 2)])
+    all_are(failed, RendezvousError, "after 2 s (timeout) these ranks of 4 are missing: [3]")
     store.set("job/round", "of a rank 0 that was killed")
 
     def late() -> Any:
@@ -97,10 +95,10 @@ def test_a_rank_lost_before_it_reads_is_named() -> None:
     store = Dictionary()
 
     def writes_and_dies() -> None:
-        store.wait(["job/round"], timedelta(seconds=5))
+        store.wait(["job/round"], timedelta(seconds=20))
         store.set(f"job/{store.get('job/round').decode()}/1", bytes(16) + b"\1\0\0\0\2\0\0\0")
 
-    outcomes = at_once(exchange(store, 0, 2, 0.5), writes_and_dies)
+    outcomes = at_once(exchange(store, 0, 2, 2), writes_and_dies)
     all_are(outcomes[:1], RendezvousError, "ranks [1] were lost during the bootstrap")
 
 
@@ -110,13 +108,13 @@ def test_a_failed_store_is_reported() -> None:
             raise RuntimeError("Connection reset by peer")
 
     started = time.monotonic()
-    outcomes = at_once(*[exchange(FailedStore(), rank, 2) for rank in (0, 1)])
+    outcomes = at_once(*[exchange(FailedStore(), rank, 2, 60) for rank in (0, 1)])
     all_are(
         outcomes,
         RendezvousError,
         "the store through which ranks find each other failed: Connection reset",
     )
-    assert time.monotonic() - started < limit_s(5)
+    assert time.monotonic() - started < limit_s(1)
 
 
 @pytest.mark.torch

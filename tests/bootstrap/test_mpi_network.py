@@ -29,7 +29,7 @@ def run(
         command = mpi_command(launcher, ranks=ranks, program=program)
     except LookupError as error:
         pytest.skip(str(error))
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
 
 def run_scenario(launcher: str, scenario: str, hosts: str) -> subprocess.CompletedProcess[str]:

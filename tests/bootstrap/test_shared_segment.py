@@ -19,7 +19,7 @@ import pytest
 
 import unisono
 from ranks import Me, Processes, Threads, no_descriptors, unique_name
-from time_limits import limit_s
+from time_limits import PATIENCE_S
 from unisono import RendezvousError
 from unisono.bootstrap import shared_segment
 from unisono.errors import AuthenticationError
@@ -84,13 +84,10 @@ def open_files() -> dict[int, str]:
 
 def test_a_missing_rank_is_named_on_all_ranks() -> None:
     name = unique_name()
-    started = time.monotonic()
-    outcomes = gather(join(name, 0, 5, 0.5), join(name, 2, 5, 0.5), join(name, 4, 5, 0.5))
-    assert time.monotonic() - started < limit_s(10)
-    assert all(isinstance(outcome, RendezvousError) for outcome in outcomes), outcomes
-    assert "after 0.5 s (timeout) these ranks of 5 are missing: [1, 3]" in str(outcomes[0])
-    for outcome in outcomes[1:]:
-        assert "[1, 3]" in str(outcome) or "came within 0.5 s (timeout)" in str(outcome)
+    outcomes = gather(join(name, 0, 5, 2), join(name, 2, 5), join(name, 4, 5))
+    for outcome in outcomes:
+        assert isinstance(outcome, RendezvousError), outcomes
+        assert "after 2 s (timeout) these ranks of 5 are missing: [1, 3]" in str(outcome)
 
 
 def test_a_missing_rank_0_is_named() -> None:
@@ -101,7 +98,7 @@ def test_a_missing_rank_0_is_named() -> None:
 
 def test_two_claims_to_one_rank_are_refused() -> None:
     name = unique_name()
-    calls = [join(name, 0, 3, 5), join(name, 1, 3, 5), join(name, 1, 3, 5)]
+    calls = [join(name, 0, 3), join(name, 1, 3), join(name, 1, 3)]
     outcomes = gather(*calls)
     assert all(isinstance(outcome, RendezvousError) for outcome in outcomes), outcomes
     assert all("two processes claim to be rank 1 of 3" in str(outcome) for outcome in outcomes)
@@ -118,7 +115,7 @@ def test_two_claims_to_rank_0_are_refused() -> None:
 
 def test_ranks_with_different_sizes_are_refused() -> None:
     name = unique_name()
-    outcomes = gather(join(name, 0, 3, 5), join(name, 1, 4, 5))
+    outcomes = gather(join(name, 0, 3), join(name, 1, 4))
     assert all(isinstance(outcome, RendezvousError) for outcome in outcomes), outcomes
     assert all("rank 1 expects 4 ranks, rank 0 expects 3" in str(outcome) for outcome in outcomes)
 
@@ -154,7 +151,7 @@ def address(name: str, user: int = os.getuid()) -> str:
 
 def stranger(name: str, user: int = os.getuid()) -> socket.socket:
     """Connects to the rendezvous from a process that is not a rank."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

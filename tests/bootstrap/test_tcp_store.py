@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootstrap_stores import all_are, at_once, free_port
-from time_limits import limit_s
+from time_limits import PATIENCE_S, limit_s
 from unisono.bootstrap import tcp_address, tcp_store, tcp_store_frames, tcp_store_server
 from unisono.bootstrap.tcp_store import TcpStore
 from unisono.bootstrap.tcp_store_frames import Hello
@@ -38,6 +38,12 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_store, "PATIENCE_S", 0.3)
 
 
+@pytest.fixture
+def long_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes rank 0 refuse ranks after a failure until all have come, also on a busy machine."""
+    monkeypatch.setattr(tcp_store_server, "_REFUSAL_S", PATIENCE_S)
+
+
 def exchange(
     rendezvous: str, rank: int, size: int, timeout_s: float = 20, secret: bytes | None = None
 ) -> Callable[[], Any]:
@@ -53,7 +59,7 @@ def texts(size: int) -> list[bytes]:
 def caller(rendezvous: str) -> Iterator[socket.socket]:
     """Connects to the rendezvous from a process that is not a rank."""
     port = tcp_address.parse(rendezvous).port
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             connection = socket.create_connection(("127.0.0.1", port), 5)
@@ -107,19 +113,18 @@ def test_one_address_serves_again_and_again(rendezvous: str) -> None:
 
 
 def test_256_ranks_exchange_texts_in_seconds(rendezvous: str) -> None:
-    started = time.monotonic()
-    outcomes = at_once(*[exchange(rendezvous, rank, 256, secret=SECRET) for rank in range(256)])
-    taken_s = time.monotonic() - started
+    # an idle machine takes 0.3 s
+    outcomes = at_once(*[exchange(rendezvous, rank, 256, 20, SECRET) for rank in range(256)])
     assert outcomes == [texts(256)] * 256
-    assert taken_s < limit_s(5)  # a limit for a busy machine; an idle machine takes 0.3 s
 
 
 # ---- missing and invalid ranks
 
 
 def test_a_missing_rank_is_named_on_all_ranks(rendezvous: str) -> None:
-    outcomes = at_once(*[exchange(rendezvous, rank, 5, 0.5) for rank in (0, 2, 4)])
-    all_are(outcomes, RendezvousError, "after 0.5 s (timeout) these ranks of 5 are missing: [1, 3]")
+    calls = [exchange(rendezvous, rank, 5, 20 if rank else 2) for rank in (0, 2, 4)]
+    told = "after 2 s (timeout) these ranks of 5 are missing: [1, 3]"
+    all_are(at_once(*calls), RendezvousError, told)
 
 
 def test_a_missing_rank_0_is_named(rendezvous: str) -> None:
@@ -138,6 +143,7 @@ def test_a_timeout_at_loopback_explains_loopback(host: str) -> None:
     all_are(at_once(exchange(rendezvous, 0, 2, 0.3)), RendezvousError, hint)
 
 
+@pytest.mark.usefixtures("long_refusal")
 def test_ranks_with_different_sizes_are_refused(rendezvous: str) -> None:
     outcomes = at_once(
         exchange(rendezvous, 0, 3), exchange(rendezvous, 1, 3), exchange(rendezvous, 2, 4)
@@ -145,6 +151,7 @@ def test_ranks_with_different_sizes_are_refused(rendezvous: str) -> None:
     all_are(outcomes, RendezvousError, "rank 2 expects 4 ranks, rank 0 expects 3")
 
 
+@pytest.mark.usefixtures("long_refusal")
 def test_a_rank_just_after_a_disagreement_is_told(rendezvous: str) -> None:
     def late() -> object:
         time.sleep(0.2)
@@ -163,9 +170,25 @@ def test_two_claims_to_one_rank_are_refused(rendezvous: str) -> None:
 
 @pytest.mark.usefixtures("short_patience")
 def test_two_claims_to_rank_0_are_refused(rendezvous: str) -> None:
-    outcomes = at_once(exchange(rendezvous, 0, 2, 1), exchange(rendezvous, 0, 2, 1))
-    all_are(outcomes, RendezvousError, "")
-    assert any("cannot listen there: Address already in use" in str(one) for one in outcomes)
+    refused = threading.Event()
+
+    def lead() -> Any:
+        try:
+            return exchange(rendezvous, 0, 2)()
+        finally:
+            refused.set()
+
+    def follow() -> Any:
+        assert refused.wait(20)  # until then, the other rank 0 listens
+        return exchange(rendezvous, 1, 2)()
+
+    outcomes = at_once(lead, lead, follow)
+    all_are(
+        [one for one in outcomes if one != texts(2)],
+        RendezvousError,
+        "cannot listen there: Address already in use",
+    )
+    assert outcomes.count(texts(2)) == 2
 
 
 def test_a_rank_killed_while_it_waits_is_named(rendezvous: str) -> None:
@@ -181,11 +204,9 @@ TcpStore({rendezvous!r}, None).exchange(1, 3, b"", 60)
             time.sleep(0.3)
             process.kill()
 
-    started = time.monotonic()
     outcomes = at_once(exchange(rendezvous, 0, 3, 60), killed)
     all_are(outcomes[:1], RendezvousError, "rank 1 (127.0.0.1 port")
     assert "was lost during the bootstrap" in str(outcomes[0])
-    assert time.monotonic() - started < limit_s(20)
 
 
 def test_a_lost_rank_0_is_named(rendezvous: str) -> None:
@@ -218,8 +239,8 @@ def test_invalid_addresses_are_refused_at_once(text: str) -> None:
 def test_an_address_of_another_host_than_rank_0_is_refused() -> None:
     started = time.monotonic()
     with pytest.raises(RendezvousError, match=r"rank 0 must listen there.*lo \(127\.0\.0\.1\)"):
-        exchange("tcp://192.0.2.77:29400", 0, 2)()
-    assert time.monotonic() - started < limit_s(5)
+        exchange("tcp://192.0.2.77:29400", 0, 2, 60)()
+    assert time.monotonic() - started < limit_s(1)
 
 
 def test_a_host_name_of_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,11 +350,12 @@ def test_the_oldest_of_too_many_strangers_is_closed(
 def test_ranks_with_different_secrets_are_refused(
     rendezvous: str, first: bytes | None, second: bytes | None
 ) -> None:
-    outcomes = at_once(
-        exchange(rendezvous, 0, 2, 1.5, first), exchange(rendezvous, 1, 2, 1.5, second)
-    )
-    all_are(outcomes[:1], RendezvousError, "these ranks of 2 are missing: [1]")
-    all_are(outcomes[1:], AuthenticationError, "the same job secret?")
+    def follow() -> Any:
+        outcomes = at_once(exchange(rendezvous, 1, 2, secret=second))
+        all_are(outcomes, AuthenticationError, "the same job secret?")
+        return exchange(rendezvous, 1, 2, secret=first)()  # rank 0 has waited for the right rank 1
+
+    assert at_once(exchange(rendezvous, 0, 2, secret=first), follow) == [texts(2)] * 2
 
 
 def test_another_secret_is_reported_soon_and_at_last_on_rank_0(rendezvous: str) -> None:
@@ -348,7 +370,7 @@ def test_another_secret_is_reported_soon_and_at_last_on_rank_0(rendezvous: str) 
 
     outcomes = at_once(exchange(rendezvous, 0, 2, 4, SECRET), second)
     all_are(outcomes[1:], AuthenticationError, "the same job secret?")
-    assert told[0] < 15
+    assert told[0] < limit_s(2)
     all_are(outcomes[:1], RendezvousError, "rejected connection came from 127.0.0.1 port")
 
 

@@ -127,7 +127,7 @@ def test_a_death_is_detected_during_other_traffic() -> None:
 
 
 def stopped(me: Me) -> None:
-    world = me.join(timeout_s=20)
+    world = me.join(timeout_s=60)  # more than the limit of the test
     x = np.zeros(7, np.int32)
     world.broadcast(x, root=1)
     world.timeout_s = 1.0

@@ -20,6 +20,7 @@ import pytest
 from bootstrap_stores import free_port
 from pretended_hosts import IPV6, spanning
 from ranks import Me, Processes
+from time_limits import limit_s
 from tls import Authority, Tap, needs_openssl
 from unisono import Communicator
 from unisono.bootstrap import tcp_store
@@ -233,4 +234,4 @@ def test_a_killed_rank_is_named() -> None:
         for said in ranks.wait_for("over", [0, 1]):
             assert said["error"] == "PeerLostError"
             assert "rank 2" in said["text"]
-            assert said["at"] - killed_at < 3
+            assert said["at"] - killed_at < limit_s(1)

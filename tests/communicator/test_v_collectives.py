@@ -256,7 +256,7 @@ def test_an_asynchronous_uneven_call_returns_at_once_and_keeps_the_order(threads
         second = comm.all_gather_v(np.full(me, me), async_op=True)
         third = comm.all_reduce(np.full(2, me), async_op=True)
         if me == 0:
-            assert time.monotonic() - started < limit_s(5)
+            assert time.monotonic() - started < limit_s(1)  # the peers wait for up to 20 s
             assert not third.is_completed()
             came.set()
         assert third.wait().tolist() == [3, 3]

@@ -13,6 +13,7 @@ import pytest
 
 from connection_managers import wait_until
 from control_process import RankProcess, join_all
+from time_limits import PATIENCE_S, limit_s
 from unisono.control.group_endpoint import Fault
 
 SURVIVED_S = 1.0
@@ -38,22 +39,22 @@ def test_a_killed_process_is_named_at_once(victim: int) -> None:
         ranks[victim].process.kill()
         for rank in ranks:
             if rank is not ranks[victim]:
-                failed = rank.expect("failed", 3)
+                failed = rank.expect("failed")
                 pid = ranks[victim].process.pid
                 assert failed["text"] == f"rank {victim} (host 127.0.0.1, pid {pid}) is gone"
                 assert failed["fault"] == Fault.PEER_LOST
-                assert failed["at"] - killed_at < 1
+                assert failed["at"] - killed_at < limit_s(1)
 
 
 def test_a_process_that_closes_is_not_lost() -> None:
     with ranks_here(3) as ranks:
         ranks[1].send("quit")
-        assert ranks[1].process.wait(5) == 0
+        assert ranks[1].process.wait(PATIENCE_S) == 0
         for rank in (ranks[0], ranks[2]):
-            assert rank.expect("left", 3)["peer"] == 1
+            assert rank.expect("left")["peer"] == 1
         ranks[0].send("quit")
-        assert ranks[0].process.wait(5) == 0
-        ranks[2].expect("left", 3)
+        assert ranks[0].process.wait(PATIENCE_S) == 0
+        wait_until(lambda: ranks[2].count("left") == 2)
         time.sleep(0.1)
         assert not ranks[2].count("failed")
 
@@ -164,9 +165,7 @@ def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None
                 rank.send("overdue")
         for _ in range(2):
             time.sleep(1.2)
-            lab.cut(1, carrier=carrier)
-            time.sleep(SURVIVED_S)
-            lab.mend(1)
+            lab.cut_for(SURVIVED_S, 1, carrier=carrier)
         time.sleep(1.5)
         assert not any(rank.count("failed") for rank in ranks)
         for rank in ranks:  # the ranks still exchange messages
@@ -207,9 +206,7 @@ def test_bulk_data_survives_a_short_cut_and_not_a_long_one(lab: Any) -> None:
         for rank in ranks:
             rank.send("pump")
         time.sleep(0.5)
-        lab.cut(1)
-        time.sleep(SURVIVED_S)
-        lab.mend(1)
+        lab.cut_for(SURVIVED_S, 1)
         time.sleep(1.5)
         for rank in ranks:
             assert not rank.count("broken")

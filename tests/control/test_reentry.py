@@ -18,6 +18,7 @@ import pytest
 
 from connection_managers import SECRET, WORLD, make_manager, peer_infos_of, wait_until
 from signal_steps import Step
+from time_limits import PATIENCE_S
 from unisono.control import connection_manager, control_group, world_connections
 from unisono.control.connection_manager import ConnectionManager
 from unisono.errors import AbortedError
@@ -29,8 +30,14 @@ _WATCHED = (
     event_loop.__file__,
     connection_manager.__file__,
 )
-# shorter than any timeout of a connection manager: a wait that only a timeout ends is a hang
-_PATIENCE_S = 4.0
+
+
+@pytest.fixture(autouse=True)
+def waits_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the timeouts of `leave` and `close` longer than the test waits, so that a wait that
+    only a timeout ends is a hang.
+    """
+    monkeypatch.setattr(connection_manager, "_STOP_S", 10 * PATIENCE_S)
 
 
 def alone() -> ConnectionManager:
@@ -58,7 +65,7 @@ def interrupt_at(step: int, call: Callable[[], Any], handler: Callable[[], Any])
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(_PATIENCE_S)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), f"hangs when it is interrupted at step {step}"
     return traced.reached
 
@@ -106,5 +113,5 @@ def test_the_thread_itself_may_leave_and_close(caplog: pytest.LogCaptureFixture)
         one.close()
 
     one._loop.call(collect)
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before, _PATIENCE_S)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
     assert not caplog.records

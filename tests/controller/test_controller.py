@@ -290,6 +290,24 @@ def test_a_controller_that_closes_early_fails_the_others_tensors(threads: World)
     threads(2).run(check)
 
 
+def test_a_loss_that_one_rank_finds_is_a_loss_on_all_ranks(threads: World) -> None:
+    """Tests that other ranks get the error of the first rank that finds a loss, since they may not
+    have found it themselves yet.
+    """
+
+    def check(comm: Communicator) -> None:
+        with Controller(comm) as controller:
+            pending = controller.all_reduce("w", np.ones(1)) if comm.rank != 1 else None
+            if comm.rank == 0:
+                controller._loop.fail(PeerLostError("rank 1 (pid 7) is gone"))
+            if pending is not None:
+                with pytest.raises(PeerLostError, match=r"^rank 1 \(pid 7\) is gone$"):
+                    pending.wait()
+            comm.barrier()  # rank 1 must not close its controller before
+
+    threads(3).run(check)
+
+
 def test_an_error_of_the_program_is_told_to_the_others(threads: World) -> None:
     def check(comm: Communicator) -> None:
         if comm.rank == 1:

@@ -84,8 +84,9 @@ def _until_it_fails(
 def _one_communicator(
     me: Me, timeout_s: float, blocking: bool, work: Callable[[Communicator, Traffic], None]
 ) -> None:
-    with me.join(timeout_s) as comm:
+    with me.join() as comm:
         add_up(comm, 10)
+        comm.timeout_s = timeout_s
         traffic = Traffic(comm, blocking=blocking)
         me.say("joined")
         me.attempt("ended", work, comm, traffic)

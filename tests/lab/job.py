@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ranks import Me, Processes
+from time_limits import PATIENCE_S
 from unisono.bench.lab import Lab
 
 PORT = 29_500
@@ -114,13 +115,16 @@ class Job(Processes):
             self.lab.cut(host, rail, carrier=carrier)
         return happened
 
+    def cut_for(self, seconds: float, host: int, *, carrier: bool = True) -> float:
+        """Cuts the only link of a host for some seconds, and restores it."""
+        assert self.lab.rails == 1
+        happened = time.monotonic()
+        self.lab.cut_for(seconds, host, carrier=carrier)
+        return happened
+
     def ask(self, rank: int) -> float:
         """Makes a rank run the action of its program (SIGUSR1)."""
         return self.signal(rank, signal.SIGUSR1)
-
-    def mend(self, host: int) -> None:
-        for rail in range(self.lab.rails):
-            self.lab.mend(host, rail)
 
     # ---- results of the ranks
 
@@ -186,7 +190,9 @@ def remains(lab: Lab, host: int) -> Remains:
     )
 
 
-def wait_for_no_remains(lab: Lab, hosts: Sequence[int], timeout_s: float = 5.0) -> list[Remains]:
+def wait_for_no_remains(
+    lab: Lab, hosts: Sequence[int], timeout_s: float = PATIENCE_S
+) -> list[Remains]:
     """Waits until nothing remains on these hosts, or until the timeout. Returns what remains."""
     deadline = time.monotonic() + timeout_s
     while left := [found for host in hosts if (found := remains(lab, host))]:
@@ -203,12 +209,16 @@ def listening(lab: Lab, host: int) -> list[tuple[str, int]]:
     return [(address.strip("[]"), int(port)) for address, _, port in ends]
 
 
-def stranger(lab: Lab, host: int, manner: str, address: str, port: int) -> subprocess.Popen[bytes]:
+def stranger(
+    lab: Lab, host: int, manner: str, address: str, port: int, **options: Any
+) -> subprocess.Popen[bytes]:
     """Starts a program that is not a rank on this host; `manner` selects its behaviour (see
-    `stranger.py`).
+    `stranger.py`). `options` are those of `subprocess.Popen`.
     """
     program = str(Path(__file__).with_name("stranger.py"))
-    return lab.start(host, [sys.executable, "-I", "-S", program, manner, address, str(port)])
+    return lab.start(
+        host, [sys.executable, "-I", "-S", program, manner, address, str(port)], **options
+    )
 
 
 def mend_all(lab: Lab) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+from time_limits import PATIENCE_S
+
 
 def open_resources() -> dict[str, int]:
     """Counts the open resources of this process."""
@@ -14,7 +16,7 @@ def open_resources() -> dict[str, int]:
     }
 
 
-def resources_after(before: dict[str, int], timeout_s: float = 2.0) -> dict[str, int]:
+def resources_after(before: dict[str, int], timeout_s: float = PATIENCE_S) -> dict[str, int]:
     """Waits until the counts equal `before`, or until the timeout, and returns them. The kernel may
     count a joined thread for a moment.
     """

@@ -1,7 +1,7 @@
 """A program that is not a rank and connects to a port: `stranger.py MANNER ADDRESS PORT`.
 
-The exit code is 0 if the peer closed the connection, 3 if it was still connected after 20 s, and 4
-if no process listened. Received bytes go to standard output.
+Prints "connected", and then the bytes that it receives. The exit code is 0 if the peer closed the
+connection, 3 if it was still connected after 20 s, and 4 if no process listened.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 
 PATIENCE_S = 20.0
-TOO_LATE = 4
+NO_LISTENER = 4
 
 
 def hold(connection: socket.socket) -> None:
@@ -75,9 +75,10 @@ MANNERS = (hold, garbage, http, zeros, oversized, truncated, reset, slow, echo)
 def main(manner: str, address: str, port: str) -> int:
     behave = {function.__name__: function for function in MANNERS}[manner]
     try:
-        connection = socket.create_connection((address, int(port)), 5.0)
+        connection = socket.create_connection((address, int(port)), PATIENCE_S)
     except ConnectionRefusedError:
-        return TOO_LATE
+        return NO_LISTENER
+    print("connected", flush=True)
     with connection:
         connection.settimeout(PATIENCE_S)
         try:

@@ -212,9 +212,7 @@ def short_cut(lab: Lab, layout: Sequence[int], *, carrier: bool) -> None:
     with Job(lab, bodies.patient, layout) as job:
         job.wait_for("joined", range(job.ranks))
         time.sleep(PAUSE_S)
-        since = job.cut(last_host(job), carrier=carrier)
-        time.sleep(SURVIVED_S)
-        job.mend(last_host(job))
+        since = job.cut_for(SURVIVED_S, last_host(job), carrier=carrier)
         outcomes = job.outcomes("ended", range(job.ranks), since=since)
         assert [outcome.error for outcome in outcomes] == [None] * job.ranks, outcomes
         assert job.exit_codes() == [0] * job.ranks

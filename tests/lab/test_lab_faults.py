@@ -24,13 +24,13 @@ from lab.job import (
 from lab.open_resources import open_resources
 from lab.stranger import MANNERS
 from ranks import Me
-from time_limits import limit_s
+from time_limits import PATIENCE_S, limit_s
 from unisono.bench.lab import Lab
 
 pytestmark = pytest.mark.lab
 
 LAYOUT = (1, 2)
-PATIENCE_S = 3.0
+SOCKET_TIMEOUT_S = 3.0
 USER_TIMEOUT_MS = 2000
 
 
@@ -72,7 +72,7 @@ def _connect(me: Me) -> socket.socket:
 
 def _echo(connections: list[socket.socket], first: bool) -> None:
     for connection in connections:
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(SOCKET_TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
     while True:
         for connection in connections:
@@ -118,10 +118,8 @@ def test_silence_is_detected_by_the_socket_timeout_only(lab: Lab, fault: object)
 def test_a_short_cut_is_survived(lab: Lab) -> None:
     with Job(lab, echo_job, (1, 1)) as job:
         job.wait_for("joined", range(2))
-        job.cut(1)
-        time.sleep(0.3)
-        job.mend(1)
-        time.sleep(PATIENCE_S)
+        job.cut_for(0.3, 1)
+        time.sleep(SOCKET_TIMEOUT_S)
         assert [p.poll() for p in job.processes] == [None] * 2
         assert all(said["event"] == "joined" for rank in range(2) for said in job.events[rank])
 
@@ -132,7 +130,7 @@ def test_a_stopped_rank_is_late_but_connected(lab: Lab) -> None:
         (outcome,) = job.outcomes("ended", [0], since=job.stop(1))
         assert outcome.error == "TimeoutError"
         assert (
-            outcome.after_s > 0.9 * PATIENCE_S
+            outcome.after_s > 0.9 * SOCKET_TIMEOUT_S
         )  # the socket's own timeout, since the kernel of the stopped rank acknowledged all data
 
 
@@ -228,5 +226,5 @@ def test_a_stranger_connects_and_ends(lab: Lab, manner: str) -> None:
                 listener.kill()
             else:
                 assert listener.stdout.readline().strip() != b""
-            listener.wait(5.0)
-            assert program.wait(5.0) == 0
+            listener.wait(PATIENCE_S)
+            assert program.wait(PATIENCE_S) == 0

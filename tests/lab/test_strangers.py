@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from lab.job import Job, give_disks, listening, stranger, wait_for_no_remains
-from lab.stranger import MANNERS, TOO_LATE
+from lab.stranger import MANNERS
 from lab.switch import needs_hosts
 from ranks import Me
+from time_limits import PATIENCE_S
 from unisono.bench.lab import Lab
 
 pytestmark = [pytest.mark.lab, needs_hosts]
 
 WORK_S = 3.0
-HANG_UP_S = 15.0
 SLOW = pytest.mark.slow
 SECRET = {"UNISONO_JOB_SECRET": "between us"}
 
@@ -34,6 +36,22 @@ def working(me: Me) -> None:
             comm.all_reduce(x)
             assert (x == comm.size * (comm.size - 1) / 2).all()
             going[0] = time.monotonic() < deadline_s
+            comm.all_reduce(going, "min")
+    me.say("done")
+
+
+def working_until_asked(me: Me) -> None:
+    """Runs all_reduce until a signal to rank 0, while other processes connect."""
+    asked: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: asked.append(number))
+    with me.join(30.0) as comm:
+        me.say("joined")
+        going = np.ones(1, dtype=np.int32)
+        while going[0]:
+            x = np.full(10_000, float(comm.rank))
+            comm.all_reduce(x)
+            assert (x == comm.size * (comm.size - 1) / 2).all()
+            going[0] = not asked
             comm.all_reduce(going, "min")
     me.say("done")
 
@@ -58,17 +76,22 @@ ALL = [function.__name__ for function in MANNERS]
 )
 def test_strangers_at_every_port_are_refused(lab: Lab, manners: list[str]) -> None:
     """Connects from a host without ranks to each port on which the job listens."""
-    with Job(lab, working, (2, 2), env=SECRET) as job:
+    with Job(lab, working_until_asked, (2, 2), env=SECRET) as job, ExitStack() as stack:
         job.wait_for("joined", range(4))
         endpoints = [(lab.address(h), port) for h in (0, 1) for _, port in listening(lab, h)]
         assert endpoints
         strangers = [
-            stranger(lab, 2, manner, *endpoint) for endpoint in endpoints for manner in manners
+            stack.enter_context(stranger(lab, 2, manner, *endpoint, stdout=subprocess.PIPE))
+            for endpoint in endpoints
+            for manner in manners
         ]
+        for program in strangers:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"connected\n"
+        job.ask(0)
         job.wait_for("done", range(4))
         assert job.exit_codes() == [0] * 4
-        codes = [program.wait(HANG_UP_S) for program in strangers]
-        assert codes.count(0) >= len(endpoints) and set(codes) <= {0, TOO_LATE}, codes
+        assert [program.wait(PATIENCE_S) for program in strangers] == [0] * len(strangers)
     assert wait_for_no_remains(lab, range(3)) == []
 
 

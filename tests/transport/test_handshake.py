@@ -216,22 +216,24 @@ def test_a_silent_peer_times_out(ends: tuple[socket.socket, socket.socket], dial
 def test_a_byte_now_and_then_gains_no_time(
     ends: tuple[socket.socket, socket.socket], dialing: bool
 ) -> None:
-    def send_slowly(sock: socket.socket) -> None:
-        for byte in b"unisono1" + bytes(32):
-            time.sleep(0.05)
+    greeting = b"unisono1" + bytes(32)
+
+    def send_slowly(sock: socket.socket) -> int:
+        """Sends a byte every 0.25 s, and the greeting in 10 s. Returns the number of bytes sent."""
+        for sent, byte in enumerate(greeting):
+            time.sleep(0.25)
             try:
                 sock.sendall(bytes([byte]))
             except OSError:
-                return
+                return sent
+        return len(greeting)
 
-    begun = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         dripping = pool.submit(send_slowly, ends[1])
         with pytest.raises(AuthenticationError, match="in time"):
             authenticate_end(ends[0], dialing=dialing, in_s=0.3)
-        assert time.monotonic() - begun < limit_s(1)
         ends[0].close()
-        dripping.result()
+        assert dripping.result() < len(greeting)
 
 
 @pytest.mark.parametrize("said", [b"", b"unisono1", b"GET / HTTP/1.1\r\n" * 8, bytes(1000)])

@@ -52,6 +52,7 @@ from unisono.communicator.communicator_stats import bytes_sent as bytes_sent
 from unisono.communicator.engine import Call as Call
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation
+from unisono.communicator.found_failure import fail_group as fail_group
 from unisono.communicator.fused_all_reduce import FusedAllReduce
 from unisono.communicator.initialization import init, join
 from unisono.communicator.local_ranks import run

@@ -8,7 +8,7 @@ is one host's vote on the group that replaces a failed one; `recovery` requests 
 """
 
 from unisono.control.connection_manager import ConnectionManager
-from unisono.control.group_endpoint import PeerInfo
+from unisono.control.group_endpoint import Fault, PeerInfo
 from unisono.control.mpi_watch import MpiWatch
 from unisono.control.paxos_acceptor import (
     END_OF_BALLOTS,
@@ -23,6 +23,7 @@ from unisono.control.peer_messages import GaveUp, RecoveryText, Unreachable, Vot
 __all__ = [
     "END_OF_BALLOTS",
     "ConnectionManager",
+    "Fault",
     "GaveUp",
     "MpiWatch",
     "PeerInfo",

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from unisono.communicator import Communicator, Work, wait_for_message
+from unisono.communicator import Communicator, Work, fail_group, wait_for_message
 from unisono.controller.messages import Message, decode, encode
 from unisono.errors import CommunicationError
 
@@ -77,10 +77,10 @@ class Channel:
         with suppress(CommunicationError):
             Work.wait_all(self._sent, timeout_s=1.0)
 
-    def abort(self, reason: str) -> None:
-        """Fails the channel on all ranks."""
+    def fail(self, error: Exception) -> None:
+        """Fails the channel on all ranks because of an error."""
         with suppress(CommunicationError):
-            self._comm.abort(reason)
+            fail_group(self._comm, error)
 
     def close(self) -> None:
         """Closes the communicator."""

@@ -383,7 +383,7 @@ class Loop:
             if self._error is None:
                 self._end(error)
                 if not self._closing:
-                    self._channel.abort(f"{type(error).__name__}: {error}")
+                    self._channel.fail(error)
         if is_first:
             self._timeline.keep(error)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from time_limits import PATIENCE_S
 from unisono.bench.lab import EVEN, Lab, LabError
 from unisono.bench.lab import lab as lab_module
 
@@ -36,11 +37,12 @@ time.sleep(1000)
 """
 
 
-def wait_until(holds: Callable[[], object], timeout_s: float = 10.0) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not holds() and time.monotonic() < deadline_s:
+def wait_until(holds: Callable[[], object]) -> bool:
+    """Waits until `holds()` is true once. Returns False if it never is."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (held := holds()) and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    return bool(holds())
+    return bool(held)
 
 
 def connect(lab: Lab, timeout_s: float) -> None:
@@ -67,9 +69,9 @@ def test_a_host_has_its_own_name_addresses_and_network() -> None:
 
 
 def test_labs_are_isolated_from_each_other(pair: Lab) -> None:
-    connect(pair, 2.0)
+    connect(pair, PATIENCE_S)
     with Lab(hosts=2) as other, pytest.raises(LabError, match="refused"):
-        connect(other, 2.0)
+        connect(other, PATIENCE_S)
 
 
 def test_a_cut_link_loses_packets_until_it_is_restored(pair: Lab) -> None:
@@ -78,14 +80,14 @@ def test_a_cut_link_loses_packets_until_it_is_restored(pair: Lab) -> None:
         connect(pair, 0.3)
     assert "LOWER_UP" in pair.run(1, ["ip", "link", "show", "eth0"])
     pair.mend(1)
-    connect(pair, 2.0)
+    connect(pair, PATIENCE_S)
 
 
 def test_a_pulled_cable_takes_the_interface_down(pair: Lab) -> None:
     pair.cut(1, carrier=False)
     assert "NO-CARRIER" in pair.run(1, ["ip", "link", "show", "eth0"])
     pair.mend(1)
-    connect(pair, 2.0)
+    connect(pair, PATIENCE_S)
 
 
 def test_kill_ends_all_processes_of_a_host_but_not_the_host(pair: Lab) -> None:
@@ -93,7 +95,7 @@ def test_kill_ends_all_processes_of_a_host_but_not_the_host(pair: Lab) -> None:
     pair.kill(1)
     assert pair.processes(1) == []
     with pytest.raises(LabError, match="refused"):
-        connect(pair, 2.0)
+        connect(pair, PATIENCE_S)
 
 
 def test_a_host_without_power_does_not_answer(pair: Lab) -> None:
@@ -159,10 +161,18 @@ def test_an_invalid_rate_is_refused(rate: str) -> None:
 
 
 def test_an_error_of_tc_is_reported_and_the_lab_removed() -> None:
-    before = networks()
-    with pytest.raises(LabError, match="latency"), Lab(hosts=2, delay="soon"):
+    made: set[str] = set()
+
+    class WatchedLab(Lab):
+        def down(self) -> None:
+            pids = [process.pid for process in self._host_processes.values()]
+            made.update(os.readlink(f"/proc/{pid}/ns/net") for pid in pids)
+            super().down()
+
+    with pytest.raises(LabError, match="latency"), WatchedLab(hosts=2, delay="soon"):
         pass
-    assert wait_until(lambda: networks() <= before)
+    assert len(made) == 3  # of both hosts and of the switch
+    assert wait_until(lambda: not made & networks())
 
 
 def test_even_ports_have_a_queue_for_each_host() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -159,13 +160,18 @@ class Lab:
         If `carrier` is false, the host's interface also reports a lost link, as after a cable is
         pulled.
         """
-        port = _port(host, rail)
-        self.run(_SWITCH, ["ip", "link", "set", port, *(["nomaster"] if carrier else ["down"])])
+        self.run(_SWITCH, _cutting(host, rail, carrier))
 
     def mend(self, host: int, rail: int = 0) -> None:
         """Restores a link that was cut."""
-        port = _port(host, rail)
-        self.run(_SWITCH, ["ip", "link", "set", port, "master", f"rail{rail}", "up"])
+        self.run(_SWITCH, _mending(host, rail))
+
+    def cut_for(self, seconds: float, host: int, rail: int = 0, *, carrier: bool = True) -> None:
+        """Cuts a link for some seconds, and restores it. A single process does both, so a busy
+        machine hardly lengthens the cut."""
+        steps = [_cutting(host, rail, carrier), ["sleep", f"{seconds}"], _mending(host, rail)]
+        script = " && ".join(map(shlex.join, steps))
+        self.run(_SWITCH, ["sh", "-c", script], _COMMAND_S + seconds)
 
     def kill(self, host: int) -> None:
         """Kills all processes on the host. The kernel closes their connections, so peers detect the
@@ -281,6 +287,14 @@ def _start_host_process(name: str, names_file: str) -> subprocess.Popen[str]:
 def _port(host: int, rail: int) -> str:
     """Returns the name of the switch's interface to a host on one rail."""
     return f"h{host}r{rail}"
+
+
+def _cutting(host: int, rail: int, carrier: bool) -> list[str]:
+    return ["ip", "link", "set", _port(host, rail), "nomaster" if carrier else "down"]
+
+
+def _mending(host: int, rail: int) -> list[str]:
+    return ["ip", "link", "set", _port(host, rail), "master", f"rail{rail}", "up"]
 
 
 def _batch(command: Sequence[str], lines: Sequence[str]) -> None:
