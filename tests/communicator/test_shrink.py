@@ -254,8 +254,9 @@ def test_a_stopped_rank_is_left_out_and_gets_an_error_later() -> None:
     with Processes(late, 3) as ranks:
         for said in ranks.wait_for("shrunk", [1, 2]):
             assert said["ranks"] == [1, 2]
-        for said in ranks.wait_for("took", [1, 2]):
-            assert 0.9 < said["seconds"] < limit_s(1.0 + MOST_S)
+        took = [said["seconds"] for said in ranks.wait_for("took", [1, 2])]
+        # the rank that shrinks first waits for the whole timeout, the other one less
+        assert 0.9 < max(took) < limit_s(1.0 + MOST_S)
         ranks.signal(0, signal.SIGCONT)
         (said,) = ranks.wait_for("late", [0])
         assert said["error"] == "AbortedError"

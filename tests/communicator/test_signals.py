@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,9 @@ import pytest
 
 from blocked_calls import instruction_of, interrupt_in
 from bootstrap_stores import free_port
+from connection_managers import wait_until
 from ranks import Me, Processes, Threads
-from time_limits import limit_s
+from time_limits import PATIENCE_S, limit_s
 from unisono import AbortedError, Communicator
 from unisono.transport.event_loop import EventLoop
 
@@ -168,27 +170,38 @@ def blocked_signals() -> dict[str, int]:
     return masks
 
 
-def test_no_thread_blocks_the_signals_of_faulthandler() -> None:
-    def begin(comm: Communicator) -> None:
-        for _ in range(2):
-            work = comm.barrier(async_op=True)  # runs in rank 0's progress thread
-            if comm.rank == 0:
-                time.sleep(0.05)
-            work.wait()
+FAULTS = ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
 
-    loop = EventLoop()
+
+def blocks(mask: int, name: str) -> bool:
+    return bool(mask >> (signal.Signals[f"SIG{name}"] - 1) & 1)
+
+
+def test_threads_block_the_signals_of_others_but_not_those_of_faulthandler() -> None:
+    """Tests the thread of an event loop and a progress thread. A thread that is just created blocks
+    all signals for a moment.
+    """
+    loop, began = EventLoop(), threading.Event()
     before = blocked_signals()
+
+    def both_threads_exist() -> bool:
+        masks = [mask for thread, mask in blocked_signals().items() if thread not in before]
+        return sum(blocks(mask, "INT") and not any(blocks(mask, f) for f in FAULTS)
+                   for mask in masks) >= 2  # fmt: skip
+
+    def begin(comm: Communicator) -> None:
+        if comm.rank == 1:
+            assert began.wait(PATIENCE_S)
+            return comm.barrier()
+        work = comm.barrier(async_op=True)  # moves to the progress thread, since rank 1 is late
+        try:
+            wait_until(both_threads_exist, 20)
+        finally:
+            began.set()
+        return work.wait()
+
     loop.start("test")
     with Threads(2) as ranks:
         ranks.run(begin)
-        loop.run(lambda: None, 20)
-        found = blocked_signals()
     loop.call(loop.end)
     assert loop.join(20)
-    # only threads of this test: threads of earlier tests may end meanwhile
-    masks = [mask for thread, mask in found.items() if thread not in before]
-    assert sum(mask >> (signal.SIGINT - 1) & 1 for mask in masks) >= 2, "these do not exist"
-    faults = ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
-    for fault in faults:
-        number = signal.Signals[f"SIG{fault}"]
-        assert [mask for mask in masks if mask >> (number - 1) & 1] == [], fault
