@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -15,3 +16,16 @@ def mappings() -> int:
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def descriptors() -> set[tuple[int, str]]:
+    """Returns the numbers and targets of this process's open descriptors.
+
+    A test subtracts the descriptors from before, since those of earlier tests may be closed
+    meanwhile.
+    """
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since the listing
+            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+    return found

@@ -20,10 +20,13 @@ from typing import Any
 
 import unisono
 from forked_ranks import Child, forker, is_readable
+from time_limits import PATIENCE_S
 from unisono import Communicator
 from unisono.errors import CommunicationError
 
 _numbers = itertools.count()
+_GO = signal.SIGUSR2
+"""The signal of `Processes.go`."""
 
 
 def unique_name() -> str:
@@ -146,6 +149,14 @@ class Me:
             rank=self.rank, size=self.size, rendezvous=self.name, timeout_s=timeout_s
         )
 
+    def wait_for_go(self) -> None:
+        """Waits until the test calls `Processes.go` for this rank."""
+        signal.sigwait([_GO])
+
+    def stop(self) -> None:
+        """Stops this process until SIGCONT arrives. The test calls `Processes.wait_for_stop`."""
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     def say(self, event: str, **facts: Any) -> None:
         """Sends an event to the test. All threads and forked children may call this."""
         line = json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n"
@@ -229,6 +240,19 @@ class Processes:
         self.processes[rank].send_signal(number)
         return time.monotonic()
 
+    def go(self, *ranks: int) -> None:
+        """Ends `wait_for_go` of these ranks, or their next one."""
+        for rank in ranks:
+            self.signal(rank, _GO)
+
+    def wait_for_stop(self, rank: int) -> None:
+        """Waits until the process of a rank is stopped."""
+        deadline = time.monotonic() + PATIENCE_S
+        stat = Path(f"/proc/{self.processes[rank].pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < deadline, f"rank {rank} does not stop"
+            time.sleep(0.005)
+
     def exit_codes(self, timeout_s: float = 40.0) -> list[int]:
         """Waits for the ends of all ranks and returns their exit codes."""
         return [process.wait(timeout_s) for process in self.processes]
@@ -258,6 +282,8 @@ def run_rank(file: str, function: str, rank: str, size: str, name: str, pipe: st
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    # before any other thread starts: the threads inherit this
+    signal.pthread_sigmask(signal.SIG_BLOCK, [_GO])
     me = Me(int(rank), int(size), name, int(pipe))
     try:
         getattr(module, function)(me)

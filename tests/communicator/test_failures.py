@@ -130,10 +130,12 @@ def stopped(me: Me) -> None:
     world = me.join(timeout_s=60)  # more than the limit of the test
     x = np.zeros(7, np.int32)
     world.broadcast(x, root=1)
-    world.timeout_s = 1.0
     me.say("ready")
     if me.rank == 2:
-        signal.sigwait([signal.SIGUSR1])
+        me.stop()
+    elif me.rank == 0:
+        me.wait_for_go()
+        world.timeout_s = 1.0
     started = time.monotonic()
     me.attempt("raised", world.all_reduce, np.ones(5))
     me.say("waited", seconds=time.monotonic() - started)
@@ -142,16 +144,18 @@ def stopped(me: Me) -> None:
 def test_a_stopped_rank_is_named_with_its_last_call() -> None:
     with Processes(stopped, 3) as ranks:
         ranks.wait_for("ready", range(3))
-        ranks.signal(2, signal.SIGSTOP)
+        ranks.wait_for_stop(2)
+        time.sleep(SETTLE_S)  # rank 1, which has a longer timeout, arrives before rank 0
+        ranks.go(0)
         for entry in ranks.wait_for("raised", [0, 1]):
             assert entry["error"] == "CollectiveTimeoutError"
             assert re.search(
-                r"call #2 all_reduce\(sum, float64\[5\]\) timed out on rank [01] "
+                r"call #2 all_reduce\(sum, float64\[5\]\) timed out on rank 0 "
                 r"after 1 s \(timeout\): "
                 r"rank 2 has not arrived, its last call was broadcast\(int32\[7\], root=1\)$",
                 entry["text"],
             )
-        for entry in ranks.wait_for("waited", [0, 1]):
+        for entry in ranks.wait_for("waited", [0]):
             assert 0.9 < entry["seconds"] < limit_s(1.0 + MOST_S)
 
 
@@ -160,7 +164,7 @@ def elsewhere(me: Me) -> None:
     world.timeout_s = 1.0 if me.rank == 0 else 20
     me.say("ready")
     if me.rank == 0:
-        time.sleep(SETTLE_S)
+        me.wait_for_go()
         me.attempt("raised", world.all_reduce, np.ones(5))
     else:
         me.attempt("raised", world.recv, np.ones(5), 0)
@@ -168,6 +172,9 @@ def elsewhere(me: Me) -> None:
 
 def test_a_rank_that_waits_for_a_message_is_named_with_the_message() -> None:
     with Processes(elsewhere, 2) as ranks:
+        ranks.wait_for("ready", [0, 1])
+        time.sleep(SETTLE_S)  # rank 1 waits for the message
+        ranks.go(0)
         raised = ranks.wait_for("raised", [0, 1])[0]
         assert raised["error"] == "CollectiveTimeoutError"
         assert raised["text"].endswith("and it waits in recv from rank 0")

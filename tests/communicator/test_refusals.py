@@ -33,7 +33,7 @@ def _one_is_wrong(me: Me, right: Callable[[Communicator], Any], wrong: Any) -> N
     else:
         me.attempt("raised", right, world)
     me.attempt("again", world.barrier)
-    time.sleep(0.3)  # if this rank left the group now, the other ranks could get a different error
+    me.wait_for_go()  # if this rank left the group now, the other ranks could get another error
 
 
 def wrong_root(me: Me) -> None:
@@ -139,6 +139,7 @@ def test_the_others_get_the_rank_and_its_reason(
         assert later < limit_s(MOST_S)
         for entry in ranks.wait_for("again", range(3)):
             assert entry["error"] == "MismatchError"
+        ranks.go(*range(3))
 
 
 def test_ranks_that_all_refuse_stay_in_step() -> None:

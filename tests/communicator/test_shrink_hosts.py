@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from blocked_calls import code_of, interrupt_in
 from communicator.shrinking_hosts import RANKS, joined, over_hosts, says, slow, until_lost
 from ranks import Me
 from unisono import AbortedError
@@ -233,7 +234,7 @@ def test_excluded_ranks_get_an_error(layout: Sequence[int]) -> None:
 def late(me: Me) -> None:
     comm = joined(me)
     if me.rank == 0:
-        time.sleep(0.5)  # meanwhile the test stops this rank
+        me.stop()
         me.attempt("late", comm.shrink)
         return
     shrunk = comm.shrink(timeout_s=1.5)
@@ -245,8 +246,6 @@ def late(me: Me) -> None:
 
 def test_a_stopped_rank_is_left_out_and_gets_an_error_later() -> None:
     with over_hosts(late, (0, 1, 2)) as ranks:
-        ranks.wait_for("ready", range(3))
-        ranks.signal(0, signal.SIGSTOP)
         for said in ranks.wait_for("shrunk", [1, 2]):
             assert said["ranks"] == [1, 2]
         ranks.signal(0, signal.SIGCONT)
@@ -257,9 +256,11 @@ def test_a_stopped_rank_is_left_out_and_gets_an_error_later() -> None:
 
 def half(me: Me) -> None:
     comm = joined(me)
-    if me.rank == 1:
-        me.attempt("ended", lambda: comm.shrink(timeout_s=1.0))
-        says(me, comm.shrink(exclude=[0]))
+    if me.rank == 0:
+        me.stop()
+    me.wait_for_go()
+    me.attempt("ended", lambda: comm.shrink(timeout_s=1.0))
+    says(me, comm.shrink(exclude=[0]))
     time.sleep(60)
 
 
@@ -269,7 +270,8 @@ def test_half_without_the_lowest_does_not_go_on() -> None:
     """
     with over_hosts(half, (0, 1)) as ranks:
         ranks.wait_for("ready", range(2))
-        ranks.signal(0, signal.SIGSTOP)
+        ranks.wait_for_stop(0)
+        ranks.go(1)
         (said,) = ranks.wait_for("ended", [1])
         assert said["error"] == "AbortedError"
         assert said["text"] == (
@@ -284,15 +286,10 @@ def test_half_without_the_lowest_does_not_go_on() -> None:
 def interrupted(me: Me) -> None:
     comm = joined(me)
     if me.rank == 0:
-
-        def stop(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        interrupt_in(code_of("recovery"))
         me.attempt("stopped", comm.shrink)
         time.sleep(60)
-    time.sleep(1.0)
+    me.wait_for_go()
     says(me, comm.shrink())
 
 
@@ -305,5 +302,6 @@ def test_an_interrupted_rank_has_left(layout: Sequence[int]) -> None:
     with over_hosts(interrupted, layout) as ranks:
         assert ranks.wait_for("stopped", [0])[0]["error"] == "KeyboardInterrupt"
         left = list(range(1, len(layout)))
+        ranks.go(*left)
         for said in ranks.wait_for("shrunk", left):
             assert said["ranks"] == left

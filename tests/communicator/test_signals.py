@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blocked_calls import instruction_of, interrupt_in
 from bootstrap_stores import free_port
+from connection_managers import wait_until
 from ranks import Me, Processes, Threads
-from time_limits import limit_s
+from time_limits import PATIENCE_S, limit_s
 from unisono import AbortedError, Communicator
 from unisono.transport.event_loop import EventLoop
 
 MOST_S = 3.0
-SETTLE_S = 0.3
 
 INTERRUPTED: dict[str, Callable[[Communicator], Any]] = {
     "all_reduce": lambda c: c.all_reduce(np.ones(3)),
@@ -43,6 +45,7 @@ def interrupted(me: Me) -> None:
         world.barrier()
         me.say(f"ready {name}")
         if me.rank == 0:
+            interrupt_in(instruction_of(call.__code__))
             me.attempt(name, call, pair)
         else:
             me.attempt(name, pair.recv, np.ones(1), 0)
@@ -51,10 +54,8 @@ def interrupted(me: Me) -> None:
 def test_ctrl_c_ends_a_blocked_call() -> None:
     with Processes(interrupted, 2) as ranks:
         for name in INTERRUPTED:
-            ranks.wait_for(f"ready {name}", [0, 1])
-            time.sleep(SETTLE_S)
-            at = ranks.signal(0, signal.SIGINT)
-            here, there = ranks.wait_for(name, [0, 1], 15)
+            at = ranks.wait_for(f"ready {name}", [0])[0]["at"]
+            here, there = ranks.wait_for(name, [0, 1])
             times = [entry["at"] - at for entry in (here, there)]
             print(f"{name}: raised after {times[0]:.3f}, {times[1]:.3f} s")
             assert max(times) < limit_s(MOST_S)
@@ -72,7 +73,7 @@ def handles_a_signal(me: Me) -> None:
         world.all_reduce(np.ones(3))
         me.say("done", seen=len(seen))
     else:
-        time.sleep(1.0)
+        me.wait_for_go()
         world.all_reduce(np.ones(3))
 
 
@@ -82,6 +83,7 @@ def test_a_handled_signal_does_not_disturb_a_call() -> None:
         for _ in range(3):
             time.sleep(0.1)
             ranks.signal(0, signal.SIGUSR1)
+        ranks.go(1)
         assert ranks.wait_for("done", [0])[0]["seen"] >= 1
         assert ranks.exit_codes() == [0, 0]
 
@@ -121,7 +123,7 @@ def forks(me: Me) -> None:
     for name, action in (actions | quiet).items():
         child = os.fork()
         if child == 0:
-            signal.alarm(5)
+            signal.alarm(20)  # ends a child that hangs
             try:
                 action()
             except AbortedError as error:
@@ -158,36 +160,48 @@ def test_a_forked_child_cannot_use_or_disturb_the_group(hosts: int) -> None:
         assert ranks.exit_codes() == [0, 0]
 
 
-def blocked_signals() -> list[int]:
-    """Returns the blocked signals of each thread of this process."""
-    masks = []
-    for status in Path("/proc/self/task").glob("*/status"):
+def blocked_signals() -> dict[str, int]:
+    """Returns the blocked signals of each thread of this process, by the thread's number."""
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread may have ended since the listing
-            masks.append(int(status.read_text().partition("SigBlk:")[2].split()[0], 16))
+            text = (task / "status").read_text()
+            masks[task.name] = int(text.partition("SigBlk:")[2].split()[0], 16)
     return masks
 
 
-def test_no_thread_blocks_the_signals_of_faulthandler() -> None:
-    def begin(comm: Communicator) -> None:
-        for _ in range(2):
-            work = comm.barrier(async_op=True)  # runs in rank 0's progress thread
-            if comm.rank == 0:
-                time.sleep(0.05)
-            work.wait()
+FAULTS = ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
 
-    loop = EventLoop()
-    before = sum(mask >> (signal.SIGINT - 1) & 1 for mask in blocked_signals())
+
+def blocks(mask: int, name: str) -> bool:
+    return bool(mask >> (signal.Signals[f"SIG{name}"] - 1) & 1)
+
+
+def test_threads_block_the_signals_of_others_but_not_those_of_faulthandler() -> None:
+    """Tests the thread of an event loop and a progress thread. A thread that is just created blocks
+    all signals for a moment.
+    """
+    loop, began = EventLoop(), threading.Event()
+    before = blocked_signals()
+
+    def both_threads_exist() -> bool:
+        masks = [mask for thread, mask in blocked_signals().items() if thread not in before]
+        return sum(blocks(mask, "INT") and not any(blocks(mask, f) for f in FAULTS)
+                   for mask in masks) >= 2  # fmt: skip
+
+    def begin(comm: Communicator) -> None:
+        if comm.rank == 1:
+            assert began.wait(PATIENCE_S)
+            return comm.barrier()
+        work = comm.barrier(async_op=True)  # moves to the progress thread, since rank 1 is late
+        try:
+            wait_until(both_threads_exist, 20)
+        finally:
+            began.set()
+        return work.wait()
+
     loop.start("test")
     with Threads(2) as ranks:
         ranks.run(begin)
-        loop.run(lambda: None, 20)
-        masks = blocked_signals()
     loop.call(loop.end)
     assert loop.join(20)
-    assert sum(mask >> (signal.SIGINT - 1) & 1 for mask in masks) >= before + 2, (
-        "these threads do not exist"
-    )
-    faults = ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
-    for fault in faults:
-        number = signal.Signals[f"SIG{fault}"]
-        assert [mask for mask in masks if mask >> (number - 1) & 1] == [], fault

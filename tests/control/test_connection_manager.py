@@ -23,6 +23,7 @@ from connection_managers import (
     wait_until,
     world,
 )
+from group_resources import descriptors
 from time_limits import cpu_since, cpu_times, threads
 from unisono.control.connection_manager import ConnectionManager
 from unisono.control.group_endpoint import Fault
@@ -236,26 +237,25 @@ def test_an_address_of_another_host_is_refused() -> None:
 
 
 def test_the_thread_lives_from_join_to_close() -> None:
-    before = threading.active_count()
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before, opened = set(threading.enumerate()), descriptors()
     manager = make_manager()
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
     with pytest.raises(RendezvousError, match="not joined"):
         manager.leave(GROUP)
     manager.join(
         world=WORLD, secret=SECRET, rank=0, peer_infos=peer_infos_of([manager]), timeout_s=5
     )
-    assert threading.active_count() == before + 1
+    assert len(set(threading.enumerate()) - before) == 1
     manager.close()
     manager.close()
-    assert threading.active_count() == before
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert not set(threading.enumerate()) - before
+    assert not descriptors() - opened
     with pytest.raises(AbortedError):
         manager.leave(GROUP)
 
 
 def test_close_closes_all_descriptors() -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))
+    opened = descriptors()
     with world(3) as ranks:
         for member in ranks:
             member.enter(GROUP, range(3))
@@ -263,7 +263,7 @@ def test_close_closes_all_descriptors() -> None:
         ranks[2].enter(b"never entered by others", range(3))
         ranks[2].manager.reach(b"never entered by others", range(3), 1)
         time.sleep(0.1)
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+    wait_until(lambda: not descriptors() - opened)
 
 
 # the warning says that the process is multi-threaded, as this test requires

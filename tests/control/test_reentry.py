@@ -7,7 +7,6 @@ collector may also run in the manager's thread. No call may wait for itself.
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from connection_managers import SECRET, WORLD, make_manager, peer_infos_of, wait_until
+from group_resources import descriptors
 from signal_steps import Step
 from time_limits import PATIENCE_S
 from unisono.control import connection_manager, control_group, world_connections
@@ -91,11 +91,11 @@ def test_a_call_may_interrupt_a_call(interrupted: str, interrupting: str) -> Non
 @pytest.mark.parametrize("interrupting", ["close", "leave"])
 def test_a_call_may_interrupt_close(interrupting: str) -> None:
     handlers = {"close": ConnectionManager.close, "leave": CALLS["leave"]}
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for step in itertools.count():
         one = alone()
         reached = interrupt_at(step, one.close, lambda one=one: handlers[interrupting](one))
-        wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+        wait_until(lambda: not descriptors() - before)
         if not reached:
             break
     assert step > 30
@@ -105,7 +105,7 @@ def test_the_thread_itself_may_leave_and_close(caplog: pytest.LogCaptureFixture)
     """Tests that the manager's own thread may leave a group and close the manager, as happens when
     the garbage collector frees a communicator in this thread.
     """
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     one = alone()
 
     def collect() -> None:
@@ -113,5 +113,5 @@ def test_the_thread_itself_may_leave_and_close(caplog: pytest.LogCaptureFixture)
         one.close()
 
     one._loop.call(collect)
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+    wait_until(lambda: not descriptors() - before)
     assert not caplog.records

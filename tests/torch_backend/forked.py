@@ -27,6 +27,9 @@ _IMPORTED = (
 )  # fmt: skip
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
+_HANGS_S = 100.0
+"""Seconds after which ranks are killed; less than the time limit of a test."""
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(_IMPORTED))
 
@@ -58,9 +61,14 @@ def start_ranks(
 
 
 def join_all(processes: Sequence[BaseProcess]) -> None:
-    """Waits for the processes, and kills the processes that do not end."""
+    """Waits for the processes, and kills the processes that do not end.
+
+    The first rank of a test run waits until torch is imported. The limit is longer than the
+    timeouts of the ranks' groups (60 s), so that ranks report a timeout themselves.
+    """
+    deadline = time.monotonic() + _HANGS_S
     for process in processes:
-        process.join(30)
+        process.join(max(deadline - time.monotonic(), 0))
         process.kill()
         process.join()
 

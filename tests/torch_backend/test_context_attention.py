@@ -19,6 +19,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
+from connection_managers import wait_until
 from time_limits import limit_s
 from torch_backend.forked import kill_last, start_ranks
 from unisono.errors import MismatchError, PeerLostError
@@ -340,9 +341,7 @@ def attend_until_killed(rank, ranks, kind, folder):
 def test_killed_rank_is_named(kind, tmp_path):
     ranks = 3
     processes = start_ranks(__file__, "attend_until_killed", ranks, ranks, kind, folder=tmp_path)
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("ready*"))) < ranks and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(list(tmp_path.glob("ready*"))) == ranks, 60)
     killed = kill_last(processes)
     for rank in range(ranks - 1):
         name, text, ended = json.loads((tmp_path / f"{rank}.json").read_text())

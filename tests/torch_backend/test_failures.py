@@ -13,6 +13,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
+from connection_managers import wait_until
 from time_limits import limit_s
 from torch_backend.forked import kill_last, start_ranks
 from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, PeerLostError
@@ -202,9 +203,7 @@ def kill_last_rank(function: str, ranks: int, folder: Path) -> tuple[float, dict
     the kill and the reports.
     """
     processes = start_ranks(__file__, function, ranks, ranks, folder=folder)
-    deadline = time.monotonic() + 60
-    while not (folder / "ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until((folder / "ready").exists, 60)
     killed = kill_last(processes, alive_s=0.5)
     paths = {rank: folder / f"{rank}.json" for rank in range(ranks)}
     return killed, {r: json.loads(path.read_text()) for r, path in paths.items() if path.exists()}
