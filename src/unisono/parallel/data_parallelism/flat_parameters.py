@@ -17,6 +17,11 @@ class FlatSpan:
     """Index of the range's first element in the flat array."""
     weights: nn.Parameter
 
+    @property
+    def end(self) -> int:
+        """Index of the element after the range."""
+        return self.first + self.weights.numel()
+
 
 class FlatParameters:
     """A flat array of gradients and a flat array of weights, padded to a multiple of `parts`."""
@@ -39,7 +44,12 @@ class FlatParameters:
         # the parameters become views of `weights`
         nn.utils.vector_to_parameters(self.weights, parameters)
         places = zip(parameters, torch.split(self.gradient[:total], self.sizes), strict=True)
-        self._views = [place.view_as(parameter) for parameter, place in places]
+        # `data` gives each view a version of its own, which counts the changes of this view only
+        self._views = [place.view_as(parameter).data for parameter, place in places]
+        self._versions = [each._version for each in self._views]
+        self.used = [False] * len(parameters)
+        """For each parameter: whether backward passes gave it a gradient between the most recent
+        calls of `zero_gradients` and `collect`."""
         self.collect()
 
     def part(self, part: int) -> tuple[int, int]:
@@ -69,6 +79,20 @@ class FlatParameters:
                 bounds.append((low, high, group))
         return [(self._span(low, high - low), group) for low, high, group in bounds]
 
+    def ranges(self, chosen: Sequence[bool]) -> list[tuple[int, int]]:
+        """Returns the elements of the chosen parameters as ranges (begin, end), in order. Adjacent
+        parameters share a range.
+        """
+        found: list[tuple[int, int]] = []
+        place = 0
+        for size, is_chosen in zip(self.sizes, chosen, strict=True):
+            if is_chosen and size and found and found[-1][1] == place:
+                found[-1] = found[-1][0], place + size
+            elif is_chosen and size:
+                found.append((place, place + size))
+            place += size
+        return found
+
     def _span(self, first: int, count: int) -> FlatSpan:
         return FlatSpan(first, nn.Parameter(self.weights[first : first + count]))
 
@@ -77,17 +101,22 @@ class FlatParameters:
         self.gradient.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
+        self._versions = [each._version for each in self._views]
 
     def collect(self) -> None:
         """Copies gradients that are elsewhere to the flat array. A gradient of None becomes zeros.
 
         A gradient is elsewhere if the program assigned another tensor to the parameter's `grad`.
         """
-        for parameter, view in zip(self._parameters, self._views, strict=True):
+        pairs = zip(self._views, self._versions, strict=True)
+        self.used = [view._version != version for view, version in pairs]
+        for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             if parameter.grad is view:
                 continue
+            self.used[number] = parameter.grad is not None
             if parameter.grad is None:
                 view.zero_()
+                self._versions[number] = view._version
             else:
                 view.copy_(parameter.grad)
             parameter.grad = view

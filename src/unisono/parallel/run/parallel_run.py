@@ -18,6 +18,7 @@ from unisono.parallel.run.batch_parts import BatchPart, divide_batch
 from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
+from unisono.parallel.run.parameter_uses import ParameterUses
 from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
 from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
 from unisono.parallel.run.run_report import (
@@ -45,11 +46,13 @@ class ParallelRun:
         frozen: Sequence[HeldParameter],
         mesh: TrainingMesh,
         *,
+        names: Sequence[str],
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         microbatches: int,
         clip: float | None,
     ) -> None:
+        """`names`: the trained parameters of the whole model."""
         self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
         """Number and modules of each stage of this rank."""
@@ -64,6 +67,7 @@ class ParallelRun:
         """Seconds of each step."""
         self._loss = loss
         self._parameters = _count(optimizer)
+        self._uses = ParameterUses(names, sets)
         self._sent_before: dict[str, int] = {}
         self._first_samples: tuple[int, ...] = ()
         self._shares: tuple[float, ...] = ()
@@ -104,12 +108,7 @@ class ParallelRun:
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
-        if _count(self.optimizer) != self._parameters:
-            raise ValueError(
-                f"optimizer: expected the {self._parameters} arrays that parallelize gave it, got "
-                f"{_count(self.optimizer)}; gradients of parameters that are added later are not "
-                "summed over the ranks, so pass all parameters to parallelize"
-            )
+        self._check_parameters()
         self._sent_before = self.mesh.bytes_sent()
         part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
         self._place.step, self._first_samples = self.steps, part.first_samples
@@ -124,6 +123,21 @@ class ParallelRun:
         self.steps += 1
         self.step_s.append(time.perf_counter() - start_s)
         return total
+
+    def _check_parameters(self) -> None:
+        """Raises `ValueError` if the program trains parameters that `parallelize` did not get."""
+        if _count(self.optimizer) != self._parameters:
+            raise ValueError(
+                f"optimizer: expected the {self._parameters} arrays that parallelize gave it, got "
+                f"{_count(self.optimizer)}; gradients of parameters that are added later are not "
+                "summed over the ranks, so pass all parameters to parallelize"
+            )
+        trained = next((each.name for each in self._frozen if each.values.requires_grad), None)
+        if trained is not None:
+            raise ValueError(
+                f"{trained}: requires a gradient now, but did not when parallelize was called; "
+                "call parallelize before you freeze parameters that a later step trains"
+            )
 
     def update(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sums the gradients of all ranks, clips them, and updates the weights. Collective.
@@ -291,10 +305,16 @@ class ParallelRun:
         return self._loss(output, targets) * self._share
 
     def _finish(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss."""
+        """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss.
+
+        The same exchange finds the parameters that no rank used; their gradients become None.
+        """
         squares = sum((each.squares() for each in self.sets), torch.zeros((), dtype=torch.float64))
-        shared = torch.stack([self._own_loss(losses), squares])
+        own = torch.stack([self._own_loss(losses), squares])
+        shared = torch.cat([own, self._uses.counts()])
         dist.all_reduce(shared)  # on the default group: over all ranks
+        self._uses.skip_unused(shared[len(own) :], self.optimizer)
+        self._parameters = _count(self.optimizer)
         self.gradient_norm = float(shared[1].sqrt())
         if self.clip is not None and self.gradient_norm > self.clip:
             factor = self.clip / (self.gradient_norm + _NORM_EPSILON)

@@ -13,6 +13,7 @@ from torch import nn
 from unisono.parallel.data_parallelism.flat_parameters import FlatParameters, FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
 from unisono.parallel.rank_grid import GROUPS
+from unisono.parallel.run.divided_spans import skip_ranges
 from unisono.parallel.training_mesh import TrainingMesh
 
 Group = dist.ProcessGroup | None
@@ -61,6 +62,16 @@ class ParameterSet(Protocol):
     def reduce(self) -> None:
         """Sums the gradients over the ranks that see different tokens. Collective."""
 
+    def used(self) -> Sequence[bool]:
+        """Returns, for each parameter of `held`, whether this rank's backward passes since
+        `zero_gradients` gave it a gradient. Call after `reduce`.
+        """
+
+    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+        """Sets the gradients of unused parameters of `held` to None, so that the optimizer skips
+        them. Call after `reduce`.
+        """
+
     def squares(self) -> torch.Tensor:
         """Returns this rank's share of the gradients' sum of squares.
 
@@ -98,6 +109,7 @@ class WholeSet:
         self._summed_over = block.summed_over
         self._group = mesh.group(block.summed_over)
         self._replicas = replicas(held[0], mesh)
+        self._has_skipped = False
 
     def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
         gradient = self._flat.gradient
@@ -113,9 +125,22 @@ class WholeSet:
 
     def reduce(self) -> None:
         self._flat.collect()
+        if self._has_skipped:
+            attach_gradients(self.spans, self._flat.gradient)
+            self._has_skipped = False
         for group in (self._tie, self._group):
             if group is not None:
                 dist.all_reduce(self._flat.gradient, group=group)
+
+    def used(self) -> Sequence[bool]:
+        return self._flat.used
+
+    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+        forget_gradients(self.held, unused)
+        self._has_skipped = True
+        if self.spans:
+            self.spans = skip_ranges(self.spans, self._flat.ranges(unused), optimizer)
+            self.trained = [each.weights for each in self.spans]
 
     def squares(self) -> torch.Tensor:
         return norm_of(self._flat.gradient).square() / self._replicas
@@ -179,6 +204,14 @@ class ShardedSet:
                 dist.all_reduce(gradient, group=group)
         attach_gradients(self.spans, gradient, begin=self._begin)
 
+    def used(self) -> Sequence[bool]:
+        return self._flat.used
+
+    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+        forget_gradients(self.held, unused)
+        self.spans = skip_ranges(self.spans, self._flat.ranges(unused), optimizer)
+        self.trained = [each.weights for each in self.spans]
+
     def squares(self) -> torch.Tensor:
         return norm_of(self._gradient).square() / self._replicas
 
@@ -202,6 +235,13 @@ def attach_gradients(spans: Sequence[FlatSpan], gradient: torch.Tensor, *, begin
     for each in spans:
         first = each.first - begin
         each.weights.grad = gradient[first : first + each.weights.numel()]
+
+
+def forget_gradients(held: Sequence[HeldParameter], unused: Sequence[bool]) -> None:
+    """Sets the gradients of unused parameters to None."""
+    for each, is_unused in zip(held, unused, strict=True):
+        if is_unused:
+            each.values.grad = None
 
 
 def norm_of(x: torch.Tensor) -> torch.Tensor:
