@@ -13,6 +13,7 @@ from torch import nn
 
 from cases_in_turn import turn
 from torch_backend.layout_training import TOLERANCE, compare_weights
+from torch_backend.test_layout_checkpoint import shared_folder
 from unisono.parallel import Layout, parallelize
 from unisono.parallel.run import ParallelRun
 
@@ -190,3 +191,30 @@ def own_parameters_that_were_frozen_at_first(world):
             run.step(*batches(PARTS)[0])
         assert "\n" not in str(caught.value)
         run.mesh.close()
+
+
+def own_checkpoints(world):
+    """Tests checkpoints of parameters that were used in different numbers of steps, or in none."""
+    torch.set_default_dtype(torch.float64)
+    loss, whole = nn.functional.mse_loss, gates()
+    before, alone = copy.deepcopy(whole), adamw(list(whole.parameters()))
+    for inputs, targets in batches(PARTS):
+        alone.zero_grad()
+        loss(whole(inputs), targets).backward()
+        alone.step()
+    for source, target in (("dp=2", "dp=2,zero=1"), ("dp=2,zero=1", "pp=2"), ("pp=2", "dp=2")):
+        with turn(source=source, target=target):
+            folder = shared_folder()
+            first, run = (
+                parallelize(gates(), Layout.parse(text), loss=loss, optimizer=adamw, microbatches=2)
+                for text in (source, target)
+            )
+            for batch in batches(PARTS)[:3]:
+                first.step(*batch)
+            first.save(folder)
+            run.load(folder)
+            for batch in batches(PARTS)[3:]:
+                run.step(*batch)
+            compare_weights(run, whole, before)
+            first.mesh.close()
+            run.mesh.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -47,6 +48,7 @@ class FlatParameters:
         # `data` gives each view a version of its own, which counts the changes of this view only
         self._views = [place.view_as(parameter).data for parameter, place in places]
         self._versions = [each._version for each in self._views]
+        self._addresses = [each.data_ptr() for each in parameters]
         self.used = [False] * len(parameters)
         """For each parameter: whether backward passes gave it a gradient between the most recent
         calls of `zero_gradients` and `collect`."""
@@ -93,8 +95,38 @@ class FlatParameters:
             place += size
         return found
 
+    def cuts(self, kinds: Sequence[object]) -> list[int]:
+        """Returns the elements at which the kind changes. `kinds` has that of each parameter."""
+        places = [0, *accumulate(self.sizes)]
+        return [
+            places[number] for number in range(1, len(kinds)) if kinds[number] != kinds[number - 1]
+        ]
+
     def _span(self, first: int, count: int) -> FlatSpan:
         return FlatSpan(first, nn.Parameter(self.weights[first : first + count]))
+
+    @torch.no_grad()
+    def adopt(self, names: Sequence[str]) -> None:
+        """Copies values that the program assigned to a parameter's `data` to the flat array.
+
+        `names`: those of the parameters. Raises `ValueError` for values of another shape or type.
+        """
+        places = [0, *accumulate(self.sizes)]
+        for number, (parameter, address) in enumerate(
+            zip(self._parameters, self._addresses, strict=True)
+        ):
+            if parameter.data_ptr() == address or not self.sizes[number]:
+                continue
+            view = self._views[number]
+            if (parameter.shape, parameter.dtype) != (view.shape, view.dtype):
+                raise ValueError(
+                    f"{names[number]}: expected data of shape {tuple(view.shape)} and {view.dtype},"
+                    f" as parallelize received it, got {tuple(parameter.shape)} and "
+                    f"{parameter.dtype}"
+                )
+            place = self.weights[places[number] : places[number + 1]].view(view.shape)
+            place.copy_(parameter)
+            parameter.data = place
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero, in the flat array."""

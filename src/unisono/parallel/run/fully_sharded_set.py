@@ -143,6 +143,9 @@ class FullyShardedSet:
     def _gradients(self) -> list[torch.Tensor]:
         return [_local(each.values.grad) for each in self.held if each.values.grad is not None]
 
+    def adopt(self) -> None:
+        """Does nothing, since torch keeps the split parameters."""
+
     def zero_gradients(self) -> None:
         for module in dict.fromkeys(self._modules):
             module.restart()
@@ -173,6 +176,9 @@ class FullyShardedSet:
         for array, is_unused in zip(self.trained, unused, strict=True):
             if is_unused:
                 array.grad = None
+
+    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+        """Does nothing, since the optimizer has an array for each parameter."""
 
     def squares(self) -> torch.Tensor:
         norms = [norm_of(each) for each in self._gradients()]

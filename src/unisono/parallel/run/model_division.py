@@ -22,6 +22,7 @@ from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.gathered_module import GatheredModule
+from unisono.parallel.run.hyperparameters import group_names
 from unisono.parallel.run.mean_checks import check_means
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
@@ -94,6 +95,7 @@ def parallelize(
     trained = [each for found in sets for each in found.trained]
     # a stage may train nothing, but optimizers need a parameter
     built = optimizer(trained or [nn.Parameter(torch.empty(0))])
+    names_of_groups = group_names(built, sets)
     merge_parameters(built, sets)
     return ParallelRun(
         stages,
@@ -101,6 +103,7 @@ def parallelize(
         frozen,
         mesh,
         names=trained_names,
+        groups=names_of_groups,
         loss=loss,
         optimizer=built,
         microbatches=microbatches,

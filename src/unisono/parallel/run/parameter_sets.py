@@ -13,7 +13,7 @@ from torch import nn
 from unisono.parallel.data_parallelism.flat_parameters import FlatParameters, FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
 from unisono.parallel.rank_grid import GROUPS
-from unisono.parallel.run.divided_spans import skip_ranges
+from unisono.parallel.run.divided_spans import divide_spans, skip_ranges
 from unisono.parallel.training_mesh import TrainingMesh
 
 Group = dist.ProcessGroup | None
@@ -56,6 +56,12 @@ class ParameterSet(Protocol):
         several parameters of one group.
         """
 
+    def adopt(self) -> None:
+        """Takes over the values that the program assigned to the `data` of parameters.
+
+        Raises `ValueError` for values of another shape or type.
+        """
+
     def zero_gradients(self) -> None:
         """Sets the gradients to zero."""
 
@@ -71,6 +77,9 @@ class ParameterSet(Protocol):
         """Sets the gradients of unused parameters of `held` to None, so that the optimizer skips
         them. Call after `reduce`.
         """
+
+    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+        """Gives the optimizer different arrays for parameters of `held` with different kinds."""
 
     def squares(self) -> torch.Tensor:
         """Returns this rank's share of the gradients' sum of squares.
@@ -120,6 +129,9 @@ class WholeSet:
         self.trained = [each.weights for each in self.spans]
         return [(span.weights, group) for span, group in found]
 
+    def adopt(self) -> None:
+        self._flat.adopt([each.name for each in self.held])
+
     def zero_gradients(self) -> None:
         self._flat.zero_gradients()
 
@@ -140,6 +152,11 @@ class WholeSet:
         self._has_skipped = True
         if self.spans:
             self.spans = skip_ranges(self.spans, self._flat.ranges(unused), optimizer)
+            self.trained = [each.weights for each in self.spans]
+
+    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+        if self.spans:
+            self.spans = divide_spans(self.spans, self._flat.cuts(kinds), optimizer)
             self.trained = [each.weights for each in self.spans]
 
     def squares(self) -> torch.Tensor:
@@ -187,6 +204,9 @@ class ShardedSet:
         self.trained = [each.weights for each in self.spans]
         return [(span.weights, group) for span, group in found]
 
+    def adopt(self) -> None:
+        self._flat.adopt([each.name for each in self.held])
+
     def zero_gradients(self) -> None:
         self._flat.zero_gradients()
 
@@ -211,6 +231,11 @@ class ShardedSet:
         forget_gradients(self.held, unused)
         self.spans = skip_ranges(self.spans, self._flat.ranges(unused), optimizer)
         self.trained = [each.weights for each in self.spans]
+
+    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+        if self.spans:
+            self.spans = divide_spans(self.spans, self._flat.cuts(kinds), optimizer)
+            self.trained = [each.weights for each in self.spans]
 
     def squares(self) -> torch.Tensor:
         return norm_of(self._gradient).square() / self._replicas
