@@ -50,7 +50,7 @@ class RunCheckpoints:
 
     def save(self, folder: Path, steps: int) -> None:
         """Writes a checkpoint after this number of steps. Collective."""
-        states = state_blocks(self._sets, self._optimizer, self._mesh)
+        states = self._state_blocks()
         groups = save_groups(self._optimizer, self._groups)
         extra = {"steps": steps, "groups": groups, "kinds": self._kinds()}
         save_blocks(folder, self._model_blocks() + states, extra=extra)
@@ -64,14 +64,15 @@ class RunCheckpoints:
         begun = begin_states(self._optimizer)
         values, problems = fitting_values(checkpoint.extra["groups"], self._groups)
         try:
-            checkpoint.require(self._problems(checkpoint) + problems)
+            checkpoint.require(self._model_problems(checkpoint))
+            checkpoint.require(self._state_problems(checkpoint) + problems)
         except ValueError:
             for parameter in begun:
                 self._optimizer.state.pop(parameter, None)
             raise
         self._divide_sets(checkpoint.extra["kinds"])
         self._forget_states(checkpoint)
-        states = state_blocks(self._sets, self._optimizer, self._mesh)
+        states = self._state_blocks()
         checkpoint.load(self._model_blocks() + states)
         for group, found in zip(self._optimizer.param_groups, values, strict=True):
             set_values(group, found)
@@ -81,8 +82,24 @@ class RunCheckpoints:
         untrained = untrained_blocks(self._frozen, self._modules, self._mesh)
         return weight_blocks(self._sets, self._mesh) + untrained
 
-    def _problems(self, checkpoint: BlockCheckpoint) -> list[str]:
-        """Returns what differs between the checkpoint and this run. Collective."""
+    def _state_blocks(self) -> list[TensorBlock]:
+        """Returns the optimizer states of this rank. Collective.
+
+        Raises `ValueError` on all ranks for states that a rank cannot save.
+        """
+        blocks, problem = list[TensorBlock](), ""
+        try:
+            blocks = state_blocks(self._sets, self._optimizer, self._mesh)
+        except ValueError as error:
+            problem = str(error)
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, problem)
+        if any(found):
+            raise ValueError(next(filter(None, found)))
+        return blocks
+
+    def _model_problems(self, checkpoint: BlockCheckpoint) -> list[str]:
+        """Returns what differs between the checkpoint and this model. Collective."""
         model = self._model_blocks()
         held: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(held, [each.name for each in model])
@@ -92,11 +109,13 @@ class RunCheckpoints:
         others = [name for name in checkpoint.tensors if name not in known]
         problems = checkpoint.problems(model)
         problems += [f"has {name!r}, which this model does not have" for name in others]
-        return problems or self._state_problems(checkpoint)
+        return problems
 
     def _state_problems(self, checkpoint: BlockCheckpoint) -> list[str]:
-        """Returns what differs between the states of the checkpoint and of this optimizer."""
-        blocks = state_blocks(self._sets, self._optimizer, self._mesh)
+        """Returns what differs between the states of the checkpoint and of this optimizer.
+        Collective.
+        """
+        blocks = self._state_blocks()
         model = weight_blocks(self._sets, self._mesh)
         own = saved_states([each.name for each in [*model, *blocks]])
         saved = saved_states(checkpoint.tensors)

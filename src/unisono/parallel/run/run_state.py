@@ -38,7 +38,8 @@ def state_blocks(
     """Returns this rank's blocks of optimizer states, as views, not copies.
 
     A state of parameter `name` is called "optimizer.`name`.`state`". A scalar state, such as Adam's
-    step, has one tensor for each parameter. A parameter that no step has used has no states.
+    step, has one tensor for each parameter. A parameter that no step has used has no states. Raises
+    `ValueError` for states that are not divided as their parameter is.
     """
     found: list[TensorBlock] = []
     for each in sets:
@@ -156,9 +157,9 @@ def _whole_states(
 ) -> Iterator[TensorBlock]:
     """Yields the states of parameters that are not part of a flat array."""
     for each, trained in zip(parameters.held, parameters.trained, strict=True):
-        block = _own_block(each, mesh)
+        block, sizes = _own_block(each, mesh), _local(each.values.detach()).shape
         for name, state in states_of(optimizer, trained):
-            yield _state_block(state_name(each.name, name), block, _local(state))
+            yield _state_block(state_name(each.name, name), block, _local(state), sizes)
 
 
 def _span_states(
@@ -170,7 +171,7 @@ def _span_states(
     for name, state in states_of(optimizer, span.weights):
         full_name = state_name(held.name, name)
         if state.dim() == 0:
-            yield _state_block(full_name, held.block, state)
+            yield _state_block(full_name, held.block, state, held.values.shape)
             continue
         yield from flat_range_blocks(
             full_name,
@@ -182,10 +183,23 @@ def _span_states(
         )
 
 
-def _state_block(name: str, block: ParameterBlock, state: torch.Tensor) -> TensorBlock:
-    if state.dim() == 0:
-        return TensorBlock(name=name, shape=(), start=(), values=state)
-    return _block(name, block, state)
+def _state_block(
+    name: str, block: ParameterBlock, state: torch.Tensor, sizes: torch.Size
+) -> TensorBlock:
+    """Returns the block of a state of a parameter's block, which has these sizes on this rank.
+
+    Raises `ValueError` for a state with other sizes, if this rank has a part of the parameter.
+    """
+    if state.shape == sizes and state.dim():
+        return _block(name, block, state)
+    if state.dim() and tuple(sizes) != block.shape:
+        raise ValueError(
+            f"{name.removeprefix(_STATES)}: has the shape {tuple(state.shape)} on a rank that has a"
+            f" part {tuple(sizes)} of a parameter {block.shape}, so no other layout could load it; "
+            "zero = 0 without tp works"
+        )
+    start = (0,) * state.dim()
+    return TensorBlock(name=name, shape=tuple(state.shape), start=start, values=state)
 
 
 def _block(name: str, block: ParameterBlock, values: torch.Tensor) -> TensorBlock:
