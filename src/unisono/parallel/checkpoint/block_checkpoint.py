@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +45,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from unisono.parallel.checkpoint.tensor_block import TensorBlock
 
 _LATEST, _EXTRA, _PREFIX = "latest", "extra.json", "checkpoint-"
+_SHOWN = 3  # differences that an error names
 
 
 def save_blocks(
@@ -85,27 +89,83 @@ def load_blocks(
 
     Returns the values that `save_blocks` received as `extra`.
 
-    The checkpoint may have been written in other blocks by other ranks. Raises `ValueError` before
-    it changes a block, if the folder has no checkpoint, or if a block's name is missing or its
-    tensor has another shape or element type.
+    The checkpoint may have been written in other blocks by other ranks. Raises `ValueError` on all
+    ranks before it changes a block, if the folder has no checkpoint, or if the block of a rank has
+    a name that is missing, or a tensor of another shape or element type.
+    """
+    checkpoint = open_checkpoint(folder, group=group)
+    checkpoint.require(checkpoint.problems(blocks))
+    checkpoint.load(blocks)
+    return dict(checkpoint.extra)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockCheckpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    tensors: Mapping[str, TensorStorageMetadata]
+    """Shape and element type of each tensor of the checkpoint, by name."""
+    extra: Mapping[str, Any]
+    """The values that `save_blocks` received as `extra`."""
+    group: dist.ProcessGroup | None = None
+
+    def problems(self, blocks: Sequence[TensorBlock]) -> list[str]:
+        """Returns the differences between blocks and the tensors of the checkpoint, one each."""
+        found = (_problem(each, self.tensors.get(each.name)) for each in blocks)
+        return list(dict.fromkeys(each for each in found if each))
+
+    def require(self, problems: Sequence[str]) -> None:
+        """Raises `ValueError` on all ranks if one of them has problems. Collective.
+
+        The error names the first problems.
+        """
+        if every := list(dict.fromkeys(chain.from_iterable(_from_all(problems, self.group)))):
+            more = f"; {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+            raise ValueError(f"{self.path} does not fit: {'; '.join(every[:_SHOWN])}{more}")
+
+    def load(self, blocks: Sequence[TensorBlock]) -> None:
+        """Fills blocks, which must fit. Collective."""
+        held = _held(blocks)
+        with _alone_is_meant():
+            load(
+                dict.fromkeys(held),
+                checkpoint_id=self.path,
+                planner=_LoadPlanner(held),
+                process_group=self.group,
+                no_dist=not dist.is_initialized(),
+            )
+
+
+def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> BlockCheckpoint:
+    """Returns the newest checkpoint of a folder. Collective.
+
+    Raises `ValueError` on all ranks if a rank finds no checkpoint.
     """
     try:
-        path = folder / (folder / _LATEST).read_text(encoding="utf-8")
+        name = (folder / _LATEST).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ValueError(f"no checkpoint in {folder}: expected the file {_LATEST!r}") from None
+        name = ""
+    if not all(_from_all(name, group)):
+        raise ValueError(f"no checkpoint in {folder}: expected the file {_LATEST!r}")
+    path = folder / name
     saved = FileSystemReader(path).read_metadata().state_dict_metadata
-    for block in blocks:
-        _check(block, saved.get(block.name), path)
-    held = _held(blocks)
-    with _alone_is_meant():
-        load(
-            dict.fromkeys(held),
-            checkpoint_id=path,
-            planner=_LoadPlanner(held),
-            process_group=group,
-            no_dist=not dist.is_initialized(),
-        )
-    found: dict[str, Any] = json.loads((path / _EXTRA).read_text(encoding="utf-8"))
+    return BlockCheckpoint(
+        path=path,
+        tensors={
+            name: each for name, each in saved.items() if isinstance(each, TensorStorageMetadata)
+        },
+        extra=json.loads((path / _EXTRA).read_text(encoding="utf-8")),
+        group=group,
+    )
+
+
+def _from_all(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """Returns the values of all ranks, in rank order. Collective."""
+    if not dist.is_initialized():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
     return found
 
 
@@ -117,17 +177,15 @@ def _alone_is_meant() -> Iterator[None]:
         yield
 
 
-def _check(block: TensorBlock, saved: Any, path: Path) -> None:
-    if not isinstance(saved, TensorStorageMetadata):
-        raise ValueError(f"{path} has no tensor {block.name!r}")
+def _problem(block: TensorBlock, saved: TensorStorageMetadata | None) -> str:
+    """Returns the difference between a block's tensor and a saved tensor; "" if there is none."""
+    if saved is None:  # tensors without elements are not saved
+        return f"has no tensor {block.name!r}" if math.prod(block.shape) else ""
     if tuple(saved.size) != block.shape:
-        raise ValueError(
-            f"{block.name}: expected the shape {block.shape}, but {path} has {tuple(saved.size)}"
-        )
+        return f"{block.name}: expected the shape {block.shape}, got {tuple(saved.size)}"
     if saved.properties.dtype != block.values.dtype:
-        raise ValueError(
-            f"{block.name}: expected {block.values.dtype}, but {path} has {saved.properties.dtype}"
-        )
+        return f"{block.name}: expected {block.values.dtype}, got {saved.properties.dtype}"
+    return ""
 
 
 Held = Mapping[str, Mapping[torch.Size, TensorBlock]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -16,6 +17,11 @@ class FlatSpan:
     first: int
     """Index of the range's first element in the flat array."""
     weights: nn.Parameter
+
+    @property
+    def end(self) -> int:
+        """Index of the element after the range."""
+        return self.first + self.weights.numel()
 
 
 class FlatParameters:
@@ -39,7 +45,13 @@ class FlatParameters:
         # the parameters become views of `weights`
         nn.utils.vector_to_parameters(self.weights, parameters)
         places = zip(parameters, torch.split(self.gradient[:total], self.sizes), strict=True)
-        self._views = [place.view_as(parameter) for parameter, place in places]
+        # `data` gives each view a version of its own, which counts the changes of this view only
+        self._views = [place.view_as(parameter).data for parameter, place in places]
+        self._versions = [each._version for each in self._views]
+        self._addresses = [each.data_ptr() for each in parameters]
+        self.used = [False] * len(parameters)
+        """For each parameter: whether backward passes gave it a gradient between the most recent
+        calls of `zero_gradients` and `collect`."""
         self.collect()
 
     def part(self, part: int) -> tuple[int, int]:
@@ -69,25 +81,74 @@ class FlatParameters:
                 bounds.append((low, high, group))
         return [(self._span(low, high - low), group) for low, high, group in bounds]
 
+    def ranges(self, chosen: Sequence[bool]) -> list[tuple[int, int]]:
+        """Returns the elements of the chosen parameters as ranges (begin, end), in order. Adjacent
+        parameters share a range.
+        """
+        found: list[tuple[int, int]] = []
+        place = 0
+        for size, is_chosen in zip(self.sizes, chosen, strict=True):
+            if is_chosen and size and found and found[-1][1] == place:
+                found[-1] = found[-1][0], place + size
+            elif is_chosen and size:
+                found.append((place, place + size))
+            place += size
+        return found
+
+    def cuts(self, kinds: Sequence[object]) -> list[int]:
+        """Returns the elements at which the kind changes. `kinds` has that of each parameter."""
+        places = [0, *accumulate(self.sizes)]
+        return [
+            places[number] for number in range(1, len(kinds)) if kinds[number] != kinds[number - 1]
+        ]
+
     def _span(self, first: int, count: int) -> FlatSpan:
         return FlatSpan(first, nn.Parameter(self.weights[first : first + count]))
+
+    @torch.no_grad()
+    def adopt(self, names: Sequence[str]) -> None:
+        """Copies values that the program assigned to a parameter's `data` to the flat array.
+
+        `names`: those of the parameters. Raises `ValueError` for values of another shape or type.
+        """
+        places = [0, *accumulate(self.sizes)]
+        for number, (parameter, address) in enumerate(
+            zip(self._parameters, self._addresses, strict=True)
+        ):
+            if parameter.data_ptr() == address or not self.sizes[number]:
+                continue
+            view = self._views[number]
+            if (parameter.shape, parameter.dtype) != (view.shape, view.dtype):
+                raise ValueError(
+                    f"{names[number]}: expected data of shape {tuple(view.shape)} and {view.dtype},"
+                    f" as parallelize received it, got {tuple(parameter.shape)} and "
+                    f"{parameter.dtype}"
+                )
+            place = self.weights[places[number] : places[number + 1]].view(view.shape)
+            place.copy_(parameter)
+            parameter.data = place
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero, in the flat array."""
         self.gradient.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
+        self._versions = [each._version for each in self._views]
 
     def collect(self) -> None:
         """Copies gradients that are elsewhere to the flat array. A gradient of None becomes zeros.
 
         A gradient is elsewhere if the program assigned another tensor to the parameter's `grad`.
         """
-        for parameter, view in zip(self._parameters, self._views, strict=True):
+        pairs = zip(self._views, self._versions, strict=True)
+        self.used = [view._version != version for view, version in pairs]
+        for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             if parameter.grad is view:
                 continue
+            self.used[number] = parameter.grad is not None
             if parameter.grad is None:
                 view.zero_()
+                self._versions[number] = view._version
             else:
                 view.copy_(parameter.grad)
             parameter.grad = view

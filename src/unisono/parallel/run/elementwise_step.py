@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import optim
+from torch.distributed.tensor import DTensor
 
 from unisono.parallel.run.parameter_sets import ParameterSet, ShardedSet
 
@@ -21,6 +22,7 @@ _ELEMENTWISE = (
     optim.Rprop,
     optim.ASGD,
 )
+_OF_WHOLE_PARAMETERS = (optim.Adafactor, optim.Muon)
 
 
 def merge_parameters(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -> None:
@@ -32,6 +34,7 @@ def merge_parameters(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -
     ranks have parts of parameters.
     """
     if type(optimizer) not in _ELEMENTWISE:
+        _check_whole(optimizer, sets)
         if any(isinstance(each, ShardedSet) for each in sets):
             names = ", ".join(each.__name__ for each in _ELEMENTWISE)
             raise ValueError(
@@ -56,3 +59,17 @@ def merge_parameters(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -
         fresh = optim.Adagrad(groups_of_arrays, initial_accumulator_value=first)
         optimizer.state.clear()
         optimizer.state.update(fresh.state)
+
+
+def _check_whole(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -> None:
+    """Raises `ValueError` for an optimizer of rows and norms, if a rank has a part of a matrix."""
+    kind = type(optimizer)
+    for held in (held for each in sets for held in each.held):
+        # torch's Adafactor has no operations on split matrices (DTensor)
+        is_split = kind is optim.Adafactor and isinstance(held.values, DTensor)
+        is_cut = kind in _OF_WHOLE_PARAMETERS and tuple(held.values.shape) != held.block.shape
+        if is_split or is_cut:
+            raise ValueError(
+                f"{kind.__name__} uses whole parameters, but each rank has a part of {held.name}; "
+                f"{'zero = 0' if is_split else 'tp = 1'} works"
+            )

@@ -14,10 +14,12 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.rank_grid import GROUPS
+from unisono.parallel.run.gathered_module import GatheredModule
 from unisono.parallel.run.parameter_sets import (
     Groups,
     HeldParameter,
     ParameterSet,
+    forget_gradients,
     make_sets,
     replicas,
     shard_name,
@@ -27,7 +29,7 @@ from unisono.parallel.run.sum_of_squares import sum_of_squares
 from unisono.parallel.training_mesh import TrainingMesh
 
 
-def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
+def shard_modules(root: nn.Module, mesh: TrainingMesh) -> list[GatheredModule]:
     """Splits the parameters of a stage across their groups, separately for each called child.
 
     Dense parameters are split across the group `shard`, and the experts of `ep` across
@@ -36,24 +38,26 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh) -> None:
     whole weights between forward and backward, and ZeRO-3 gathers them again. In a pipeline, both
     keep the whole weights and gradients of a stage during the step: the passes of a schedule that
     splits the backward pass need the gathered parameters before they begin.
+
+    Returns the modules whose parameters are split.
     """
     names = {each: shard_name(block_of(each)) for each in root.parameters()}
     whole = {each for each, name in names.items() if mesh.group(name) is None or each.dim() == 0}
     if len(whole) == len(names):
-        return
+        return []
     for each in names:
         each.data = each.data.contiguous()  # torch splits contiguous parameters only
     children = list(dict.fromkeys(_called_children(root)))
     uses = Counter(each for child in children for each in child.parameters())
     # A parameter that several children use belongs to the stage: one group must gather it.
     alone = [child for child in children if all(uses[p] == 1 for p in child.parameters())]
-    for module in [each for each in root.modules() if _has_experts(each)]:
-        _shard(module, "expert_shard", mesh, whole)
+    parts = [(each, "expert_shard") for each in root.modules() if _has_experts(each)]
     if mesh.group("shard") is None:  # the root holds experts only
-        _shard(root, "expert_shard", mesh, whole)
-        return
-    for module in [*alone, root]:
-        _shard(module, "shard", mesh, whole)
+        parts.append((root, "expert_shard"))
+    else:
+        parts += [(each, "shard") for each in [*alone, root]]
+    found = [_shard(module, name, mesh, whole) for module, name in parts]
+    return [each for each in found if each is not None]
 
 
 def _called_children(module: nn.Module) -> Iterator[nn.Module]:
@@ -72,10 +76,12 @@ def _has_experts(module: nn.Module) -> bool:
     return any(shard_name(block_of(each)) == "expert_shard" for each in own)
 
 
-def _shard(module: nn.Module, name: str, mesh: TrainingMesh, whole: set[nn.Parameter]) -> None:
+def _shard(
+    module: nn.Module, name: str, mesh: TrainingMesh, whole: set[nn.Parameter]
+) -> GatheredModule | None:
     """Splits the parameters of a module that are not split yet across a group, except `whole`."""
     if mesh.group(name) is None or not any(True for _ in module.parameters()):
-        return
+        return None
     ranks = len(mesh.ranks(name))
     sharded = fully_shard(
         module,
@@ -86,6 +92,7 @@ def _shard(module: nn.Module, name: str, mesh: TrainingMesh, whole: set[nn.Param
     )
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
+    return GatheredModule(sharded)
 
 
 def _dim_to_split(parameter: nn.Parameter, ranks: int) -> int:
@@ -104,12 +111,21 @@ def _dim_to_split(parameter: nn.Parameter, ranks: int) -> int:
 class FullyShardedSet:
     """Parameters that `fully_shard` has split; each rank updates its own shards."""
 
-    def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
+    def __init__(
+        self,
+        held: Sequence[HeldParameter],
+        mesh: TrainingMesh,
+        modules: Sequence[GatheredModule],
+    ) -> None:
         """Requires split parameters (`DTensor`) with equal groups (`summed_over`, `held_by`) and
-        equal ties."""
+        equal ties. `modules`: those that gather the parameters."""
         block = held[0].block
         self._mesh = mesh
         self.held = held
+        owners = {each: module for module in modules for each in module.parameters}
+        self._modules = [owners[each.values] for each in held]
+        """The module that gathers each parameter."""
+        self._used: Sequence[bool] = ()
         self.trained = [each.values for each in held]
         self.spans: Sequence[FlatSpan] = ()
         self._shard = shard_name(block)
@@ -127,18 +143,42 @@ class FullyShardedSet:
     def _gradients(self) -> list[torch.Tensor]:
         return [_local(each.values.grad) for each in self.held if each.values.grad is not None]
 
+    def adopt(self) -> None:
+        """Does nothing, since torch keeps the split parameters."""
+
     def zero_gradients(self) -> None:
+        for module in dict.fromkeys(self._modules):
+            module.restart()
         for held, trained in zip(self.held, self.trained, strict=True):
             held.values.grad = trained.grad = None
 
     def reduce(self) -> None:
+        self._used = [
+            each.values in module.used and each.values.requires_grad
+            for each, module in zip(self.held, self._modules, strict=True)
+        ]
+        forget_gradients(self.held, [not each.values.requires_grad for each in self.held])
         for _, group in self._others:
-            for gradient in self._gradients() if group is not None else ():
-                dist.all_reduce(gradient, group=group)
+            for held in self.held if group is not None else ():
+                if held.values.grad is None:  # other ranks of the group may have one
+                    held.values.grad = torch.zeros_like(held.values)
+                dist.all_reduce(_local(held.values.grad), group=group)
         for held, trained in zip(self.held, self.trained, strict=True):
             if held.values is not trained:
                 trained.data = _local(held.values)  # torch moves shards at the first forward pass
                 trained.grad = None if held.values.grad is None else _local(held.values.grad)
+
+    def used(self) -> Sequence[bool]:
+        return self._used
+
+    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+        forget_gradients(self.held, unused)
+        for array, is_unused in zip(self.trained, unused, strict=True):
+            if is_unused:
+                array.grad = None
+
+    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+        """Does nothing, since the optimizer has an array for each parameter."""
 
     def squares(self) -> float:
         return sum(map(sum_of_squares, self._gradients()), 0.0) / self._replicas
@@ -154,17 +194,22 @@ class FullyShardedSet:
         """Returns the bytes that a rank sends in a step, by group.
 
         In each microbatch, ranks gather weights (with ZeRO-3 twice) and sum gradients. In a
-        pipeline, they do both once in a step. Parts are padded to equal sizes.
+        pipeline, they do both once in a step. Parts are padded to equal sizes. The parameters of
+        modules that the last step did not call are not moved, and frozen ones are not summed.
         """
         ranks = len(self._mesh.ranks(self._shard))
         replicas = len(self._mesh.ranks("dp_replicate"))
         layout = self._mesh.layout
-        # Exchanges: ZeRO-2 gathers once and sums once. ZeRO-3 gathers twice and sums once.
-        rounds, passes = (microbatches, layout.zero) if layout.pp == 1 else (1, 2)
-        part = sum(_part_bytes(each.values, ranks) for each in self.held)
+        # ZeRO-2 gathers once and sums once, ZeRO-3 gathers twice and sums once.
+        rounds, gathers = (microbatches, layout.zero - 1) if layout.pp == 1 else (1, 1)
+        gathered = summed = 0
+        for each, module in zip(self.held, self._modules, strict=True):
+            moved = min(rounds, module.calls) * _part_bytes(each.values, ranks)
+            gathered += gathers * moved
+            summed += moved * each.values.requires_grad
         return {
-            self._shard: rounds * passes * (ranks - 1) * part,
-            "dp_replicate": rounds * 2 * (replicas - 1) / replicas * part,
+            self._shard: (ranks - 1) * (gathered + summed),
+            "dp_replicate": 2 * (replicas - 1) / replicas * summed,
         } | sum_traffic(self._others, [_local(each.values) for each in self.held])
 
 
@@ -199,7 +244,7 @@ def _part_bytes(parameter: nn.Parameter, ranks: int) -> int:
 
 
 def make_fully_sharded_sets(
-    held: Sequence[HeldParameter], mesh: TrainingMesh
+    held: Sequence[HeldParameter], mesh: TrainingMesh, modules: Sequence[GatheredModule]
 ) -> list[ParameterSet]:
     """Returns the sets of parameters of a layout with ZeRO stage 2 or 3.
 
@@ -213,5 +258,5 @@ def make_fully_sharded_sets(
             continue
         key = (each.block.summed_over, each.block.held_by, each.tie)
         found.setdefault(key, []).append(each)
-    sets = [FullyShardedSet(members, mesh) for members in found.values()]
+    sets = [FullyShardedSet(members, mesh, modules) for members in found.values()]
     return [*sets, *make_sets(whole, mesh)]

@@ -21,6 +21,8 @@ from unisono.parallel.layers import (
 from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
+from unisono.parallel.run.gathered_module import GatheredModule
+from unisono.parallel.run.hyperparameters import group_names
 from unisono.parallel.run.mean_checks import check_means
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
@@ -82,6 +84,7 @@ def parallelize(
         dist.broadcast(tensor.detach(), src=0)
     ties = find_ties(model)
     order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
+    trained_names = [name for name, each in model.named_parameters() if each.requires_grad]
     _divide(model, loss, mesh)
     tie_again(model, ties)
     every = all_stages(model, layout, example=example, microbatches=microbatches)
@@ -92,12 +95,15 @@ def parallelize(
     trained = [each for found in sets for each in found.trained]
     # a stage may train nothing, but optimizers need a parameter
     built = optimizer(trained or [nn.Parameter(torch.empty(0))])
+    names_of_groups = group_names(built, sets)
     merge_parameters(built, sets)
     return ParallelRun(
         stages,
         sets,
         frozen,
         mesh,
+        names=trained_names,
+        groups=names_of_groups,
         loss=loss,
         optimizer=built,
         microbatches=microbatches,
@@ -164,17 +170,19 @@ def _divide_states(
     Returns the sets of trained parameters, and the frozen parameters.
     """
     held = _held(_named(stages, ties, order), groups)
+    modules: list[GatheredModule] = []
     if mesh.layout.zero >= 2:
         blocks = {each.name: each for each in held}
         for _, stage in stages:
-            shard_modules(stage, mesh)
+            modules += shard_modules(stage, mesh)
         held = [
             replace(blocks[name], values=values) for name, values in _named(stages, ties, order)
         ]
     trained = [each for each in held if each.values.requires_grad]
     frozen = [each for each in held if not each.values.requires_grad]
-    make = make_fully_sharded_sets if mesh.layout.zero >= 2 else make_sets
-    return make(trained, mesh), frozen
+    if mesh.layout.zero >= 2:
+        return make_fully_sharded_sets(trained, mesh, modules), frozen
+    return make_sets(trained, mesh), frozen
 
 
 def _named(

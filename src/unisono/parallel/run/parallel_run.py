@@ -11,22 +11,23 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.checkpoint import TensorBlock, load_blocks, save_blocks
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
+from unisono.parallel.run.kept_parameters import KeptParameters
 from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
+from unisono.parallel.run.parameter_uses import ParameterUses
 from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
 from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
+from unisono.parallel.run.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.run_report import (
     RunReport,
     make_report,
     memory_by_kind,
     predicted_memory,
 )
-from unisono.parallel.run.run_state import state_blocks, untrained_blocks
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
@@ -45,11 +46,16 @@ class ParallelRun:
         frozen: Sequence[HeldParameter],
         mesh: TrainingMesh,
         *,
+        names: Sequence[str],
+        groups: Sequence[Sequence[str]],
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         microbatches: int,
         clip: float | None,
     ) -> None:
+        """`names`: the trained parameters of the whole model. `groups`: those of each group of the
+        optimizer.
+        """
         self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
         """Number and modules of each stage of this rank."""
@@ -63,7 +69,10 @@ class ParallelRun:
         self.step_s: list[float] = []
         """Seconds of each step."""
         self._loss = loss
-        self._parameters = _count(optimizer)
+        self._kept = KeptParameters(stages, sets, frozen, optimizer)
+        self._uses = ParameterUses(names, sets)
+        modules = [stage for _, stage in stages]
+        self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh)
         self._sent_before: dict[str, int] = {}
         self._first_samples: tuple[int, ...] = ()
         self._shares: tuple[float, ...] = ()
@@ -104,12 +113,7 @@ class ParallelRun:
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
-        if _count(self.optimizer) != self._parameters:
-            raise ValueError(
-                f"optimizer: expected the {self._parameters} arrays that parallelize gave it, got "
-                f"{_count(self.optimizer)}; gradients of parameters that are added later are not "
-                "summed over the ranks, so pass all parameters to parallelize"
-            )
+        self._kept.require(self.optimizer)
         self._sent_before = self.mesh.bytes_sent()
         part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
         self._place.step, self._first_samples = self.steps, part.first_samples
@@ -119,6 +123,7 @@ class ParallelRun:
             module.reset_auxiliary()
             module.auxiliary_scale = 1 / len(inputs)
         for each in self.sets:
+            each.adopt()
             each.zero_gradients()
         total = self.update(self._passes(part))
         self.steps += 1
@@ -142,29 +147,21 @@ class ParallelRun:
     def save(self, folder: Path) -> None:
         """Writes a checkpoint that a run of any layout can load. Collective.
 
-        The checkpoint holds weights, buffers, optimizer states and the number of steps. An earlier
+        The checkpoint holds weights, buffers, optimizer states, the hyperparameters of the
+        optimizer's groups (such as the learning rate) and the number of steps. An earlier
         checkpoint in the folder stays readable until the new checkpoint is complete. Raises
         `PeerLostError` with the number of a rank that died.
         """
-        begun = not self.optimizer.state
-        save_blocks(Path(folder), self._blocks(), extra={"steps": self.steps})
-        if begun:
-            self.optimizer.state.clear()
+        self._checkpoints.save(Path(folder), self.steps)
 
     def load(self, folder: Path) -> None:
         """Loads the newest checkpoint of a folder, from any layout of this model. Collective.
 
-        Raises `ValueError` if the checkpoint is from another model or optimizer, and
-        `PeerLostError` with the number of a rank that died.
+        Raises `ValueError` on all ranks if the checkpoint is from another model or kind of
+        optimizer, before anything changes, and `PeerLostError` with the number of a rank that died.
         """
-        self.steps = int(load_blocks(Path(folder), self._blocks())["steps"])
-        if self.steps == 0 and not isinstance(self.optimizer, torch.optim.Adagrad):
-            self.optimizer.state.clear()  # the first step makes the states, which may not be zero
-
-    def _blocks(self) -> list[TensorBlock]:
-        modules = [stage for _, stage in self.stages]
-        states = state_blocks(self.sets, self.optimizer, self.mesh)
-        return states + untrained_blocks(self._frozen, modules, self.mesh)
+        self.steps = self._checkpoints.load(Path(folder))
+        self._kept.count(self.optimizer)
 
     def report(self) -> RunReport:
         """Returns the figures of the last step, predicted and measured. Collective.
@@ -291,10 +288,16 @@ class ParallelRun:
         return self._loss(output, targets) * self._share
 
     def _finish(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss."""
+        """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss.
+
+        The same exchange finds the parameters that no rank used; their gradients become None.
+        """
         squares = sum(each.squares() for each in self.sets)
-        shared = torch.tensor([self._own_loss(losses), squares], dtype=torch.float64)
+        own = torch.tensor([self._own_loss(losses), squares], dtype=torch.float64)
+        shared = torch.cat([own, self._uses.counts()])
         dist.all_reduce(shared)  # on the default group: over all ranks
+        self._uses.skip_unused(shared[len(own) :], self.optimizer)
+        self._kept.count(self.optimizer)
         self.gradient_norm = float(shared[1].sqrt())
         if self.clip is not None and self.gradient_norm > self.clip:
             factor = self.clip / (self.gradient_norm + _NORM_EPSILON)
@@ -319,7 +322,3 @@ def _balanced_in(stage: nn.Module) -> list[Balanced]:
 def _reset_auxiliary(stage: nn.Module) -> None:
     for each in _balanced_in(stage):
         each.reset_auxiliary()
-
-
-def _count(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)

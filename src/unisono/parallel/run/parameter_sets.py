@@ -13,6 +13,7 @@ from torch import nn
 from unisono.parallel.data_parallelism.flat_parameters import FlatParameters, FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
 from unisono.parallel.rank_grid import GROUPS
+from unisono.parallel.run.divided_spans import divide_spans, skip_ranges
 from unisono.parallel.run.sum_of_squares import sum_of_squares
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -56,11 +57,30 @@ class ParameterSet(Protocol):
         several parameters of one group.
         """
 
+    def adopt(self) -> None:
+        """Takes over the values that the program assigned to the `data` of parameters.
+
+        Raises `ValueError` for values of another shape or type.
+        """
+
     def zero_gradients(self) -> None:
         """Sets the gradients to zero."""
 
     def reduce(self) -> None:
         """Sums the gradients over the ranks that see different tokens. Collective."""
+
+    def used(self) -> Sequence[bool]:
+        """Returns, for each parameter of `held`, whether this rank's backward passes since
+        `zero_gradients` gave it a gradient. Call after `reduce`.
+        """
+
+    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+        """Sets the gradients of unused parameters of `held` to None, so that the optimizer skips
+        them. Call after `reduce`.
+        """
+
+    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+        """Gives the optimizer different arrays for parameters of `held` with different kinds."""
 
     def squares(self) -> float:
         """Returns this rank's share of the gradients' sum of squares.
@@ -99,6 +119,7 @@ class WholeSet:
         self._summed_over = block.summed_over
         self._group = mesh.group(block.summed_over)
         self._replicas = replicas(held[0], mesh)
+        self._has_skipped = False
 
     def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
         gradient = self._flat.gradient
@@ -109,14 +130,35 @@ class WholeSet:
         self.trained = [each.weights for each in self.spans]
         return [(span.weights, group) for span, group in found]
 
+    def adopt(self) -> None:
+        self._flat.adopt([each.name for each in self.held])
+
     def zero_gradients(self) -> None:
         self._flat.zero_gradients()
 
     def reduce(self) -> None:
         self._flat.collect()
+        if self._has_skipped:
+            attach_gradients(self.spans, self._flat.gradient)
+            self._has_skipped = False
         for group in (self._tie, self._group):
             if group is not None:
                 dist.all_reduce(self._flat.gradient, group=group)
+
+    def used(self) -> Sequence[bool]:
+        return self._flat.used
+
+    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+        forget_gradients(self.held, unused)
+        self._has_skipped = True
+        if self.spans:
+            self.spans = skip_ranges(self.spans, self._flat.ranges(unused), optimizer)
+            self.trained = [each.weights for each in self.spans]
+
+    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+        if self.spans:
+            self.spans = divide_spans(self.spans, self._flat.cuts(kinds), optimizer)
+            self.trained = [each.weights for each in self.spans]
 
     def squares(self) -> float:
         return sum_of_squares(self._flat.gradient) / self._replicas
@@ -163,6 +205,9 @@ class ShardedSet:
         self.trained = [each.weights for each in self.spans]
         return [(span.weights, group) for span, group in found]
 
+    def adopt(self) -> None:
+        self._flat.adopt([each.name for each in self.held])
+
     def zero_gradients(self) -> None:
         self._flat.zero_gradients()
 
@@ -179,6 +224,19 @@ class ShardedSet:
             if group is not None:
                 dist.all_reduce(gradient, group=group)
         attach_gradients(self.spans, gradient, begin=self._begin)
+
+    def used(self) -> Sequence[bool]:
+        return self._flat.used
+
+    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+        forget_gradients(self.held, unused)
+        self.spans = skip_ranges(self.spans, self._flat.ranges(unused), optimizer)
+        self.trained = [each.weights for each in self.spans]
+
+    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+        if self.spans:
+            self.spans = divide_spans(self.spans, self._flat.cuts(kinds), optimizer)
+            self.trained = [each.weights for each in self.spans]
 
     def squares(self) -> float:
         return sum_of_squares(self._gradient) / self._replicas
@@ -203,6 +261,13 @@ def attach_gradients(spans: Sequence[FlatSpan], gradient: torch.Tensor, *, begin
     for each in spans:
         first = each.first - begin
         each.weights.grad = gradient[first : first + each.weights.numel()]
+
+
+def forget_gradients(held: Sequence[HeldParameter], unused: Sequence[bool]) -> None:
+    """Sets the gradients of unused parameters to None."""
+    for each, is_unused in zip(held, unused, strict=True):
+        if is_unused:
+            each.values.grad = None
 
 
 def sum_traffic(

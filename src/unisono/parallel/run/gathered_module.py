@@ -1,0 +1,53 @@
+"""A module whose parameters `fully_shard` splits, and what a step used of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+
+class GatheredModule:
+    """Counts the calls of a module in a step, and finds the parameters that got a gradient.
+
+    A called module sums the gradients of all its parameters. The gradient of a parameter that this
+    rank did not use counts as zero, because other ranks may have used the parameter.
+    """
+
+    def __init__(self, module: FSDPModule) -> None:
+        """`module`: the result of `fully_shard`."""
+        self._module = module
+        self.calls = 0
+        """Number of forward passes through the module since `restart`."""
+        self.used: set[nn.Parameter] = set()
+        """The split parameters that got a gradient on this rank since `restart`."""
+        # torch has no public hook between the backward passes and the sum of the gradients
+        self._groups: list[Any] = list(module._get_fsdp_state()._fsdp_param_groups)
+        cast(nn.Module, module).register_forward_pre_hook(self._enter)
+        for group in self._groups:
+            group.post_backward = partial(self._leave, group, group.post_backward)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that are split for this module alone."""
+        return [each.sharded_param for group in self._groups for each in group.fsdp_params]
+
+    def restart(self) -> None:
+        """Begins a step."""
+        self.calls = 0
+        self.used.clear()
+        self._module.set_reduce_scatter_unused_params(False, recurse=False)
+
+    def _enter(self, *_: object) -> None:
+        self.calls += 1
+        self._module.set_reduce_scatter_unused_params(True, recurse=False)
+
+    def _leave(self, group: Any, leave: Callable[..., None], *arguments: Any) -> None:
+        for each in group.fsdp_params:
+            gathered = getattr(each, "_unsharded_param", None)
+            if gathered is not None and gathered.grad is not None:
+                self.used.add(each.sharded_param)
+        leave(*arguments)

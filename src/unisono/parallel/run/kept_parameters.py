@@ -1,0 +1,67 @@
+"""The check that a program keeps the parameters that `parallelize` has divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn, optim
+from torch.distributed.tensor import DTensor
+
+from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
+
+
+class KeptParameters:
+    """The parameters of a run, which its optimizer and modules must keep."""
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[int, nn.Module]],
+        sets: Sequence[ParameterSet],
+        frozen: Sequence[HeldParameter],
+        optimizer: optim.Optimizer,
+    ) -> None:
+        self._frozen = frozen
+        held = [*frozen, *(held for each in sets for held in each.held)]
+        names = {each.values: each.name for each in held}
+        modules = [module for _, stage in stages for module in stage.modules()]
+        self._slots = [
+            (module._parameters, key, parameter, names[parameter])
+            for module in dict.fromkeys(modules)
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        """For each parameter of a module: where the module keeps it, and its name in the model."""
+        self.count(optimizer)
+
+    def count(self, optimizer: optim.Optimizer) -> None:
+        """Notes the number of arrays that the run has given to the optimizer."""
+        self._arrays = _count(optimizer)
+
+    def require(self, optimizer: optim.Optimizer) -> None:
+        """Raises `ValueError` if the program trains or uses other parameters than the run's."""
+        if _count(optimizer) != self._arrays:
+            raise ValueError(
+                f"optimizer: expected the {self._arrays} arrays that parallelize gave it, got "
+                f"{_count(optimizer)}; gradients of parameters that are added later are not "
+                "summed over the ranks, so pass all parameters to parallelize"
+            )
+        for each in self._frozen:
+            if each.values.requires_grad:
+                raise ValueError(
+                    f"{each.name}: requires a gradient now, but did not when parallelize was "
+                    "called; freeze parameters that a later step trains after parallelize"
+                )
+        for slots, key, parameter, name in self._slots:
+            found = slots.get(key)
+            # between steps, a module may also have the parameter that `fully_shard` has gathered
+            is_gathered = isinstance(parameter, DTensor) and not isinstance(found, DTensor)
+            if found is not parameter and not (is_gathered and found is not None):
+                raise ValueError(
+                    f"{name}: the model has another parameter than parallelize received, so "
+                    "training would not change it; copy values with load_state_dict(assign=False) "
+                    "or parameter.copy_"
+                )
+
+
+def _count(optimizer: optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

@@ -1,0 +1,170 @@
+"""Checkpoints of a training run, which runs with any layout of the same model can load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from unisono.parallel.checkpoint import (
+    BlockCheckpoint,
+    TensorBlock,
+    open_checkpoint,
+    save_blocks,
+)
+from unisono.parallel.run.hyperparameters import Names, fitting_values, save_groups, set_values
+from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
+from unisono.parallel.run.run_state import (
+    arrays_of,
+    begin_states,
+    saved_states,
+    state_blocks,
+    state_name,
+    states_of,
+    untrained_blocks,
+    weight_blocks,
+)
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+class RunCheckpoints:
+    """Saves and loads weights, buffers, optimizer states and hyperparameters of a run."""
+
+    def __init__(
+        self,
+        sets: Sequence[ParameterSet],
+        frozen: Sequence[HeldParameter],
+        modules: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        groups: Names,
+        mesh: TrainingMesh,
+    ) -> None:
+        """`groups`: the names of the parameters of each group of the optimizer."""
+        self._sets, self._frozen, self._modules = sets, frozen, modules
+        self._optimizer, self._groups, self._mesh = optimizer, groups, mesh
+
+    def save(self, folder: Path, steps: int) -> None:
+        """Writes a checkpoint after this number of steps. Collective."""
+        states = self._state_blocks()
+        groups = save_groups(self._optimizer, self._groups)
+        extra = {"steps": steps, "groups": groups, "kinds": self._kinds()}
+        save_blocks(folder, self._model_blocks() + states, extra=extra)
+
+    def load(self, folder: Path) -> int:
+        """Loads the newest checkpoint of a folder; returns its number of steps. Collective.
+
+        Raises `ValueError` on all ranks, before anything changes, if it does not fit.
+        """
+        checkpoint = open_checkpoint(folder)
+        begun = begin_states(self._optimizer)
+        values, problems = fitting_values(checkpoint.extra["groups"], self._groups)
+        try:
+            checkpoint.require(self._model_problems(checkpoint))
+            checkpoint.require(self._state_problems(checkpoint) + problems)
+        except ValueError:
+            for parameter in begun:
+                self._optimizer.state.pop(parameter, None)
+            raise
+        self._divide_sets(checkpoint.extra["kinds"])
+        self._forget_states(checkpoint)
+        states = self._state_blocks()
+        checkpoint.load(self._model_blocks() + states)
+        for group, found in zip(self._optimizer.param_groups, values, strict=True):
+            set_values(group, found)
+        return int(checkpoint.extra["steps"])
+
+    def _model_blocks(self) -> list[TensorBlock]:
+        untrained = untrained_blocks(self._frozen, self._modules, self._mesh)
+        return weight_blocks(self._sets, self._mesh) + untrained
+
+    def _state_blocks(self) -> list[TensorBlock]:
+        """Returns the optimizer states of this rank. Collective.
+
+        Raises `ValueError` on all ranks for states that a rank cannot save.
+        """
+        blocks, problem = list[TensorBlock](), ""
+        try:
+            blocks = state_blocks(self._sets, self._optimizer, self._mesh)
+        except ValueError as error:
+            problem = str(error)
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, problem)
+        if any(found):
+            raise ValueError(next(filter(None, found)))
+        return blocks
+
+    def _model_problems(self, checkpoint: BlockCheckpoint) -> list[str]:
+        """Returns what differs between the checkpoint and this model. Collective."""
+        model = self._model_blocks()
+        held: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(held, [each.name for each in model])
+        known = {name for names in held for name in names}
+        states = saved_states(checkpoint.tensors)
+        known |= {state_name(name, each) for name, found in states.items() for each in found}
+        others = [name for name in checkpoint.tensors if name not in known]
+        problems = checkpoint.problems(model)
+        problems += [f"has {name!r}, which this model does not have" for name in others]
+        return problems
+
+    def _state_problems(self, checkpoint: BlockCheckpoint) -> list[str]:
+        """Returns what differs between the states of the checkpoint and of this optimizer.
+        Collective.
+        """
+        blocks = self._state_blocks()
+        model = weight_blocks(self._sets, self._mesh)
+        own = saved_states([each.name for each in [*model, *blocks]])
+        saved = saved_states(checkpoint.tensors)
+        expected = dict(own)
+        if not own and any(group["params"] for group in self._optimizer.param_groups):
+            expected = {name: set() for names in self._groups for name in names}
+        problems = [
+            f"{name}: expected the optimizer states {_text(states)}, got {_text(saved[name])}"
+            for name, states in expected.items()
+            if name in saved and saved[name] != states
+        ]
+        if own and not saved and checkpoint.extra["steps"] > 0:
+            name, states = next(iter(own.items()))
+            problems.append(f"{name}: expected the optimizer states {_text(states)}, got none")
+        of_saved = {state_name(name, each) for name, states in saved.items() for each in states}
+        return problems or checkpoint.problems([b for b in blocks if b.name in of_saved])
+
+    def _kinds(self) -> list[list[str]]:
+        """Returns the parameters of all ranks, divided by their scalar states. Collective.
+
+        These states, such as Adam's step, count the steps that used the parameter. Parameters of
+        different kinds need different arrays in the optimizer.
+        """
+        own: dict[str, list[str]] = {}
+        for held, array in (pair for each in self._sets for pair in arrays_of(each)):
+            states = states_of(self._optimizer, array)
+            scalars = {name: float(each) if each.dim() == 0 else 0.0 for name, each in states}
+            own.setdefault(json.dumps(scalars, sort_keys=True), []).append(held.name)
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+        merged: dict[str, dict[str, None]] = {}
+        for scalars, names in (item for each in found for item in each.items()):
+            merged.setdefault(scalars, {}).update(dict.fromkeys(names))
+        return [list(names) for names in merged.values()]
+
+    def _divide_sets(self, kinds: Sequence[Sequence[str]]) -> None:
+        """Gives the optimizer different arrays for parameters of different kinds."""
+        kind_of = {name: number for number, names in enumerate(kinds) for name in names}
+        for each in self._sets:
+            each.divide([kind_of.get(held.name) for held in each.held], self._optimizer)
+
+    def _forget_states(self, checkpoint: BlockCheckpoint) -> None:
+        """Removes the states of parameters that no step before the checkpoint used."""
+        saved = saved_states(checkpoint.tensors)
+        for each in self._sets:
+            for held, array in arrays_of(each):
+                if held.name not in saved:
+                    self._optimizer.state.pop(array, None)
+
+
+def _text(states: set[str]) -> str:
+    return ", ".join(sorted(states)) or "none"
