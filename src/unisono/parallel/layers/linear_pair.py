@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 from torch import nn
@@ -34,14 +35,25 @@ def pair_linears(model: nn.Module, mesh: TrainingMesh) -> int:
     """Divides each pair of linear layers in a model; returns the number of pairs.
 
     A pair is `nn.Linear`, elementwise modules and `nn.Linear` in an `nn.Sequential`. Modules with a
-    method `divide` do not change. With one rank on `tp`, nothing changes.
+    method `divide` do not change, and neither do linear layers that the model also uses outside of
+    the pair, or whose parameters other modules share. With one rank on `tp`, nothing changes.
     """
     if mesh.group("tp") is None:
         return 0
-    pairs = [pair for sequence in _sequences(model) for pair in _pairs(sequence)]
-    for first, last in pairs:
+    sequences = dict.fromkeys(_sequences(model))
+    pairs = Counter(pair for sequence in sequences for pair in _pairs(sequence))
+    uses = Counter(child for each in model.modules() for child in each._modules.values())
+    owners = Counter(each for module in model.modules() for each in module._parameters.values())
+    alone = [
+        (first, last)
+        for (first, last), count in pairs.items()
+        if first is not last
+        and uses[first] == uses[last] == count
+        and all(owners[each] == 1 for linear in (first, last) for each in linear.parameters())
+    ]
+    for first, last in alone:
         LinearPair(first, last, mesh)
-    return len(pairs)
+    return len(alone)
 
 
 def _sequences(module: nn.Module) -> list[nn.Sequential]:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.rank_grid import GROUPS
-from unisono.parallel.run.gathered_module import GatheredModule
+from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
 from unisono.parallel.run.parameter_sets import (
     Groups,
     HeldParameter,
@@ -29,7 +29,7 @@ from unisono.parallel.run.sum_of_squares import sum_of_squares
 from unisono.parallel.training_mesh import TrainingMesh
 
 
-def shard_modules(root: nn.Module, mesh: TrainingMesh) -> list[GatheredModule]:
+def shard_modules(root: nn.Module, mesh: TrainingMesh, order: CallOrder) -> list[GatheredModule]:
     """Splits the parameters of a stage across their groups, separately for each called child.
 
     Dense parameters are split across the group `shard`, and the experts of `ep` across
@@ -39,7 +39,7 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh) -> list[GatheredModule]:
     keep the whole weights and gradients of a stage during the step: the passes of a schedule that
     splits the backward pass need the gathered parameters before they begin.
 
-    Returns the modules whose parameters are split.
+    Returns the modules whose parameters are split; `order` notes their calls.
     """
     names = {each: shard_name(block_of(each)) for each in root.parameters()}
     whole = {each for each, name in names.items() if mesh.group(name) is None or each.dim() == 0}
@@ -56,7 +56,7 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh) -> list[GatheredModule]:
         parts.append((root, "expert_shard"))
     else:
         parts += [(each, "shard") for each in [*alone, root]]
-    found = [_shard(module, name, mesh, whole) for module, name in parts]
+    found = [_shard(module, name, mesh, whole, order) for module, name in parts]
     return [each for each in found if each is not None]
 
 
@@ -77,7 +77,11 @@ def _has_experts(module: nn.Module) -> bool:
 
 
 def _shard(
-    module: nn.Module, name: str, mesh: TrainingMesh, whole: set[nn.Parameter]
+    module: nn.Module,
+    name: str,
+    mesh: TrainingMesh,
+    whole: set[nn.Parameter],
+    order: CallOrder,
 ) -> GatheredModule | None:
     """Splits the parameters of a module that are not split yet across a group, except `whole`."""
     if mesh.group(name) is None or not any(True for _ in module.parameters()):
@@ -92,7 +96,9 @@ def _shard(
     )
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
-    return GatheredModule(sharded)
+    groups = (mesh.group(each) for each in ("dp_replicate", name))
+    order.groups.update(dict.fromkeys(each for each in groups if each is not None))
+    return GatheredModule(sharded, order)
 
 
 def _dim_to_split(parameter: nn.Parameter, ranks: int) -> int:

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+
+
+class CallOrder:
+    """The order in which a step calls the modules of this rank that gather parameters.
+
+    Modules of the same order on all ranks gather their parameters together.
+    """
+
+    def __init__(self) -> None:
+        self.groups: dict[dist.ProcessGroup, None] = {}
+        """The groups in which the modules gather parameters and sum gradients."""
+        self._modules = 0
+        self._calls = bytearray()
+
+    def add_module(self) -> int:
+        """Returns the number of a new module."""
+        self._modules += 1
+        return self._modules
+
+    def call(self, number: int) -> None:
+        """Notes the call of a module."""
+        self._calls += number.to_bytes(4, "little")
+
+    def restart(self) -> None:
+        """Begins a step."""
+        self._calls.clear()
+
+    def checksum(self) -> int:
+        """Returns a number below 2^20 that two different orders rarely share."""
+        return zlib.crc32(self._calls) % 2**20
 
 
 class GatheredModule:
@@ -17,9 +49,10 @@ class GatheredModule:
     rank did not use counts as zero, because other ranks may have used the parameter.
     """
 
-    def __init__(self, module: FSDPModule) -> None:
+    def __init__(self, module: FSDPModule, order: CallOrder) -> None:
         """`module`: the result of `fully_shard`."""
         self._module = module
+        self._order, self._number = order, order.add_module()
         self.calls = 0
         """Number of forward passes through the module since `restart`."""
         self.used: set[nn.Parameter] = set()
@@ -37,12 +70,14 @@ class GatheredModule:
 
     def restart(self) -> None:
         """Begins a step."""
+        self._order.restart()
         self.calls = 0
         self.used.clear()
         self._module.set_reduce_scatter_unused_params(False, recurse=False)
 
     def _enter(self, *_: object) -> None:
         self.calls += 1
+        self._order.call(self._number)
         self._module.set_reduce_scatter_unused_params(True, recurse=False)
 
     def _leave(self, group: Any, leave: Callable[..., None], *arguments: Any) -> None:

@@ -21,7 +21,7 @@ from unisono.parallel.layers import (
 from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
-from unisono.parallel.run.gathered_module import GatheredModule
+from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
 from unisono.parallel.run.hyperparameters import group_names
 from unisono.parallel.run.mean_checks import check_means
 from unisono.parallel.run.model_stages import stages_of_rank
@@ -91,7 +91,8 @@ def parallelize(
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]
     groups = tie_groups(stages_of_parameters(ties, every), mesh)
-    sets, frozen = _divide_states(stages, mesh, ties, order, groups)
+    calls = CallOrder()
+    sets, frozen = _divide_states(stages, mesh, ties, order, groups, calls)
     trained = [each for found in sets for each in found.trained]
     # a stage may train nothing, but optimizers need a parameter
     built = optimizer(trained or [nn.Parameter(torch.empty(0))])
@@ -104,6 +105,7 @@ def parallelize(
         mesh,
         names=trained_names,
         groups=names_of_groups,
+        calls=calls,
         loss=loss,
         optimizer=built,
         microbatches=microbatches,
@@ -164,6 +166,7 @@ def _divide_states(
     ties: Sequence[Tie],
     order: Mapping[str, int],
     groups: Mapping[str, Group],
+    calls: CallOrder,
 ) -> tuple[Sequence[ParameterSet], Sequence[HeldParameter]]:
     """Divides parameters, gradients and optimizer states as the layout's ZeRO stage says.
 
@@ -174,7 +177,7 @@ def _divide_states(
     if mesh.layout.zero >= 2:
         blocks = {each.name: each for each in held}
         for _, stage in stages:
-            modules += shard_modules(stage, mesh)
+            modules += shard_modules(stage, mesh, calls)
         held = [
             replace(blocks[name], values=values) for name, values in _named(stages, ties, order)
         ]

@@ -14,6 +14,8 @@ from torch import nn
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
+from unisono.parallel.run.divided_use import divided_use_error
+from unisono.parallel.run.gathered_module import CallOrder
 from unisono.parallel.run.kept_parameters import KeptParameters
 from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.measured_schedule import measured_schedule
@@ -48,13 +50,14 @@ class ParallelRun:
         *,
         names: Sequence[str],
         groups: Sequence[Sequence[str]],
+        calls: CallOrder,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         microbatches: int,
         clip: float | None,
     ) -> None:
         """`names`: the trained parameters of the whole model. `groups`: those of each group of the
-        optimizer.
+        optimizer. `calls`: those of the modules that gather parameters.
         """
         self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
@@ -70,7 +73,7 @@ class ParallelRun:
         """Seconds of each step."""
         self._loss = loss
         self._kept = KeptParameters(stages, sets, frozen, optimizer)
-        self._uses = ParameterUses(names, sets)
+        self._uses = ParameterUses(names, sets, mesh, calls)
         modules = [stage for _, stage in stages]
         self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh)
         self._sent_before: dict[str, int] = {}
@@ -107,9 +110,10 @@ class ParallelRun:
         try:
             return self._step(inputs, targets)
         except Exception as error:
-            if (lost := lost_rank_error(error)) is None:
+            found = lost_rank_error(error) or divided_use_error(error, self.mesh.layout)
+            if found is None:
                 raise
-            raise lost from error
+            raise found from error
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
@@ -136,6 +140,7 @@ class ParallelRun:
         `losses`: this rank's losses of the microbatches. Returns their sum over all ranks. `step`
         calls this method after the backward passes.
         """
+        self._uses.meet()
         for each in self.sets:
             each.reduce()
         total = self._finish(losses)

@@ -1,0 +1,160 @@
+"""Models that use a module twice, outside of its forward pass, or on one rank only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from cases_in_turn import turn
+from time_limits import limit_s
+from torch_backend.layout_training import compare_model, sgd
+from unisono.parallel import Layout
+from unisono.parallel.run import parallelize
+
+pytestmark = pytest.mark.torch
+RANKS = 2
+BACKENDS = ("unisono",)
+WIDTH = 6
+
+
+def test_divided_use(outcome):
+    outcome.require_success()
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(6)
+    return [(torch.randn(8, WIDTH), torch.randn(8, WIDTH)) for _ in range(3)]
+
+
+def linears(count: int) -> list[nn.Linear]:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(4)
+    return [nn.Linear(WIDTH, WIDTH) for _ in range(count)]
+
+
+def one_linear_twice() -> nn.Module:
+    first, last = linears(2)
+    return nn.Sequential(first, nn.Tanh(), first, nn.Tanh(), last)
+
+
+def the_same_linear_on_both_sides() -> nn.Module:
+    first, second, third = linears(3)
+    return nn.Sequential(first, nn.Tanh(), first, nn.Sequential(second, nn.Tanh(), third))
+
+
+def one_pair_twice() -> nn.Module:
+    first, last = linears(2)
+    norm = nn.LayerNorm(WIDTH)
+    return nn.Sequential(first, nn.Tanh(), last, norm, first, nn.Tanh(), last)
+
+
+def one_sequence_twice() -> nn.Module:
+    first, last = linears(2)
+    pair = nn.Sequential(first, nn.Tanh(), last)
+    return nn.Sequential(pair, nn.LayerNorm(WIDTH), pair)
+
+
+def one_weight_in_two_modules() -> nn.Module:
+    first, second, third, fourth = linears(4)
+    second.weight = first.weight
+    pair = nn.Sequential(third, nn.Tanh(), fourth)
+    return nn.Sequential(nn.Sequential(first, nn.Tanh(), nn.Linear(WIDTH, WIDTH)), second, pair)
+
+
+class Outside(nn.Module):
+    """Calls a module of a pair also alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second, third, fourth = linears(4)
+        self.alone = first
+        self.pairs = nn.Sequential(first, nn.Tanh(), second, nn.LayerNorm(WIDTH), third, fourth)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.alone(self.pairs(x))
+
+
+def own_linear_layers_in_several_places(world):
+    for make_model in (
+        one_linear_twice,
+        the_same_linear_on_both_sides,
+        one_pair_twice,
+        one_sequence_twice,
+        one_weight_in_two_modules,
+        Outside,
+    ):
+        with turn(make_model=make_model.__name__):
+            if make_model is one_linear_twice:  # no pair remains
+                refused(make_model, "tp=2", "tp = 2: found nothing to divide")
+                continue
+            compare_model(
+                "tp=2",
+                make_model,
+                lambda: nn.functional.mse_loss,
+                batches(),
+                clip=None,
+                unpredicted=("tp",),
+            )
+
+
+class Branches(nn.Module):
+    """Calls `first` or `second` by the sign of the first feature; `second` may be missing."""
+
+    def __init__(self, has_second: bool, size: int = WIDTH) -> None:
+        super().__init__()
+        self.base, self.first, self.last = linears(3)
+        self.second = nn.Linear(WIDTH, size) if has_second else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.tanh(self.base(x))
+        if x[0, 0] > 0:
+            inner = inner + self.first(inner)
+        elif self.second is not None:
+            inner = inner + self.second(inner).sum(1, keepdim=True)
+        return self.last(inner)
+
+
+class Reading(nn.Module):
+    """Uses the weight of a module outside of the module's forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.last = linears(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(torch.tanh(self.base(x)), self.base.weight) + self.last(x)
+
+
+def refused(make_model: Callable[[], nn.Module], text: str, message: str) -> None:
+    """Fails unless `parallelize` or a step soon raises `ValueError` with one line on all ranks."""
+    inputs, targets = batches()[0]
+    inputs[:4, 0], inputs[4:, 0] = 1, -1  # the samples of each rank
+    begin_s = time.monotonic()
+    with pytest.raises(ValueError, match=message) as caught:
+        run = parallelize(
+            make_model(), Layout.parse(text), loss=nn.functional.mse_loss, optimizer=sgd
+        )
+        for _ in range(2):
+            run.step(inputs, targets)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - begin_s < limit_s(5)
+
+
+def own_modules_that_one_rank_calls(world):
+    for text in ("dp=2,zero=2", "dp=2,zero=3"):
+        for name, make_model in (
+            ("one", lambda: Branches(has_second=False)),
+            ("equal", lambda: Branches(has_second=True)),
+            ("longer", lambda: Branches(has_second=True, size=2 * WIDTH)),
+        ):
+            with turn(text=text, name=name):
+                refused(make_model, text, "the ranks called different modules")
+
+
+def own_weights_outside_of_a_forward_pass(world):
+    refused(Reading, "dp=2,zero=3", "uses a parameter of a module that is not called at that time")
