@@ -50,13 +50,16 @@ def divide_batch(
     place = mesh.coordinates["dp_replicate"] * mesh.grid.sizes["dp_shard"]
     place += mesh.coordinates["dp_shard"]
     spans = [_even_part(len(inputs), number, microbatches) for number in range(microbatches)]
-    own = []
-    for first, count in spans:
-        begin, size = _even_part(count, place, layout.dp)
-        own.append((first + begin, size))
+    own = spans
+    if layout.dp > 1:
+        parts = [_even_part(count, place, layout.dp) for _, count in spans]
+        own = [
+            (first + begin, size) for (first, _), (begin, size) in zip(spans, parts, strict=True)
+        ]
 
     def cut(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(_own_positions(x[first : first + count], mesh) for first, count in own)
+        parts = tuple(x[first : first + count] for first, count in own)
+        return parts if layout.cp == 1 else tuple(_own_positions(part, mesh) for part in parts)
 
     own_targets = cut(targets)
     return BatchPart(
@@ -126,8 +129,6 @@ def _count_valid(targets: torch.Tensor) -> int:
 
 def _own_positions(x: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
     """Returns the positions of x (samples, sequence, ...) that this rank of `cp` holds."""
-    if mesh.layout.cp == 1:
-        return x
     if x.dim() < 2:
         raise ValueError(
             f"cp divides sequences: expected (samples, sequence), got {tuple(x.shape)}"

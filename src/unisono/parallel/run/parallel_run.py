@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ from unisono.parallel.run.run_report import (
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import PipelineSchedule, StageTask, TaskGroup, TaskRun
+from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
 
 _NORM_EPSILON = 1e-6  # added to the norm, as by torch.nn.utils.clip_grad_norm_
 
@@ -267,10 +268,12 @@ class ParallelRun:
         ((_, model),) = self.stages
         for number, (inputs, targets) in enumerate(zip(part.inputs, part.targets, strict=True)):
             self._enter_microbatch(number)
-            with self.clock.working(StageTask("F", number, 0)):
-                loss = self._weighted_loss(model(inputs), targets)
-            with self.clock.working(StageTask("B", number, 0)):
-                loss.backward()  # type: ignore[no-untyped-call]
+            begin_s = time.monotonic()
+            loss = self._weighted_loss(model(inputs), targets)
+            self.clock.record("F", number, 0, begin_s)
+            begin_s = time.monotonic()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.clock.record("B", number, 0, begin_s)
             losses.append(loss)
         return losses
 
@@ -298,12 +301,13 @@ class ParallelRun:
         The same exchange finds the parameters that no rank used; their gradients become None.
         """
         squares = sum(each.squares() for each in self.sets)
-        own = torch.tensor([self._own_loss(losses), squares], dtype=torch.float64)
-        shared = torch.cat([own, self._uses.counts()])
+        own = [self._own_loss(losses), squares, *self._uses.counts()]
+        shared = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(shared)  # on the default group: over all ranks
-        self._uses.skip_unused(shared[len(own) :], self.optimizer)
+        _, squares, *counts = shared.tolist()
+        self._uses.skip_unused(counts, self.optimizer)
         self._kept.count(self.optimizer)
-        self.gradient_norm = float(shared[1].sqrt())
+        self.gradient_norm = math.sqrt(squares)
         if self.clip is not None and self.gradient_norm > self.clip:
             factor = self.clip / (self.gradient_norm + _NORM_EPSILON)
             for each in self.sets:

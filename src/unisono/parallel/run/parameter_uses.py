@@ -32,21 +32,21 @@ class ParameterUses:
         places = {name: place for place, name in enumerate(names)}
         self._count, self._sets = len(names), sets
         held = [each.name for found in sets for each in found.held]
-        self._places = torch.tensor([places[name] for name in held], dtype=torch.int64)
+        self._places = [places[name] for name in held]
         """The place of each parameter of this rank in `names`."""
 
-    def counts(self) -> torch.Tensor:
+    def counts(self) -> list[float]:
         """Returns the values of this rank, which are to be added over all ranks.
 
         1.0 for each parameter that this rank used in the step, else 0.0. Then, for each place in
         the pipeline, the checksum of the calls and its square.
         """
-        found = torch.zeros(self._count + 2 * self._mesh.layout.pp, dtype=torch.float64)
-        checksum, place = self._calls.checksum(), 2 * self._mesh.coordinates["pp"]
-        found[self._count + place] = checksum
-        found[self._count + place + 1] = checksum**2
-        used = [flag for each in self._sets for flag in each.used()]
-        found[self._places] = torch.tensor(used, dtype=torch.float64)
+        found = [0.0] * (self._count + 2 * self._mesh.layout.pp)
+        used = (flag for each in self._sets for flag in each.used())
+        for place, flag in zip(self._places, used, strict=True):
+            found[place] = float(flag)
+        checksum, place = self._calls.checksum(), self._count + 2 * self._mesh.coordinates["pp"]
+        found[place : place + 2] = checksum, checksum**2
         return found
 
     def meet(self) -> None:
@@ -58,20 +58,20 @@ class ParameterUses:
         for group in self._calls.groups:
             dist.barrier(group=group)
 
-    def skip_unused(self, counts: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    def skip_unused(self, counts: Sequence[float], optimizer: torch.optim.Optimizer) -> None:
         """Makes the optimizer skip parameters that no rank used.
 
         `counts`: the sum of `counts()` over all ranks. Raises `ValueError` if ranks with the same
         parameters have called modules in different orders.
         """
-        counts, checksums = counts[: self._count], counts[self._count :].tolist()
+        counts, checksums = counts[: self._count], counts[self._count :]
         ranks = dist.get_world_size() // self._mesh.layout.pp
         for total, squares in zip(checksums[::2], checksums[1::2], strict=True):
             if ranks * int(squares) != int(total) ** 2:  # equal only if all checksums are equal
                 raise ValueError(different_calls(self._mesh.layout.zero))
-        if bool(counts.all()):
+        if all(counts):
             return
-        unused = (counts[self._places] == 0).tolist()
+        unused = [counts[place] == 0 for place in self._places]
         for each in self._sets:
             own, unused = unused[: len(each.held)], unused[len(each.held) :]
             if any(own):

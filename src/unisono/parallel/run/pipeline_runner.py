@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from unisono.parallel.run.torch_schedules import (
 )
 from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import StageTask, TaskGroup
+from unisono.planner import TaskGroup
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -187,8 +188,9 @@ class _TimedStage(PipelineStage):
         if self._is_trial:
             self._is_trial = False
             self._after_trial(self.submod)
-        with self._clock.working(StageTask("F", arguments[0], self.stage_index)):
-            found = super().forward_one_chunk(*arguments, **options)
+        begin_s = time.monotonic()
+        found = super().forward_one_chunk(*arguments, **options)
+        self._clock.record("F", arguments[0], self.stage_index, begin_s)
         if arguments[0] == 0:  # the results of all microbatches have one size
             results = found if isinstance(found, tuple) else (found,)
             self._clock.result_bytes[self.stage_index] = (
@@ -199,12 +201,16 @@ class _TimedStage(PipelineStage):
 
     def backward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
         kind = "B" if options.get("full_backward", True) else "I"
-        with self._clock.working(StageTask(kind, arguments[0], self.stage_index)):
-            return super().backward_one_chunk(*arguments, **options)
+        begin_s = time.monotonic()
+        found = super().backward_one_chunk(*arguments, **options)
+        self._clock.record(kind, arguments[0], self.stage_index, begin_s)
+        return found
 
     def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        with self._clock.working(StageTask("W", arguments[0], self.stage_index)):
-            return super().backward_weight_one_chunk(*arguments, **options)
+        begin_s = time.monotonic()
+        found = super().backward_weight_one_chunk(*arguments, **options)
+        self._clock.record("W", arguments[0], self.stage_index, begin_s)
+        return found
 
 
 def _as_message(result: Any) -> Any:
