@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from ranks import Threads
 
 # No test may fail because the machine is slow.
-settings.register_profile("unisono", deadline=None)
+settings.register_profile("unisono", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unisono")
 
 _LAUNCHER_VARIABLES = (

@@ -66,16 +66,18 @@ class Threads:
         name = unique_name()
 
         def join(rank: int) -> Communicator:
-            return unisono.init(
+            comm = unisono.init(
                 rank=rank,
                 size=ranks,
                 rendezvous=name,
-                timeout_s=timeout_s,
+                timeout_s=max(timeout_s, 30.0),  # a short timeout is only for the tests' calls
                 reproducible=reproducible,
             )
+            comm.timeout_s = timeout_s
+            return comm
 
         self.comms: list[Communicator] = [
-            future.result(timeout_s)
+            future.result(PATIENCE_S)
             for future in [pool.submit(join, rank) for rank, pool in enumerate(self._pools)]
         ]
 

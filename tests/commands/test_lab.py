@@ -11,7 +11,7 @@ pytestmark = pytest.mark.lab
 
 def unisono_lab(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "unisono", "lab", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
 
 
 def test_a_command_runs_on_every_host_and_ends_the_lab() -> None:

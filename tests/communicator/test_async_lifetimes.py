@@ -78,7 +78,7 @@ def test_dropped_handles_do_not_free_memory_in_use(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -118,7 +118,7 @@ time.sleep(0.05)
 def test_the_interpreter_ends_during_a_call_of_a_daemon_thread(call: str) -> None:
     program = CALLS_AT_THE_END.replace("NAME", unique_name()).replace("CALL", call)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=110, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 

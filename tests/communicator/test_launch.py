@@ -119,7 +119,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], 
     ]
     lines = []
     for started in programs:
-        output, errors = started.communicate(timeout=90)
+        output, errors = started.communicate(timeout=110)
         assert started.returncode == 0, errors
         lines += [json.loads(line) for line in output.splitlines()]
     left = {path.name for path in folder.iterdir()} - {"program.py", "__pycache__"}
@@ -179,7 +179,7 @@ def test_a_program_without_a_main_guard_gets_an_error(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import unisono\nprint(unisono.run(max, ranks=2, args=(3, 5)))\n")
     command = [sys.executable, program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode != 0 and not done.stdout
     assert "PeerLostError: rank" in done.stderr
     assert "if __name__ == '__main__':" in done.stderr

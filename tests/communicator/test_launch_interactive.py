@@ -85,7 +85,7 @@ manager = AsyncKernelManager()  # of this interpreter, whatever is installed on 
 command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 manager._kernel_spec = KernelSpec(argv=command, display_name="", language="python")
 notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(sys.stdin.read())])
-nbclient.NotebookClient(notebook, km=manager, timeout=60).execute()
+nbclient.NotebookClient(notebook, km=manager, timeout=110).execute()
 print("".join(output.text for output in notebook.cells[0].outputs))
 """
 
@@ -93,7 +93,7 @@ print("".join(output.text for output in notebook.cells[0].outputs))
 def said(arguments: list[str], program: str = "", **environment: str) -> Any:
     """Returns the JSON output of a program in a new interpreter."""
     done = subprocess.run(
-        [sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=60,
+        [sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=110,
         env={**os.environ, **environment}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -24,9 +24,17 @@ HOSTS = [(0, 1), (0, 0, 1), (0, 1, 2)]
 
 
 def on_hosts(body: Body, hosts: tuple[int, ...], *, timeout_s: float = 40.0) -> list[Any]:
-    """Runs `body(comm)` on ranks of these hosts. Returns each rank's result or error."""
+    """Runs `body(comm)` on ranks of these hosts. Returns each rank's result or error.
+
+    `timeout_s` is the timeout of calls, after the ranks have joined.
+    """
+
+    def timed(comm: Communicator) -> Any:
+        comm.timeout_s = timeout_s
+        return body(comm)
+
     environs = [{"UNISONO_HOST_ID": str(host)} for host in hosts]
-    return spanning(body, environs, timeout_s=timeout_s)
+    return spanning(timed, environs)
 
 
 def everything(comm: Communicator) -> str:

@@ -37,7 +37,7 @@ def start(launcher: str, ranks: int, program: list[str]) -> subprocess.Popen[str
 def lines_of(job: subprocess.Popen[str]) -> list[str]:
     """Returns the sorted output lines of the ranks, after all ranks have ended without an error."""
     try:
-        output, errors = job.communicate(timeout=60)
+        output, errors = job.communicate(timeout=110)
     finally:
         job.kill()
     assert job.returncode == 0, errors

@@ -39,7 +39,7 @@ def test_clicks_highlight_the_route(tmp_path: Path) -> None:
     assert CHROMIUM is not None
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     done = subprocess.run(
-        [CHROMIUM, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=60
+        [CHROMIUM, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=110
     )
     found = re.search(r'data-seen="([^"]*)"', done.stdout)
     assert found is not None

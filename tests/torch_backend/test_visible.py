@@ -189,7 +189,7 @@ def test_a_program_that_fails_leaves_a_dump(tmp_path):
         )
         for rank in range(2)
     ]
-    texts = [process.communicate(timeout=60)[1] for process in processes]
+    texts = [process.communicate(timeout=110)[1] for process in processes]
     for rank, text in enumerate(texts):
         assert "MismatchError" in text
         dump = pickle.loads((tmp_path / "dumps" / f"rank_{rank}").read_bytes())
