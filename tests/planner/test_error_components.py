@@ -22,7 +22,7 @@ from unisono.planner.calibration.interval_width import (
     interval_quantile,
     weighted_quantile,
 )
-from unisono.planner.constant_derivatives import log_gradient
+from unisono.planner.constant_derivatives import gradient_of, log_gradient
 from unisono.planner.constants.constant_covariance import (
     ConstantCovariance,
     covariances_from,
@@ -206,6 +206,25 @@ def test_the_variance_of_a_step_is_that_of_sampled_constants() -> None:
     assert errors.deviations[5] ** 2 == pytest.approx(  # both scales are 1
         common + constants.sigma["run"] ** 2 + variance
     )
+
+
+@pytest.mark.parametrize("cluster", ["a100:8", "h100:8"])
+def test_derivatives_of_kept_models(cluster: str) -> None:
+    """Compares derivatives, twice, with those of models that are made again for each constant."""
+    constants = planner.default_constants()
+    names = (*constants.covariance.names, "dlrm_step_s")
+    run = RunModel(MODELS[0], planner.Cluster.parse(cluster), BASE_RUN.job, constants)
+    for tp in (2, 4):
+        layout = planner.Layout(dp=8 // tp, tp=tp, zero=1)
+
+        def step_s(changed: planner.CalibratedConstants, layout: planner.Layout = layout) -> float:
+            return sum(run.times.with_constants(changed).step(layout, 1, "none").values())
+
+        expected = gradient_of(step_s, constants, names)
+        assert np.count_nonzero(expected) > 10
+        for _ in range(2):
+            found = log_gradient(run.times, names, layout, 1, "none")
+            assert found == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 def test_a_device_without_runs_is_less_certain() -> None:

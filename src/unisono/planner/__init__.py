@@ -113,10 +113,21 @@ if TYPE_CHECKING:
         judged_markdown,
     )
     from unisono.planner.validation.judged_runs import judged_runs
-    from unisono.planner.validation.layout_ranking import ranking
+    from unisono.planner.validation.layout_ranking import (
+        RankedGroup,
+        ranked_groups,
+        ranking,
+        tau_limit,
+    )
     from unisono.planner.validation.memory_comparison import MemoryComparison, validate_memory
     from unisono.planner.validation.own_run_errors import OwnRunErrors
     from unisono.planner.validation.predicted_runs import predict_run
+    from unisono.planner.validation.ranking_table import (
+        RANKING_COLUMNS,
+        ranking_cells,
+        ranking_markdown,
+        rankings,
+    )
     from unisono.planner.validation.validation_plot import save_validation_plot
 
 _NAMES = {
@@ -212,10 +223,16 @@ _NAMES = {
         "judged_markdown",
     ),
     "validation.judged_runs": ("judged_runs",),
-    "validation.layout_ranking": ("ranking",),
+    "validation.layout_ranking": ("RankedGroup", "ranked_groups", "ranking", "tau_limit"),
     "validation.memory_comparison": ("MemoryComparison", "validate_memory"),
     "validation.own_run_errors": ("OwnRunErrors",),
     "validation.predicted_runs": ("predict_run",),
+    "validation.ranking_table": (
+        "RANKING_COLUMNS",
+        "ranking_cells",
+        "ranking_markdown",
+        "rankings",
+    ),
     "validation.validation_plot": ("save_validation_plot",),
     "bottleneck_plot": ("save_bottleneck_plot",),
     "inputs.workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
@@ -231,6 +248,7 @@ __all__ = [
     "OBJECTIVES",
     "PRECISIONS",
     "PRESETS",
+    "RANKING_COLUMNS",
     "RECOMPUTE",
     "SCHEDULES",
     "SOFTWARE",
@@ -261,6 +279,7 @@ __all__ = [
     "PipelineSimulation",
     "PlacedTable",
     "Prediction",
+    "RankedGroup",
     "RunCost",
     "ScalingPoint",
     "SearchCounts",
@@ -317,7 +336,11 @@ __all__ = [
     "predict",
     "predict_run",
     "rank_loads",
+    "ranked_groups",
     "ranking",
+    "ranking_cells",
+    "ranking_markdown",
+    "rankings",
     "read_own_runs",
     "run_of_row",
     "run_schedule",
@@ -339,6 +362,7 @@ __all__ = [
     "step_bytes",
     "step_flops",
     "task_svg",
+    "tau_limit",
     "training_days",
     "training_run",
     "training_seconds",

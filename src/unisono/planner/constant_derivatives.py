@@ -27,10 +27,13 @@ def log_gradient(
     constants `names`.
     """
 
-    def step_s(constants: CalibratedConstants) -> float:
-        return sum(times.with_constants(constants).step(layout, micro_batch, recompute).values())
+    def log_step(model: StepModel) -> float:
+        return log(sum(model.step(layout, micro_batch, recompute).values()))
 
-    return gradient_of(step_s, times.constants, names)
+    now = log_step(times)
+    models = [times.scaled(name, _CHANGE) for name in names]
+    changed = [now if model is times else log_step(model) for model in models]
+    return (np.array(changed) - now) / log(_CHANGE)
 
 
 def gradient_of(

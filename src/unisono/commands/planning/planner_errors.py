@@ -10,7 +10,7 @@ from rich.table import Table
 from unisono import planner
 from unisono.commands.planning.layout_tables import PlanOutput
 from unisono.commands.planning.plan_options import PlanOptions
-from unisono.planner import ErrorRow, JudgedErrors, MemoryComparison
+from unisono.planner import ErrorRow, JudgedErrors, MemoryComparison, RankedGroup
 
 
 def errors_output(options: PlanOptions) -> PlanOutput:
@@ -20,10 +20,11 @@ def errors_output(options: PlanOptions) -> PlanOutput:
         planner.save_validation_plot(options.plot_path)
         written.append(options.plot_path)
     rows, memory = planner.validate(), planner.validate_memory()
-    judged = planner.judged_errors()
+    judged, rankings = planner.judged_errors(), planner.rankings()
     document = {
         "errors": [asdict(row) for row in rows],
         "judged": [asdict(row) for row in judged],
+        "rankings": [asdict(group) for _, groups in rankings for group in groups],
         "memory": [
             {
                 "source": each.run.source,
@@ -38,6 +39,7 @@ def errors_output(options: PlanOptions) -> PlanOutput:
     parts = [
         _errors_table(rows),
         _judged_table(judged),
+        _ranking_table(rankings),
         _intervals_table(rows),
         _own_runs_table(rows),
         _memory_table(memory),
@@ -90,6 +92,20 @@ def _judged_table(rows: Sequence[JudgedErrors]) -> Table:
         "error: mean absolute error of the step time. bias: mean of measured over predicted time. "
         "predicted to fit: all of these runs did fit in memory. tau, regret: order of runs that "
         "differ in layout only."
+    )
+    return table
+
+
+def _ranking_table(rankings: Sequence[tuple[str, list[RankedGroup]]]) -> Table:
+    table = Table(title="order of runs that differ in layout only", title_justify="left")
+    for name in planner.RANKING_COLUMNS:
+        table.add_column(name, justify="left" if name == "source" else "right")
+    for cells in planner.ranking_cells(rankings):
+        table.add_row(*cells)
+    table.caption = (
+        "sources of the fit: constants fitted to the other sources. limit of tau: that of a "
+        "perfect planner. regret: measured time of the predicted best layout over the best time, "
+        "minus 1."
     )
     return table
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,13 @@ def _rounded(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
+def _rounded_up(value: float) -> float:
+    """Returns the value with two decimals, rounded up: a smaller one would lose the run that the
+    interval only just contains.
+    """
+    return ceil(value * 100) / 100
+
+
 def _add_quantiles(
     document: dict[str, Any],
     every: CalibratedConstants,
@@ -285,10 +293,10 @@ def _add_quantiles(
     """
     runs = measured_runs()
     shipped = document["constants"]["interval_quantile"]
-    shipped["value"] = _rounded(interval_quantile(runs, every, folds), 3)
+    shipped["value"] = _rounded_up(interval_quantile(runs, every, folds))
     for left_out, values in document["folds"].items():
         kept = [run for run in runs if run.family != left_out]
-        values["interval_quantile"] = _rounded(interval_quantile(kept, every, folds), 3)
+        values["interval_quantile"] = _rounded_up(interval_quantile(kept, every, folds))
 
 
 if __name__ == "__main__":

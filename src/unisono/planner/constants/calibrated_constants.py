@@ -13,7 +13,7 @@ from unisono.planner.constants.constant_covariance import (
     constant_covariances,
 )
 from unisono.planner.data_files import data_text
-from unisono.planner.inputs.workload import MEGATRON_CORE
+from unisono.planner.inputs.workload import MEGATRON_CORE, TORCH_FSDP
 
 _FALLBACK = {
     "volta": "ampere",
@@ -118,7 +118,8 @@ class CalibratedConstants:
 
     def fused_attention(self, architecture: str, software: str) -> float:
         """Returns the share of the 16-bit peak that fused attention reaches."""
-        kernels = MEGATRON_CORE[0] if software in MEGATRON_CORE else software
+        groups = (MEGATRON_CORE, TORCH_FSDP)  # The software of a group has the same kernels.
+        kernels = next((group[0] for group in groups if software in group), software)
         return _by_architecture(self.attention, architecture, kernels)
 
     def lost_tiles(self, architecture: str) -> float:

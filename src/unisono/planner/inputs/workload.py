@@ -19,10 +19,12 @@ HIDDEN_EXPERTS = ("megatron-2025", "megatron-2026")
 (`overlap_moe_expert_parallel_comm`); in 2026 also with the whole step in one CUDA graph."""
 MEGATRON_CORE = ("transformer-engine", *HIDDEN_EXPERTS)
 """Megatron-Core with Transformer Engine."""
-SOFTWARE = (*EAGER, *MEGATRON_CORE, "torch-fsdp", "torch-2023")
+TORCH_FSDP = ("torch-fsdp", "torch-eager")
+"""PyTorch's fully sharded data parallelism with torch.compile, and the same without it."""
+SOFTWARE = (*EAGER, *MEGATRON_CORE, *TORCH_FSDP, "torch-2023")
 """Software whose times the planner predicts: Megatron-LM, Megatron-Core, PyTorch's fully sharded
-data parallelism, and the same with the first generation of fused attention (FlashAttention 1, until
-2023)."""
+data parallelism with and without torch.compile, and the same with the first generation of fused
+attention (FlashAttention 1, until 2023)."""
 
 _OLD_ARCHITECTURES = ("volta", "ampere", "davinci")
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import EAGER, LOW_PRECISIONS, MEGATRON_CORE
+from unisono.planner.inputs.workload import EAGER, LOW_PRECISIONS, MEGATRON_CORE, TORCH_FSDP
 
 
 def layer_activation_bytes(
@@ -46,7 +46,7 @@ def layer_activation_bytes(
     stream = tokens / (tp if sequence_parallel else 1)
     if recompute == "full":
         return 2 * model.hidden * stream
-    if recompute == "selective" and software == "torch-fsdp":
+    if recompute == "selective" and software in TORCH_FSDP:
         return _alternate_products(model, tokens, stream, tp, experts)
     widths = _value_bytes(software, precision, recompute)
     unfused = software in EAGER

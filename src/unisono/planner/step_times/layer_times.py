@@ -16,8 +16,16 @@ ROUTED_BYTES = 2
 BACKWARD_ATTENTION = 3.1
 """Ratio of the backward to the forward time of fused attention: 2.5 times the FLOPs at 0.8 of the
 rate (Dao, arXiv 2307.08691)."""
-_FUSED_NORM = 8
-"""Bytes moved by the two norms per value of the residual stream, read and written in 16 bits."""
+_FUSED_NORM, _EAGER_NORM = 8, 80
+"""Bytes moved by the two norms per value of the residual stream: read and written in 16 bits, and
+by the RMSNorm of PyTorch without torch.compile (until 2.8), which runs one kernel each to convert
+to float32 (6 bytes), square (8), average (4), multiply with the root (8) and with the weight (8),
+and convert back (6)."""
+_EAGER_ROTARY = 16
+"""Additional bytes per value of queries and keys to rotate them without torch.compile: float32
+(6), product (8) and conversion back (6), instead of one read and write."""
+_EAGER_SILU = 10
+"""Bytes per value of a gated activation in two kernels, instead of one."""
 _EXPERT_PRODUCTS = ("experts in", "experts out")
 _RESIDUAL, _RESIDUAL_WITH_DROPOUT = 12, 14
 """Bytes moved per value by the two residual sums, without and with a dropout mask."""
@@ -222,16 +230,19 @@ class LayerModel:
         divided = shape.sequence_parallel or shape.tensor != "1d"
         stream = tokens / (shape.tp if divided else 1)
         residual = _RESIDUAL if model.gated else _RESIDUAL_WITH_DROPOUT
+        # Models with gates have RMSNorm and rotary positions. GELU and LayerNorm are one kernel.
+        eager = model.gated and shape.software == "torch-eager"
+        norm = _EAGER_NORM if eager else _FUSED_NORM
+        heads = 4 * (model.query_width + model.key_value_width)
+        if eager:
+            heads += _EAGER_ROTARY * (model.query_width + model.key_value_width // 2)
         found = [
-            self._kernel("norms", stream * model.hidden * _FUSED_NORM),
+            self._kernel("norms", stream * model.hidden * norm),
             self._kernel("residual sums", stream * model.hidden * residual),
-            self._kernel(
-                "layout of heads",
-                tokens / shape.tp * 4 * (model.query_width + model.key_value_width),
-            ),
+            self._kernel("layout of heads", tokens / shape.tp * heads),
         ]
         if not shape.experts:
-            values = 6 if model.gated else 4
+            values = _activation_bytes(model, eager)
             found.append(self._kernel("activation", tokens / shape.tp * values * model.ffn))
         if self._kernels.value_bytes < 2:
             found.append(self._kernel("conversion", self._converted_bytes(shape)))
@@ -269,7 +280,7 @@ class LayerModel:
         moved = tokens * model.top_k * h * self._constants.expert_traffic
         ordered_s = moved / kernels.memory_Bps
         flops = 2 * tokens * model.top_k * h * inner
-        values = 6 if model.gated else 4
+        values = _activation_bytes(model, shape.software == "torch-eager")
         found = [
             OperatorTime("experts in", "matmul", *into, (model.matrices - 1) * flops, 0),
             OperatorTime("experts out", "matmul", *out, flops, 0),
@@ -323,6 +334,13 @@ class LayerModel:
                 values * nbytes, model.top_k, place, groups=groups, limit=limit
             )
         return found
+
+
+def _activation_bytes(model: Transformer, eager: bool) -> int:
+    """Returns the bytes moved per value of the inner width by the activation function."""
+    if not model.gated:
+        return 4
+    return _EAGER_SILU if eager else 6
 
 
 def _split_keys(model: Transformer, tp: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.devices import Device
-from unisono.planner.inputs.workload import MEGATRON_CORE
+from unisono.planner.inputs.workload import MEGATRON_CORE, TORCH_FSDP
 
 _TILE = 128
 _VALUE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5}
@@ -30,7 +30,7 @@ class KernelTimes:
             software: self.wide_peak
             * constants.fused_attention(architecture, software)
             * device.clock
-            for software in ("torch-2023", "torch-fsdp", *MEGATRON_CORE)
+            for software in ("torch-2023", *TORCH_FSDP, *MEGATRON_CORE)
         }
         self.memory_Bps = device.memory_Bps * constants.memory_share
         self.value_bytes = _VALUE_BYTES[precision]

@@ -59,6 +59,9 @@ def published_choices(row: Mapping[str, str]) -> PublishedChoices:
         return _NARAYANAN.get(name, PublishedChoices())
     if source == "arXiv 2205.05198 table 5":
         return PublishedChoices(software="megatron-2022")
+    if source.startswith("torchtitan "):
+        eager = row.get("note", "").startswith("FSDP") and "compile" not in row["note"]
+        return PublishedChoices(software="torch-eager" if eager else None)
     if source.startswith("Megatron-Bridge "):
         return _megatron_bridge(source.removeprefix("Megatron-Bridge "), name, row)
     return PublishedChoices()
