@@ -119,6 +119,18 @@ class Branches(nn.Module):
         return self.last(inner)
 
 
+class Alone(nn.Module):
+    """Has one module, which some samples use, so that other ranks gather nothing at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        (self.branch,) = linears(1)
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * (self.branch(x) if x[0, 0] > 0 else x)
+
+
 class Reading(nn.Module):
     """Uses the weight of a module outside of the module's forward pass."""
 
@@ -150,6 +162,7 @@ def own_modules_that_one_rank_calls(world):
         for name, make_model in (
             ("one", lambda: Branches(has_second=False)),
             ("equal", lambda: Branches(has_second=True)),
+            ("alone", Alone),
             ("longer", lambda: Branches(has_second=True, size=2 * WIDTH)),
         ):
             with turn(text=text, name=name):

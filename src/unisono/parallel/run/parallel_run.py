@@ -140,7 +140,6 @@ class ParallelRun:
         `losses`: this rank's losses of the microbatches. Returns their sum over all ranks. `step`
         calls this method after the backward passes.
         """
-        self._uses.meet()
         for each in self.sets:
             each.reduce()
         total = self._finish(losses)
