@@ -171,3 +171,24 @@ def own_modules_that_one_rank_calls(world):
 
 def own_weights_outside_of_a_forward_pass(world):
     refused(Reading, "dp=2,zero=3", "uses a parameter of a module that is not called at that time")
+
+
+def own_dropout_of_torch(world):
+    """Tests that ranks of `tp` do not draw different masks for the same samples."""
+    first, last = linears(2)
+    for name, module in (
+        ("Dropout", nn.Dropout(0.1)),
+        ("AlphaDropout", nn.AlphaDropout(0.1)),
+        ("RReLU", nn.RReLU()),
+        ("GRU", nn.GRU(WIDTH, WIDTH, num_layers=2, dropout=0.5)),
+        ("MultiheadAttention", nn.MultiheadAttention(WIDTH, 2, dropout=0.1)),
+    ):
+        model = nn.Sequential(first, nn.Tanh(), last, module)
+        with turn(name=name):
+            refused(lambda model=model: model, "tp=2", f"3: {name} draws another mask")
+    model = nn.Sequential(first, nn.Tanh(), last, nn.Dropout(0.0))
+    run = parallelize(
+        model, Layout.parse("tp=2"), loss=nn.functional.mse_loss, optimizer=sgd, microbatches=2
+    )
+    run.step(*batches()[0])
+    run.mesh.close()
