@@ -119,6 +119,18 @@ class Branches(nn.Module):
         return self.last(inner)
 
 
+class Alone(nn.Module):
+    """Has one module, which some samples use, so that other ranks gather nothing at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        (self.branch,) = linears(1)
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * (self.branch(x) if x[0, 0] > 0 else x)
+
+
 class Reading(nn.Module):
     """Uses the weight of a module outside of the module's forward pass."""
 
@@ -150,6 +162,7 @@ def own_modules_that_one_rank_calls(world):
         for name, make_model in (
             ("one", lambda: Branches(has_second=False)),
             ("equal", lambda: Branches(has_second=True)),
+            ("alone", Alone),
             ("longer", lambda: Branches(has_second=True, size=2 * WIDTH)),
         ):
             with turn(text=text, name=name):
@@ -158,3 +171,24 @@ def own_modules_that_one_rank_calls(world):
 
 def own_weights_outside_of_a_forward_pass(world):
     refused(Reading, "dp=2,zero=3", "uses a parameter of a module that is not called at that time")
+
+
+def own_dropout_of_torch(world):
+    """Tests that ranks of `tp` do not draw different masks for the same samples."""
+    first, last = linears(2)
+    for name, module in (
+        ("Dropout", nn.Dropout(0.1)),
+        ("AlphaDropout", nn.AlphaDropout(0.1)),
+        ("RReLU", nn.RReLU()),
+        ("GRU", nn.GRU(WIDTH, WIDTH, num_layers=2, dropout=0.5)),
+        ("MultiheadAttention", nn.MultiheadAttention(WIDTH, 2, dropout=0.1)),
+    ):
+        model = nn.Sequential(first, nn.Tanh(), last, module)
+        with turn(name=name):
+            refused(lambda model=model: model, "tp=2", f"3: {name} draws another mask")
+    model = nn.Sequential(first, nn.Tanh(), last, nn.Dropout(0.0))
+    run = parallelize(
+        model, Layout.parse("tp=2"), loss=nn.functional.mse_loss, optimizer=sgd, microbatches=2
+    )
+    run.step(*batches()[0])
+    run.mesh.close()

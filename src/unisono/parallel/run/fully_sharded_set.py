@@ -96,8 +96,6 @@ def _shard(
     )
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
-    groups = (mesh.group(each) for each in ("dp_replicate", name))
-    order.groups.update(dict.fromkeys(each for each in groups if each is not None))
     return GatheredModule(sharded, order)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -19,8 +18,6 @@ class CallOrder:
     """
 
     def __init__(self) -> None:
-        self.groups: dict[dist.ProcessGroup, None] = {}
-        """The groups in which the modules gather parameters and sum gradients."""
         self._modules = 0
         self._calls = bytearray()
 

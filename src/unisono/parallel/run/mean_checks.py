@@ -1,4 +1,4 @@
-"""Refusal of models and losses whose result depends on the division of a batch."""
+"""Refusal of models and losses whose result depends on the layout."""
 
 from __future__ import annotations
 
@@ -31,3 +31,24 @@ def check_means(model: nn.Module, loss: Any, *, parts: int) -> None:
                 f"loss: expected a mean over all valid targets, with {attribute} = {expected!r}, "
                 f"got {attribute} = {'a tensor' if attribute == 'weight' else repr(found)}"
             )
+
+
+def check_dropout(model: nn.Module, *, tp: int) -> None:
+    """Raises `ValueError` for modules that draw random numbers from the generator of each rank, if
+    `tp` ranks compute them for the same samples.
+    """
+    for name, module in model.named_modules():
+        if tp > 1 and _draws(module):
+            raise ValueError(
+                f"{name}: {type(module).__name__} draws another mask on each rank of tp, so the "
+                "weights of these ranks would differ; expected parallel.layers.LayoutDropout or "
+                "a probability of 0; tp = 1 works"
+            )
+
+
+def _draws(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU)

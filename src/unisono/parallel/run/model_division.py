@@ -23,7 +23,7 @@ from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
 from unisono.parallel.run.hyperparameters import group_names
-from unisono.parallel.run.mean_checks import check_means
+from unisono.parallel.run.mean_checks import check_dropout, check_means
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
@@ -78,6 +78,7 @@ def parallelize(
     if clip is not None and not clip > 0:
         raise ValueError(f"clip: expected a norm above 0, got {clip}")
     _check(model, layout, loss)
+    check_dropout(model, tp=layout.tp)
     check_means(model, loss, parts=layout.dp * layout.cp * layout.pp * microbatches)
     mesh = TrainingMesh(layout)
     for tensor in [*model.parameters(), *model.buffers()]:

@@ -75,6 +75,7 @@ class ParallelRun:
         self._loss = loss
         self._kept = KeptParameters(stages, sets, frozen, optimizer)
         self._uses = ParameterUses(names, sets, mesh, calls)
+        self._groups = groups
         modules = [stage for _, stage in stages]
         self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh)
         self._sent_before: dict[str, int] = {}
@@ -141,7 +142,6 @@ class ParallelRun:
         `losses`: this rank's losses of the microbatches. Returns their sum over all ranks. `step`
         calls this method after the backward passes.
         """
-        self._uses.meet()
         for each in self.sets:
             each.reduce()
         total = self._finish(losses)
@@ -188,7 +188,9 @@ class ParallelRun:
             "memory": memory_by_kind(self.sets, self._frozen, self.optimizer),
             "predicted_bubble": run_equal_passes(tasks).bubble if tasks else 0.0,
             "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, self._size()),
-            "predicted_memory": predicted_memory(self.sets, self._frozen, mesh, self.optimizer),
+            "predicted_memory": predicted_memory(
+                self.sets, self._frozen, mesh, self.optimizer, self._groups
+            ),
         }
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, figures)

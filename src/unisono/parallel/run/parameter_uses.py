@@ -49,15 +49,6 @@ class ParameterUses:
         found[place : place + 2] = checksum, checksum**2
         return found
 
-    def meet(self) -> None:
-        """Waits for the ranks that gather parameters together. Collective.
-
-        If a rank has called more modules than others, they would otherwise wait in different
-        groups; here they find that they make different calls.
-        """
-        for group in self._calls.groups:
-            dist.barrier(group=group)
-
     def skip_unused(self, counts: Sequence[float], optimizer: torch.optim.Optimizer) -> None:
         """Makes the optimizer skip parameters that no rank used.
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from unisono.parallel.run.fully_sharded_set import split_dim
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet, shard_name
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Layout, StateBytes, state_bytes
+from unisono.planner import Layout, StateBytes, part_of, state_bytes
 
 _FLOAT32_BYTES = 4
 _ADAM_STATES = 2
@@ -80,40 +81,66 @@ def predicted_memory(
     frozen: Sequence[HeldParameter],
     mesh: TrainingMesh,
     optimizer: torch.optim.Optimizer,
+    groups: Sequence[Sequence[str]],
 ) -> dict[str, float]:
     """Returns the bytes of this rank's weights, gradients and optimizer states, from closed forms.
 
+    `groups`: the names of the parameters of each group of the optimizer.
+
     Rajbhandari et al., "ZeRO", 2020, table 1. The parameters are those that tensor, pipeline and
-    expert parallelism and the placement of embedding tables leave on this rank. The bytes are those
-    at the end of a step, when ZeRO-2 keeps no more weights than ZeRO-3.
+    expert parallelism and the placement of embedding tables leave on this rank, and `fully_shard`.
+    The bytes are those at the end of a step, when ZeRO-2 keeps no more weights than ZeRO-3.
     """
-    stage = mesh.layout.zero if mesh.layout.zero < 2 else 3
-    share = states_per_element(optimizer) / _ADAM_STATES
+    stage = (
+        mesh.layout.zero if mesh.layout.zero < 2 else 0
+    )  # elements of ZeRO-3 are those it leaves
+    states_of = {
+        name: states_per_element(optimizer, group)
+        for group, names in zip(optimizer.param_groups, groups, strict=True)
+        for name in names
+    }
     found = dict.fromkeys(StateBytes._fields, 0.0)
     for held in (held for each in sets for held in each.held):
         shards = len(mesh.ranks(shard_name(held.block)))
-        states = state_bytes(held.values.numel(), zero=stage, shards=shards, precision="fp32")
+        states = state_bytes(_elements(held, mesh), zero=stage, shards=shards, precision="fp32")
+        share = states_of.get(held.name, 0) / _ADAM_STATES
         for kind, count in states._asdict().items():
             kept = share if kind == "optimizer" else 1
             found[kind] += kept * count * held.values.element_size() / _FLOAT32_BYTES
     for held in frozen:
-        shards = len(mesh.ranks(shard_name(held.block))) if stage == 3 else 1
-        found["weights"] += held.values.numel() * held.values.element_size() / shards
+        found["weights"] += _elements(held, mesh) * held.values.element_size()
     return found
 
 
-def states_per_element(optimizer: torch.optim.Optimizer) -> int:
-    """Returns an optimizer's number of states per element; that of Adam for unknown optimizers.
+def _elements(held: HeldParameter, mesh: TrainingMesh) -> int:
+    """Returns the number of elements of a parameter that ZeRO-2 and ZeRO-3 leave on this rank."""
+    if not isinstance(held.values, DTensor):
+        return held.values.numel()
+    ranks, dim = mesh.ranks(shard_name(held.block)), split_dim(held.values)
+    _, length = part_of(held.values.shape[dim], ranks.index(mesh.rank), len(ranks))
+    return held.values.numel() // max(held.values.shape[dim], 1) * length
+
+
+def states_per_element(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> int:
+    """Returns an optimizer's number of states for each element of the parameters of a group; that
+    of Adam for unknown optimizers.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> states_per_element(torch.optim.SGD([weight], lr=1)), states_per_element(
-    ...     torch.optim.Adagrad([weight])
-    ... )
-    (0, 1)
+    >>> for optimizer in (torch.optim.SGD([weight], lr=1), torch.optim.Adagrad([weight])):
+    ...     print(states_per_element(optimizer, optimizer.param_groups[0]))
+    0
+    1
     """
-    if isinstance(optimizer, torch.optim.SGD):
-        return int(any(group["momentum"] for group in optimizer.param_groups))
-    return 1 if isinstance(optimizer, torch.optim.Adagrad) else _ADAM_STATES
+    match optimizer:
+        case torch.optim.SGD():
+            return int(bool(group["momentum"]))
+        case torch.optim.RMSprop():
+            return 1 + bool(group["momentum"]) + bool(group["centered"])
+        case torch.optim.Adagrad() | torch.optim.ASGD() | torch.optim.Muon():
+            return 1
+        case torch.optim.Adam():
+            return _ADAM_STATES + bool(group["amsgrad"])
+    return _ADAM_STATES
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
