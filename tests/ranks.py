@@ -27,6 +27,8 @@ from unisono.errors import CommunicationError
 _numbers = itertools.count()
 _GO = signal.SIGUSR2
 """The signal of `Processes.go`."""
+_ENDS_S = 90.0
+"""Seconds after which a test fails that waits for ranks; less than the time limit of a test."""
 
 
 def unique_name() -> str:
@@ -208,7 +210,7 @@ class Processes:
             os.close(theirs)
             self._pipes.append(ours)
 
-    def wait_for(self, event: str, ranks: Sequence[int], timeout_s: float = 40.0) -> list[Any]:
+    def wait_for(self, event: str, ranks: Sequence[int], timeout_s: float = _ENDS_S) -> list[Any]:
         """Waits until each of the ranks has reported this event. Returns the ranks' events."""
         deadline = time.monotonic() + timeout_s
         return [self._wait_for(event, rank, deadline) for rank in ranks]
@@ -255,7 +257,7 @@ class Processes:
             assert time.monotonic() < deadline, f"rank {rank} does not stop"
             time.sleep(0.005)
 
-    def exit_codes(self, timeout_s: float = 40.0) -> list[int]:
+    def exit_codes(self, timeout_s: float = _ENDS_S) -> list[int]:
         """Waits for the ends of all ranks and returns their exit codes."""
         return [process.wait(timeout_s) for process in self.processes]
 

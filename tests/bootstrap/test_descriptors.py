@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bootstrap_stores import free_port
+from connection_managers import wait_until
 from group_resources import mappings, open_files
 from ranks import Me, Processes, Threads
 from unisono import Communicator, RendezvousError, native
@@ -149,7 +150,9 @@ def test_a_group_is_closed_while_a_thread_waits_in_it() -> None:
             comm.close()
         errors = [future.exception(30) for future in waiting]
         assert all(isinstance(error, CommunicationError) for error in errors)
-        assert mappings() == before
+        # A thread that leaves its call last frees the memory, perhaps after its error was raised.
+        # Memory of earlier tests may be freed meanwhile.
+        wait_until(lambda: mappings() <= before)
         # Calls on the closed communicators raise errors and do not crash.
         for comm in ranks.comms:
             comm.abort("too late")

@@ -22,7 +22,9 @@ from unisono.parallel import ParameterServer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-Ranks = partial(Processes, modules=["unisono.parallel"])
+# An optimizer imports torch._dynamo. If each rank did so, the ranks would take a minute on a busy
+# machine.
+Ranks = partial(Processes, modules=["torch._dynamo", "unisono.parallel.parameter_server"])
 
 ELEMENTS, STEPS, LOST_IN = 60, 8, 5
 RANGE_BYTES = 80

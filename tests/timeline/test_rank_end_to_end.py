@@ -68,7 +68,10 @@ def same_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def job(folder: Path) -> Iterator[Processes]:
     environment = {"UNISONO_TIMELINE_DIR": str(folder)}
-    with Processes(train_until_killed, RANKS, environment=lambda _: environment) as processes:
+    modules = ["torch._dynamo", "unisono.parallel.data_parallelism"]  # each rank imports these
+    with Processes(
+        train_until_killed, RANKS, environment=lambda _: environment, modules=modules
+    ) as processes:
         processes.wait_for("trained", range(RANKS), timeout_s=100)
         yield processes
 
