@@ -70,6 +70,27 @@ def run_after_backward(callback: Callable[[], None]) -> None:
     private.run_after_backward(callback)
 
 
+def split_groups(module: Any) -> list[Any]:
+    """Returns the groups of parameters that `fully_shard` splits for a module."""
+    from unisono.torch_backend import private
+
+    return private.split_groups(module)
+
+
+def has_whole_gradient(parameter: Any) -> bool:
+    """Returns True if a parameter of such a group got a gradient that the ranks have not summed."""
+    from unisono.torch_backend import private
+
+    return private.has_whole_gradient(parameter)
+
+
+def is_view(tensor: Any) -> bool:
+    """Returns True if autograd sees the tensor as a view of another tensor."""
+    from unisono.torch_backend import private
+
+    return private.is_view(tensor)
+
+
 def _create(options: Any, pg_options: Any = None) -> Any:
     from unisono.torch_backend.group_creation import create
 

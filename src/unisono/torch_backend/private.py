@@ -1,4 +1,4 @@
-"""Every private name of torch that this backend uses, and nothing else.
+"""Every private name of torch that Unisono uses, and nothing else.
 
 In torch, a Python class can be a whole process group, but some features need private names. All are
 in this file, so that a new torch version requires a review of one file. `PRIVATE_NAMES` lists them
@@ -63,6 +63,12 @@ PRIVATE_NAMES: Final = (
     "torch._C._dynamo.eval_frame._FrameAction.SKIP",
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+    "torch.Tensor._is_view",
+    "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
+    # Methods of torch's pipeline stages that `unisono.parallel` overrides.
+    "torch.distributed.pipelining.PipelineStage._compute_outputs",
+    "torch.distributed.pipelining.PipelineStage._compute_input_grads",
 )
 
 
@@ -272,3 +278,21 @@ def _skip_frames_of(function: FunctionType) -> None:
         strategy = eval_frame._FrameExecStrategy(skip, skip)
         for code in {function.__code__, inspect.unwrap(function).__code__}:
             eval_frame.set_code_exec_strategy(code, strategy)
+
+
+def split_groups(module: Any) -> list[Any]:
+    """Returns the groups of parameters that `fully_shard` splits for a module. A group has a list
+    `fsdp_params`, and a method `post_backward` that sums the gradients of all ranks.
+    """
+    return list(module._get_fsdp_state()._fsdp_param_groups)
+
+
+def has_whole_gradient(parameter: Any) -> bool:
+    """Returns True if a parameter of a group got a gradient that the ranks have not summed yet."""
+    whole = getattr(parameter, "_unsharded_param", None)
+    return whole is not None and whole.grad is not None
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Returns True if autograd sees the tensor as a view of another tensor."""
+    return bool(tensor._is_view())

@@ -10,6 +10,8 @@ from typing import Any, cast
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from unisono.torch_backend import has_whole_gradient, split_groups
+
 
 class CallOrder:
     """The order in which a step calls the modules of this rank that gather parameters.
@@ -55,7 +57,7 @@ class GatheredModule:
         self.used: set[nn.Parameter] = set()
         """The split parameters that got a gradient on this rank since `restart`."""
         # torch has no public hook between the backward passes and the sum of the gradients
-        self._groups: list[Any] = list(module._get_fsdp_state()._fsdp_param_groups)
+        self._groups: list[Any] = split_groups(module)
         cast(nn.Module, module).register_forward_pre_hook(self._enter)
         for group in self._groups:
             group.post_backward = partial(self._leave, group, group.post_backward)
@@ -79,7 +81,6 @@ class GatheredModule:
 
     def _leave(self, group: Any, leave: Callable[..., None], *arguments: Any) -> None:
         for each in group.fsdp_params:
-            gathered = getattr(each, "_unsharded_param", None)
-            if gathered is not None and gathered.grad is not None:
+            if has_whole_gradient(each):
                 self.used.add(each.sharded_param)
         leave(*arguments)

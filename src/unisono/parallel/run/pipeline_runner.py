@@ -23,6 +23,7 @@ from unisono.parallel.run.torch_schedules import (
 from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import TaskGroup
+from unisono.torch_backend import is_view
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -219,7 +220,7 @@ def _as_message(result: Any) -> Any:
     Schedules that split the backward pass detach results in place, which views do not permit.
     """
     found = _contiguous(result)
-    if isinstance(found, torch.Tensor) and found._is_view():
+    if isinstance(found, torch.Tensor) and is_view(found):
         return torch.ops.aten._unsafe_view(found, found.shape)  # copies nothing
     return found
 
