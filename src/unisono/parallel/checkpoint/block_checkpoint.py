@@ -42,6 +42,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from unisono.parallel.checkpoint.tensor_block import TensorBlock
 
 _LATEST, _EXTRA, _PREFIX = "latest", "extra.json", "checkpoint-"
+_FILES = (_EXTRA, "extra.new", ".metadata", ".metadata.tmp")
+"""Files of a checkpoint's subfolder, besides the blocks in files of `.distcp`."""
 
 
 def save_blocks(
@@ -71,7 +73,7 @@ def save_blocks(
     if _is_first(group):
         _write_synced(path / _EXTRA, json.dumps(dict(extra or {})))
         _write_synced(folder / _LATEST, path.name)
-        for old in folder.glob(f"{_PREFIX}*"):
+        for old in _own_folders(folder):
             if old.name != path.name:
                 shutil.rmtree(old)
     if dist.is_initialized():
@@ -85,17 +87,15 @@ def load_blocks(
 
     Returns the values that `save_blocks` received as `extra`.
 
-    The checkpoint may have been written in other blocks by other ranks. Raises `ValueError` before
-    it changes a block, if the folder has no checkpoint, or if a block's name is missing or its
-    tensor has another shape or element type.
+    The checkpoint may have been written in other blocks by other ranks. Raises `ValueError` on all
+    ranks, before it changes a block, if the folder has no checkpoint, if a block's name is missing
+    or its tensor has another shape or element type, or if no rank has a block of a saved tensor.
     """
     try:
-        path = folder / (folder / _LATEST).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"no checkpoint in {folder}: expected the file {_LATEST!r}") from None
-    saved = FileSystemReader(path).read_metadata().state_dict_metadata
-    for block in blocks:
-        _check(block, saved.get(block.name), path)
+        path, unread, misfit = *_compared(folder, blocks), ""
+    except ValueError as error:
+        path, unread, misfit = folder, set(), str(error)
+    _require_fit_on_all_ranks(path, unread, misfit, group)
     held = _held(blocks)
     with _alone_is_meant():
         load(
@@ -115,6 +115,45 @@ def _alone_is_meant() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+def _compared(folder: Path, blocks: Sequence[TensorBlock]) -> tuple[Path, set[str]]:
+    """Returns the path of the newest checkpoint, and the names of its tensors that are not in
+    `blocks`. Raises `ValueError` for blocks that do not fit."""
+    try:
+        path = folder / (folder / _LATEST).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"no checkpoint in {folder}: expected the file {_LATEST!r}") from None
+    try:
+        saved = FileSystemReader(path).read_metadata().state_dict_metadata
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder / _LATEST} names {path.name!r}: expected a complete checkpoint there, but it "
+            "has no file '.metadata'"
+        ) from None
+    for block in blocks:
+        _check(block, saved.get(block.name), path)
+    return path, set(saved) - {block.name for block in blocks}
+
+
+def _require_fit_on_all_ranks(
+    path: Path, unread: set[str], misfit: str, group: dist.ProcessGroup | None
+) -> None:
+    """Raises `ValueError` on all ranks if a rank has a misfit, or if no rank reads a tensor. A rank
+    that raised alone would leave the other ranks waiting. Collective.
+    """
+    found: list[Any] = [(misfit, unread)]
+    if dist.is_initialized():
+        found = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, (misfit, unread), group=group)
+    for each, _ in found:
+        if each:
+            raise ValueError(each)
+    if nowhere := set.intersection(*(names for _, names in found)):
+        raise ValueError(
+            f"{path} has the tensor {min(nowhere)!r}, which the model and its optimizer do not "
+            "have; expected the model and the optimizer that were saved"
+        )
 
 
 def _check(block: TensorBlock, saved: Any, path: Path) -> None:
@@ -201,8 +240,26 @@ class _LoadPlanner(DefaultLoadPlanner):
         return _find(self._held, index)
 
 
+def _own_folders(folder: Path) -> list[Path]:
+    """Returns the subfolders that hold only files of complete or interrupted saves.
+
+    Other programs use such names too, so other files must not be deleted.
+    """
+    return [
+        path
+        for path in folder.glob(f"{_PREFIX}*")
+        if path.is_dir() and all(map(_is_own_file, path.iterdir()))
+    ]
+
+
+def _is_own_file(path: Path) -> bool:
+    is_known = path.name in _FILES or path.suffix == ".distcp"
+    return is_known and path.is_file()
+
+
 def _next_name(folder: Path) -> str:
-    numbers = [int(path.name.removeprefix(_PREFIX)) for path in folder.glob(f"{_PREFIX}*")]
+    words = [path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")]
+    numbers = [int(word) for word in words if word.isdecimal()]
     return f"{_PREFIX}{max(numbers, default=-1) + 1}"
 
 
