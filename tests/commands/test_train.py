@@ -121,3 +121,13 @@ def test_a_pipeline_schedule_needs_a_pipeline() -> None:
     status, _, stderr = call("text", "-n", "2", "--layout", "dp=2", "--schedule-json", "x.json")
     assert status == 2
     assert "--schedule-json needs a pipeline" in stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("dp2", "'dp2'"), ("gone.json", "gone.json: cannot be read")]
+)
+def test_a_mistyped_layout_is_no_missing_file(text: str, expected: str) -> None:
+    status, _, stderr = call("text", "-n", "2", "--layout", text)
+    assert status == 2
+    assert expected in stderr
+    assert ("NAME=NUMBER" in stderr) == (text == "dp2")

@@ -263,3 +263,60 @@ def own_what_does_not_fit_is_refused_before_a_change(world):
             load_blocks(folder, [good, other])
     assert torch.equal(kept, torch.zeros(3))
     dist.barrier()
+
+
+def own_misfit_on_one_rank_is_refused_on_all(world):
+    """Tests blocks of which only the last rank has one that does not fit, as in a pipeline."""
+    folder, rank = shared_folder(), world.rank
+    save_blocks(folder, [TensorBlock(name="w", shape=(3,), start=(0,), values=torch.ones(3))])
+    kept = torch.zeros(3)
+    good = TensorBlock(name="w", shape=(3,), start=(0,), values=kept)
+    other = TensorBlock(name="x", shape=(3,), start=(0,), values=kept)
+    with pytest.raises(ValueError, match="has no tensor 'x'"):
+        load_blocks(folder, [good, other] if rank == RANKS - 1 else [good])
+    assert torch.equal(kept, torch.zeros(3))
+    load_blocks(folder, [good] if rank == RANKS - 1 else [])
+    dist.barrier()
+
+
+def own_larger_model_is_refused(world):
+    folder = shared_folder()
+    run = a_run("dp=2,pp=2,zero=1", layers=3)
+    run.save(folder)
+    run.mesh.close()
+    for text in ("pp=2,tp=2", "dp=4"):
+        run = a_run(text, layers=2)
+        with pytest.raises(ValueError, match=r"has 'layer2\..*', which this model does not have"):
+            run.load(folder)
+        run.mesh.close()
+    dist.barrier()
+
+
+def own_folders_of_other_programs_are_kept(world):
+    folder = shared_folder()
+    others = [folder / "checkpoint-500" / "model.bin", folder / "checkpoint-best" / "extra.json"]
+    interrupted = folder / "checkpoint-3"
+    if world.rank == 0:
+        interrupted.mkdir()
+        (interrupted / "__0_0.distcp").touch()
+        for each in others:
+            each.parent.mkdir()
+            each.touch()
+        (folder / "checkpoint-best" / "parts").mkdir()
+    dist.barrier()
+    for _ in range(2):
+        save_blocks(folder, [TensorBlock(name="w", shape=(3,), start=(0,), values=torch.ones(3))])
+    names = sorted(path.name for path in folder.glob("checkpoint-*"))
+    assert names == ["checkpoint-500", "checkpoint-502", "checkpoint-best"]
+    assert all(each.is_file() for each in others)
+    dist.barrier()
+
+
+def own_incomplete_checkpoint_is_refused(world):
+    folder = shared_folder()
+    if world.rank == 0:
+        (folder / "latest").write_text("checkpoint-7")
+    dist.barrier()
+    with pytest.raises(ValueError, match=r"names 'checkpoint-7': expected a complete checkpoint"):
+        load_blocks(folder, [])
+    dist.barrier()

@@ -85,7 +85,7 @@ def train_until_killed(rank, text, phase, folder):
 def arm(run, phase, folder):
     """Registers hooks that kill this process in the given phase of its last step.
 
-    A phase such as "W1" begins a pass of the schedule: "F", "I", "W" or "B", and a microbatch.
+    A phase such as "W1" ends a pass of the schedule: "F", "I", "W" or "B", and a microbatch.
     """
 
     def strike(*_):
@@ -107,14 +107,14 @@ def arm(run, phase, folder):
     elif phase == "optimizer":
         run.optimizer.register_step_pre_hook(strike)
     else:
-        working = run.clock.working
+        record = run.clock.record
 
-        def watched(task):
-            if f"{task.kind}{task.microbatch}" == phase:
+        def watched(kind, microbatch, stage, begin_s):
+            if f"{kind}{microbatch}" == phase:
                 strike()
-            return working(task)
+            record(kind, microbatch, stage, begin_s)
 
-        run.clock.working = watched
+        run.clock.record = watched
 
 
 @pytest.mark.parametrize(

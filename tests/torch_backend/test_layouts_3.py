@@ -11,6 +11,7 @@ from torch import nn
 from torch_backend.layout_training import (
     compare_model,
     compare_transformer,
+    expert_shape,
     small_shape,
     token_batches,
 )
@@ -77,6 +78,16 @@ def own_loss_of_gathered_logits(world):
 def own_uneven_shards(world):
     compare_transformer("dp=3,zero=1", microbatches=2)
     compare_transformer("dp=3,zero=3", microbatches=2, hidden=20, tied=False)
+
+
+def own_experts_of_ranks_without_samples(world):
+    # the microbatches have 2 samples and 1 sample
+    samples = {"samples": 3, "microbatches": 2}
+    compare_transformer("dp=3,ep=3", **samples, **expert_shape(experts=6))
+    compare_transformer(
+        "dp=3,zero=1", **samples, capacity_factor=0.8, dropout=0.2, **expert_shape()
+    )
+    compare_transformer("dp=3,zero=3", **samples, **expert_shape(shared_experts=0))
 
 
 def own_context(world):

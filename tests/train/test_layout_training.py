@@ -77,6 +77,8 @@ def test_what_cannot_be_is_refused_with_what_works() -> None:
         train(a_run("digits", "tp=4,tensor=2d"))
     with pytest.raises(ValueError, match="there are 4 ranks; dp = 2 uses 4"):
         a_run("text", "tp=2", ranks=4)
+    with pytest.raises(ValueError, match="there are 4 ranks; dp = 1 works with 8 ranks"):
+        a_run("text", "tp=8", ranks=4)
 
 
 @pytest.mark.parametrize(

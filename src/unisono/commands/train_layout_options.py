@@ -93,10 +93,10 @@ class LayoutOptions:
         try:
             if self.layout is None:
                 layout = Layout(dp=self.ranks)
-            elif "=" in self.layout:
-                layout = Layout.parse(self.layout)
-            else:
+            elif Path(self.layout).is_file() or self.layout.endswith(".json"):
                 layout = Layout.load(self.layout)
+            else:
+                layout = Layout.parse(self.layout)
             zero = layout.zero if self.zero is None else self.zero
             schedule = self.schedule or layout.schedule
             return replace(

@@ -64,10 +64,11 @@ class LayoutRun:
         if layout.devices != self.ranks:
             rest = layout.tp * layout.pp * layout.cp
             near = max(self.ranks // rest, 1)
+            used = near * rest
+            works = f"uses {used}" if used == self.ranks else f"works with {used} ranks"
             raise ValueError(
                 f"dp x tp x pp x cp = {layout.dp} x {layout.tp} x {layout.pp} x {layout.cp} = "
-                f"{layout.devices}, but there are {self.ranks} ranks; dp = {near} uses "
-                f"{near * rest}"
+                f"{layout.devices}, but there are {self.ranks} ranks; dp = {near} {works}"
             )
 
     def encode(self) -> str:

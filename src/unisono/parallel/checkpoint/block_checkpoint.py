@@ -46,6 +46,8 @@ from unisono.parallel.checkpoint.tensor_block import TensorBlock
 
 _LATEST, _EXTRA, _PREFIX = "latest", "extra.json", "checkpoint-"
 _SHOWN = 3  # differences that an error names
+_FILES = (_EXTRA, "extra.new", ".metadata", ".metadata.tmp")
+"""Files of a checkpoint's subfolder, besides the blocks in files of `.distcp`."""
 
 
 def save_blocks(
@@ -75,7 +77,7 @@ def save_blocks(
     if _is_first(group):
         _write_synced(path / _EXTRA, json.dumps(dict(extra or {})))
         _write_synced(folder / _LATEST, path.name)
-        for old in folder.glob(f"{_PREFIX}*"):
+        for old in _own_folders(folder):
             if old.name != path.name:
                 shutil.rmtree(old)
     if dist.is_initialized():
@@ -140,16 +142,22 @@ class BlockCheckpoint:
 def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> BlockCheckpoint:
     """Returns the newest checkpoint of a folder. Collective.
 
-    Raises `ValueError` on all ranks if a rank finds no checkpoint.
+    Raises `ValueError` on all ranks if a rank finds no complete checkpoint.
     """
     try:
         name = (folder / _LATEST).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         name = ""
     if not all(_from_all(name, group)):
         raise ValueError(f"no checkpoint in {folder}: expected the file {_LATEST!r}")
     path = folder / name
-    saved = FileSystemReader(path).read_metadata().state_dict_metadata
+    try:
+        saved = FileSystemReader(path).read_metadata().state_dict_metadata
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder / _LATEST} names {name!r}: expected a complete checkpoint there, but it has "
+            "no file '.metadata'"
+        ) from None
     return BlockCheckpoint(
         path=path,
         tensors={
@@ -259,8 +267,26 @@ class _LoadPlanner(DefaultLoadPlanner):
         return _find(self._held, index)
 
 
+def _own_folders(folder: Path) -> list[Path]:
+    """Returns the subfolders that hold only files of complete or interrupted saves.
+
+    Other programs use such names too, so other files must not be deleted.
+    """
+    return [
+        path
+        for path in folder.glob(f"{_PREFIX}*")
+        if path.is_dir() and all(map(_is_own_file, path.iterdir()))
+    ]
+
+
+def _is_own_file(path: Path) -> bool:
+    is_known = path.name in _FILES or path.suffix == ".distcp"
+    return is_known and path.is_file()
+
+
 def _next_name(folder: Path) -> str:
-    numbers = [int(path.name.removeprefix(_PREFIX)) for path in folder.glob(f"{_PREFIX}*")]
+    words = [path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")]
+    numbers = [int(word) for word in words if word.isdecimal()]
     return f"{_PREFIX}{max(numbers, default=-1) + 1}"
 
 

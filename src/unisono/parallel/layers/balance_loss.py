@@ -30,7 +30,7 @@ def balance_loss(
     1.0
     """
     batch, _, experts = scores.shape
-    flat = chosen.reshape(batch, -1)
+    flat = chosen.flatten(1)  # `reshape(batch, -1)` fails for a rank without samples
     loads = scores.new_zeros(batch, experts).scatter_add(
         1, flat, torch.ones_like(flat, dtype=scores.dtype)
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -65,11 +67,12 @@ class MixtureOfExperts(nn.Module):
 
         Raises `ValueError` if the number of experts is not divisible by `ep`.
         """
-        parts = mesh.layout.ep
+        layout, parts = mesh.layout, mesh.layout.ep
         if self.experts % parts:
+            ranks = layout.dp // layout.dp_replicate * layout.cp * layout.tp  # ep divides it too
+            near = nearest_divisor(math.gcd(self.experts, ranks), parts)
             raise ValueError(
-                f"ep must divide the experts: {parts} does not divide {self.experts}; "
-                f"{nearest_divisor(self.experts, parts)} does"
+                f"ep must divide the experts: {parts} does not divide {self.experts}; {near} does"
             )
         self._mesh = mesh
         for parameter in self.parameters():
