@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -18,7 +20,7 @@ from torch_backend.layout_training import (
     token_batches,
 )
 from unisono.parallel import CrossEntropy, Layout, TransformerModel
-from unisono.parallel.run import parallelize
+from unisono.parallel.run import ParallelRun, parallelize
 from unisono.parallel.run.model_stages import stage_names
 
 pytestmark = pytest.mark.torch
@@ -324,6 +326,8 @@ def own_what_cannot_be_is_refused_in_one_line(world):
         stage_names(few, Layout.parse(many))
     assert len(stage_names(few, Layout.parse("pp=2,dp=2,vpp=2,schedule=interleaved"))) == 4
     refused(plain_model(), "cp=2", r"cp = 2 needs modules with a method divide")
+    dense = TransformerModel(small_shape(), seed=0)
+    refused(dense, "dp=2,ep=2", r"ep = 2 divides experts, but TransformerModel has none")
     refused(plain_model(), "dp=3", r"expected 2 ranks")
     refused(
         plain_model(),
@@ -332,6 +336,38 @@ def own_what_cannot_be_is_refused_in_one_line(world):
         microbatches=2,
     )
     refused(plain_model(), "dp=2", r"microbatches: expected at least 1, got 0", microbatches=0)
+
+
+def own_clipping_at_the_norm(world):
+    """Tests that a norm equal to the limit is scaled as by torch.nn.utils.clip_grad_norm_."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(2)
+    inputs, targets = torch.randn(4, 3), torch.randn(4, 1)
+    model = nn.Linear(3, 1)
+    before = model.weight.detach().clone()
+
+    def a_run(clip: float | None) -> ParallelRun:
+        return parallelize(
+            copy.deepcopy(model),
+            Layout(dp=2),
+            loss=nn.functional.mse_loss,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, 1.0),
+            clip=clip,
+        )
+
+    def change(run: ParallelRun) -> torch.Tensor:
+        run.step(inputs, targets)
+        ((_, stage),) = run.stages
+        return next(stage.parameters()).detach() - before
+
+    free = a_run(None)
+    whole = change(free)
+    norm = free.gradient_norm
+    ratios = change(a_run(norm)) / whole
+    assert torch.allclose(ratios, torch.full_like(ratios, norm / (norm + 1e-6)), rtol=1e-9, atol=0)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"call it outside of torch\.no_grad"):
+        free.step(inputs, targets)
+    assert free.steps == 1
 
 
 def own_traced_model(world):

@@ -87,6 +87,7 @@ def parallelize(
     order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
     trained_names = [name for name, each in model.named_parameters() if each.requires_grad]
     _divide(model, loss, mesh)
+    _check_experts(model, layout)
     tie_again(model, ties)
     every = all_stages(model, layout, example=example, microbatches=microbatches)
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
@@ -124,6 +125,15 @@ def _check(model: nn.Module, layout: Layout, loss: Loss) -> None:
             )
     if layout.tensor != "1d":
         _check_grid(model, layout, loss)
+
+
+def _check_experts(model: nn.Module, layout: Layout) -> None:
+    """Raises `ValueError` if the divided model has no experts for the axis `ep`."""
+    blocks = (block_of(each) for each in model.parameters())
+    if layout.ep > 1 and all(block.summed_over != "expert_tokens" for block in blocks):
+        raise ValueError(
+            f"ep = {layout.ep} divides experts, but {type(model).__name__} has none; ep = 1 works"
+        )
 
 
 def _check_grid(model: nn.Module, layout: Layout, loss: Loss) -> None:

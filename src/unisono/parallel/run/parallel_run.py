@@ -106,9 +106,11 @@ class ParallelRun:
 
         All ranks pass the whole batch, and each rank trains on its part. The loss equals
         `loss(model(inputs), targets)` in one process, plus the balance losses of experts. Raises
-        `ValueError` for sizes that the layout cannot divide, and `PeerLostError` with the number of
-        a rank that died.
+        `ValueError` for sizes that the layout cannot divide and under `torch.no_grad`, and
+        `PeerLostError` with the number of a rank that died.
         """
+        if not torch.is_grad_enabled():
+            raise ValueError("step computes gradients: call it outside of torch.no_grad")
         try:
             return self._step(inputs, targets)
         except Exception as error:
@@ -310,8 +312,8 @@ class ParallelRun:
         self._uses.skip_unused(counts, self.optimizer)
         self._kept.count(self.optimizer)
         self.gradient_norm = math.sqrt(squares)
-        if self.clip is not None and self.gradient_norm > self.clip:
-            factor = self.clip / (self.gradient_norm + _NORM_EPSILON)
+        factor = 1.0 if self.clip is None else self.clip / (self.gradient_norm + _NORM_EPSILON)
+        if factor < 1:
             for each in self.sets:
                 each.scale(factor)
         return shared[0]
