@@ -23,6 +23,11 @@ def own_three_axes(world):
     compare_transformer("dp=2,cp=2,pp=2,zero=3", microbatches=2, layers=2, tied=False)
 
 
+def own_replicas_of_uneven_parts(world):
+    """Tests parts whose numbers of elements do not divide by the number of replicas."""
+    compare_transformer("dp=8,dp_replicate=4,zero=2", layers=1, ffn=27, tied=False)
+
+
 def own_experts_with_three_axes(world):
     compare_transformer(
         "dp=2,cp=2,tp=2,ep=4,zero=1,sequence_parallel=1", **expert_shape(positions=8)

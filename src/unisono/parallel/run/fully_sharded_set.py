@@ -23,6 +23,7 @@ from unisono.parallel.run.parameter_sets import (
     make_sets,
     replicas,
     shard_name,
+    sum_elements,
     sum_traffic,
 )
 from unisono.parallel.run.sum_of_squares import sum_of_squares
@@ -201,19 +202,25 @@ class FullyShardedSet:
         pipeline, they do both once in a step. Parts are padded to equal sizes. The parameters of
         modules that the last step did not call are not moved, and frozen ones are not summed.
         """
-        ranks = len(self._mesh.ranks(self._shard))
-        replicas = len(self._mesh.ranks("dp_replicate"))
+        ranks, replicas = (self._mesh.ranks(name) for name in (self._shard, "dp_replicate"))
         layout = self._mesh.layout
         # ZeRO-2 gathers once and sums once, ZeRO-3 gathers twice and sums once.
         rounds, gathers = (microbatches, layout.zero - 1) if layout.pp == 1 else (1, 1)
-        gathered = summed = 0
+        scattered = 0
+        summed: Counter[tuple[GatheredModule, int]] = Counter()
         for each, module in zip(self.held, self._modules, strict=True):
-            moved = min(rounds, module.calls) * _part_bytes(each.values, ranks)
-            gathered += gathers * moved
-            summed += moved * each.values.requires_grad
+            part, item = _part_elements(each.values, len(ranks)), each.values.element_size()
+            times = min(rounds, module.calls)
+            scattered += times * (gathers + each.values.requires_grad) * part * item
+            summed[module, item] += part * each.values.requires_grad
+        place = replicas.index(self._mesh.rank)
+        between_replicas = sum(
+            min(rounds, module.calls) * item * sum_elements(part, ranks=len(replicas), rank=place)
+            for (module, item), part in summed.items()
+        )
         return {
-            self._shard: (ranks - 1) * (gathered + summed),
-            "dp_replicate": 2 * (replicas - 1) / replicas * summed,
+            self._shard: (len(ranks) - 1) * scattered,
+            "dp_replicate": between_replicas,
         } | sum_traffic(self._others, [_local(each.values) for each in self.held])
 
 
@@ -224,7 +231,7 @@ def gather_traffic(stage: nn.Module, mesh: TrainingMesh) -> dict[str, float]:
         if isinstance(each, DTensor):
             name = (each.device_mesh.mesh_dim_names or ("shard",))[-1]
             ranks = len(mesh.ranks(name))
-            found[name] += (ranks - 1) * _part_bytes(each, ranks)
+            found[name] += (ranks - 1) * _part_elements(each, ranks) * each.element_size()
     return dict(found)
 
 
@@ -239,12 +246,12 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local()
 
 
-def _part_bytes(parameter: nn.Parameter, ranks: int) -> int:
-    """Returns the bytes of the longest part if a parameter is split over the ranks."""
+def _part_elements(parameter: nn.Parameter, ranks: int) -> int:
+    """Returns the elements of the longest part if a parameter is split over the ranks."""
     assert isinstance(parameter, DTensor)
     length = parameter.shape[split_dim(parameter)]
     longest = -(-length // ranks)
-    return longest * (parameter.numel() // max(length, 1)) * parameter.element_size()
+    return longest * (parameter.numel() // max(length, 1))
 
 
 def make_fully_sharded_sets(
