@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from unisono.commands.main import app
-from unisono.commands.outputs import writable
+from unisono.commands.outputs import writable, writable_folder
 
 
 def test_missing_folders_are_created(tmp_path: Path) -> None:
@@ -24,6 +24,19 @@ def test_an_unwritable_path_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(typer.BadParameter, match=r"Not a directory|File exists"):
         writable(tmp_path / "file" / "out.json")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert writable_folder(folder) == folder
+    assert folder.is_dir()
+    assert writable_folder(None) is None
+    (tmp_path / "file").touch()
+    for option, reason in (("--save", "cannot write to"), ("--load", "is a file")):
+        words = ["train", "text", "--layout", "dp=2", option, str(tmp_path / "file")]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2
+        assert reason in " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

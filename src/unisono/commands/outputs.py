@@ -43,6 +43,20 @@ def writable(path: _Output) -> _Output:
     return path
 
 
+def writable_folder(path: Path | None) -> Path | None:
+    """Returns the path of an output folder if files can be written there. Options use this function
+    as a callback. Creates the folder. Raises a usage error if it cannot be made or written to.
+    """
+    if path is not None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if not os.access(path, os.W_OK):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write to {path}: {error.strerror}") from error
+    return path
+
+
 def given(context: typer.Context, name: str) -> bool:
     """Returns True if the user gave this option, even with its default value."""
     source = context.get_parameter_source(name)

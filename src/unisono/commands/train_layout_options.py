@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from unisono.commands.outputs import JsonOption, writable
+from unisono.commands.outputs import JsonOption, writable, writable_folder
 from unisono.config import MOST_RANKS
 from unisono.planner import Layout
 
@@ -81,10 +81,16 @@ class LayoutOptions:
         typer.Option("--predict", help="Profile the model first, and predict the time of a step."),
     ] = False
     save: Annotated[
-        Path | None, typer.Option(help="Write a checkpoint to this folder at the end.")
+        Path | None,
+        typer.Option(
+            callback=writable_folder, help="Write a checkpoint to this folder at the end."
+        ),
     ] = None
     load: Annotated[
-        Path | None, typer.Option(help="Begin with this checkpoint, of any layout.")
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Begin with this checkpoint, of any layout."
+        ),
     ] = None
 
     def read_layout(self) -> Layout:
