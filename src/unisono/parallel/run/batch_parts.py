@@ -79,8 +79,10 @@ def _check_sizes(
         raise ValueError(
             f"expected as many targets as inputs, got {len(targets)} for {len(inputs)} inputs"
         )
+    if len(inputs) == 0:
+        raise ValueError("a batch needs at least one sample, got inputs of length 0")
     parts = microbatches * layout.dp
-    if layout.pp > 1 and (len(inputs) % parts or len(inputs) == 0):
+    if layout.pp > 1 and len(inputs) % parts:
         near = _nearest_multiple(len(inputs), parts)
         raise ValueError(
             f"a pipeline needs a multiple of microbatches x dp = {microbatches} x {layout.dp} = "
@@ -88,7 +90,7 @@ def _check_sizes(
         )
     grid = layout.tensor_grid
     samples = grid.depth * grid.row * parts
-    if layout.tensor != "1d" and (len(inputs) % samples or len(inputs) == 0):
+    if layout.tensor != "1d" and len(inputs) % samples:
         near = _nearest_multiple(len(inputs), samples)
         raise ValueError(
             f"tensor = {layout.tensor} divides samples: expected a multiple of microbatches x dp x "

@@ -117,11 +117,12 @@ def parallelize(
 
 def _check(model: nn.Module, layout: Layout, loss: Loss) -> None:
     divisible = [each for each in model.modules() if isinstance(each, Divisible)]
-    for axis in ("cp", "ep"):
+    others = {"cp": f"dp = {layout.dp * layout.cp} without cp", "ep": "ep = 1"}
+    for axis, other in others.items():
         if getattr(layout, axis) > 1 and not divisible:
             raise ValueError(
                 f"{axis} = {getattr(layout, axis)} needs modules with a method divide(mesh), such "
-                f"as TransformerModel has; {type(model).__name__} has none; {axis} = 1 works"
+                f"as TransformerModel has; {type(model).__name__} has none; {other} works"
             )
     if layout.tensor != "1d":
         _check_grid(model, layout, loss)
@@ -167,7 +168,7 @@ def _divide(model: nn.Module, loss: Loss, mesh: TrainingMesh) -> None:
         raise ValueError(
             f"tp = {mesh.layout.tp}: found nothing to divide in {type(model).__name__}; expected "
             "modules with a method divide(mesh), or an nn.Sequential with two nn.Linear around "
-            "elementwise modules; tp = 1 works"
+            f"elementwise modules; dp = {mesh.layout.dp * mesh.layout.tp} without tp works"
         )
 
 
