@@ -102,7 +102,41 @@ class ParameterSet(Protocol):
         """
 
 
-class WholeSet:
+class _FlatSet:
+    """Parameters whose weights and gradients are views of two flat arrays."""
+
+    def __init__(self, held: Sequence[HeldParameter], *, parts: int) -> None:
+        """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
+        self.held = held
+        self.trained = [each.values for each in held]
+        self.spans: Sequence[FlatSpan] = ()
+        self._flat = FlatParameters(self.trained, parts=parts)
+        self._tie = held[0].tie
+
+    def adopt(self) -> None:
+        self._flat.adopt([each.name for each in self.held])
+
+    def zero_gradients(self) -> None:
+        self._flat.zero_gradients()
+
+    def used(self) -> Sequence[bool]:
+        return self._flat.used
+
+    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+        forget_gradients(self.held, unused)
+        if self.spans:
+            self._train(skip_ranges(self.spans, self._flat.ranges(unused), optimizer))
+
+    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+        if self.spans:
+            self._train(divide_spans(self.spans, self._flat.cuts(kinds), optimizer))
+
+    def _train(self, spans: Sequence[FlatSpan]) -> None:
+        self.spans = spans
+        self.trained = [each.weights for each in spans]
+
+
+class WholeSet(_FlatSet):
     """Parameters that are summed and updated completely on every rank: plain data parallelism.
 
     The gradients are views of one flat array, so one all_reduce sums them.
@@ -110,12 +144,8 @@ class WholeSet:
 
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
         """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
-        self.held = held
-        self.trained = [each.values for each in held]
-        self.spans: Sequence[FlatSpan] = ()
-        self._flat = FlatParameters(self.trained, parts=1)
+        super().__init__(held, parts=1)
         block = held[0].block
-        self._tie = held[0].tie
         self._summed_over = block.summed_over
         self._group = mesh.group(block.summed_over)
         self._replicas = replicas(held[0], mesh)
@@ -125,16 +155,9 @@ class WholeSet:
         gradient = self._flat.gradient
         kinds = [groups.get(each) for each in self.trained]
         found = self._flat.spans(kinds, longest=_SPAN_ELEMENTS, end=len(gradient))
-        self.spans = [span for span, _ in found]
+        self._train([span for span, _ in found])
         attach_gradients(self.spans, gradient)
-        self.trained = [each.weights for each in self.spans]
         return [(span.weights, group) for span, group in found]
-
-    def adopt(self) -> None:
-        self._flat.adopt([each.name for each in self.held])
-
-    def zero_gradients(self) -> None:
-        self._flat.zero_gradients()
 
     def reduce(self) -> None:
         self._flat.collect()
@@ -145,20 +168,9 @@ class WholeSet:
             if group is not None:
                 dist.all_reduce(self._flat.gradient, group=group)
 
-    def used(self) -> Sequence[bool]:
-        return self._flat.used
-
     def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
-        forget_gradients(self.held, unused)
         self._has_skipped = True
-        if self.spans:
-            self.spans = skip_ranges(self.spans, self._flat.ranges(unused), optimizer)
-            self.trained = [each.weights for each in self.spans]
-
-    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
-        if self.spans:
-            self.spans = divide_spans(self.spans, self._flat.cuts(kinds), optimizer)
-            self.trained = [each.weights for each in self.spans]
+        super().skip(unused, optimizer)
 
     def squares(self) -> float:
         return sum_of_squares(self._flat.gradient) / self._replicas
@@ -174,7 +186,7 @@ class WholeSet:
         return sum_traffic(groups, [self._flat.gradient])
 
 
-class ShardedSet:
+class ShardedSet(_FlatSet):
     """Parameters that are split into equal parts, one for each rank to sum and update: ZeRO-1.
 
     The optimizer must update the arrays of `merge`.
@@ -183,33 +195,22 @@ class ShardedSet:
     def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
         """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
         block = held[0].block
-        self.held = held
         shard = shard_name(block)
         self._shard, self._group = shard, mesh.group(shard)
         ranks, rank = len(mesh.ranks(shard)), mesh.ranks(shard).index(mesh.rank)
-        self.trained = [each.values for each in held]
-        self.spans: Sequence[FlatSpan] = ()
-        self._flat = FlatParameters(self.trained, parts=ranks)
+        super().__init__(held, parts=ranks)
         self._begin, self._end = self._flat.part(rank)
         self._part = self._flat.weights[self._begin : self._end]
         self._gradient = self._part.new_empty(0)
         others = [axis for axis in GROUPS[block.summed_over] if axis not in GROUPS[shard]]
         self._others = [(name, mesh.group(name)) for name in others]
-        self._tie = held[0].tie
         self._replicas = replicas(held[0], mesh) / ranks
 
     def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
         kinds = [groups.get(each) for each in self.trained]
         found = self._flat.spans(kinds, begin=self._begin, end=self._end)
-        self.spans = [span for span, _ in found]
-        self.trained = [each.weights for each in self.spans]
+        self._train([span for span, _ in found])
         return [(span.weights, group) for span, group in found]
-
-    def adopt(self) -> None:
-        self._flat.adopt([each.name for each in self.held])
-
-    def zero_gradients(self) -> None:
-        self._flat.zero_gradients()
 
     def reduce(self) -> None:
         self._flat.collect()
@@ -224,19 +225,6 @@ class ShardedSet:
             if group is not None:
                 dist.all_reduce(gradient, group=group)
         attach_gradients(self.spans, gradient, begin=self._begin)
-
-    def used(self) -> Sequence[bool]:
-        return self._flat.used
-
-    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
-        forget_gradients(self.held, unused)
-        self.spans = skip_ranges(self.spans, self._flat.ranges(unused), optimizer)
-        self.trained = [each.weights for each in self.spans]
-
-    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
-        if self.spans:
-            self.spans = divide_spans(self.spans, self._flat.cuts(kinds), optimizer)
-            self.trained = [each.weights for each in self.spans]
 
     def squares(self) -> float:
         return sum_of_squares(self._gradient) / self._replicas
