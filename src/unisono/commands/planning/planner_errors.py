@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
@@ -49,73 +49,78 @@ def errors_output(options: PlanOptions) -> PlanOutput:
 
 
 def _errors_table(rows: Sequence[ErrorRow]) -> Table:
-    table = Table(title="step time: mean absolute error by source", title_justify="left")
-    names = (
-        "source",
-        "runs",
-        "fitted",
-        "held out",
-        "one run",
-        "worst",
-        "tau",
-        "regret",
-    )
-    for name in names:
-        table.add_column(name, justify="left" if name == "source" else "right")
-    for row in rows:
-        own = row.with_own_runs(1)
-        table.add_row(
-            row.family,
-            str(row.runs),
-            f"{row.fitted:.1%}",
-            f"{row.held_out:.1%}",
-            "-" if own is None else f"{own.error:.1%}",
-            f"{row.worst:.0%}",
-            "-" if row.tau is None else f"{row.tau:.2f}",
-            "-" if row.regret is None else f"{row.regret:.1%}",
-        )
-    table.caption = (
+    columns = ("source", "runs", "fitted", "held out", "one run", "worst", "tau", "regret")
+    caption = (
         "fitted: constants fitted to all sources. held out, and columns after it: constants "
         "fitted to the other sources. one run: held out, calibrated with one other run of the same "
         "source. tau, regret: order of runs that differ in layout only."
     )
+    title = "step time: mean absolute error by source"
+    return _by_source(title, columns, map(_error_cells, rows), caption)
+
+
+def _error_cells(row: ErrorRow) -> tuple[str, ...]:
+    own = row.with_own_runs(1)
+    return (
+        row.family,
+        str(row.runs),
+        f"{row.fitted:.1%}",
+        f"{row.held_out:.1%}",
+        "-" if own is None else f"{own.error:.1%}",
+        f"{row.worst:.0%}",
+        "-" if row.tau is None else f"{row.tau:.2f}",
+        "-" if row.regret is None else f"{row.regret:.1%}",
+    )
+
+
+def _by_source(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str
+) -> Table:
+    table = Table(title=title, title_justify="left", caption=caption)
+    for name in columns:
+        table.add_column(name, justify="left" if name == "source" else "right")
+    for cells in rows:
+        table.add_row(*cells)
     return table
 
 
 def _judged_table(rows: Sequence[JudgedErrors]) -> Table:
-    table = Table(title="runs that no constant was fitted to, by source", title_justify="left")
-    for name in planner.JUDGED_COLUMNS:
-        table.add_column(name, justify="left" if name == "source" else "right")
-    for cells in planner.judged_cells(rows):
-        table.add_row(*cells)
-    table.caption = (
+    caption = (
         "error: mean absolute error of the step time. bias: mean of measured over predicted time. "
         "predicted to fit: all of these runs did fit in memory. tau, regret: order of runs that "
         "differ in layout only."
     )
-    return table
+    return _by_source(
+        "runs that no constant was fitted to, by source",
+        planner.JUDGED_COLUMNS,
+        planner.judged_cells(rows),
+        caption,
+    )
 
 
 def _ranking_table(rankings: Sequence[tuple[str, list[RankedGroup]]]) -> Table:
-    table = Table(title="order of runs that differ in layout only", title_justify="left")
-    for name in planner.RANKING_COLUMNS:
-        table.add_column(name, justify="left" if name == "source" else "right")
-    for cells in planner.ranking_cells(rankings):
-        table.add_row(*cells)
-    table.caption = (
+    caption = (
         "sources of the fit: constants fitted to the other sources. limit of tau: that of a "
         "perfect planner. regret: measured time of the predicted best layout over the best time, "
         "minus 1."
     )
-    return table
+    return _by_source(
+        "order of runs that differ in layout only",
+        planner.RANKING_COLUMNS,
+        planner.ranking_cells(rankings),
+        caption,
+    )
 
 
 def _intervals_table(rows: Sequence[ErrorRow]) -> Table:
-    table = Table(title="80 % intervals by source", title_justify="left")
-    for name in ("source", "bias", "spread", "held out", "width", "fitted", "width"):
-        table.add_column(name, justify="left" if name == "source" else "right")
-    for row in rows:
-        table.add_row(
+    columns = ("source", "bias", "spread", "held out", "width", "fitted", "width")
+    caption = (
+        "bias, spread: mean and standard deviation of the logarithm of measured over predicted "
+        "time, held out. held out, fitted: share of runs inside the interval, with the "
+        "constants of the table above. width: median ratio of the interval's ends."
+    )
+    cells = [
+        (
             row.family,
             f"{row.bias:+.3f}",
             f"{row.spread:.3f}",
@@ -124,34 +129,31 @@ def _intervals_table(rows: Sequence[ErrorRow]) -> Table:
             f"{row.fitted_covered:.0%}",
             f"{row.fitted_width:.2f}",
         )
-    table.caption = (
-        "bias, spread: mean and standard deviation of the logarithm of measured over predicted "
-        "time, held out. held out, fitted: share of runs inside the interval, with the "
-        "constants of the table above. width: median ratio of the interval's ends."
-    )
-    return table
+        for row in rows
+    ]
+    return _by_source("80 % intervals by source", columns, cells, caption)
 
 
 def _own_runs_table(rows: Sequence[ErrorRow]) -> Table:
-    table = Table(title="calibration with runs of the same source", title_justify="left")
-    for name in ("source", "own runs", "error before", "error", "in the interval", "width"):
-        table.add_column(name, justify="left" if name == "source" else "right")
-    for row in rows:
-        for each in row.own:
-            table.add_row(
-                row.family if each is row.own[0] else "",
-                str(each.runs),
-                f"{each.blind_error:.1%}",
-                f"{each.error:.1%}",
-                f"{each.covered:.0%}",
-                f"{each.width:.2f}",
-            )
-    table.caption = (
+    columns = ("source", "own runs", "error before", "error", "in the interval", "width")
+    caption = (
         "constants fitted to the other sources. error before: mean absolute error of the same runs "
         "without own runs. in the interval: share of runs inside the 80 % interval. width: median "
         "ratio of the interval's ends."
     )
-    return table
+    cells = [
+        (
+            row.family if each is row.own[0] else "",
+            str(each.runs),
+            f"{each.blind_error:.1%}",
+            f"{each.error:.1%}",
+            f"{each.covered:.0%}",
+            f"{each.width:.2f}",
+        )
+        for row in rows
+        for each in row.own
+    ]
+    return _by_source("calibration with runs of the same source", columns, cells, caption)
 
 
 def _memory_table(rows: Sequence[MemoryComparison]) -> Table:

@@ -38,15 +38,20 @@ def save_groups(optimizer: optim.Optimizer, names: Names) -> list[dict[str, Any]
         (json.dumps(_values(group), sort_keys=True), list(parameters))
         for group, parameters in zip(optimizer.param_groups, names, strict=True)
     ]
+    return [
+        {"parameters": parameters, "values": json.loads(values)}
+        for values, parameters in merged_names(own).items()
+    ]
+
+
+def merged_names(own: Sequence[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """Returns the names that the ranks have under each key, each name once. Collective."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     merged: dict[str, dict[str, None]] = {}
-    for values, parameters in (each for rank in found for each in rank):
-        merged.setdefault(values, {}).update(dict.fromkeys(parameters))
-    return [
-        {"parameters": list(parameters), "values": json.loads(values)}
-        for values, parameters in merged.items()
-    ]
+    for key, names in (each for rank in found for each in rank):
+        merged.setdefault(key, {}).update(dict.fromkeys(names))
+    return {key: list(names) for key, names in merged.items()}
 
 
 def fitting_values(

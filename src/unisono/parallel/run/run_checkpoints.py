@@ -17,7 +17,13 @@ from unisono.parallel.checkpoint import (
     open_checkpoint,
     save_blocks,
 )
-from unisono.parallel.run.hyperparameters import Names, fitting_values, save_groups, set_values
+from unisono.parallel.run.hyperparameters import (
+    Names,
+    fitting_values,
+    merged_names,
+    save_groups,
+    set_values,
+)
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.run_state import (
     arrays_of,
@@ -144,12 +150,7 @@ class RunCheckpoints:
             states = states_of(self._optimizer, array)
             scalars = {name: float(each) if each.dim() == 0 else 0.0 for name, each in states}
             own.setdefault(json.dumps(scalars, sort_keys=True), []).append(held.name)
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, own)
-        merged: dict[str, dict[str, None]] = {}
-        for scalars, names in (item for each in found for item in each.items()):
-            merged.setdefault(scalars, {}).update(dict.fromkeys(names))
-        return [list(names) for names in merged.values()]
+        return list(merged_names(list(own.items())).values())
 
     def _divide_sets(self, kinds: Sequence[Sequence[str]]) -> None:
         """Gives the optimizer different arrays for parameters of different kinds."""

@@ -91,9 +91,8 @@ def predicted_memory(
     expert parallelism and the placement of embedding tables leave on this rank, and `fully_shard`.
     The bytes are those at the end of a step, when ZeRO-2 keeps no more weights than ZeRO-3.
     """
-    stage = (
-        mesh.layout.zero if mesh.layout.zero < 2 else 0
-    )  # elements of ZeRO-3 are those it leaves
+    # `_elements` counts what ZeRO-2 and 3 leave, so no further division follows
+    stage = mesh.layout.zero if mesh.layout.zero < 2 else 0
     states_of = {
         name: states_per_element(optimizer, group)
         for group, names in zip(optimizer.param_groups, groups, strict=True)
