@@ -1,4 +1,4 @@
-"""The torch.distributed backend `unisono`, for tensors in CPU memory.
+"""The torch.distributed backend `unisono`, for tensors in CPU memory and on CUDA devices.
 
     import torch.distributed as dist
 
@@ -47,7 +47,13 @@ def register() -> None:
 
     if BACKEND_NAME not in dist.Backend.backend_list:
         # torch would treat a plain string as a list of letters.
-        dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=_devices())
+
+
+def _devices() -> list[str]:
+    import torch
+
+    return ["cpu", "cuda"] if torch.version.cuda else ["cpu"]
 
 
 def communicator_of(group: Any) -> Any:

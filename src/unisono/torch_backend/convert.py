@@ -69,9 +69,11 @@ def reduce_op(op: Any) -> tuple[ReduceOp, Any]:
     # isinstance(op, dist.ReduceOp) is true for both types.
     full: Any = dist.ReduceOp(op) if isinstance(op, _RedOpType) else op
     if full.op == _RedOpType.PREMUL_SUM:
-        if full.factor is None:
+        # before torch 2.13 only the pickled state shows the factor
+        factor = full.factor if hasattr(full, "factor") else full.__getstate__()[1]
+        if factor is None:
             raise UnsupportedError("PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(0.5)")
-        return ReduceOp.SUM, full.factor
+        return ReduceOp.SUM, factor
     decoded = REDUCE_OPS.get(hash(full))
     if decoded is None:
         raise UnsupportedError(f"the reduction {op} is not supported on this backend")

@@ -15,7 +15,8 @@ from unisono.errors import UnsupportedError
 from unisono.torch_backend import Options
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.mixed import group_over
-from unisono.torch_backend.other_devices import other_backends_of
+from unisono.torch_backend.other_devices import OtherBackends, other_backends_of, serves_cuda
+from unisono.torch_backend.own_cuda import OwnCuda, own_cuda
 from unisono.torch_backend.private import group_being_made
 from unisono.torch_backend.process_group import ProcessGroup
 from unisono.transport import job_secret
@@ -29,7 +30,8 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
     `options` is torch's object: store, group_rank, group_size, timeout, group_id. `pg_options` is
     an `Options`.
     """
-    others = other_backends_of(group_being_made())
+    making = group_being_made()
+    others: OtherBackends | OwnCuda | None = other_backends_of(making)
     ours = pg_options
     if pg_options is None or (others and not isinstance(pg_options, Options)):
         ours = Options()  # torch passes one object to all backends; it may be for another backend
@@ -45,6 +47,8 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
     )
     comm = _from_default_group(ranks, settings) or _join_by_store(options, settings)
     comm.timeout_s = settings.timeout_s
+    if others is None and serves_cuda(making):
+        others = own_cuda(comm, options.store, ranks)
     return group_over(comm, options.store, ranks, others)
 
 

@@ -11,6 +11,7 @@ import torch
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.batched import Batched
 from unisono.torch_backend.other_devices import OtherBackends
+from unisono.torch_backend.own_cuda import OwnCuda
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, name_group
 from unisono.torch_backend.process_group import ProcessGroup
 
@@ -48,7 +49,7 @@ class MixedGroup(ProcessGroup):
     """
 
     def __init__(
-        self, comm: Any, store: Any, global_ranks: list[int], others: OtherBackends
+        self, comm: Any, store: Any, global_ranks: list[int], others: OtherBackends | OwnCuda
     ) -> None:
         super().__init__(comm, store, global_ranks)
         self.others = others
@@ -186,7 +187,7 @@ def _routed(name: str) -> Callable[..., Any]:
         if tensor is None or tensor.is_cpu:
             return ours(self, *args, **options)
         group = self._group_for(tensor.device, name)
-        if name in _MESSAGES:
+        if name in _MESSAGES and not isinstance(group, ProcessGroup):
             return self._batched.call(name, tensor.device, *args, **options)
         return getattr(group, name)(*args, **options)
 
@@ -195,7 +196,7 @@ def _routed(name: str) -> Callable[..., Any]:
 
 
 def group_over(
-    comm: Any, store: Any, global_ranks: list[int], others: OtherBackends | None
+    comm: Any, store: Any, global_ranks: list[int], others: OtherBackends | OwnCuda | None
 ) -> ProcessGroup:
     """Returns a process group over a communicator and, if given, the backends for other devices."""
     if others is None:

@@ -110,11 +110,25 @@ def other_backends_of(making: dict[str, Any]) -> OtherBackends | None:
     return OtherBackends(group=group, backends=backends)
 
 
+def serves_cuda(making: dict[str, Any]) -> bool:
+    """Returns True if torch requests unisono for CUDA tensors of its new group."""
+    if not making:
+        return False
+    return bool(making["backend_config"].get_device_backend_map().get("cuda") == BACKEND_NAME)
+
+
 def _checked(asked: dict[str, str]) -> dict[str, str]:
     for device, name in asked.items():
-        if name == BACKEND_NAME and device != "cpu":
+        if name != BACKEND_NAME or device == "cpu":
+            continue
+        if device != "cuda":
             raise UnsupportedError(
-                f"unisono serves tensors in CPU memory, not on {device}: "
+                f"unisono serves tensors in CPU memory and on CUDA devices, not on {device}: "
                 f"give 'cpu:{BACKEND_NAME},{device}:' and the name of a backend for {device}"
+            )
+        if asked.get("cpu", BACKEND_NAME) != BACKEND_NAME:
+            raise UnsupportedError(
+                f"cuda:{BACKEND_NAME} needs the same backend for CPU tensors, not {asked['cpu']}: "
+                f"give 'cpu:{BACKEND_NAME},cuda:{BACKEND_NAME}'"
             )
     return asked

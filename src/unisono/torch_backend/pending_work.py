@@ -123,7 +123,8 @@ class Completer:
 
 def _settle(outcome: Future[Any], handle: CallHandle, tensors: list[torch.Tensor]) -> None:
     try:
-        handle.wait()
+        # on a device, callbacks of a future may use any stream
+        getattr(handle, "synchronize", handle.wait)()
     except Exception as error:
         outcome.set_result(error)
     else:

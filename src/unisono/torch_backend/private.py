@@ -83,7 +83,8 @@ def run_after_backward(callback: Callable[[], None]) -> None:
     _execution_engine.queue_callback(callback)
 
 
-_named_by_program: Callable[[], str] = _c10d._get_comm_profiling_name
+# Before torch 2.13 programs cannot name their calls.
+_named_by_program: Callable[[], str] = getattr(_c10d, "_get_comm_profiling_name", str)
 
 DTYPE_NAMES: Final = {
     torch.float32: "Float",
@@ -172,6 +173,12 @@ def attach_placeholder(group: Any, rank: int, size: int) -> object:
     group._register_backend(torch.device("cpu"), kind, placeholder)
     group._set_default_backend(kind)
     return placeholder
+
+
+def serve_device(group: Any, device: str) -> None:
+    """Adds a group's placeholder for the tensors of another device."""
+    kind = dist.ProcessGroup.BackendType.UNDEFINED
+    group._register_backend(torch.device(device), kind, group._get_backend(torch.device("cpu")))
 
 
 MAKING: Final = (

@@ -150,6 +150,11 @@ class Reductions(GroupBase):
         handles = []
         for tensor in tensors:
             if tensor.is_sparse:
+                if not tensor.is_cpu:
+                    raise UnsupportedError(
+                        "all_reduce: expected sparse tensors in CPU memory, got one on a device; "
+                        "tensor.cpu() and tensor.to_dense() work"
+                    )
                 all_reduce_sparse(self._comm, tensor, reduction)
             elif later:
                 handles.append(self._comm.all_reduce(tensor, reduction, async_op=True))
@@ -185,6 +190,9 @@ def _multiply(x: torch.Tensor, factor: Any, out: torch.Tensor) -> torch.Tensor:
 
     Torch cannot multiply 8-bit floats; here they are rounded like other narrow floats.
     """
+    if not x.is_cpu:
+        wide = x.float() if x.is_floating_point() and x.element_size() < 4 else x
+        return out.copy_(wide * factor)
     number = x.is_floating_point() and isinstance(factor, (int, float))
     if number and not x.is_sparse and x.is_contiguous() and out.is_contiguous():
         dtype = dtype_of(x)
