@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
+import itertools
 import os
 import queue
 import random
@@ -21,11 +21,10 @@ import numpy as np
 
 from unisono.execution.fold import fold
 from unisono.torch_backend.device import Address
+from unisono.torch_backend.device.flag_page import FLAGS, FlagPage
 from unisono.torch_backend.device.peer_device import EVENT_WORDS, EXPORT_WORDS
 
-_SLOTS = 64  # events of a rank: those of calls, then those of messages
 _FIRST_MESSAGE_SLOT = 8
-_PAGE = 2 * 8 * _SLOTS
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -56,27 +55,21 @@ class ProcessMemory:
         self.performers = performers or list(range(comm.size))
         self._default, self._side = _Stream(delay_s), _Stream(delay_s)
         self._current = threading.local()
-        self._messages, self._recording = 0, threading.Lock()
-        self._open_events()
+        self._messages = itertools.count()
+        self._page = FlagPage(comm)
+        self._flags = self._page.values
+        self._pids = comm.all_gather(np.array([os.getpid()])).tolist()
 
     def connect(self):
         """Does nothing: messages need the events before the first collective."""
 
-    def _open_events(self):
-        fd = os.memfd_create("events")
-        os.ftruncate(fd, _PAGE)
-        rows = self._comm.all_gather(np.array([os.getpid(), fd])).reshape(-1, 2).tolist()
-        self._pids = [pid for pid, _ in rows]
-        self._counters = [_mapped(f"/proc/{pid}/fd/{number}") for pid, number in rows]
-        self._comm.barrier()
-        os.close(fd)
-
     def export(self, tensor):
         words = np.zeros(EXPORT_WORDS, np.int64)
-        words[0] = tensor.data_ptr()
+        words[0] = tensor.data_ptr() if tensor.numel() else 0
         return words
 
     def address(self, rank, words):
+        assert words[0], "memory that was not exported"
         return Address(rank, int(words[0]))
 
     def fold(self, targets, sources, nbytes, dtype, op, divisor):
@@ -89,22 +82,41 @@ class ProcessMemory:
 
         self._stream().put(run)
 
-    def record(self, event):
-        self._record(int(event))
+    def record(self, event, number):
+        reached = self._flags[self._comm.rank]
 
-    def wait(self, rank, event):
-        self._wait(rank, int(event))
+        def reach():
+            reached[event] = number
+
+        self._stream().put(reach)
+
+    def wait(self, rank, event, number):
+        reached = self._flags[rank]
+
+        def wait():
+            while reached[event] < number:
+                time.sleep(1e-4)
+
+        self._stream().put(wait)
 
     def record_message(self):
-        self._messages += 1
-        slot = _FIRST_MESSAGE_SLOT + self._messages % (_SLOTS - _FIRST_MESSAGE_SLOT)
-        self._record(slot)
+        turn, place = divmod(next(self._messages), FLAGS - 1 - _FIRST_MESSAGE_SLOT)
         words = np.zeros(EVENT_WORDS, np.int64)
-        words[0] = slot
+        words[:2] = _FIRST_MESSAGE_SLOT + place, turn + 1
+        self.record(int(words[0]), turn + 1)
         return words
 
     def wait_message(self, rank, words):
-        self._wait(rank, int(words[0]))
+        self.wait(rank, int(words[0]), int(words[1]))
+
+    def has_recorded(self, rank, event, number):
+        return self._flags[rank, event] >= number
+
+    def release(self, number):
+        self._page.release(number)
+
+    def has_lost_rank(self):
+        return self._page.has_lost_rank()
 
     def mark(self):
         reached = threading.Event()
@@ -136,31 +148,13 @@ class ProcessMemory:
             self._current.stream = before
 
     def close(self):
-        """Does nothing: the operating system unmaps the events."""
+        self.synchronize(self.mark())
+        with self.on_side_stream():
+            self.synchronize(self.mark())
+        self._page.leave(self._comm.rank)
 
     def _stream(self):
         return getattr(self._current, "stream", self._default)
-
-    def _record(self, slot):
-        issued, reached = self._counters[self._comm.rank]
-
-        def reach():
-            reached[slot] = max(number, reached[slot])
-
-        with self._recording:
-            number = issued[slot] + 1
-            self._stream().put(reach)
-            issued[slot] = number
-
-    def _wait(self, rank, slot):
-        issued, reached = self._counters[rank]
-        number = issued[slot]
-
-        def wait():
-            while reached[slot] < number:
-                time.sleep(1e-4)
-
-        self._stream().put(wait)
 
     def _read(self, address, nbytes):
         data = np.empty(nbytes, np.uint8)
@@ -176,11 +170,3 @@ class ProcessMemory:
         pid = self._pids[address.rank]
         moved = function(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
         assert moved == data.nbytes, (address, moved, os.strerror(ctypes.get_errno()))
-
-
-def _mapped(path):
-    fd = os.open(path, os.O_RDWR)
-    memory = mmap.mmap(fd, _PAGE)
-    os.close(fd)
-    counters = np.frombuffer(memory, np.int64)
-    return counters[:_SLOTS], counters[_SLOTS:]

@@ -53,6 +53,7 @@ from unisono.communicator.engine import Call as Call
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation
 from unisono.communicator.found_failure import fail_group as fail_group
+from unisono.communicator.found_failure import has_failed as has_failed
 from unisono.communicator.fused_all_reduce import FusedAllReduce
 from unisono.communicator.initialization import init, join
 from unisono.communicator.local_ranks import run

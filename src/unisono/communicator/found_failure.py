@@ -1,10 +1,15 @@
-"""Fails a group on all ranks because of an error that one rank has found elsewhere."""
+"""The failure of a group: a question, and a failure that a rank has found elsewhere."""
 
 from __future__ import annotations
 
 from unisono.communicator.communicator import Communicator
 from unisono.control import Fault
 from unisono.errors import PeerLostError
+
+
+def has_failed(comm: Communicator) -> bool:
+    """Returns True if this rank knows of a failure of the group."""
+    return comm._group.failure() is not None
 
 
 def fail_group(comm: Communicator, error: Exception) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from unisono.errors import UnsupportedError
+from unisono.torch_backend.device.cuda_stream import CudaStream
+from unisono.torch_backend.device.flag_page import FLAG_BYTES, FLAGS, FlagPage
 from unisono.torch_backend.device.fold_kernel import MOST_ARRAYS, FoldKernels
 from unisono.torch_backend.device.peer_device import (
-    EVENT_WORDS,
     EXPORT_WORDS,
     Address,
     Event,
@@ -25,50 +28,41 @@ from unisono.types import DType, ReduceOp
 
 _HANDLE_BYTES: Final = 64
 _UUID_BYTES: Final = 16
-_MESSAGE_EVENTS: Final = 32
+_FLAG_MASK: Final = 0xFFFFFFFF  # the device compares numbers modulo 2**32
 _MOST_OPEN: Final = 256  # opened allocations that are kept for reuse
-
-# torch gives these classes no types.
-_Event: Any = torch.cuda.Event
-_Stream: Any = torch.cuda.Stream
 
 _OFFSET, _POINTER, _PROCESS = 8, 9, 10  # words of an export, after the handle
 
 
-class CudaDevice:
-    """This rank's CUDA device: events, streams, and memory of other ranks."""
+class CudaDevice(CudaStream):
+    """This rank's CUDA device: flags, streams, and memory of other ranks.
 
-    def __init__(self, comm: Any, device: torch.device) -> None:
+    An event is a flag in host memory, which a stream writes, and on which other streams wait. The
+    device handles both without a kernel. CUDA's own events would switch the device between the
+    processes for each record, which takes 0.1 ms.
+    """
+
+    def __init__(self, comm: Any, device: torch.device, flags: FlagPage) -> None:
         """`comm`: a communicator of the ranks, for `connect`."""
         self.performers: Sequence[int] = range(comm.size)
-        self._comm, self._device = comm, device
+        super().__init__(device)
+        self._comm, self._flags = comm, flags
         self._kernels = FoldKernels(device)
-        self._side: Any = None
-        self._events: list[Any] = []
-        self._peer_events: list[list[Any]] = []
-        self._message_events: list[tuple[Any, Words]] = []
-        self._messages = 0
-        self._opened_events: dict[bytes, Any] = {}
+        self._writers: dict[int, tuple[int, int]] = {}
+        """For each flag, the stream that wrote it last, and the number."""
+        self._messages = itertools.count()
         self._opened: dict[tuple[int, bytes], int] = {}
 
     def connect(self) -> None:
-        """Exchanges events and the identities of the devices with all ranks."""
+        """Exchanges the identities of the devices with all ranks."""
         torch.cuda.set_device(self._device)
-        self._events = [_shared_event() for _ in Event]
-        mine = b"".join(event.ipc_handle() for event in self._events) + self._uuid()
-        found = self._comm.all_gather(np.frombuffer(mine, np.uint8)).reshape(self._comm.size, -1)
-        rows = [bytes(row) for row in found]
-        uuids = [row[-_UUID_BYTES:] for row in rows]
+        mine = np.frombuffer(self._uuid(), np.uint8)
+        uuids = [row.tobytes() for row in self._comm.all_gather(mine).reshape(self._comm.size, -1)]
         self.performers = [uuids.index(uuid) for uuid in uuids]
-        self._peer_events = [
-            self._events if rank == self._comm.rank else self._open_events(row)
-            for rank, row in enumerate(rows)
-        ]
 
     def export(self, tensor: torch.Tensor) -> Words:
         """Returns the handle of a tensor's allocation, its offset, its address and this process."""
-        from cuda.bindings import driver
-
+        driver = self._driver
         words = np.zeros(EXPORT_WORDS, np.int64)
         pointer = tensor.data_ptr()
         words[_POINTER], words[_PROCESS] = pointer, os.getpid()
@@ -119,99 +113,87 @@ class CudaDevice:
                     some, [each.value for each in sources], nbytes, dtype, op, divisor
                 )
 
-    def record(self, event: Event) -> None:
-        """Records one of this rank's events on the current stream."""
-        self._events[event].record()
+    def record(self, event: Event, number: int) -> None:
+        """Writes the number to the event's flag when the current stream gets there."""
+        self._write(int(event), number)
 
-    def wait(self, rank: int, event: Event) -> None:
-        """Makes the current stream wait for an event of a rank."""
-        self._stream().wait_event(self._peer_events[rank][event])
+    def wait(self, rank: int, event: Event, number: int) -> None:
+        """Makes the current stream wait until the flag of a rank's event has the number."""
+        self._wait(rank, int(event), number)
 
     def record_message(self) -> Words:
-        """Records one of a few events in turn, so that a later record may replace this one; a wait
-        for it then takes longer."""
-        if not self._message_events:
-            events = [_shared_event() for _ in range(_MESSAGE_EVENTS)]
-            self._message_events = [
-                (each, np.frombuffer(each.ipc_handle(), np.int64)) for each in events
-            ]
-        self._messages += 1
-        event, words = self._message_events[self._messages % _MESSAGE_EVENTS]
-        event.record()
-        return words
+        """Writes a flag of a message when the current stream gets there."""
+        turn, place = divmod(next(self._messages), FLAGS - 1 - len(Event))
+        self._write(len(Event) + place, turn + 1)
+        return np.array([len(Event) + place, turn + 1])
 
     def wait_message(self, rank: int, words: Words) -> None:
-        """Makes the current stream wait for an event of a message."""
-        key = words.tobytes()
-        event = self._opened_events.get(key)
-        if event is None:
-            own = [event for event, mine in self._message_events if mine.tobytes() == key]
-            event = own[0] if own else _Event.from_ipc_handle(self._device, key)
-            self._opened_events[key] = event
-        self._stream().wait_event(event)
+        """Makes the current stream wait for the flag of a message."""
+        self._wait(rank, int(words[0]), int(words[1]))
 
-    def mark(self) -> Any:
-        """Records an event of this process on the current stream."""
-        event = _Event()
-        event.record(self._stream())
-        return event
+    def has_recorded(self, rank: int, event: Event, number: int) -> bool:
+        """Returns True if the flag of a rank's event has the number."""
+        ahead = (int(self._flags.values[rank, event]) - number) & _FLAG_MASK
+        return ahead < 1 << 31
 
-    def wait_mark(self, mark: Any) -> None:
-        """Makes the current stream wait for an event of this process; None needs no wait."""
-        if mark is not None:
-            self._stream().wait_event(mark)
+    def release(self, number: int) -> None:
+        """Writes large numbers to all flags."""
+        self._flags.release(number)
 
-    def has_passed(self, mark: Any) -> bool:
-        """Returns True if the device has reached an event."""
-        return mark is None or bool(mark.query())
-
-    def synchronize(self, mark: Any) -> None:
-        """Blocks the host until the device has reached an event."""
-        mark.synchronize()
-
-    def enqueue(self, work: Callable[[], object]) -> None:
-        """Calls `work`, whose operations torch enqueues."""
-        work()
-
-    def keep(self, tensors: object) -> None:
-        """Does nothing, since torch gives memory to later work of the same stream only."""
-
-    @contextmanager
-    def on_side_stream(self) -> Iterator[None]:
-        """Returns a context with the stream for communication."""
-        torch.cuda.set_device(self._device)
-        if self._side is None:
-            self._side = _Stream(self._device)
-        with torch.cuda.stream(self._side):
-            yield
+    def has_lost_rank(self) -> bool:
+        """Returns True if the process of a rank has ended before the rank left."""
+        return self._flags.has_lost_rank()
 
     def close(self) -> None:
-        """Closes the memory of other ranks, after the device's work."""
-        if not self._opened:
-            return
-        from cuda.bindings import driver
-
-        torch.cuda.synchronize(self._device)
+        """Closes the memory of other ranks and unmaps the flags, after the device's work."""
+        if "_flag_address" in self.__dict__:
+            torch.cuda.synchronize(self._device)
+            self._driver.cuMemHostUnregister(self._flags.values.ctypes.data)
+            del self._flag_address
+        self._flags.leave(self._comm.rank)
         for base in self._opened.values():
-            driver.cuIpcCloseMemHandle(base)
+            self._driver.cuIpcCloseMemHandle(base)
         self._opened.clear()
 
-    def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self._device)
+    @functools.cached_property
+    def _driver(self) -> Any:
+        return importlib.import_module("cuda.bindings.driver")
 
     def _uuid(self) -> bytes:
         found: Any = torch.cuda.get_device_properties(self._device).uuid
         return bytes(found.bytes)
 
-    def _open_events(self, row: bytes) -> list[Any]:
-        handles = [
-            row[at : at + _HANDLE_BYTES] for at in range(0, len(row) - _UUID_BYTES, _HANDLE_BYTES)
-        ]
-        return [_Event.from_ipc_handle(self._device, each) for each in handles]
+    @functools.cached_property
+    def _flag_address(self) -> int:
+        """The address at which this process's device has the flags."""
+        torch.cuda.set_device(self._device)
+        torch.cuda.synchronize()  # creates the context that the driver needs
+        host = self._flags.values.ctypes.data
+        driver = self._driver
+        options = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+        _checked(driver.cuMemHostRegister(host, self._flags.nbytes, options), "map the flags")
+        (address,) = _checked(driver.cuMemHostGetDevicePointer(host, 0), "map the flags")
+        return int(address)
+
+    def _write(self, flag: int, number: int) -> None:
+        """Writes a flag of this rank on the current stream, after all earlier writes of it."""
+        stream = self._stream().cuda_stream
+        before, last = self._writers.get(flag, (stream, 0))
+        if before != stream:
+            self._wait(self._comm.rank, flag, last)
+        self._writers[flag] = stream, number
+        address = self._flag_address + FLAG_BYTES * (FLAGS * self._comm.rank + flag)
+        write = self._driver.cuStreamWriteValue32
+        _checked(write(stream, address, number & _FLAG_MASK, 0), "write a flag")
+
+    def _wait(self, rank: int, flag: int, number: int) -> None:
+        stream = self._stream().cuda_stream
+        address = self._flag_address + FLAG_BYTES * (FLAGS * rank + flag)
+        wait = self._driver.cuStreamWaitValue32
+        _checked(wait(stream, address, number & _FLAG_MASK, 0), "wait for a flag")
 
     def _open(self, handle: bytes) -> int:
-        from cuda.bindings import driver
-
+        driver = self._driver
         if len(self._opened) >= _MOST_OPEN:
             torch.cuda.synchronize(self._device)
             oldest = next(iter(self._opened))
@@ -223,20 +205,12 @@ class CudaDevice:
         return int(base)
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
-        from cuda.bindings import driver
-
         stream = self._stream().cuda_stream
-        _checked(driver.cuMemcpyDtoDAsync(target, source, nbytes, stream), "copy")
+        _checked(self._driver.cuMemcpyDtoDAsync(target, source, nbytes, stream), "copy")
 
     def _copy_to_all(self, targets: Sequence[int], source: int, nbytes: int) -> None:
         for target in targets:
             self._copy(target, source, nbytes)
-
-
-def _shared_event() -> Any:
-    event = _Event(interprocess=True)
-    event.record()
-    return event
 
 
 def _checked(result: tuple[Any, ...], what: str) -> tuple[Any, ...]:
@@ -246,7 +220,5 @@ def _checked(result: tuple[Any, ...], what: str) -> tuple[Any, ...]:
         raise UnsupportedError(f"cannot {what}: the CUDA driver reports {status.name}")
     return tuple(found)
 
-
-assert EVENT_WORDS * 8 == _HANDLE_BYTES
 
 hide_from_dynamo(CudaDevice)

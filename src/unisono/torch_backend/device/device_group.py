@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from unisono.errors import UnsupportedError
 from unisono.torch_backend.device.cuda_device import CudaDevice
+from unisono.torch_backend.device.cuda_stream import CudaStream
 from unisono.torch_backend.device.device_communicator import DeviceCommunicator
 from unisono.torch_backend.device.device_messages import DeviceMessages
+from unisono.torch_backend.device.flag_page import FlagPage
 from unisono.torch_backend.device.host_memory import HostMemory
 from unisono.torch_backend.device.peer_memory import PeerMemory
 
@@ -26,13 +29,16 @@ def device_group(comm: Any) -> DeviceCommunicator | None:
     if not found[0]:
         return None
     host = comm.group(list(range(comm.size)))
-    device = CudaDevice(host, torch.device("cuda", torch.cuda.current_device()))
-    if found[1]:
-        return DeviceCommunicator(
-            host, device, PeerMemory(host, device), DeviceMessages(host, device)
-        )
-    path = HostMemory(host, device)
-    return DeviceCommunicator(host, device, path, path)
+    where = torch.device("cuda", torch.cuda.current_device())
+    try:
+        if not found[1]:
+            raise UnsupportedError("ranks on several hosts, or without cuda-bindings")
+        device = CudaDevice(host, where, FlagPage(host))
+    except UnsupportedError:
+        stream = CudaStream(where)
+        path = HostMemory(host, stream)
+        return DeviceCommunicator(host, stream, path, path)
+    return DeviceCommunicator(host, device, PeerMemory(host, device), DeviceMessages(host, device))
 
 
 def _can_share(comm: Any) -> bool:

@@ -22,6 +22,7 @@ from unisono.types import DType, ReduceOp
 
 _HEADER = 2 + EXPORT_WORDS + EVENT_WORDS  # bytes, tag of the answer, memory, event
 _ANSWER = 1 + EVENT_WORDS  # bytes that the receiver expected, event
+_FAILED = -1  # instead of the bytes in an answer
 _FIRST_ANSWER_TAG = 1 << 62  # above the tags of programs
 
 
@@ -53,6 +54,11 @@ class SendCall(DeviceCall):
 
     def _settle(self) -> None:
         expected, sent = int(self._answer[0]), int(self._header[0])
+        if expected == _FAILED:
+            self.end(
+                error=CommunicationError(f"rank {self._to} cannot read the memory of a message")
+            )
+            return
         if expected != sent:
             self.end(error=_length_error(sent, self._to, expected))
             return
@@ -134,19 +140,27 @@ class DeviceMessages:
 
     def _copy(self, x: torch.Tensor, source: int, header: Words) -> None:
         """Enqueues the copy of a message, and answers."""
-        device, sent = self._device, int(header[0])
+        sent = int(header[0])
         answer = np.zeros(_ANSWER, np.int64)
         answer[0] = x.nbytes
-        if sent == x.nbytes:
-            device.wait_message(source, header[2 + EXPORT_WORDS :])
-            memory = device.address(source, header[2 : 2 + EXPORT_WORDS])
-            if sent:
-                own = device.address(self._comm.rank, device.export(x))
-                device.fold([own], [memory], sent, DType.UINT8, ReduceOp.SUM, 1)
-            answer[1:] = device.record_message()
-        self._comm.send(answer, source, int(header[1]))
+        try:
+            if sent == x.nbytes and sent:
+                self._read(x, source, header)
+            answer[1:] = self._device.record_message()
+        except Exception:
+            answer[0] = _FAILED
+            raise
+        finally:
+            self._comm.send(answer, source, int(header[1]))
         if sent != x.nbytes:
             raise _length_error(sent, self._comm.rank, x.nbytes)
+
+    def _read(self, x: torch.Tensor, source: int, header: Words) -> None:
+        device = self._device
+        device.wait_message(source, header[2 + EXPORT_WORDS :])
+        memory = device.address(source, header[2 : 2 + EXPORT_WORDS])
+        own = device.address(self._comm.rank, device.export(x))
+        device.fold([own], [memory], x.nbytes, DType.UINT8, ReduceOp.SUM, 1)
 
 
 def _length_error(sent: int, to: int, expected: int) -> CommunicationError:

@@ -16,14 +16,14 @@ from unisono.types import DType, ReduceOp
 EXPORT_WORDS = 12
 """Number of 64-bit words that describe memory to peers; see `PeerDevice.export`."""
 
-EVENT_WORDS = 8
-"""Number of 64-bit words that describe an event to peers."""
+EVENT_WORDS = 2
+"""Number of 64-bit words that describe a message's event to peers."""
 
 Words = NDArray[np.int64]
 
 
 class Event(IntEnum):
-    """The events that each rank has, for other ranks to wait on."""
+    """The events that each rank has, for other ranks to wait on. Their records are numbered."""
 
     READY = 0
     """The rank's data is ready."""
@@ -75,11 +75,11 @@ class PeerDevice(Protocol):
         With one source this is a copy. AVG divides by `divisor`. A target may be a source.
         """
 
-    def record(self, event: Event) -> None:
-        """Enqueues a record of an event of this rank."""
+    def record(self, event: Event, number: int) -> None:
+        """Enqueues record `number` of an event of this rank. Numbers grow."""
 
-    def wait(self, rank: int, event: Event) -> None:
-        """Makes the current stream wait for the last record of an event of a rank.
+    def wait(self, rank: int, event: Event, number: int) -> None:
+        """Makes the current stream wait for record `number` of an event of a rank.
 
         The other rank must have called `record` before.
         """
@@ -89,6 +89,15 @@ class PeerDevice(Protocol):
 
     def wait_message(self, rank: int, words: Words) -> None:
         """Makes the current stream wait for an event that a rank has recorded for a message."""
+
+    def has_recorded(self, rank: int, event: Event, number: int) -> bool:
+        """Returns True if a rank's device has reached record `number` of an event."""
+
+    def release(self, number: int) -> None:
+        """Lets streams go on that wait for records up to about `number`, after a failure."""
+
+    def has_lost_rank(self) -> bool:
+        """Returns True if the process of a rank has ended before the rank left."""
 
     def mark(self) -> Any:
         """Returns the current position of the current stream."""
@@ -112,4 +121,4 @@ class PeerDevice(Protocol):
         """Returns a context with this rank's stream for communication as current stream."""
 
     def close(self) -> None:
-        """Frees the memory of other ranks that this rank has opened."""
+        """Waits for the device, leaves, and frees the memory of other ranks that is open."""

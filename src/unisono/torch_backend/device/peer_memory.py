@@ -23,6 +23,7 @@ from unisono.torch_backend.device.call_header import (
     require_equal_calls,
     require_equal_lengths,
 )
+from unisono.torch_backend.device.lost_rank_watch import LostRankWatch
 from unisono.torch_backend.device.peer_device import Address, Event, PeerDevice, Words
 from unisono.torch_backend.private import hide_from_dynamo
 from unisono.types import DType, Op
@@ -72,6 +73,9 @@ class PeerMemory:
         self._comm, self._device = comm, device
         self._plans: dict[bytes, _Plan] = {}
         self._is_connected = False
+        self._watch = LostRankWatch(comm, device, self._release, self._has_ended)
+        self._calls = self._phases = 0
+        """Number of calls, and of phases after the first ones of calls; equal on all ranks."""
 
     def run(
         self,
@@ -86,7 +90,8 @@ class PeerMemory:
         """
         comm, device = self._comm, self._device
         self._connect()
-        device.record(Event.READY)
+        self._calls += 1
+        device.record(Event.READY, self._calls)
         headers = self._exchange(encode(request, comm.size, self._export(source, target)))
         try:
             plan = self._plan(headers)
@@ -94,26 +99,36 @@ class PeerMemory:
         except Exception as error:  # of calls that do not match, all ranks raise the same
             fail_group(comm, error)
             raise
+        self._watch.begin()
         comm.barrier()  # then the performers have recorded their events
         for rank in plan.performers:
             if rank != comm.rank:
-                device.wait(rank, Event.DONE)
+                device.wait(rank, Event.DONE, self._calls)
 
     def close(self) -> None:
         """Frees the memory of other ranks that this rank has opened."""
+        self._watch.close()
         self._device.close()
+
+    def _has_ended(self) -> bool:
+        """Returns True if the device has ended all calls so far."""
+        performers = set(self._device.performers)
+        return all(self._device.has_recorded(r, Event.DONE, self._calls) for r in performers)
+
+    def _release(self) -> None:
+        self._device.release(self._calls)
 
     def _perform_all(self, plan: _Plan, headers: Words, request: DeviceRequest) -> None:
         device = self._device
         for rank in plan.touched:
-            device.wait(rank, Event.READY)
+            device.wait(rank, Event.READY, self._calls)
         for number, phase in enumerate(plan.phases):
             if number:
                 self._next_phase(plan.performers)
             for move in phase:
                 self._perform(move, headers, request)
         if self._comm.rank in plan.performers:
-            device.record(Event.DONE)
+            device.record(Event.DONE, self._calls)
 
     def _export(
         self, source: torch.Tensor | None, target: torch.Tensor | None
@@ -138,12 +153,13 @@ class PeerMemory:
 
     def _next_phase(self, performers: Sequence[int]) -> None:
         """Makes the stream wait for the end of all performers' moves so far."""
+        self._phases += 1
         if self._comm.rank in performers:
-            self._device.record(Event.PHASE)
+            self._device.record(Event.PHASE, self._phases)
         self._comm.barrier()
         for rank in performers:
             if rank != self._comm.rank and self._comm.rank in performers:
-                self._device.wait(rank, Event.PHASE)
+                self._device.wait(rank, Event.PHASE, self._phases)
 
     def _perform(self, move: _OwnMove, headers: Words, request: DeviceRequest) -> None:
         if not move.nbytes:
