@@ -9,8 +9,9 @@ JOBS ?= 2
 FUZZ_S ?= 60
 # pip builds the extension in this folder, so that the C++ tests do not compile the core again.
 CPP_BUILD := build/dev
+CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test check format fix lint types imports unit cpp sanitize fuzz aarch64 bench soak clean help
+.PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 bench soak clean help
 
 help:  ## list all targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -18,17 +19,17 @@ help:  ## list all targets
 demo: $(READY)  ## train a model with unisono and with gloo, and compare
 	$(BIN)/unisono train digits
 
-test: check cpp unit  ## run everything that CI runs
+test: check cpp unit  ## run all checks and all tests except the slow tests
 
 check: format lint types imports
 
 format: $(READY)  ## check the formatting
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cc' 'csrc/*.h')
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 
 fix: $(READY)  ## format all files
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cc' 'csrc/*.h')
+	$(BIN)/clang-format -i $(CPP_FILES)
 
 lint: $(READY)  ## run ruff
 	$(BIN)/ruff check .
@@ -41,6 +42,9 @@ imports: $(READY)  ## check the import contracts of pyproject.toml
 
 unit: $(READY)  ## run all Python tests except the slow tests
 	$(BIN)/pytest -q -m "not slow" --numprocesses $(JOBS) --dist worksteal
+
+optional: $(READY)  ## run the tests that use programs which a machine may lack (iperf3, chromium, ...)
+	$(BIN)/pytest -q -m "not slow and (lab or program or optional)" --numprocesses $(JOBS) --dist worksteal
 
 soak: $(READY)  ## run the slow Python tests
 	$(BIN)/pytest -q -m slow --timeout 1200
@@ -91,6 +95,9 @@ $(READY): pyproject.toml CMakeLists.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "numpy>=2" "ninja>=1.11" "cmake>=3.25"
 	$(BIN)/python -m pip install --quiet --no-build-isolation -C build-dir=$(CPP_BUILD) \
 	  -C cmake.define.UNISONO_TESTS=ON -e '.[train,plot,peers,dev]'
+# At each import, scikit-build-core rebuilds the core with the `cmake` of the PATH. A machine may have none.
+	sed -i 's|\["cmake", "--build"|["$(CURDIR)/$(BIN)/cmake", "--build"|; s|^\( *\)"cmake",$$|\1"$(CURDIR)/$(BIN)/cmake",|' \
+	  $(VENV)/lib/python3*/site-packages/_editable_skbc_unisono.py
 	touch $@
 
 clean:  ## remove all build outputs

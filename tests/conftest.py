@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,15 @@ _LAUNCHER_VARIABLES = (
     "UNISONO_PEER_TIMEOUT_S", "UNISONO_STREAMS",
     "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID",
 )  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked `program(*names)`, with the reason, if none of these programs exists."""
+    for item in items:
+        for marker in item.iter_markers("program"):
+            if not any(map(shutil.which, marker.args)):
+                reason = f"needs the program {marker.args[0]}, which is not installed"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

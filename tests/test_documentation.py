@@ -9,12 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bootstrap_stores import free_port
 from torch_backend.forked_program import run_program
-from unisono.bench.lab import reason_unavailable
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -56,10 +56,14 @@ def test_readme_code_runs(number: int, tmp_path: Path) -> None:
     run([sys.executable, str(program)], RANK="0", WORLD_SIZE="1", **address)
 
 
-def page_blocks() -> list[tuple[str, int]]:
+def page_blocks() -> list[Any]:
     """Returns the Python code blocks of the other pages, by page and number."""
     pages = sorted((ROOT / "docs").glob("*.md"))
-    return [(p.name, i) for p in pages for i in range(len(blocks("python", p.read_text())))]
+    return [
+        pytest.param(p.name, i, marks=[pytest.mark.optional] if p.stem == "lab" else [])
+        for p in pages
+        for i in range(len(blocks("python", p.read_text())))
+    ]
 
 
 @pytest.mark.parametrize(("page", "number"), page_blocks())
@@ -75,11 +79,18 @@ def commands() -> list[str]:
     return [line for line in plain if line and line not in _WHOLE_RUNS]
 
 
-@pytest.mark.parametrize("command", commands())
+def marked_commands() -> list[Any]:
+    """Returns the commands. A command with `--hosts` is skipped where a lab is not available."""
+    return [
+        pytest.param(command, marks=[pytest.mark.lab] if "--hosts" in command else [])
+        for command in commands()
+    ]
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("command", marked_commands())
 def test_readme_command_runs(command: str) -> None:
     program, *arguments = command.split()
-    if "--hosts" in arguments and (why := reason_unavailable()) is not None:
-        pytest.skip(why)
     assert program.startswith(".venv/bin/"), "README commands run in the checkout's environment"
     run([str(Path(sys.executable).parent / Path(program).name), *arguments])
 

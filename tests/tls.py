@@ -14,9 +14,8 @@ import pytest
 
 OPENSSL = shutil.which("openssl")
 
-needs_openssl = pytest.mark.skipif(
-    OPENSSL is None, reason="needs the program openssl, which makes the certificates"
-)
+needs_openssl = pytest.mark.program("openssl")
+"""Marks a test that uses certificates, which the program openssl makes."""
 
 _EXPIRED = """
 [ca]

@@ -4,15 +4,17 @@ hosts.
 
 from __future__ import annotations
 
-import shutil
+import os
+from pathlib import Path
 
 import pytest
 
 from unisono import algorithms
 from unisono.bench.cases import Case
-from unisono.bench.cluster import Cluster, network_bytes, probe_payload_Bps
+from unisono.bench.cluster import Cluster, network_bytes
 from unisono.bench.contestants import Contestant, reason_missing
-from unisono.bench.lab import Lab
+from unisono.bench.lab import Lab, LabError
+from unisono.bench.link_rate import link_rate, probe_payload_Bps, rate_Bps
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
@@ -71,7 +73,7 @@ def test_bytes_between_hosts_for_different_pieces() -> None:
 
 
 @pytest.mark.lab
-@pytest.mark.skipif(shutil.which("iperf3") is None, reason="requires iperf3")
+@pytest.mark.program("iperf3")
 def test_the_payload_rate_adds_both_rails() -> None:
     with Lab(hosts=2, rate="100mbit", rails=2) as lab:
         rates = [probe_payload_Bps(lab) / MEGABIT_Bps]
@@ -79,6 +81,51 @@ def test_the_payload_rate_adds_both_rails() -> None:
         while rates[-1] < 102 and len(rates) < 5:
             rates.append(probe_payload_Bps(lab) / MEGABIT_Bps)
     assert 102 <= max(rates) <= 200  # more than the 100 Mbit/s of one rail
+
+
+def without_iperf3(folder: Path) -> str:
+    """Returns a PATH with all programs of this machine except iperf3, as links in the folder."""
+    for directory in os.environ["PATH"].split(os.pathsep):
+        for program in Path(directory).glob("*"):
+            if program.name != "iperf3" and not (folder / program.name).is_symlink():
+                (folder / program.name).symlink_to(program.absolute())
+    return str(folder)
+
+
+def test_rates_in_the_notation_of_tc() -> None:
+    assert [rate_Bps(text) for text in ("1gbit", "200Mbit", "1.5mbit", "8bit")] == [
+        125e6, 25e6, 187_500, 1,
+    ]  # fmt: skip
+    assert [rate_Bps(text) for text in ("1kibit", "2mbps", "1kibps")] == [128, 2e6, 1024]
+    with pytest.raises(LabError, match="expected a rate such as 1gbit"):
+        rate_Bps("fast")
+
+
+def test_without_iperf3_the_rate_is_the_stated_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = link_rate(Lab(hosts=3, rate="1gbit", rates={1: "500mbit", 2: "1mbit"}, rails=2))
+    assert found is not None
+    assert found.rate_Bps == 2 * 500 * MEGABIT_Bps  # the slower of hosts 0 and 1, over two rails
+    assert found.why_stated is not None and "apt install iperf3" in found.why_stated
+    assert link_rate(Lab(hosts=2)) is None
+
+
+@pytest.mark.lab
+def test_a_run_over_hosts_needs_no_iperf3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", without_iperf3(tmp_path))
+    case = Case(op="broadcast", ranks=2, nbytes=1 << 20)
+    pace = Pace(rounds=1, round_s=0.001, min_iterations=1)
+    reports = []
+    for rate in ("1gbit", None):
+        with Lab(hosts=2, rate=rate) as lab:
+            cluster = Cluster(lab=lab)
+            names = ["unisono", "network"]
+            reports.append(run_benchmark([case], names, ours="unisono", pace=pace, cluster=cluster))
+    assert not any(report.failed for report in reports)
+    limit = reports[0].to_dict()["rows"][0]["results"]["network"]
+    assert limit["time_s"] == pytest.approx((1 << 20) / 125e6)
+    assert reports[0].skipped == {}
+    assert "no rate is stated" in reports[1].skipped["network"]
 
 
 def test_ranks_are_placed_in_blocks() -> None:
@@ -89,7 +136,7 @@ def test_ranks_are_placed_in_blocks() -> None:
 
 @pytest.mark.lab
 @pytest.mark.torch
-@pytest.mark.skipif(shutil.which("iperf3") is None, reason="requires iperf3")
+@pytest.mark.program("iperf3")
 def test_contestants_run_over_hosts_next_to_the_limit() -> None:
     names = [n for n in ("gloo", "openmpi", "mpich") if not reason_missing(Contestant(name=n))]
     if not names:
@@ -116,7 +163,6 @@ def test_contestants_run_over_hosts_next_to_the_limit() -> None:
 
 @pytest.mark.lab
 @pytest.mark.torch
-@pytest.mark.skipif(shutil.which("iperf3") is None, reason="requires iperf3")
 @pytest.mark.parametrize("name", ["unisono", "gloo", "openmpi", "mpich"])
 def test_no_contestant_bypasses_the_links(name: str) -> None:
     """Tests that a library does not bypass the links through the shared kernel and memory of the
@@ -128,7 +174,7 @@ def test_no_contestant_bypasses_the_links(name: str) -> None:
     with Lab(hosts=2, rate="100mbit") as lab:
         report = run_benchmark(
             [case],
-            [name, "network"],
+            [name],
             ours=name,
             pace=Pace(rounds=1, round_s=0.001, min_iterations=1),
             cluster=Cluster(lab=lab),

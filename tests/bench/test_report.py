@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from unisono.bench.link_rate import LinkRate
 from unisono.bench.plot import save_plot
 from unisono.bench.report import render_report
 from unisono.bench.results import RunReport
@@ -65,7 +66,23 @@ def test_a_report_warns_about_a_busy_machine(report: RunReport) -> None:
 
 
 def test_a_run_over_hosts_has_the_rate_of_its_links(report: RunReport) -> None:
-    row = replace(report.rows[0], payload_Bps=0.95e9 / 8)
+    row = replace(report.rows[0], link=LinkRate(rate_Bps=0.95e9 / 8))
     cluster = {"hosts": 2, "per_host": 2, "rails": 2, "rate": "1gbit", "delay": None}
     text = rendered(replace(report, rows=(row,), settings={"cluster": cluster}))
     assert "4 ranks on 2 hosts, 2 rails, links 1gbit, payload 0.950 Gbit/s" in text
+
+
+def test_a_limit_from_a_stated_rate_says_so(report: RunReport) -> None:
+    cluster = {"hosts": 2, "per_host": 2, "rails": 1, "rate": "1gbit", "delay": None}
+    stated = LinkRate(rate_Bps=1e9 / 8, why_stated="iperf3 is not installed")
+    row = replace(report.rows[0], link=stated)
+    names = ("unisono", "network")
+    over = replace(report, rows=(row,), settings={"cluster": cluster}, contestants=names)
+    text = " ".join(rendered(over).split())
+    assert "payload" not in text
+    assert "at the stated rate, headers included" in text
+    assert "the limit is computed from the stated rate: iperf3 is not installed" in text
+    document = over.to_dict()
+    assert document["limit_from_stated_rate"] == "iperf3 is not installed"
+    assert document["rows"][0]["payload_Bps"] is None
+    assert document["rows"][0]["stated_Bps"] == 1e9 / 8

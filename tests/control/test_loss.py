@@ -14,6 +14,7 @@ import pytest
 from connection_managers import wait_until
 from control_process import RankProcess, join_all
 from time_limits import PATIENCE_S, limit_s
+from unisono.bench.lab import Lab
 from unisono.control.group_endpoint import Fault
 
 SURVIVED_S = 1.0
@@ -82,11 +83,7 @@ def test_a_stopped_process_is_not_lost_but_late() -> None:
 @pytest.fixture
 def lab() -> Iterator[Any]:
     """Yields a lab of three hosts."""
-    labs = pytest.importorskip("unisono.bench.lab.lab", reason="needs the lab of hosts")
-    reason = labs.reason_unavailable()
-    if reason is not None:
-        pytest.skip(reason)
-    with labs.Lab(hosts=3) as made:
+    with Lab(hosts=3) as made:
         yield made
 
 
@@ -111,6 +108,7 @@ def ranks_on(lab: Any) -> Iterator[list[RankProcess]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("carrier", [True, False])
 @pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.lab
 def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bool) -> None:
     with ranks_on(lab) as ranks:
         for rank in ranks:
@@ -130,6 +128,7 @@ def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.lab
 def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, connected: bool) -> None:
     """Cuts the link of rank 2 after rank 0 has left. Ranks 1 and 2 must name each other, whether or
     not they have already connected to query each other's most recent calls.
@@ -158,6 +157,7 @@ def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, connected: bool) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("carrier", [True, False])
 @pytest.mark.parametrize("waiting", [True, False])
+@pytest.mark.lab
 def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None:
     with ranks_on(lab) as ranks:
         if waiting:
@@ -175,6 +175,7 @@ def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.lab
 def test_a_link_cut_while_no_rank_waits_is_named(lab: Any) -> None:
     with ranks_on(lab) as ranks:
         cut_at = time.monotonic()
@@ -185,6 +186,7 @@ def test_a_link_cut_while_no_rank_waits_is_named(lab: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.lab
 def test_a_peer_on_an_unreachable_host_is_named(lab: Any) -> None:
     with ranks_on(lab) as ranks:
         lab.cut(1)
@@ -196,6 +198,7 @@ def test_a_peer_on_an_unreachable_host_is_named(lab: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.lab
 def test_bulk_data_survives_a_short_cut_and_not_a_long_one(lab: Any) -> None:
     with ranks_on(lab) as ranks:
         for rank in ranks:

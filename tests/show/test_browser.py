@@ -20,7 +20,7 @@ from unisono.algorithms import build
 from unisono.show import html, view
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="requires Debian's package chromium")
+pytestmark = pytest.mark.program("chromium", "chromium-browser")
 
 Json = Any
 

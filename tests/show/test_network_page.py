@@ -13,7 +13,7 @@ from unisono import topology
 from unisono.show import network
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="requires Debian's package chromium")
+pytestmark = pytest.mark.program("chromium", "chromium-browser")
 
 CLICKS = """<script>
 const errors = [];

@@ -1,22 +1,15 @@
-"""Placement of ranks on the hosts of a lab, and two numbers that give the shortest possible time of
-an operation: the bytes of the busiest host, and the rate of the links."""
+"""Placement of ranks on the hosts of a lab, and the bytes that the busiest host must send or
+receive in an operation."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.bench.cases import Case
-from unisono.bench.lab import Lab, LabError
+from unisono.bench.lab import Lab
 
 PORT = 29_400
-_WARM_UP_S = 1
-_PROBE_S = 1
-_LISTEN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,63 +77,3 @@ def _uneven_count(case: Case, hosts: int) -> int:
     if case.operation.rooted:
         groups = [groups[case.root // per_host]]
     return case.count - min(sum(case.shares[rank] for rank in group) for group in groups)
-
-
-def probe_payload_Bps(lab: Lab) -> float:
-    """Returns the bytes per second that iperf3 measures from host 0 to host 1, with one TCP stream
-    per rail.
-
-    Takes two seconds, of which the first is a warm-up. Raises LabError.
-    """
-    if lab.hosts < 2:
-        raise LabError("measuring the rate of a link needs two hosts")
-    with ExitStack() as stack:
-        for rail in range(lab.rails):
-            server = ["iperf3", "--server", "--one-off", "--bind", lab.address(1, rail)]
-            stack.enter_context(_killed_at_exit(lab.start(1, server, stdout=subprocess.DEVNULL)))
-        _await_listeners(lab, 1, lab.rails)
-        clients = [
-            stack.enter_context(
-                _killed_at_exit(lab.start(0, _client(lab, rail), stdout=subprocess.PIPE))
-            )
-            for rail in range(lab.rails)
-        ]
-        answers = [client.communicate(timeout=30)[0] for client in clients]
-    return sum(_received_Bps(answer) for answer in answers)
-
-
-def _client(lab: Lab, rail: int) -> list[str]:
-    addresses = ["--client", lab.address(1, rail), "--bind", lab.address(0, rail)]
-    return ["iperf3", *addresses, "--time", str(_PROBE_S), "--omit", str(_WARM_UP_S), "--json"]
-
-
-def _received_Bps(answer: bytes) -> float:
-    found = json.loads(answer)
-    if "error" in found:
-        raise LabError(f"iperf3: {found['error']}")
-    return float(found["end"]["sum_received"]["bits_per_second"]) / 8
-
-
-class _killed_at_exit:
-    """A context manager that kills the given process when the `with` block ends."""
-
-    def __init__(self, process: subprocess.Popen[Any]) -> None:
-        self._process = process
-
-    def __enter__(self) -> subprocess.Popen[Any]:
-        return self._process
-
-    def __exit__(self, *reason: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-
-def _await_listeners(lab: Lab, host: int, count: int) -> None:
-    """Waits until `count` sockets listen on the host."""
-    deadline_s = time.monotonic() + _LISTEN_S
-    while len(lab.run(host, ["ss", "-Hltn", "sport = :5201"]).splitlines()) < count:
-        if time.monotonic() > deadline_s:
-            raise LabError("iperf3 did not start; install it (Debian: apt install iperf3)")
-        time.sleep(0.01)

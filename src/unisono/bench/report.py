@@ -30,9 +30,11 @@ _FOOTNOTE = (
 )
 _MEMORY_PASS = "one memory pass of all ranks"
 _NETWORK_TIME = (
-    "the time in which the links carry the bytes that any schedule moves between hosts, "
-    "at the rate that iperf3 measured after the row"
+    "the time in which the links carry the bytes that any schedule moves between hosts, at the "
+    "{rate}"
 )
+_MEASURED_RATE = "rate that iperf3 measured after the row"
+_STATED_RATE = "stated rate, headers included"
 
 
 def render_report(report: RunReport) -> RenderableType:
@@ -40,8 +42,7 @@ def render_report(report: RunReport) -> RenderableType:
     parts: list[RenderableType] = []
     for op, rows in groupby(report.rows, key=lambda row: row.case.op):
         parts.append(_render_operation(report, op, list(rows)))
-    limit = _NETWORK_TIME if report.limit == NETWORK else _MEMORY_PASS
-    parts.append(Text(_FOOTNOTE.format(limit=limit), style="dim"))
+    parts.append(Text(_FOOTNOTE.format(limit=_limit_text(report)), style="dim"))
     if (busy := report.machine.get("busy_cores", 0.0)) > BUSY_CORES:
         warning = f"other processes were using {busy:.1f} cores; these times are not reliable"
         parts.append(Text(warning, style="yellow"))
@@ -86,12 +87,21 @@ def _render_operation(report: RunReport, op: str, rows: list[Row]) -> Table:
     return table
 
 
+def _limit_text(report: RunReport) -> str:
+    """Returns the meaning of the limit with which contestants are compared."""
+    if report.limit != NETWORK:
+        return _MEMORY_PASS
+    return _NETWORK_TIME.format(rate=_STATED_RATE if report.why_stated else _MEASURED_RATE)
+
+
 def _hosts(report: RunReport) -> str:
     """Returns a text about the hosts and links of a run on a lab, or an empty text."""
     cluster = report.settings.get("cluster")
     if cluster is None:
         return ""
-    payloads_Bps = [row.payload_Bps for row in report.rows if row.payload_Bps is not None]
+    payloads_Bps = [
+        row.link.rate_Bps for row in report.rows if row.link and not row.link.why_stated
+    ]
     rate = f", payload {median(payloads_Bps) * 8 / _GIGA:.3f} Gbit/s" if payloads_Bps else ""
     rails = f", {cluster['rails']} rails" if cluster["rails"] > 1 else ""
     return f" on {cluster['hosts']} hosts{rails}, links {cluster['rate'] or 'uncapped'}{rate}"
@@ -156,6 +166,8 @@ def _render_means(report: RunReport) -> list[RenderableType]:
 def _notes(report: RunReport) -> Iterator[str]:
     """Yields notes on contestants that were skipped or failed. The reason is the last line of the
     error."""
+    if report.why_stated is not None:
+        yield f"the limit is computed from the stated rate: {report.why_stated}"
     for name, reason in report.skipped.items():
         yield f"skipped {name}: {_last_line(reason)}"
     for row in report.rows:

@@ -9,6 +9,7 @@ from typing import Any
 
 from unisono.bench.cases import Case
 from unisono.bench.contestants import LIMITS, MEMORY
+from unisono.bench.link_rate import LinkRate
 
 SCHEMA = 1
 
@@ -47,9 +48,9 @@ class Row:
     case: Case
     measurements: tuple[Measurement, ...]
     probes_s: tuple[float, ...] = ()
-    payload_Bps: float | None = None
-    """Payload rate from host 0 to host 1 in bytes per second, over all rails, measured directly
-    after the row. None without a lab."""
+    link: LinkRate | None = None
+    """Rate of the links between hosts directly after the row. None without a lab, or if the rate is
+    not known."""
     predicted_s: float | None = None
     """Seconds per call of Unisono that a link model predicts."""
 
@@ -102,6 +103,13 @@ class RunReport:
         return next((name for name in self.contestants if name in LIMITS), MEMORY)
 
     @property
+    def why_stated(self) -> str | None:
+        """The reason why the limit is computed from the stated rate of the links. None if it is
+        not."""
+        reasons = (row.link.why_stated for row in self.rows if row.link)
+        return next(filter(None, reasons), None)
+
+    @property
     def wrong(self) -> int:
         return sum(m.wrong for row in self.rows for m in row.measurements)
 
@@ -131,6 +139,7 @@ class RunReport:
             "settings": self.settings,
             "ours": self.ours,
             "limit": self.limit,
+            "limit_from_stated_rate": self.why_stated,
             "skipped": self.skipped,
             "rows": [_row_to_dict(row, self.ours, self.limit) for row in self.rows],
             "geometric_mean": {
@@ -156,7 +165,8 @@ def _row_to_dict(row: Row, ours: str, limit: str) -> dict[str, Any]:
         "size_bytes": row.case.size_bytes,
         "count": row.case.count,
         "probes_s": list(row.probes_s),
-        "payload_Bps": row.payload_Bps,
+        "payload_Bps": row.link.rate_Bps if row.link and not row.link.why_stated else None,
+        "stated_Bps": row.link.rate_Bps if row.link and row.link.why_stated else None,
         "predicted_s": row.predicted_s,
         "results": {
             m.contestant: _measurement_to_dict(row, m, ours, limit) for m in row.measurements

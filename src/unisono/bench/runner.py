@@ -10,10 +10,11 @@ from math import ceil, inf
 from typing import Any
 
 from unisono.bench.cases import Case
-from unisono.bench.cluster import Cluster, network_bytes, probe_payload_Bps
+from unisono.bench.cluster import Cluster, network_bytes
 from unisono.bench.contestant_ranks import CaseError, ContestantError, ContestantRanks
 from unisono.bench.contestants import NETWORK, Contestant, reason_missing
 from unisono.bench.core_latency import probe_core_latency_s
+from unisono.bench.link_rate import link_rate, why_not_measured
 from unisono.bench.machine_facts import busy_cores, describe_machine
 from unisono.bench.results import Measurement, Row, RunReport
 from unisono.bench.sizes import format_size
@@ -73,7 +74,8 @@ def run_benchmark(
     skipped with a reason.
 
     With `bind`, rank r of every contestant is bound to core r modulo the number of cores. With a
-    `cluster`, ranks run on its hosts, and the rate of its links is measured after every case.
+    `cluster`, ranks run on its hosts, and the rate of its links is measured after every case
+    (without iperf3, the stated rate is used).
     """
     pace, names = pace or Pace(), tuple(dict.fromkeys(contestants))
     machine = {**describe_machine(), "busy_cores": busy_cores()}
@@ -87,7 +89,7 @@ def run_benchmark(
                 observe(f"{case.op} {format_size(case.size_bytes)}", share)
 
             row = _measure(case, worlds, skipped, pace, observe_round)
-            rows.append(row if cluster is None else _with_limit(row, cluster))
+            rows.append(row if cluster is None else _with_limit(row, cluster, skipped))
     return RunReport(
         ours=ours,
         contestants=names,
@@ -130,13 +132,16 @@ def _start_all(
     return worlds, skipped
 
 
-def _with_limit(row: Row, cluster: Cluster) -> Row:
-    """Adds to a row the shortest time that the links allow. This time is calculated from the links'
-    current rate, which is measured while all ranks sleep."""
-    payload_Bps = probe_payload_Bps(cluster.lab)
-    limit_s = network_bytes(row.case, cluster.lab.hosts) / payload_Bps
+def _with_limit(row: Row, cluster: Cluster, skipped: dict[str, str]) -> Row:
+    """Adds to a row the shortest time that the links allow. The links' rate is measured while all
+    ranks sleep. If no rate is known, `skipped` gets the reason."""
+    link = link_rate(cluster.lab)
+    if link is None:
+        skipped[NETWORK] = f"{why_not_measured()}, and no rate is stated"
+        return row
+    limit_s = network_bytes(row.case, cluster.lab.hosts) / link.rate_Bps
     limit = Measurement(contestant=NETWORK, times_s=(limit_s,))
-    return replace(row, measurements=(*row.measurements, limit), payload_Bps=payload_Bps)
+    return replace(row, measurements=(*row.measurements, limit), link=link)
 
 
 def _start(world: ContestantRanks) -> str | None:

@@ -18,7 +18,15 @@ from unisono.bench.lab import host_process
 from unisono.bench.lab.shaping import Shaping
 from unisono.errors import UnisonoError
 
-_TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+_TOOLS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "mount": "mount",
+    "hostname": "hostname",
+}
+"""Programs that a lab uses beyond those of coreutils, and their Debian packages."""
 _SWITCH = "switch"
 _COMMAND_S = 20.0
 _MOST_HOSTS = 250
@@ -252,8 +260,8 @@ class Lab:
                 limits += self._limits(f"eth{rail}", host, rail, "dst", self.delay)
             _batch(self.command(host, ["ip"]), addresses)
             _batch(self.command(host, ["tc"]), limits)
-            for setting in self.shaping.settings:
-                self.run(host, ["sysctl", "--quiet", "--write", setting])
+            if self.shaping.settings:
+                self.run(host, ["sh", "-c", " && ".join(map(_setting, self.shaping.settings))])
 
     def _limits(
         self, interface: str, host: int, rail: int, way: str, delay: str | None = None
@@ -295,6 +303,12 @@ def _cutting(host: int, rail: int, carrier: bool) -> list[str]:
 
 def _mending(host: int, rail: int) -> list[str]:
     return ["ip", "link", "set", _port(host, rail), "master", f"rail{rail}", "up"]
+
+
+def _setting(setting: str) -> str:
+    """Returns a shell command that makes a kernel setting, without the program sysctl."""
+    name, _, value = setting.partition("=")
+    return f"echo {shlex.quote(value)} > /proc/sys/{name.replace('.', '/')}"
 
 
 def _batch(command: Sequence[str], lines: Sequence[str]) -> None:
