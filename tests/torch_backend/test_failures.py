@@ -16,7 +16,9 @@ from torch.distributed import _functional_collectives as functional
 from connection_managers import wait_until
 from time_limits import limit_s
 from torch_backend.forked import kill_last, start_ranks
+from unisono.controller import Job, ProcessGroupTransfer
 from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, PeerLostError
+from unisono.parallel import Layout, TrainingMesh
 
 pytestmark = pytest.mark.torch
 RANKS = 2
@@ -121,6 +123,26 @@ def own_late_sender_is_named(world):
         with pytest.raises(CollectiveTimeoutError, match=late):
             dist.recv(torch.ones(4), 1, group)
     dist.barrier()
+
+
+def own_axes_have_the_timeout_of_the_default_group(world):
+    """Tests that a late rank is named on the group of an axis after the default group's timeout,
+    not after torch's default of 30 minutes.
+    """
+    usual = timedelta(seconds=dist.group.WORLD.communicator.timeout_s)
+    dist.group.WORLD.set_timeout(timedelta(seconds=3))
+    mesh = TrainingMesh(Layout(dp=2))
+    transfer = ProcessGroupTransfer()
+    dist.group.WORLD.set_timeout(usual)
+    dist.barrier()
+    if world.rank == 0:
+        with pytest.raises(CollectiveTimeoutError, match=r"after 3 s \(timeout\): rank 1 "):
+            dist.all_reduce(torch.ones(4), group=mesh.group("dp"))
+        with pytest.raises(CollectiveTimeoutError, match=r"after 3 s \(timeout\): rank 1 "):
+            transfer.begin(Job(operation="all_reduce", arrays=(torch.ones(4),))).wait(20)
+    dist.barrier()  # rank 1 is late until here
+    mesh.close()
+    transfer.close()
 
 
 def own_timeout_of_one_barrier(world):

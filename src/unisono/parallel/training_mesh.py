@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from unisono.communicator import bytes_sent
 from unisono.parallel.rank_grid import GROUPS, RankGrid
 from unisono.planner import Layout
-from unisono.torch_backend import communicator_of
+from unisono.torch_backend import communicator_of, default_communicator
 
 if TYPE_CHECKING:
     from unisono.communicator import Communicator, CommunicatorStats
@@ -24,7 +25,8 @@ class TrainingMesh:
     """The process groups of a layout: one for each group of `GROUPS` with several ranks.
 
     Names of `GROUPS` with the same ranks share a process group, under the first name. Construct the
-    mesh on all ranks of torch's default group, which must run on the backend "unisono".
+    mesh on all ranks of torch's default group, which must run on the backend "unisono". The groups
+    have the timeout of the default group.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -59,8 +61,11 @@ class TrainingMesh:
             if before in self._groups:
                 self._groups[name] = self._groups[before]
             return
+        # `new_group` alone gives each group torch's default timeout, not that of the default group.
+        comm = default_communicator()
+        timeout = None if comm is None else timedelta(seconds=comm.timeout_s)
         for ranks in partition:  # every rank makes every group, as torch requires
-            group = dist.new_group(list(ranks))
+            group = dist.new_group(list(ranks), timeout=timeout)
             if self.rank in ranks:
                 self._groups[name] = cast(dist.ProcessGroup, group)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ class ProcessGroupTransfer(BlockingTransfer):
 
     If `group` is None, it is the default group. All its ranks must create the transfer. They must
     be the controller's ranks in the same order. Arrays are tensors on the group's devices, or NumPy
-    arrays if the group supports the CPU.
+    arrays if the group supports the CPU. `timeout` is that of the new groups. None means the
+    timeout of `group` if it runs on unisono, and torch's default otherwise: torch does not publish
+    the timeouts of other groups.
 
     >>> import torch.distributed as dist, unisono
     >>> from unisono.controller import Controller
@@ -30,20 +33,24 @@ class ProcessGroupTransfer(BlockingTransfer):
     ...         return Controller(comm, transfer=ProcessGroupTransfer())
     """
 
-    def __init__(self, group: Any = None) -> None:
-        super().__init__(_ProcessGroup(group), _ProcessGroup(group))
+    def __init__(self, group: Any = None, *, timeout: timedelta | None = None) -> None:
+        super().__init__(_ProcessGroup(group, timeout), _ProcessGroup(group, timeout))
 
 
 class _ProcessGroup:
     """Blocking collectives on a new group of the same ranks."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, timeout: timedelta | None) -> None:
         from torch import distributed as dist
 
         self._dist = dist
         self._device = _device_of(group)
+        comm = getattr(group or dist.group.WORLD, "communicator", None)
+        if timeout is None and comm is not None:
+            timeout = timedelta(seconds=comm.timeout_s)
         self._group = dist.new_group(
             dist.get_process_group_ranks(group or dist.group.WORLD),
+            timeout=timeout,
             backend=dist.get_backend(group),
             use_local_synchronization=True,
         )
