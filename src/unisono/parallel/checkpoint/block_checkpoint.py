@@ -1,18 +1,12 @@
 """Checkpoints of blocks of tensors, through `torch.distributed.checkpoint` (DCP).
 
-A tensor may have other blocks when it is loaded than when it was saved. A folder holds one
-subfolder for each checkpoint. The folder's file `latest` contains the name of the newest complete
-checkpoint. The file is replaced when all blocks are on disk, so the previous checkpoint stays
-readable if a save is killed.
+A tensor may have other blocks when it is loaded than when it was saved.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +17,6 @@ from typing import Any, cast
 import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -42,12 +35,15 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from unisono.parallel.checkpoint.checkpoint_folder import (
+    begin_checkpoint,
+    end_checkpoint,
+    from_all,
+    newest_checkpoint,
+)
 from unisono.parallel.checkpoint.tensor_block import TensorBlock
 
-_LATEST, _EXTRA, _PREFIX = "latest", "extra.json", "checkpoint-"
 _SHOWN = 3  # differences that an error names
-_FILES = (_EXTRA, "extra.new", ".metadata", ".metadata.tmp")
-"""Files of a checkpoint's subfolder, besides the blocks in files of `.distcp`."""
 
 
 def save_blocks(
@@ -62,9 +58,11 @@ def save_blocks(
     `group`: None for torch's default group; without a default group, this process saves alone.
 
     Several ranks may pass the same block: one of these ranks writes it. `extra`: values for JSON,
-    equal on all ranks. The folder must be the same for all ranks.
+    equal on all ranks.
+
+    Raises `ValueError` on all ranks, before a block is written, unless all see the same folder.
     """
-    path = folder / _agreed(_next_name(folder), group)
+    path = begin_checkpoint(folder, group)
     held = _held(blocks)
     with _alone_is_meant():
         save(
@@ -74,14 +72,7 @@ def save_blocks(
             process_group=group,
             no_dist=not dist.is_initialized(),
         )
-    if _is_first(group):
-        _write_synced(path / _EXTRA, json.dumps(dict(extra or {})))
-        _write_synced(folder / _LATEST, path.name)
-        for old in _own_folders(folder):
-            if old.name != path.name:
-                shutil.rmtree(old)
-    if dist.is_initialized():
-        dist.barrier(group=group)
+    end_checkpoint(path, extra or {}, group)
 
 
 def load_blocks(
@@ -122,7 +113,7 @@ class BlockCheckpoint:
 
         The error names the first problems.
         """
-        if every := list(dict.fromkeys(chain.from_iterable(_from_all(problems, self.group)))):
+        if every := list(dict.fromkeys(chain.from_iterable(from_all(problems, self.group)))):
             more = f"; {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
             raise ValueError(f"{self.path} does not fit: {'; '.join(every[:_SHOWN])}{more}")
 
@@ -142,39 +133,18 @@ class BlockCheckpoint:
 def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> BlockCheckpoint:
     """Returns the newest checkpoint of a folder. Collective.
 
-    Raises `ValueError` on all ranks if a rank finds no complete checkpoint.
+    Raises `ValueError` on all ranks unless each rank finds the same complete checkpoint.
     """
-    try:
-        name = (folder / _LATEST).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        name = ""
-    if not all(_from_all(name, group)):
-        raise ValueError(f"no checkpoint in {folder}: expected the file {_LATEST!r}")
-    path = folder / name
-    try:
-        saved = FileSystemReader(path).read_metadata().state_dict_metadata
-    except FileNotFoundError:
-        raise ValueError(
-            f"{folder / _LATEST} names {name!r}: expected a complete checkpoint there, but it has "
-            "no file '.metadata'"
-        ) from None
+    path, metadata, extra = newest_checkpoint(folder, group)
+    saved = metadata.state_dict_metadata
     return BlockCheckpoint(
         path=path,
         tensors={
             name: each for name, each in saved.items() if isinstance(each, TensorStorageMetadata)
         },
-        extra=json.loads((path / _EXTRA).read_text(encoding="utf-8")),
+        extra=extra,
         group=group,
     )
-
-
-def _from_all(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """Returns the values of all ranks, in rank order. Collective."""
-    if not dist.is_initialized():
-        return [value]
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
 
 
 @contextlib.contextmanager
@@ -265,54 +235,3 @@ class _LoadPlanner(DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         return _find(self._held, index)
-
-
-def _own_folders(folder: Path) -> list[Path]:
-    """Returns the subfolders that hold only files of complete or interrupted saves.
-
-    Other programs use such names too, so other files must not be deleted.
-    """
-    return [
-        path
-        for path in folder.glob(f"{_PREFIX}*")
-        if path.is_dir() and all(map(_is_own_file, path.iterdir()))
-    ]
-
-
-def _is_own_file(path: Path) -> bool:
-    is_known = path.name in _FILES or path.suffix == ".distcp"
-    return is_known and path.is_file()
-
-
-def _next_name(folder: Path) -> str:
-    words = [path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")]
-    numbers = [int(word) for word in words if word.isdecimal()]
-    return f"{_PREFIX}{max(numbers, default=-1) + 1}"
-
-
-def _agreed(name: str, group: dist.ProcessGroup | None) -> str:
-    """Returns on all ranks the `name` that the group's first rank passed."""
-    if not dist.is_initialized():
-        return name
-    names = [name]
-    dist.broadcast_object_list(names, group=group, group_src=0)
-    return names[0]
-
-
-def _is_first(group: dist.ProcessGroup | None) -> bool:
-    return not dist.is_initialized() or dist.get_rank(group) == 0
-
-
-def _write_synced(path: Path, text: str) -> None:
-    """Replaces a file atomically: after a crash it has either the old or the new text."""
-    fresh = path.with_suffix(".new")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
