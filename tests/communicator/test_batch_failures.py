@@ -104,6 +104,67 @@ def test_calls_that_depend_on_each_other_are_refused(
     threads(2).run(check)
 
 
+LARGE = 20_000  # elements of an array that no pack takes
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])  # float16 is reduced in a float32 copy
+@pytest.mark.parametrize(
+    "calls",
+    [
+        lambda c, x: (c.all_reduce(x[0]), c.all_reduce(x[0])),
+        lambda c, x: (c.all_reduce(x[0], "max"), c.broadcast(x[0], 1)),
+        lambda c, x: (c.reduce(x[0], 0), c.reduce(x[0], 1)),
+        lambda c, x: (c.all_reduce(x[0]), c.all_reduce(x[0, 5:10])),
+        lambda c, x: (c.reduce_scatter(x[0]), c.all_reduce(x[0])),
+        lambda c, x: (c.all_reduce(x[0]), c.recv(x[0, :5], 0)),
+        # elements that are not adjacent, of arrays that are packed and that are not
+        lambda c, x: (c.all_reduce(x[:, ::2]), c.all_reduce(x[:, ::2])),
+        lambda c, x: (c.all_reduce(x[:, :2]), c.all_reduce(x[:, 1:3])),
+        lambda c, x: (c.all_reduce(x[:, 0]), c.all_reduce(x[1, :5])),
+        lambda c, x: (c.all_reduce(x[:, ::2]), c.all_reduce(x[1])),
+        lambda c, x: (c.all_reduce(x[:, 0]), c.recv(x[:, 0], 0)),
+    ],
+)
+def test_large_and_strided_calls_that_depend_on_each_other_are_refused(
+    calls: Callable[[Communicator, Any], Any], dtype: str, kind: str, threads: World
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def check(comm: Communicator) -> None:
+        x = np.ones((2, LARGE), dtype)
+        array = x if kind == "numpy" else torch.from_numpy(x)
+        with pytest.raises(ValueError, match="share memory that one of them writes"), comm.batch():
+            calls(comm, array)
+        assert (x == 1).all()
+
+    threads(2).run(check)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_calls_on_different_parts_of_an_array_are_allowed(dtype: str, threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.ones((2, LARGE), dtype)
+        with comm.batch():
+            comm.all_reduce(x[:, ::2])
+            comm.all_reduce(x[:, 1:-1:2])
+            comm.all_reduce(x[:, -1])
+        assert (x == 2).all()
+        with comm.batch():
+            comm.all_reduce(x[0])
+            comm.all_reduce(x[1, :5])
+            comm.all_reduce(x[1, 5:])
+        assert (x == 4).all()
+        others = x.copy()
+        with comm.batch():  # only rank 0 changes x, and every rank reads `others` twice
+            comm.reduce(x[0], 0)
+            comm.gather(others[0], root=0)
+            comm.gather(others[0], root=1)
+        assert (x[0] == (8 if comm.rank == 0 else 4)).all()
+
+    threads(2).run(check)
+
+
 def test_a_block_that_raises_begins_nothing(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.ones(3)

@@ -9,13 +9,15 @@ calls.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from unisono import native
+from unisono.communicator.arrays import Array
+from unisono.communicator.batch_memory import BatchMemory
 from unisono.communicator.calls import CallRequest
 from unisono.communicator.engine import Call, DeferredResult, Engine, MessageCall
 from unisono.communicator.work import JoinedWork, MessageWork, Work
@@ -124,18 +126,6 @@ class _Single(NamedTuple):
         """Returns the recorded call."""
         return self.call
 
-    def spans(self) -> Iterator[tuple[int, int, bool]]:
-        """Yields memory regions of the call: start address, end address, and True if the call
-        writes the region.
-        """
-        if self.call.then is not None:
-            return
-        # In a call with one list for inputs and outputs, the result may go to another array, or
-        # this rank may get no result. So count this memory as read, not as written.
-        written = self.call.outputs if self.call.outputs is not self.call.inputs else []
-        yield from ((at, at + nbytes, False) for at, nbytes in self.call.inputs)
-        yield from ((at, at + nbytes, True) for at, nbytes in written)
-
 
 class _Pack:
     """Small all_reduces with the same element type and reduction, packed into one call."""
@@ -179,6 +169,8 @@ class Batch(JoinedWork):
         self._exchanges: list[_MessageExchange] = []
         self._calls: list[_Single | _Pack] = []
         self._packs: dict[tuple[int, ...], _Pack] = {}
+        self._copied: list[Array] = []
+        """Arrays whose results come from copies in packs."""
         self._begun = False
 
     # ---- recording the block
@@ -237,18 +229,18 @@ class Batch(JoinedWork):
 
     def _require_no_overlap(self) -> None:
         """Raises `ValueError` if one call writes memory that another call uses."""
-        packs = [entry.native for entry in self._calls if isinstance(entry, _Pack)]
-        spans = [
-            (*span, number)
-            for number, entry in enumerate(self._calls, 1)
-            if isinstance(entry, _Single)
-            for span in entry.spans()
-        ]
-        for number, exchange in enumerate(self._exchanges, len(self._calls) + 1):
+        memory = BatchMemory()
+        for number, entry in enumerate(self._calls, 1):
+            if isinstance(entry, _Single):
+                memory.add_call(number, entry.call, self._engine.rank)
+        first = len(self._calls) + 1
+        for number, exchange in enumerate(self._exchanges, first):
             for message in exchange.messages:
-                at, nbytes, _ = message.staged.located
-                spans.append((at, at + nbytes, not message.sends, number))
-        if native.share_memory(packs, spans):
+                memory.add_message(number, message)
+        for number, array in enumerate(self._copied, first + len(self._exchanges)):
+            memory.add_copied(number, array)
+        packs = [entry.native for entry in self._calls if isinstance(entry, _Pack)]
+        if memory.is_shared(packs):
             raise ValueError(
                 "two calls of the batch share memory that one of them writes, but calls of a batch "
                 "run in no order: put them in two batches"
@@ -312,6 +304,8 @@ class Batch(JoinedWork):
         else:
             handle = BatchedWork(name, call.finish)
             pack.native.add(*call.outputs[0], call)
+            if call.complete is not None:
+                self._copied.append(call.result)
             pack.handles.append(handle)
         return handle if async_op else call.result
 

@@ -55,9 +55,9 @@ def in_place(
     """Prepares the call of an all_reduce, reduce, broadcast, scan or exscan. One array is input and
     output.
     """
-    receives = _receives(op, engine.rank, root)
-    staged = stage(x, writable=receives)
-    memory, complete = staged, restoring([staged]) if receives else None
+    changes = receives(op, engine.rank, root)
+    staged = stage(x, writable=changes)
+    memory, complete = staged, restoring([staged]) if changes else None
     request = _request(engine, op, staged, staged.located[1:2], reduction, root, algorithm)
     engine.call_cache.check(request)
     change = _change_of(engine, reduction, request)
@@ -68,11 +68,11 @@ def in_place(
         own = widened(x, factor)
         change = change if factor is None else None  # widened has applied the factor
         request = _wide(request)
-    elif change is not None and (engine.recording or not receives):
+    elif change is not None and (engine.recording or not changes):
         own = duplicate(x)  # x must not change: the batch may be cancelled, or x is only input
     if own is not None:
         memory = stage(own, writable=True)
-        complete = assigning(x, own) if receives else None
+        complete = assigning(x, own) if changes else None
     call = engine.call_cache.call(request)
     if change is not None:
         change(memory.array if memory.copy is None else memory.copy)
@@ -82,7 +82,7 @@ def in_place(
     return Call(call, where, where, x, (staged, memory), request, complete)
 
 
-def _receives(op: Op, rank: int, root: int) -> bool:
+def receives(op: Op, rank: int, root: int) -> bool:
     """Returns True if the operation changes this rank's array."""
     if op is Op.EXSCAN:
         return rank > 0
