@@ -26,6 +26,11 @@ from ranks import Threads  # noqa: E402
 from time_limits import limit_s  # noqa: E402
 from unisono import CollectiveTimeoutError, Communicator  # noqa: E402
 from unisono.parallel import ParameterServer  # noqa: E402
+from unisono.parallel.parameter_server.server_messages import (  # noqa: E402
+    Push,
+    head_bytes,
+    write_head,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -78,7 +83,7 @@ def _push_again(ps: ParameterServer, model: nn.Module, step: int) -> None:
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 99.0)
     used = ps._model.pack_gradients()
-    ps._group.exchange.exchange(step, used, 20.0)
+    ps._group.exchange.exchange(Push(step, used), 20.0)
     ps._model.unpack_values()
 
 
@@ -111,8 +116,8 @@ def _begin_twice(ps: ParameterServer, model: nn.Linear) -> None:
     for content in (right, torch.full_like(right, 55.0)):
         model.weight.grad = content
         ps._model.pack_gradients()
-        exchange._heads[0][:16].view(np.int64)[0] = 0
-        exchange._heads[0][16:] = 1
+        head = exchange._heads[0]
+        write_head(head, Push(0, np.ones(len(head) - head_bytes(0), np.uint8)))
         works = [request.start() for request in exchange._sends]  # type: ignore[attr-defined]
         for work in works:
             work.wait(20)

@@ -23,8 +23,8 @@ from parallel.served_training import (  # noqa: E402
     sgd,
     train_steps,
 )
-from ranks import Threads  # noqa: E402
-from unisono import Communicator  # noqa: E402
+from ranks import Threads, unique_name  # noqa: E402
+from unisono import AbortedError, Communicator, init  # noqa: E402
 from unisono.parallel import ParameterServer  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -186,3 +186,122 @@ def test_a_parameter_that_no_worker_used_keeps_its_value_and_state(
     for found in threads(2).run(check):
         for name, value in found.items():
             assert torch.equal(value, reference[name]), name
+
+
+# ---- learning rates
+
+
+def _one_process(workers: list[int], rates: list[float | None]) -> list[bytes]:
+    """Trains one model in this process, with the mean of the workers' gradients in each step. For
+    each step, `workers` has the number of workers, and `rates` the learning rate or None.
+    """
+    model = Rates()
+    optimizer = _momentum(model.named_parameters())
+    for step, (count, rate) in enumerate(zip(workers, rates, strict=True)):
+        if rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        totals = [torch.zeros_like(each) for each in model.parameters()]
+        for rank in range(count):
+            _set_gradients(model, rank, step)
+            for total, each in zip(totals, model.parameters(), strict=True):
+                total.add_(each.grad)
+        for total, each in zip(totals, model.parameters(), strict=True):
+            each.grad = total / count
+        optimizer.step()
+    return [bits_of(each) for each in model.parameters()]
+
+
+class Rates(nn.Module):  # type: ignore[misc]
+    """Parameters of two groups of `_momentum`, over several ranges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decayed = nn.Parameter(torch.linspace(-1, 1, 50, dtype=torch.float64))
+        self.plain = nn.Parameter(torch.linspace(-2, 2, 30, dtype=torch.float64))
+
+
+def _set_gradients(model: Rates, rank: int, step: int) -> None:
+    for each in model.parameters():
+        each.grad = torch.linspace(rank, step + 1, each.numel(), dtype=torch.float64)
+
+
+def _momentum(params: Any) -> Any:
+    named = list(params)
+    decayed = [each for name, each in named if name == "decayed"]
+    plain = [each for name, each in named if name == "plain"]
+    groups = [{"params": decayed, "weight_decay": 0.1, "lr": 0.5}, {"params": plain}]
+    return torch.optim.SGD([group for group in groups if group["params"]], 0.1, momentum=0.9)
+
+
+def test_learning_rates_of_a_schedule_equal_one_process_when_shards_move(
+    threads: Callable[[int], Threads],
+) -> None:
+    """Tests that a schedule goes on in a new group with a new worker, to which a shard moves."""
+    ended: dict[int, ParameterServer] = {}
+    rates: list[float | None] = [None, 0.2, 0.1, 0.05, 0.025, 0.0125]
+
+    def train(comm: Communicator, until: int, **options: Any) -> list[bytes]:
+        model = Rates()
+        made = ParameterServer(model, _momentum, comm=comm, range_bytes=128, **options)
+        with made as ps:
+            for step in range(ps.stats().steps, until):
+                if (rate := rates[step]) is not None:
+                    ps.set_learning_rate(rate)
+                _set_gradients(model, comm.rank, step)
+                ps.step()
+        ended[comm.rank] = ps
+        return [bits_of(each) for each in model.parameters()]
+
+    before = threads(2).run(lambda comm: train(comm, 3, servers=[0, 1]))
+    assert before == [_one_process([2] * 3, rates[:3])] * 2
+    held = dict(ended)
+    after = threads(3).run(
+        lambda comm: train(comm, 6, servers=[2, 1], previous=held.get(comm.rank))
+    )
+    assert after == [_one_process([2] * 3 + [3] * 3, rates)] * 3
+
+
+def test_different_learning_rates_fail_on_all_ranks(threads: Callable[[int], Threads]) -> None:
+    def check(comm: Communicator) -> str:
+        model = Mixed()
+        ps = ParameterServer(model, sgd, comm=comm, servers=[1])
+        with pytest.raises(ValueError, match="learning_rate: expected 0 or more, found nan"):
+            ps.set_learning_rate(float("nan"))
+        ps.set_learning_rate(0.1 * (comm.rank + 1))
+        set_gradients(model, comm.rank, 0)
+        with pytest.raises((ValueError, AbortedError)) as caught, ps:
+            ps.step()
+        return str(caught.value)
+
+    for text in threads(2).run(check):
+        assert "expected the same learning rate on all workers in a step, found 0.1 and 0.2" in text
+
+
+def test_what_cannot_follow_a_learning_rate_is_refused(
+    threads: Callable[[int], Threads],
+) -> None:
+    def scheduled(params: Any) -> Any:
+        optimizer = sgd(params)
+        torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return optimizer
+
+    def check(comm: Communicator) -> str:
+        model = Mixed()
+        with (
+            pytest.raises((ValueError, AbortedError)) as caught,
+            ParameterServer(model, scheduled, comm=comm, servers=[1]) as ps,
+        ):
+            train_steps(ps, model, comm.rank, 1)
+        return str(caught.value)
+
+    for text in threads(2).run(check):
+        assert "optimizer: expected one without a learning-rate scheduler" in text
+
+    with init(rank=0, size=1, rendezvous=unique_name()) as comm:
+        model = Mixed()
+        ps = ParameterServer(model, identity, comm=comm)
+        ps.set_learning_rate(0.1)
+        set_gradients(model, 0, 0)
+        with pytest.raises(ValueError, match="Identity has no learning rate"), ps:
+            ps.step()

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf, nan
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,7 @@ from unisono.parallel.parameter_server.member_state import (
 from unisono.parallel.parameter_server.model_bytes import ModelBytes
 from unisono.parallel.parameter_server.served_shard import OptimizerFactory
 from unisono.parallel.parameter_server.server_group import ServerGroup, ServerSettings, cut_shards
+from unisono.parallel.parameter_server.server_messages import Push
 from unisono.parallel.parameter_server.server_plan import ServerPlan, choose_servers
 from unisono.torch_backend import default_communicator
 
@@ -141,6 +143,7 @@ class ParameterServer:
             timeout_s=found.timeout_s,
         )
         self._closed = False
+        self._learning_rate = nan
         own = found.split(0, found.rank)
         assert own is not None, "all ranks have color 0"
         try:
@@ -175,9 +178,13 @@ class ParameterServer:
         self._model.pack_values()
         for tensor in (self._model.values, *self._model.rest):
             comm.broadcast(tensor.detach(), root)
-        self._group = ServerGroup(
-            comm, plan, self._model, optimizer, self._settings, states[root].run, step
-        )
+        try:
+            self._group = ServerGroup(
+                comm, plan, self._model, optimizer, self._settings, states[root].run, step
+            )
+        except Exception as error:  # of `optimizer`, which only servers call
+            comm.abort(f"rank {comm.rank}, a server: {type(error).__name__}: {error}")
+            raise
         if sources:
             self._group.take_over(held, _holders(states, len(plan.shards)))
         self._model.unpack_values()
@@ -230,11 +237,24 @@ class ParameterServer:
         used = self._model.pack_gradients()
 
         def exchange() -> None:
-            group.exchange.exchange(group.step, used, self._settings.timeout_s)
+            push = Push(group.step, used, self._learning_rate)
+            group.exchange.exchange(push, self._settings.timeout_s)
 
         group.going_on(exchange, in_thread=True)
         self._model.unpack_values()
         group.step += 1
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of all groups of the optimizers, from this worker's next step on.
+
+        In synchronous training all workers set the same value before the same step; otherwise the
+        step fails on all ranks. In asynchronous training it applies to this worker's gradients. A
+        worker that has set none leaves the learning rate as it is.
+        """
+        self._require_worker("set_learning_rate")
+        if not 0 <= learning_rate < inf:
+            raise ValueError(f"learning_rate: expected 0 or more, found {learning_rate}")
+        self._learning_rate = float(learning_rate)
 
     def zero_grad(self) -> None:
         """Sets the gradients of the model to None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan, nan
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,13 +21,11 @@ parameter's name."""
 
 
 class Gradient(NamedTuple):
-    """A worker's gradient of one range.
-
-    `used` has a 1 for each tensor of the shard that has a gradient, and a 0 for each other tensor.
-    """
+    """A worker's gradient of one range, and what the worker's `Push` says about it."""
 
     data: torch.Tensor
     used: NDArray[np.uint8]
+    learning_rate: float = nan
 
 
 class _Piece(NamedTuple):
@@ -76,12 +75,18 @@ class ServedRange:
             self._pieces.append(_Piece(parameter, marks[piece.tensor], run_index, first))
             named.append((spec.name, parameter))
         self.optimizer = optimizer(named)
+        if any("initial_lr" in group for group in self.optimizer.param_groups):
+            raise ValueError(
+                "optimizer: expected one without a learning-rate scheduler, whose state a server "
+                "cannot move: call set_learning_rate of the parameter server before each step"
+            )
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
         """Takes a step of the optimizer with the mean of the gradients.
 
         A tensor that no worker used keeps its values and its optimizer state.
         """
+        self._set_learning_rate({g.learning_rate for g in gradients if not isnan(g.learning_rate)})
         with torch.no_grad():
             means = [
                 mean_in_order([each.data[run].view(dtype) for each in gradients])
@@ -92,6 +97,24 @@ class ServedRange:
             end = piece.first + piece.parameter.numel()
             piece.parameter.grad = means[piece.run][piece.first : end] if used else None
         self.optimizer.step()
+
+    def _set_learning_rate(self, found: set[float]) -> None:
+        """Sets the learning rate that the workers set for a step, if any."""
+        if len(found) > 1:
+            raise ValueError(
+                "set_learning_rate: expected the same learning rate on all workers in a step, "
+                f"found {' and '.join(map(str, sorted(found)))}"
+            )
+        for rate in found:
+            for group in self.optimizer.param_groups:
+                if "lr" not in group:
+                    raise ValueError(
+                        f"set_learning_rate: {type(self.optimizer).__name__} has no learning rate"
+                    )
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
 
 
 class ServedShard:

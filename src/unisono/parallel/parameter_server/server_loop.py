@@ -6,11 +6,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from unisono.communicator import Communicator, Work
 from unisono.errors import CollectiveTimeoutError
@@ -19,6 +17,7 @@ from unisono.parallel.parameter_server.served_shard import Gradient, ServedRange
 from unisono.parallel.parameter_server.server_messages import (
     FINISHED,
     Kind,
+    Push,
     Trailer,
     head_bytes,
     read_head,
@@ -29,10 +28,6 @@ from unisono.parallel.parameter_server.shard_snapshots import ShardSnapshots
 LATE = "parameter server timed out"
 """Beginning of the error text of a timeout, by which workers recognize it."""
 _LONGEST_WAIT_S = 0.5
-
-
-_AnnouncedPush: TypeAlias = tuple[int, NDArray[np.uint8]]
-"""A step, or `FINISHED`, and a 1 for each tensor that has a gradient."""
 
 
 @dataclass(slots=True)
@@ -103,7 +98,7 @@ class ServerLoop:
         self._ends: list[Callable[[], None] | None] = []
         self._answers: dict[tuple[int, int], list[_Answer]] = defaultdict(list)
         self._unanswered: dict[tuple[int, int, int], float] = {}
-        self._announced: dict[tuple[int, int], deque[_AnnouncedPush]] = defaultdict(deque)
+        self._announced: dict[tuple[int, int], deque[Push]] = defaultdict(deque)
         """Pushes that a worker has announced for a range and that have not arrived."""
         self._snapshot_steps = {shard.number: shard.steps for shard in shards}
 
@@ -172,20 +167,18 @@ class ServerLoop:
         request = self._comm.recv_init(head, rank, tag_of(Kind.HEAD, shard.number))
 
         def arrived() -> None:
-            step, used = read_head(head)
-            if step != FINISHED:
-                self._answers[shard.number, worker].append(_Answer(step, len(shard.ranges)))
-                self._unanswered[shard.number, worker, step] = time.monotonic()
+            push = read_head(head)
+            if push.step != FINISHED:
+                self._answers[shard.number, worker].append(_Answer(push.step, len(shard.ranges)))
+                self._unanswered[shard.number, worker, push.step] = time.monotonic()
             for each in shard.ranges.values():
-                self._announce(shard, each, worker, (step, used))
-            if step != FINISHED:
+                self._announce(shard, each, worker, push)
+            if push.step != FINISHED:
                 self._begin(request.start(), arrived)
 
         self._begin(request.start(), arrived)
 
-    def _announce(
-        self, shard: ServedShard, served: ServedRange, worker: int, push: _AnnouncedPush
-    ) -> None:
+    def _announce(self, shard: ServedShard, served: ServedRange, worker: int, push: Push) -> None:
         """Queues a worker's announced push of a range, or the message that the worker has finished.
 
         Takes the push at once if the queue was empty.
@@ -198,7 +191,7 @@ class ServerLoop:
     def _take(self, shard: ServedShard, served: ServedRange, worker: int) -> None:
         """Receives the gradient of the first push in the queue of a worker and a range."""
         announced = self._announced[served.number, worker]
-        step, used = announced[0]
+        step, used, learning_rate = announced[0]
         if step == FINISHED:
             announced.popleft()
             self._do(shard, served, served.state.remove(worker))
@@ -216,7 +209,8 @@ class ServerLoop:
             if rank != self._comm.rank:
                 self._counts.bytes.received_bytes += data.numel()
             announced.popleft()
-            self._do(shard, served, served.state.push(worker, step, Gradient(data, used)))
+            gradient = Gradient(data, used, learning_rate)
+            self._do(shard, served, served.state.push(worker, step, gradient))
             if announced:
                 self._take(shard, served, worker)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from math import nan
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,22 +48,36 @@ def head_bytes(tensors: int) -> int:
     return _HEAD_BYTES + tensors
 
 
-def write_head(head: Bytes, step: int, used: Bytes) -> None:
-    """Fills a head with the step and `used`, which has a 1 for each tensor with a gradient."""
-    head[:_HEAD_BYTES].view(np.int64)[0] = step
-    head[_HEAD_BYTES:] = used
+class Push(NamedTuple):
+    """A worker's announcement of the gradients of a step, or of its end."""
+
+    step: int
+    """The step, or `FINISHED`."""
+    used: Bytes
+    """A 1 for each tensor of the shard that has a gradient, and a 0 for each other tensor."""
+    learning_rate: float = nan
+    """The learning rate of the step; NaN if the worker does not set it."""
 
 
-def read_head(head: Bytes) -> tuple[int, Bytes]:
-    """Returns a head's step, and an array with a 1 for each tensor of the shard with a gradient.
+def write_head(head: Bytes, push: Push) -> None:
+    """Fills a head with the announcement of a push."""
+    head[:8].view(np.int64)[0] = push.step
+    head[8:_HEAD_BYTES].view(np.float64)[0] = push.learning_rate
+    head[_HEAD_BYTES:] = push.used
+
+
+def read_head(head: Bytes) -> Push:
+    """Returns the announcement in a head.
 
     >>> head = np.zeros(head_bytes(3), np.uint8)
-    >>> write_head(head, 7, np.array([1, 0, 1], np.uint8))
-    >>> step, used = read_head(head)
-    >>> step, used.tolist()
-    (7, [1, 0, 1])
+    >>> write_head(head, Push(7, np.array([1, 0, 1], np.uint8), 0.5))
+    >>> step, used, learning_rate = read_head(head)
+    >>> step, used.tolist(), learning_rate
+    (7, [1, 0, 1], 0.5)
     """
-    return int(head[:_HEAD_BYTES].view(np.int64)[0]), head[_HEAD_BYTES:].copy()
+    step = int(head[:8].view(np.int64)[0])
+    learning_rate = float(head[8:_HEAD_BYTES].view(np.float64)[0])
+    return Push(step, head[_HEAD_BYTES:].copy(), learning_rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from unisono import native
 from unisono.communicator import Communicator, Work
@@ -18,6 +17,7 @@ from unisono.parallel.parameter_server.server_messages import (
     FINISHED,
     TRAILER_NUMBERS,
     Kind,
+    Push,
     Trailer,
     head_bytes,
     tag_of,
@@ -73,19 +73,20 @@ class WorkerExchange:
             self._sends.append(comm.send_init(gradients[here], owner, tag))
             self._payload_bytes += 0 if owner == comm.rank else within.nbytes
 
-    def exchange(self, step: int, used: NDArray[np.uint8], timeout_s: float) -> list[Trailer]:
+    def exchange(self, push: Push, timeout_s: float) -> list[Trailer]:
         """Pushes the gradients of a step and receives the parameters for the next.
 
-        `used` has a 1 for each tensor with a gradient. Returns the trailers of all shards. Raises
-        `PeerLostError` if a rank is lost, `CollectiveTimeoutError` if a server does not answer.
+        `push.used` has a 1 for each tensor of the model with a gradient. Returns the trailers of
+        all shards. Raises `PeerLostError` if a rank is lost, `CollectiveTimeoutError` if a server
+        does not answer.
         """
         for head, tensors in zip(self._heads, self._tensors, strict=True):
-            write_head(head, step, used[tensors])
+            write_head(head, push._replace(used=push.used[tensors]))
         requests = [*self._receives, *self._sends]
         with _timeouts_by_name():
             works: list[Work] = [request.start() for request in requests]
         self._bytes.sent_bytes += self._payload_bytes
-        what = f"the parameters after step {step}"
+        what = f"the parameters after step {push.step}"
         self._wait(works, timeout_s + max(_GRACE_S, timeout_s / 10), what)
         self._bytes.received_bytes += self._payload_bytes
         return [Trailer.decode(trailer) for trailer in self._trailers]
@@ -108,7 +109,7 @@ class WorkerExchange:
     def _say_finished(self, shard: int, owner: int) -> Work:
         tensors = len(self._tensors[shard])
         head = np.zeros(head_bytes(tensors), np.uint8)
-        write_head(head, FINISHED, np.zeros(tensors, np.uint8))
+        write_head(head, Push(FINISHED, np.zeros(tensors, np.uint8)))
         work: Work = self._comm.send(head, owner, tag_of(Kind.HEAD, shard), async_op=True)
         return work
 
