@@ -137,3 +137,64 @@ def test_train_has_its_own_help() -> None:
         check=True,
     )
     assert "digits" in answer.stdout
+
+
+def told(*words: str, without: str = "nothing") -> tuple[int, str]:
+    """Runs the command in a process in which a package is not installed; returns its exit code and
+    its errors.
+    """
+    script = (
+        "import importlib.util, sys; find = importlib.util.find_spec; "
+        f"importlib.util.find_spec = lambda name, *more: None if name == {without!r} "
+        "else find(name, *more); from unisono.commands.main import main; main()"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, check=False
+    )
+    return answer.returncode, answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("train text --layout dq=3", "unisono train text: Invalid value: --layout: a layout is"),
+        ("train text --steps 0", "unisono train text: Invalid value for '--steps': "),
+        ("train texts", "unisono train: No such command 'texts'."),
+        (
+            "plan --layout dq=3 --model gpt3-175b --cluster a100:4 --batch 4",
+            "unisono plan: Invalid",
+        ),
+        ("bench nosuch", "unisono bench: Invalid value: unknown operation 'nosuch'"),
+        ("trace --nosuch", "unisono trace read: No such option: --nosuch"),
+        ("nosuch", "unisono: No such command 'nosuch'."),
+    ],
+)
+def test_errors_in_arguments_are_one_plain_line(words: str, expected: str) -> None:
+    code, errors = told(*words.split())
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert errors.startswith(expected)
+    assert errors.endswith(" --help)\n")
+
+
+@pytest.mark.parametrize("options", [(), ("--layout", "dp=2")])
+@pytest.mark.parametrize(("task", "package"), [("digits", "sklearn"), ("text", "torch")])
+def test_a_missing_package_is_named_in_one_line(
+    task: str, package: str, options: tuple[str, ...]
+) -> None:
+    code, errors = told("train", task, "-n", "2", *options, without=package)
+    name = {"sklearn": "scikit-learn"}.get(package, package)
+    assert code == 1
+    assert errors == (
+        f"unisono: UnsupportedError: unisono train {task} needs {name}, not installed here: "
+        "pip install 'unisono[train]'\n"
+    )
+
+
+def test_only_the_digits_need_scikit_learn() -> None:
+    pytest.importorskip("torch")
+    script = (
+        "import sys; sys.modules['sklearn'] = None; "
+        "import unisono.train.layout_tasks, unisono.train.task; unisono.train.task.build('text')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

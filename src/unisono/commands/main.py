@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -83,20 +83,44 @@ def train(context: typer.Context) -> None:
     """Train a small real model on several ranks (see `unisono train --help`)."""
     from unisono.commands.train import app as train_app
 
-    train_app(args=context.args, prog_name="unisono train")
+    raise typer.Exit(
+        train_app(args=context.args, prog_name="unisono train", standalone_mode=False) or 0
+    )
+
+
+# typer does not export this base class of its errors; in some versions the class is click's.
+_CommandError: Any = next(
+    each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException"
+)
 
 
 def main() -> None:
-    """Runs the command line. Errors of Unisono and of the system are printed as one line, without a
-    traceback."""
+    """Runs the command line. Errors of the user, of Unisono and of the system are printed as one
+    line, without a box or a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # for characters that the locale does not have
             stream.reconfigure(errors="replace")
     try:
-        app()
+        code = app(prog_name="unisono", standalone_mode=False)
     except UnisonoError as error:
-        typer.secho(f"unisono: {type(error).__name__}: {error}", err=True)
-        sys.exit(1)
+        code = _told(f"unisono: {type(error).__name__}: {error}", 1)
     except OSError as error:  # such as a full disk
-        typer.secho(f"unisono: {error}", err=True)
-        sys.exit(1)
+        code = _told(f"unisono: {error}", 1)
+    except typer.Abort:
+        code = _told("unisono: interrupted", 1)
+    except _CommandError as error:
+        code = _told(_in_one_line(error), error.exit_code)
+    sys.exit(code or 0)
+
+
+def _told(text: str, code: int) -> int:
+    typer.echo(text, err=True)
+    return code
+
+
+def _in_one_line(error: Any) -> str:
+    """Returns the text of an error in the arguments of a command."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # typer has printed the help
+        return str(error.format_message())
+    command = "unisono" if error.ctx is None else error.ctx.command_path
+    return f"{command}: {' '.join(error.format_message().split())} (see {command} --help)"

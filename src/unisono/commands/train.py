@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import signal
 import sys
@@ -18,13 +17,13 @@ from unisono.commands.command_options import with_options
 from unisono.commands.outputs import JsonOption, given, result_console, write_json
 from unisono.commands.train_layout import dlrm, long, moe, train_one_layout
 from unisono.commands.train_layout_options import LAYOUT_ONLY, LayoutOptions, Ranks
+from unisono.commands.train_packages import require_packages
 from unisono.errors import UnisonoError
 from unisono.train import (
     FULL_SCALE,
     Example,
     Outcome,
     Report,
-    TaskName,
     TrainingRun,
     hidden_line,
     launch,
@@ -200,12 +199,8 @@ def _names(backends: str, with_: str | None) -> tuple[str, ...]:
 
 
 def _compare(run: TrainingRun, json_path: str | None, *, is_default_length: bool) -> None:
-    needed: dict[TaskName, tuple[str, ...]] = {"digits": ("torch", "sklearn"), "text": ("torch",)}
-    missing = [name for name in needed[run.task] if importlib.util.find_spec(name) is None]
+    require_packages(run.task)
     progress_console = Console(stderr=True)
-    if missing:
-        progress_console.print(f"[red]needs {' and '.join(missing)}: install unisono\\[train]")
-        raise typer.Exit(2)
     try:
         outcomes = _train(run, progress_console)
     except UnisonoError as error:

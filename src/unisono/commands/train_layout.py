@@ -15,6 +15,7 @@ from unisono.commands.train_layout_options import (
     LayoutOptions,
     LayoutTaskOptions,
 )
+from unisono.commands.train_packages import require_packages
 from unisono.errors import UnisonoError
 from unisono.planner import PipelineSchedule
 from unisono.train import (
@@ -48,6 +49,7 @@ def train_one_layout(
     layout = options.read_layout()
     if options.schedule_json is not None and layout.pp == 1:
         raise typer.BadParameter("--schedule-json needs a pipeline, such as --layout pp=2")
+    require_packages(task)
     console, errors = result_console(options.json_path), Console(stderr=True)
     try:
         run = LayoutRun(

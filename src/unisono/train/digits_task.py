@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -31,6 +29,10 @@ class Digits:
     @staticmethod
     def load() -> Digits:
         """Reads the data from scikit-learn. The split is the same for every seed."""
+        # Other tasks import this module where scikit-learn is not installed.
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
         raw = load_digits()
         images = torch.from_numpy(raw.images).float().unsqueeze(1) / (_PIXEL_MAX / 2) - 1
         labels = torch.from_numpy(raw.target).long()
