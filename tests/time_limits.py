@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _IDLE = "UNISONO_TESTS_ON_IDLE_MACHINE" in os.environ
 """True if the limits are those of an idle machine. `benchmarks/faults.py` sets this variable."""
@@ -28,6 +32,21 @@ def limit_s(seconds: float) -> float:
     an action that ends only by such a timeout exceeds the limit.
     """
     return seconds * _BUSY_FACTOR + _STALL_S
+
+
+def with_longer_timeouts(
+    run: Callable[[float], T], is_too_early: Callable[[T], bool], *, first_s: float
+) -> T:
+    """Returns the result of `run(timeout_s)`, for ranks that all wait until a timeout.
+
+    On a busy machine a rank may begin only after the others have timed out. Then the result is too
+    early, and the ranks run again with a timeout that is four times as long, up to twice.
+    """
+    for factor in (1, 4):
+        found = run(first_s * factor)
+        if not is_too_early(found):
+            return found
+    return run(first_s * 16)
 
 
 def threads() -> set[str]:

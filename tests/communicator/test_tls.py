@@ -20,7 +20,7 @@ import pytest
 from bootstrap_stores import free_port
 from pretended_hosts import IPV6, spanning
 from ranks import Me, Processes
-from time_limits import limit_s
+from time_limits import limit_s, with_longer_timeouts
 from tls import Authority, Tap, needs_openssl
 from unisono import Communicator
 from unisono.bootstrap import tcp_store
@@ -170,12 +170,21 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_store, "PATIENCE_S", 0.3)
 
 
+def refused(environs: list[dict[str, str]], **options: Any) -> list[Any]:
+    """Returns the errors of two ranks, of which rank 0 refuses rank 1 and then waits for it."""
+    return with_longer_timeouts(
+        lambda timeout_s: spanning(everything, environs, timeout_s=timeout_s, **options),
+        lambda found: not isinstance(found[1], AuthenticationError),
+        first_s=2.0,
+    )
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_different_tls_settings_are_refused(wrong: int) -> None:
     environs = [PSK, PSK]
     environs[wrong] = SECRET
-    found = spanning(everything, environs, timeout_s=2.0)
+    found = refused(environs)
     assert isinstance(found[0], RendezvousError)  # rank 1 did not join
     assert isinstance(found[1], AuthenticationError)
     here, there = ("off", "psk") if wrong == 1 else ("psk", "off")
@@ -185,7 +194,7 @@ def test_different_tls_settings_are_refused(wrong: int) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_another_secret_is_refused() -> None:
     other = PSK | {"UNISONO_JOB_SECRET": "a guess"}
-    found = spanning(everything, [PSK, other], timeout_s=2.0)
+    found = refused([PSK, other])
     assert [type(one) for one in found] == [RendezvousError, AuthenticationError]
 
 
@@ -199,7 +208,7 @@ def test_a_certificate_of_another_authority_is_refused(
     # this rank trusts the other ranks' certificates, but they do not trust its certificate
     stranger["UNISONO_TLS_CA"] = str(authority.file)
     environs = [authority.member("rank0"), stranger]
-    found = spanning(everything, environs, timeout_s=2.0, address=address)
+    found = refused(environs, address=address)
     assert [type(one) for one in found] == [RendezvousError, AuthenticationError]
     assert "unknown ca" in str(found[1])
 
