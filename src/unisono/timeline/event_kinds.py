@@ -28,7 +28,8 @@ class EventKind(IntEnum):
     BEGUN = 6
     """The phase `name` of step `number` began."""
     ENDED = 7
-    """The phase `name` of step `number` ended."""
+    """The phase `name` of step `number` ended. `begun_ns` is its begin, or 0 if a BEGUN event
+    recorded the begin."""
     FAILED = 8
     """An error ended the controller. `name` is the type of the error."""
     PLANNED = 9

@@ -184,7 +184,9 @@ class _SpanFinder:
 
     def _end(self, event: Any, name: str) -> None:
         step = int(event["number"])
-        begun_ns = self._open_phases.pop((name, step), None)
+        begun_ns: int | None = int(event["begun_ns"])
+        if not begun_ns:
+            begun_ns = self._open_phases.pop((name, step), None)
         start_ns = self.found.extent.begun_ns if begun_ns is None else begun_ns
         self._add_phase(name, step, start_ns, int(event["time_ns"]), whole=begun_ns is not None)
 

@@ -31,10 +31,12 @@ from unisono.parallel.run.run_report import (
     memory_by_kind,
     predicted_memory,
 )
+from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
+from unisono.torch_backend import default_communicator
 
 _NORM_EPSILON = 1e-6  # added to the norm, as by torch.nn.utils.clip_grad_norm_
 
@@ -100,6 +102,11 @@ class ParallelRun:
             else None
         )
         self.clock = self._pipeline.clock if self._pipeline else StageClock()
+        comm = default_communicator()
+        assert comm is not None, "a mesh needs the backend unisono"
+        self._timeline = RunTimeline(comm.timeline)
+        self._held_bytes = sum(held.values.nbytes for each in sets for held in each.held)
+        self.clock.tell = self._timeline.passed
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Trains on a batch; returns the batch's loss before the step, on all ranks. Collective.
@@ -125,6 +132,7 @@ class ParallelRun:
         self._sent_before = self.mesh.bytes_sent()
         part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
         self._place.step, self._first_samples = self.steps, part.first_samples
+        self._timeline.step = self.steps + 1
         self._shares = part.shares
         self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
         for module in self._balanced:
@@ -144,12 +152,17 @@ class ParallelRun:
         `losses`: this rank's losses of the microbatches. Returns their sum over all ranks. `step`
         calls this method after the backward passes.
         """
-        for each in self.sets:
-            each.reduce()
-        total = self._finish(losses)
-        self.optimizer.step()
-        for each in self.sets:
-            each.gather()
+        nbytes = self._held_bytes
+        with self._timeline.exchange("gradients", nbytes):
+            for each in self.sets:
+                each.reduce()
+        with self._timeline.exchange("loss and norm", 0):
+            total = self._finish(losses)
+        with self._timeline.optimizer():
+            self.optimizer.step()
+        with self._timeline.exchange("parameters", nbytes):
+            for each in self.sets:
+                each.gather()
         return total
 
     def save(self, folder: Path) -> None:

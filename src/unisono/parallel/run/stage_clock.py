@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from unisono.planner import StageTask, TaskSpan
 
@@ -12,6 +13,8 @@ class StageClock:
 
     def __init__(self) -> None:
         self._passes: list[tuple[str, int, int, float, float]] = []
+        self.tell: Callable[[str, float], None] | None = None
+        """Function that gets the kind and the beginning of each pass at the end of the pass."""
         self.result_bytes: dict[int, tuple[int, int]] = {}
         """For each stage, the bytes of its results for a microbatch, and the bytes of the results
         that need a gradient."""
@@ -47,3 +50,5 @@ class StageClock:
         short passes.
         """
         self._passes.append((kind, microbatch, stage, begin_s, time.monotonic()))
+        if self.tell is not None:
+            self.tell(kind, begin_s)
