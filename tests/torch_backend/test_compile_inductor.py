@@ -7,7 +7,8 @@ import torch
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+# torch calls the program openssl when it compiles C++.
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.program("openssl")]
 RANKS = 2
 
 
