@@ -24,13 +24,15 @@ def draw_case(seed: int) -> Case:
     """Returns the case of a seed."""
     draw = random.Random(seed)
     ranks = draw.choice((2, 2, 2, 4, 4, 1))
-    inputs = draw.choice(list(STEMS))
     is_decoder = draw.random() < 0.2
+    inputs = draw.choice(("tokens", "padded_tokens") if is_decoder else tuple(STEMS))
     blocks = _draw_blocks(draw, has_positions=inputs != "vectors" or is_decoder)
     layout = _draw_layout(draw, ranks, divisible=is_decoder or _is_divisible(blocks))
     microbatches = _draw_microbatches(draw, layout)
-    head = draw.choice(("positions", "positions", *HEADS))
+    head = draw.choice(("positions", "pooled") if is_decoder else ("positions", *HEADS))
     loss = _draw_loss(draw, head, is_decoder)
+    if loss == "shifted" and (inputs == "vectors" or head == "pooled"):
+        loss = "flat"
     container = draw.choice(("sequential", "sequential", *CONTAINERS))
     batches = _draw_batches(draw, microbatches)
     resumed = _draw_layout(draw, ranks, divisible=is_decoder) if draw.random() < 0.1 else None
@@ -49,11 +51,19 @@ def draw_case(seed: int) -> Case:
         microbatches=microbatches,
         clip=draw.choice((None, 0.3, 5.0)),
         optimizer=draw.choice(("sgd", "momentum", "adamw", *OPTIMIZERS)),
-        habit=draw.choice(list(HABITS)) if draw.random() < 0.2 else "none",
+        habit=_draw_habit(draw, ranks, resumed),
         autocast=draw.random() < 0.06,
         example="pp" in layout and draw.random() < 0.5,
     )
     return case
+
+
+def _draw_habit(draw: random.Random, ranks: int, resumed: str | None) -> str:
+    if draw.random() < 0.8:
+        return "none"
+    found = draw.choice(list(HABITS))
+    depends = HABITS[found].needs_ranks and ranks == 1
+    return "none" if depends or (found == "schedule" and resumed is not None) else found
 
 
 def _is_divisible(blocks: tuple[str, ...]) -> bool:

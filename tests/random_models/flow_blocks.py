@@ -213,7 +213,7 @@ FLOW_BLOCKS: dict[str, Block] = {
     "relu_in_place_first": block(lambda _: nn.ReLU(inplace=True), lambda w: nn.Linear(w, w)),
     "in_place": block(lambda w: nn.Linear(w, w), lambda _: InPlace()),
     "after_linear": block(AfterLinear),
-    "tuple": block(lambda w: Split(w), lambda _: Join()),
+    "tuple": block(Split, lambda _: Join()),
     "list": block(lambda w: Split(w, list), lambda _: Join()),
     "dict": block(lambda w: Split(w, dict), lambda _: Join()),
     "tuple_inside": block(lambda w: nn.Sequential(Split(w), Join())),

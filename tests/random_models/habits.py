@@ -16,7 +16,7 @@ Parameters = Iterable[nn.Parameter]
 class Habit:
     """A way to use a run. The defaults do nothing."""
 
-    prepare: Callable[[nn.Module], None] = lambda model: None
+    prepare: Callable[[nn.Module], object] = lambda model: None
     """Receives the model before it is divided."""
     after_step: Callable[[int, Parameters], None] = lambda step, parameters: None
     """Receives the number of each finished step and this rank's parameters."""
@@ -24,6 +24,8 @@ class Habit:
     """Makes a schedule of the learning rate."""
     is_refused: bool = False
     """Whether no result can be right, so an error on all ranks is expected."""
+    needs_ranks: bool = False
+    """Whether the habit does nothing on one rank."""
     trains_loss: bool = False
     """Whether the optimizer also receives the parameters of the loss."""
     collects_first: bool = False
@@ -31,7 +33,10 @@ class Habit:
     uses_loss_before: bool = False
     """Whether the loss object has served another run, of one rank's size, before."""
     alter: Callable[[int, int, int, Any, Any], tuple[Any, Any]] = (
-        lambda step, rank, ranks, inputs, targets: (inputs, targets)
+        lambda step, rank, ranks, inputs, targets: (
+            inputs,
+            targets,
+        )
     )
     """Changes a batch: receives the step, this rank and the number of ranks."""
 
@@ -72,14 +77,14 @@ def _no_targets(step: int, rank: int, ranks: int, inputs: Any, targets: Any) -> 
 
 HABITS: dict[str, Habit] = {
     "none": Habit(),
-    "eval": Habit(prepare=lambda model: model.eval() and None),
+    "eval": Habit(prepare=nn.Module.eval),
     "schedule": Habit(make_schedule=lambda each: torch.optim.lr_scheduler.ExponentialLR(each, 0.5)),
     "shrink": Habit(after_step=_shrink),
     "train_loss": Habit(trains_loss=True),
     "collect_first": Habit(collects_first=True),
     "loss_used_before": Habit(uses_loss_before=True),
-    "own_part": Habit(alter=_own_part, is_refused=True),
-    "other_batch": Habit(alter=_other_batch, is_refused=True),
+    "own_part": Habit(alter=_own_part, needs_ranks=True, is_refused=True),
+    "other_batch": Habit(alter=_other_batch, needs_ranks=True, is_refused=True),
     "missing_target": Habit(alter=_missing_target, is_refused=True),
     "named_inputs": Habit(alter=_named_inputs, is_refused=True),
     "listed_inputs": Habit(alter=_listed, is_refused=True),

@@ -36,6 +36,9 @@ class Halving(optim.Optimizer):
                     each.sub_(each.grad * group["lr"] / each.numel() ** 0.5)
 
 
+MAGNIFYING = ("adafactor",)
+"""Optimizers that turn the rounding errors of gradients of zero into large steps."""
+
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], optim.Optimizer]] = {
     "sgd": lambda each: optim.SGD(each, 0.1),
     "momentum": lambda each: optim.SGD(each, 0.1, momentum=0.9, nesterov=True),
@@ -52,7 +55,5 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], optim.Optimizer]] = {
     "averaged": lambda each: optim.ASGD(each, 0.05),
     "adafactor": lambda each: optim.Adafactor(each, 0.02),
     "own": Halving,
-    "lbfgs": lambda each: optim.LBFGS(each),
     "tensor_rate": lambda each: optim.AdamW(each, torch.tensor(0.02), eps=_EPSILON),
-    "sparse_adam": lambda each: optim.SparseAdam(each),
 }

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_map
 
 Blocks = dict[str, tuple[tuple[int, ...], torch.Tensor]]
 

@@ -145,10 +145,6 @@ def _transposed(width: int) -> nn.Module:
     return made
 
 
-def _pruned(width: int) -> nn.Module:
-    return prune.random_unstructured(nn.Linear(width, width), "weight", 0.4)
-
-
 def _masked(width: int) -> nn.Module:
     """A linear layer whose hook zeroes gradients of half of its rows."""
     made = nn.Linear(width, width)
@@ -156,10 +152,14 @@ def _masked(width: int) -> nn.Module:
     return made
 
 
+def _halve(parameter: torch.Tensor) -> None:
+    parameter.grad.mul_(0.5)
+
+
 def _counting(width: int) -> nn.Module:
     """A linear layer with a hook after the accumulation of a gradient."""
     made = nn.Linear(width, width)
-    made.bias.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))
+    made.bias.register_post_accumulate_grad_hook(_halve)
     return made
 
 
@@ -176,7 +176,7 @@ PARAMETER_BLOCKS: dict[str, Block] = {
     "twice": block(lambda w: Twice(nn.Linear(w, w))),
     "shared": Block(make=lambda w: [each := nn.Linear(w, w), nn.Tanh(), each]),
     "tied": block(Tied),
-    "tied_apart": Block(make=lambda w: _tied_apart(w)),
+    "tied_apart": Block(make=_tied_apart),
     "borrowed": block(Borrowed),
     "unused": block(Unused),
     "sometimes_used": block(SometimesUsed),

@@ -68,6 +68,30 @@ class FunctionalDropout(nn.Module):
         return functional.dropout(x, 0.3, self.training)
 
 
+class SelfBilinear(nn.Module):
+    """A bilinear product of the input with itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Bilinear(width, width, width)
+
+    def forward(self, x):
+        return self.inner(x, x)
+
+
+class BagSum(nn.Module):
+    """Adds rows of a table, chosen by the signs of the input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(2 * width, width, mode="sum")
+        self.width = width
+
+    def forward(self, x):
+        ids = torch.arange(self.width) * 2 + (x.detach() > 0)
+        return x + self.table(ids.flatten(0, -2)).view_as(x)
+
+
 def _mlp(width: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(width, 2 * width + 1), nn.GELU(), nn.Linear(2 * width + 1, width)
@@ -75,7 +99,7 @@ def _mlp(width: int) -> nn.Module:
 
 
 def _shape(width: int, **changes: object) -> Transformer:
-    sizes = {"layers": 1, "hidden": width, "heads": 2, "ffn": 7, "vocab": 5}
+    sizes = {"layers": 1, "hidden": width, "heads": 2 - width % 2, "ffn": 7, "vocab": 5}
     return Transformer(**(sizes | changes))
 
 
@@ -94,8 +118,7 @@ def _frozen_norm(width: int) -> nn.Module:
 
 
 def _attention(width: int) -> nn.Module:
-    heads = 2 if width % 2 == 0 else 1
-    return Residual(SelfAttention(_shape(width, heads=heads)))
+    return Residual(SelfAttention(_shape(width)))
 
 
 PLAIN_BLOCKS: dict[str, Block] = {
@@ -135,7 +158,7 @@ PLAIN_BLOCKS: dict[str, Block] = {
         needs_positions=True,
     ),
     "attention": block(_attention, needs_positions=True),
-    "feed_forward": block(lambda w: Residual(FeedForward(_shape(w, heads=1)))),
+    "feed_forward": block(lambda w: Residual(FeedForward(_shape(w)))),
     "experts": block(_experts, needs_positions=True),
     "feature_norm": block(lambda w: FeatureNorm(w, is_centred=True)),
     "layout_dropout": block(
@@ -149,30 +172,6 @@ PLAIN_BLOCKS: dict[str, Block] = {
     "dropping_attention": block(
         lambda w: TorchAttention(w, 0.2), needs_positions=True, is_random=True
     ),
-    "embedding_bag": block(lambda w: BagSum(w)),
-    "bilinear": block(lambda w: SelfBilinear(w)),
+    "embedding_bag": block(BagSum),
+    "bilinear": block(SelfBilinear),
 }
-
-
-class SelfBilinear(nn.Module):
-    """A bilinear product of the input with itself."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = nn.Bilinear(width, width, width)
-
-    def forward(self, x):
-        return self.inner(x, x)
-
-
-class BagSum(nn.Module):
-    """Adds rows of a table, chosen by the signs of the input."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.table = nn.EmbeddingBag(2 * width, width, mode="sum")
-        self.width = width
-
-    def forward(self, x):
-        ids = torch.arange(self.width) * 2 + (x.detach() > 0)
-        return x + self.table(ids.flatten(0, -2)).view_as(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,8 +17,6 @@ from random_models.optimizers import OPTIMIZERS
 from random_models.outcome import Outcome
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
-
-Alone = tuple[nn.Module, list[float], list[float]]
 
 
 def prepare_process(case: Case) -> None:
@@ -59,8 +58,7 @@ def train(case: Case, outcome: Outcome) -> None:
         found.backward()  # also adds the gradients of the experts' balance losses
         balance = [each.auxiliary_loss for each in model.modules() if isinstance(each, Balanced)]
         outcome.losses.append(float(found.detach() + sum(balance)))
-        limit = torch.inf if case.clip is None else case.clip
-        outcome.norms.append(float(nn.utils.clip_grad_norm_(trained + extra, limit)))
+        outcome.norms.append(_clip(trained + extra, case.clip))
         optimizer.step()
         if schedule is not None:
             schedule.step()
@@ -68,6 +66,17 @@ def train(case: Case, outcome: Outcome) -> None:
     outcome.weights = {
         name: ((0,) * each.dim(), each.detach()) for name, each in model.state_dict().items()
     }
+
+
+def _clip(parameters: Sequence[nn.Parameter], limit: float | None) -> float:
+    """Clips gradients, of which some may be sparse, as torch does. Returns their norm."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    dense = [each.to_dense() if each.is_sparse else each for each in gradients]
+    norm = float(sum(each.abs().square().sum() for each in dense)) ** 0.5
+    if limit is not None and norm > limit:
+        for each in gradients:
+            each.mul_(limit / (norm + 1e-6))
+    return norm
 
 
 def _is_lazy(model: nn.Module) -> bool:
