@@ -163,6 +163,12 @@ def _counting(width: int) -> nn.Module:
     return made
 
 
+def _tied_apart(width: int) -> list[nn.Module]:
+    first, last = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+    last.weight = first.weight
+    return [first, nn.Tanh(), nn.LayerNorm(width), last]
+
+
 def _between(kind):
     """Two linear layers that are changed by `kind`, with an activation between them."""
     return block(
@@ -205,9 +211,3 @@ PARAMETER_BLOCKS: dict[str, Block] = {
     "after_gradient": block(_counting),
     "lazy": block(nn.LazyLinear),
 }
-
-
-def _tied_apart(width: int) -> list[nn.Module]:
-    first, last = nn.Linear(width, width), nn.Linear(width, width, bias=False)
-    last.weight = first.weight
-    return [first, nn.Tanh(), nn.LayerNorm(width), last]
