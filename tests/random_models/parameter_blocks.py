@@ -152,6 +152,13 @@ def _masked(width: int) -> nn.Module:
     return made
 
 
+def _clamped(width: int) -> nn.Module:
+    """A linear layer whose hook limits each element of the gradient: not linear in its parts."""
+    made = nn.Linear(width, width)
+    made.weight.register_hook(lambda g: g.clamp(-0.01, 0.01))
+    return made
+
+
 def _halve(parameter: torch.Tensor) -> None:
     parameter.grad.mul_(0.5)
 
@@ -207,6 +214,7 @@ PARAMETER_BLOCKS: dict[str, Block] = {
     "old_spectral_norm": _between(nn.utils.spectral_norm),
     "orthogonal": _between(parametrizations.orthogonal),
     "gradient_mask": block(_masked),
+    "gradient_clamp": block(_clamped),
     "gradient_mask_in_pair": block(_masked, lambda _: nn.ReLU(), _masked),
     "after_gradient": block(_counting),
     "lazy": block(nn.LazyLinear),
