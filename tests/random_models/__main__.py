@@ -11,6 +11,7 @@ from pathlib import Path
 
 from random_models.case import Case
 from random_models.draw import cases, draw_case
+from random_models.found import FOUND
 from random_models.judge import Verdict, judge
 from random_models.models import make_model
 from random_models.shrink import shrink
@@ -24,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, help="judge the case of this seed, and print it")
     parser.add_argument("--case", help="judge a case given as JSON, and print it")
+    parser.add_argument("--found", action="store_true", help="judge all cases of found.py")
     parser.add_argument("--singles", action="store_true", help="one unusual thing a case")
     parser.add_argument("--first", type=int, default=0, help="the first seed of many")
     parser.add_argument("--step", type=int, default=1, help="take each n-th seed")
@@ -33,7 +35,10 @@ def main() -> None:
     parser.add_argument("--shrink", action="store_true", help="also look for smaller cases")
     parser.add_argument("--faults", type=Path, help="file to which faults are added, as JSON lines")
     given = parser.parse_args()
-    if given.seed is not None or given.case is not None:
+    if given.found:
+        for name, case in FOUND.items():
+            print(f"{name}: {judge(case)}\n  {case.to_json()}", flush=True)
+    elif given.seed is not None or given.case is not None:
         case = Case.from_json(given.case) if given.case else draw_case(given.seed)
         _show(case, shrinks=given.shrink)
     else:
