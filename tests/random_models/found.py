@@ -17,7 +17,9 @@ FOUND: dict[str, Case] = {
     # pipelines
     "module twice in a sequence": Case(**_PP, blocks=("shared",)),
     "module twice in a traced sequence": Case(**_TRACED, blocks=("shared",)),
-    "reentrant checkpoint in a pipeline": Case(**_PP, blocks=("checkpoint_reentrant", "linear")),
+    "reentrant checkpoint in a pipeline": Case(
+        **_PP, blocks=("linear_pair", "checkpoint_reentrant", "tanh")
+    ),
     "buffer in a pipeline": Case(**_PP, blocks=("linear", "running_mean")),
     "counter in a pipeline": Case(**_PP, blocks=("linear", "counter")),
     "buffer not saved, resumed elsewhere": Case(
@@ -43,6 +45,7 @@ FOUND: dict[str, Case] = {
     "sequence_parallel without a decoder": Case(**_SP, blocks=("linear_pair",)),
     "sequence_parallel and attention alone": Case(**_SP, blocks=("attention",), width=4),
     "sequence_parallel without positions": Case(**_SP, inputs="vectors", blocks=("linear_pair",)),
+    "layout dropout behind images": Case(inputs="images", blocks=("layout_dropout",)),
     # buffers that forward passes change
     "running statistics of an instance norm": Case(**_DP, blocks=("tracking_instance_norm",)),
     "running mean": Case(**_DP, blocks=("running_mean",)),
@@ -64,7 +67,7 @@ FOUND: dict[str, Case] = {
     "pruned linear with tp": Case(layout="tp=2", blocks=("linear_pair", "pruned")),
     "old spectral norm with tp": Case(layout="tp=2", blocks=("linear_pair", "old_spectral_norm")),
     "in place with zero": Case(**_ZERO, blocks=("relu_in_place",)),
-    "lookup with max_norm": Case(**_DP, blocks=("max_norm",)),
+    "lookup with max_norm": Case(**_DP, blocks=("linear_pair", "max_norm", "tanh")),
     "lookup that scales by frequency": Case(**_DP, blocks=("scale_by_frequency",)),
     "optimizer that uses a parameter's size, with tp": Case(
         layout="tp=2", blocks=("linear_pair",), optimizer="own"
