@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 
@@ -192,3 +193,31 @@ def own_dropout_of_torch(world):
     )
     run.step(*batches()[0])
     run.mesh.close()
+
+
+class InPlace(nn.Module):
+    """Changes the results of its linear layers in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = linears(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x).relu_()
+        second = self.second(first)
+        second[..., 0] = 0
+        return self.last(second.mul_(2).relu_())
+
+
+def own_modules_that_work_in_place(world):
+    """Tests operations in place on results of modules that gather parameters."""
+    cubes = [(x.view(4, 2, WIDTH), y.view(4, 2, WIDTH)) for x, y in batches()]
+    relu = nn.ReLU(inplace=True)
+    for text in ("dp=2,zero=2", "dp=2,zero=3"):
+        with turn(text=text):
+            first, second, last = linears(3)
+            chain = nn.Sequential(first, nn.Tanh(), second, relu, last)
+            for make_model in (lambda chain=chain: copy.deepcopy(chain), InPlace):
+                compare_model(text, make_model, lambda: nn.functional.mse_loss, cubes, clip=None)
+            changing = nn.Sequential(first, nn.Sequential(relu, last))
+            refused(lambda changing=changing: changing, text, "inplace=False")

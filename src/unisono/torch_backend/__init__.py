@@ -90,6 +90,13 @@ def has_whole_gradient(parameter: Any) -> bool:
     return private.has_whole_gradient(parameter)
 
 
+def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
+    """Returns nested tuples, lists and dicts with a function's results in place of tensors."""
+    from unisono.torch_backend import private
+
+    return private.map_tensors(function, value)
+
+
 def is_view(tensor: Any) -> bool:
     """Returns True if autograd sees the tensor as a view of another tensor."""
     from unisono.torch_backend import private

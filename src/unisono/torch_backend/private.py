@@ -18,6 +18,7 @@ import torch
 from torch import distributed as dist
 from torch._C import _distributed_c10d
 from torch._C import _profiler as _torch_profiler
+from torch.utils import _pytree
 
 # Typed as Any: the stubs lack some of these names, and cannot describe methods that accept the
 # calling conventions of several torch versions.
@@ -64,6 +65,7 @@ PRIVATE_NAMES: Final = (
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "torch.Tensor._is_view",
+    "torch.utils._pytree.tree_map_only",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
     # Methods of torch's pipeline stages that `unisono.parallel` overrides.
@@ -303,3 +305,10 @@ def has_whole_gradient(parameter: Any) -> bool:
 def is_view(tensor: torch.Tensor) -> bool:
     """Returns True if autograd sees the tensor as a view of another tensor."""
     return bool(tensor._is_view())
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Returns a copy of nested tuples, lists and dicts, with the results of a function in place of
+    tensors.
+    """
+    return _pytree.tree_map_only(torch.Tensor, function, value)

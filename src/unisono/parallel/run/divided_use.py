@@ -6,6 +6,7 @@ from unisono.errors import MismatchError
 from unisono.planner import Layout
 
 _SPLIT = "mixed torch.Tensor and DTensor"  # in the message of torch's error
+_CHANGED = "of RegisterPostBackwardFunction is a view"
 
 
 def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None:
@@ -19,6 +20,12 @@ def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None
                 f"zero = {layout.zero} gathers the parameters of a module while its forward runs, "
                 "but the model uses a parameter of a module that is not called at that time; call "
                 "the module, or own the parameter in the module that uses it; zero = 1 works"
+            )
+        if _CHANGED in str(found):
+            return ValueError(
+                f"zero = {layout.zero} gathers the parameters of a module whose forward changes its"
+                " input in place, which torch does not allow; change a copy (inplace=False, x = x +"
+                " y instead of x += y); zero = 1 works"
             )
         if isinstance(found, MismatchError):
             return ValueError(different_calls(layout.zero))

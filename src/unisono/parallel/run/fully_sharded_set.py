@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import distributed as dist
@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.rank_grid import GROUPS
-from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
+from unisono.parallel.run.gathered_module import CallOrder, GatheredModule, copy_views
+from unisono.parallel.run.gathered_units import gathered_units
 from unisono.parallel.run.parameter_sets import (
     Groups,
     HeldParameter,
@@ -31,45 +32,43 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def shard_modules(root: nn.Module, mesh: TrainingMesh, order: CallOrder) -> list[GatheredModule]:
-    """Splits the parameters of a stage across their groups, separately for each called child.
+    """Splits the parameters of a stage across their groups, separately for each `gathered_units`.
 
     Dense parameters are split across the group `shard`, and the experts of `ep` across
-    `expert_shard`. A parameter whose group has one rank, or without dimensions, stays whole: torch
-    does not sum its gradient. Other gradients are summed while backward runs. ZeRO-2 keeps the
-    whole weights between forward and backward, and ZeRO-3 gathers them again. In a pipeline, both
-    keep the whole weights and gradients of a stage during the step: the passes of a schedule that
-    splits the backward pass need the gathered parameters before they begin.
+    `expert_shard`. A parameter whose group has one rank, or without dimensions or elements, stays
+    whole, since torch does not sum its gradient. Other gradients are summed while backward runs.
+    ZeRO-2 keeps the whole weights between forward and backward, and ZeRO-3 gathers them again. In a
+    pipeline, both keep the whole weights and gradients of a stage during the step: the passes of a
+    schedule that splits the backward pass need the gathered parameters before they begin.
 
     Returns the modules whose parameters are split; `order` notes their calls.
     """
     names = {each: shard_name(block_of(each)) for each in root.parameters()}
-    whole = {each for each, name in names.items() if mesh.group(name) is None or each.dim() == 0}
+    whole = {
+        each
+        for each, name in names.items()
+        if mesh.group(name) is None or each.dim() == 0 or each.numel() == 0
+    }
     if len(whole) == len(names):
         return []
     for each in names:
         each.data = each.data.contiguous()  # torch splits contiguous parameters only
-    children = list(dict.fromkeys(_called_children(root)))
-    uses = Counter(each for child in children for each in child.parameters())
-    # A parameter that several children use belongs to the stage: one group must gather it.
-    alone = [child for child in children if all(uses[p] == 1 for p in child.parameters())]
+    units = gathered_units(root)  # before `fully_shard` changes the types of modules
     parts = [(each, "expert_shard") for each in root.modules() if _has_experts(each)]
     if mesh.group("shard") is None:  # the root holds experts only
         parts.append((root, "expert_shard"))
     else:
-        parts += [(each, "shard") for each in [*alone, root]]
-    found = [_shard(module, name, mesh, whole, order) for module, name in parts]
+        parts += [(each, "shard") for each in [*units, root]]
+    found = [
+        _shard(module, name, mesh, whole, order)
+        for module, name in parts
+        if module is root or any(each not in whole for each in _unsplit(module))
+    ]
     return [each for each in found if each is not None]
 
 
-def _called_children(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields the children of a module. A container without `forward`, such as `nn.ModuleList`,
-    counts as its own children: torch gathers weights when `forward` is called.
-    """
-    for child in module.children():
-        if type(child).forward is nn.Module.forward:
-            yield from _called_children(child)
-        else:
-            yield child
+def _unsplit(module: nn.Module) -> list[nn.Parameter]:
+    return [each for each in module.parameters() if not isinstance(each, DTensor)]
 
 
 def _has_experts(module: nn.Module) -> bool:
@@ -88,6 +87,7 @@ def _shard(
     if mesh.group(name) is None or not any(True for _ in module.parameters()):
         return None
     ranks = len(mesh.ranks(name))
+    module.register_forward_hook(copy_views)
     sharded = fully_shard(
         module,
         mesh=mesh.device_mesh(*(["dp_replicate"] if mesh.group("dp_replicate") else []), name),

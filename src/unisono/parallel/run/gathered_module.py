@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from unisono.torch_backend import has_whole_gradient, split_groups
+from unisono.torch_backend import has_whole_gradient, is_view, map_tensors, split_groups
 
 
 class CallOrder:
@@ -84,3 +85,23 @@ class GatheredModule:
             if has_whole_gradient(each):
                 self.used.add(each.sharded_param)
         leave(*arguments)
+
+
+def copy_views(module: nn.Module, _: object, results: Any) -> Any:
+    """Returns the results of a module, with copies of those that are views. A forward hook.
+
+    `fully_shard` gathers weights for the backward pass when a gradient reaches a result. An
+    operation that later changes a view in place would remove the result from the graph. Call before
+    `fully_shard`, which then sees the copies. A linear layer shares its result with nobody, so its
+    view, which it makes for inputs of three dimensions, needs no copy.
+    """
+
+    def copied(result: torch.Tensor) -> torch.Tensor:
+        if not (result.requires_grad and is_view(result)):
+            return result
+        if type(module).forward is nn.Linear.forward:
+            alone: torch.Tensor = torch.ops.aten._unsafe_view(result, result.shape)
+            return alone
+        return result.clone()
+
+    return map_tensors(copied, results)
