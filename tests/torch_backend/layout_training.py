@@ -219,10 +219,11 @@ def compare_weights(run: ParallelRun, whole: nn.Module, before: nn.Module) -> No
     changes = {
         name: float((each.detach() - before.get_parameter(name).detach()).abs().max())
         for name, each in whole.named_parameters()
+        if each.numel()
     }
     for held in (held for each in run.sets for held in each.held):
         expected = whole.get_parameter(held.name).detach()
-        change = max(changes[held.name], max(changes.values()) / 100)
+        change = max(changes.get(held.name, 0.0), max(changes.values()) / 100)
         values, start = held.values, list(held.block.start)
         if isinstance(values, DTensor):  # fully_shard also divides one dimension
             dim = values.placements[-1].dim

@@ -11,7 +11,7 @@ this package registers the backend too, for environments that disable entry poin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,11 +83,32 @@ def split_groups(module: Any) -> list[Any]:
     return private.split_groups(module)
 
 
-def has_whole_gradient(parameter: Any) -> bool:
-    """Returns True if a parameter of such a group got a gradient that the ranks have not summed."""
+def whole_parameter(parameter: Any) -> Any:
+    """Returns the gathered parameter of an entry of `fsdp_params`; None before the first gather."""
     from unisono.torch_backend import private
 
-    return private.has_whole_gradient(parameter)
+    return private.whole_parameter(parameter)
+
+
+def gradient_hooks(parameter: Any) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """Returns a parameter's hooks of `register_hook` and `register_post_accumulate_grad_hook`."""
+    from unisono.torch_backend import private
+
+    return private.gradient_hooks(parameter)
+
+
+def remove_gradient_hooks(parameter: Any) -> None:
+    """Makes backward passes call no hooks of a parameter. Its mappings of hooks do not change."""
+    from unisono.torch_backend import private
+
+    private.remove_gradient_hooks(parameter)
+
+
+def has_hooks(module: Any) -> bool:
+    """Returns True if a module calls a hook in its forward or backward pass."""
+    from unisono.torch_backend import private
+
+    return private.has_hooks(module)
 
 
 def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType
 from typing import Any, Final
 
@@ -65,6 +66,12 @@ PRIVATE_NAMES: Final = (
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "torch.Tensor._is_view",
+    "torch.Tensor._backward_hooks",
+    "torch.Tensor._post_accumulate_grad_hooks",
+    "torch.nn.Module._forward_pre_hooks",
+    "torch.nn.Module._forward_hooks",
+    "torch.nn.Module._backward_pre_hooks",
+    "torch.nn.Module._backward_hooks",
     "torch.utils._pytree.tree_map_only",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
@@ -296,10 +303,11 @@ def split_groups(module: Any) -> list[Any]:
     return list(module._get_fsdp_state()._fsdp_param_groups)
 
 
-def has_whole_gradient(parameter: Any) -> bool:
-    """Returns True if a parameter of a group got a gradient that the ranks have not summed yet."""
-    whole = getattr(parameter, "_unsharded_param", None)
-    return whole is not None and whole.grad is not None
+def whole_parameter(parameter: Any) -> Any:
+    """Returns the gathered parameter of an entry of a group's `fsdp_params`; None before the first
+    gather.
+    """
+    return getattr(parameter, "_unsharded_param", None)
 
 
 def is_view(tensor: torch.Tensor) -> bool:
@@ -312,3 +320,23 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
     tensors.
     """
     return _pytree.tree_map_only(torch.Tensor, function, value)
+
+
+def gradient_hooks(parameter: Any) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """Returns the hooks of `register_hook` and of `register_post_accumulate_grad_hook`."""
+    return parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}
+
+
+def remove_gradient_hooks(parameter: Any) -> None:
+    """Makes backward passes call no hooks of a parameter. The mappings of hooks stay as they are,
+    and so do the handles that remove a hook from them.
+    """
+    parameter._backward_hooks = None
+    # torch goes on calling the former hooks after None
+    parameter._post_accumulate_grad_hooks = OrderedDict()
+
+
+def has_hooks(module: Any) -> bool:
+    """Returns True if a module calls a hook in its forward or backward pass."""
+    forward = module._forward_pre_hooks or module._forward_hooks
+    return bool(forward or module._backward_pre_hooks or module._backward_hooks)

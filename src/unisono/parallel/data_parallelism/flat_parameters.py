@@ -109,7 +109,8 @@ class FlatParameters:
     def adopt(self, names: Sequence[str]) -> None:
         """Copies values that the program assigned to a parameter's `data` to the flat array.
 
-        `names`: those of the parameters. Raises `ValueError` for values of another shape or type.
+        `names`: those of the parameters. Raises `ValueError` for values of another shape or type,
+        and leaves the parameter its former values.
         """
         places = [0, *accumulate(self.sizes)]
         for number, (parameter, address) in enumerate(
@@ -117,16 +118,16 @@ class FlatParameters:
         ):
             if parameter.data_ptr() == address or not self.sizes[number]:
                 continue
-            view = self._views[number]
-            if (parameter.shape, parameter.dtype) != (view.shape, view.dtype):
-                raise ValueError(
-                    f"{names[number]}: expected data of shape {tuple(view.shape)} and {view.dtype},"
-                    f" as parallelize received it, got {tuple(parameter.shape)} and "
-                    f"{parameter.dtype}"
-                )
-            place = self.weights[places[number] : places[number + 1]].view(view.shape)
-            place.copy_(parameter)
+            place = self.weights[places[number] : places[number + 1]].view_as(self._views[number])
+            found = parameter.data
             parameter.data = place
+            if (found.shape, found.dtype) != (place.shape, place.dtype):
+                raise ValueError(
+                    f"{names[number]}: expected data of shape {tuple(place.shape)} and "
+                    f"{place.dtype}, as parallelize received it, got {tuple(found.shape)} and "
+                    f"{found.dtype}"
+                )
+            place.copy_(found)
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero, in the flat array."""

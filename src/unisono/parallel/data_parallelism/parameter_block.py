@@ -89,7 +89,12 @@ def keep(
     >>> linear.weight.shape, block_of(linear.weight).start
     (torch.Size([4, 1]), (1, 2))
     """
-    parameter: nn.Parameter = getattr(module, name)
+    parameter = getattr(module, name)
+    if not isinstance(parameter, nn.Parameter):
+        raise ValueError(
+            f"{type(module).__name__}.{name}: expected a parameter, got a tensor that the module "
+            "computes, as pruning and norms of weights do; a layout that does not divide it works"
+        )
     known = block_of(parameter)
     part = tuple(slice(a, a + count) for a, count in zip(start, sizes, strict=True))
     kept = nn.Parameter(
@@ -102,5 +107,6 @@ def keep(
         summed_over=summed_over,
         held_by=held_by,
     )
+    vars(kept).update(vars(parameter))  # a program may have marked the parameter
     setattr(kept, _ATTRIBUTE, block)
     setattr(module, name, kept)

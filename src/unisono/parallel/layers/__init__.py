@@ -10,7 +10,7 @@ from unisono.parallel.layers.expert_exchange import move_rows
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
-from unisono.parallel.layers.linear_pair import LinearPair, pair_linears
+from unisono.parallel.layers.linear_pair import LinearPair, pair_linears, undivided_linear
 from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
 from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part, sum_to_parts
 from unisono.parallel.layers.transformer_model import (
@@ -39,4 +39,5 @@ __all__ = [
     "move_rows",
     "pair_linears",
     "sum_to_parts",
+    "undivided_linear",
 ]

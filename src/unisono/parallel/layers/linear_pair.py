@@ -10,6 +10,7 @@ from torch import nn
 from unisono.parallel.divisible import Divisible
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.torch_backend import has_hooks
 
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Identity)
 """Modules that may be between the two linear layers: they compute each element separately."""
@@ -36,7 +37,9 @@ def pair_linears(model: nn.Module, mesh: TrainingMesh) -> int:
 
     A pair is `nn.Linear`, elementwise modules and `nn.Linear` in an `nn.Sequential`. Modules with a
     method `divide` do not change, and neither do linear layers that the model also uses outside of
-    the pair, or whose parameters other modules share. With one rank on `tp`, nothing changes.
+    the pair, or whose parameters other modules share. Layers that compute their weights, and
+    modules with hooks, stay whole: these would see a part of the layer. With one rank on `tp`,
+    nothing changes.
     """
     if mesh.group("tp") is None:
         return 0
@@ -56,19 +59,41 @@ def pair_linears(model: nn.Module, mesh: TrainingMesh) -> int:
     return len(alone)
 
 
+def undivided_linear(model: nn.Module) -> str:
+    """Returns words about the first module that no pair may have; "" without one."""
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and not _is_plain(module):
+            return f" ({name} has hooks or computes its weight, as pruning and norms of weights do)"
+        if isinstance(module, ELEMENTWISE) and not _is_plain(module):
+            return f" ({name} has hooks)"
+        if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+            return f" ({name} is a {type(module).__name__}, not an nn.Linear)"
+    return ""
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Returns True for a module that only computes its class's result from its own parameters."""
+    known = {"weight", "bias"} if isinstance(module, nn.Linear) else set()
+    has_other = set(module._parameters) != known or bool(module._buffers)
+    return not (has_other or "forward" in vars(module) or has_hooks(module))
+
+
 def _sequences(module: nn.Module) -> list[nn.Sequential]:
     """Returns each `nn.Sequential` in a module, except inside modules with a method `divide`."""
     if isinstance(module, Divisible):
         return []
     found = [each for child in module.children() for each in _sequences(child)]
-    return [module, *found] if isinstance(module, nn.Sequential) else found
+    is_sequence = type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
+    return [module, *found] if is_sequence and isinstance(module, nn.Sequential) else found
 
 
 def _pairs(sequence: nn.Sequential) -> list[tuple[nn.Linear, nn.Linear]]:
-    kept = [module for module in sequence if not isinstance(module, ELEMENTWISE)]
+    kept = [
+        module for module in sequence if not (isinstance(module, ELEMENTWISE) and _is_plain(module))
+    ]
     found: list[tuple[nn.Linear, nn.Linear]] = []
     for first, last in pairwise(kept):
         is_free = not found or found[-1][1] is not first
-        if is_free and type(first) is nn.Linear and type(last) is nn.Linear:
-            found.append((first, last))
+        if is_free and all(type(each) is nn.Linear and _is_plain(each) for each in (first, last)):
+            found.append((first, last))  # type: ignore[arg-type]
     return found

@@ -7,7 +7,7 @@ from torch import nn
 
 from unisono.parallel.divisible import Balanced, Divisible
 from unisono.parallel.layers import LayoutDropout
-from unisono.parallel.run.model_stages import ModelStage, stage_count, stage_names
+from unisono.parallel.run.model_stages import ModelStage, is_sequence, stage_count, stage_names
 from unisono.parallel.run.traced_stages import traced_stages
 from unisono.planner import Layout
 
@@ -22,7 +22,7 @@ def all_stages(
     """
     if layout.pp == 1:
         return [model]
-    if isinstance(model, nn.Sequential) or example is None:
+    if is_sequence(model) or example is None:
         return [ModelStage(model, names) for names in stage_names(model, layout)]
     for module in model.modules():
         if isinstance(module, Divisible | Balanced | LayoutDropout):

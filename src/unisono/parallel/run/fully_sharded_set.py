@@ -32,14 +32,15 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def shard_modules(root: nn.Module, mesh: TrainingMesh, order: CallOrder) -> list[GatheredModule]:
-    """Splits the parameters of a stage across their groups, separately for each `gathered_units`.
+    """Splits the parameters of a stage across their groups, separately for each gathered unit.
 
     Dense parameters are split across the group `shard`, and the experts of `ep` across
-    `expert_shard`. A parameter whose group has one rank, or without dimensions or elements, stays
-    whole, since torch does not sum its gradient. Other gradients are summed while backward runs.
-    ZeRO-2 keeps the whole weights between forward and backward, and ZeRO-3 gathers them again. In a
-    pipeline, both keep the whole weights and gradients of a stage during the step: the passes of a
-    schedule that splits the backward pass need the gathered parameters before they begin.
+    `expert_shard`. Parameters stay whole if their group has one rank, if they have no dimensions or
+    elements, or if their type is not that of most elements of their module. Gradients of the others
+    are summed while backward runs. ZeRO-2 keeps the whole weights between forward and backward, and
+    ZeRO-3 gathers them again. In a pipeline, both keep the whole weights and gradients of a stage
+    during the step: the passes of a schedule that splits the backward pass need the gathered
+    parameters before they begin.
 
     Returns the modules whose parameters are split; `order` notes their calls.
     """
@@ -59,11 +60,14 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh, order: CallOrder) -> list
         parts.append((root, "expert_shard"))
     else:
         parts += [(each, "shard") for each in [*units, root]]
+    marks = {name: vars(each) for name, each in root.named_parameters()}
     found = [
         _shard(module, name, mesh, whole, order)
         for module, name in parts
         if module is root or any(each not in whole for each in _unsplit(module))
     ]
+    for name, each in root.named_parameters():
+        vars(each).update(marks[name])  # a program may have marked the parameter
     return [each for each in found if each is not None]
 
 
@@ -83,9 +87,13 @@ def _shard(
     whole: set[nn.Parameter],
     order: CallOrder,
 ) -> GatheredModule | None:
-    """Splits the parameters of a module that are not split yet across a group, except `whole`."""
+    """Splits the parameters of a module that are not split yet across a group, except `whole`.
+
+    Adds to `whole` the parameters that torch cannot split together with the others.
+    """
     if mesh.group(name) is None or not any(True for _ in module.parameters()):
         return None
+    whole |= _of_other_types([each for each in _unsplit(module) if each not in whole])
     ranks = len(mesh.ranks(name))
     module.register_forward_hook(copy_views)
     sharded = fully_shard(
@@ -98,6 +106,16 @@ def _shard(
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
     return GatheredModule(sharded, order)
+
+
+def _of_other_types(parameters: Sequence[nn.Parameter]) -> set[nn.Parameter]:
+    """Returns the trained parameters of other types than most elements have."""
+    elements: Counter[torch.dtype] = Counter()
+    trained = [each for each in parameters if each.requires_grad]
+    for each in trained:
+        elements[each.dtype] += each.numel()
+    most = max(elements, key=lambda dtype: elements[dtype], default=None)
+    return {each for each in trained if each.dtype != most}
 
 
 def _dim_to_split(parameter: nn.Parameter, ranks: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from unisono.torch_backend import has_whole_gradient, is_view, map_tensors, split_groups
+from unisono.torch_backend import is_view, map_tensors, split_groups, whole_parameter
 
 
 class CallOrder:
@@ -68,6 +68,12 @@ class GatheredModule:
         """The parameters that are split for this module alone."""
         return [each.sharded_param for group in self._groups for each in group.fsdp_params]
 
+    @property
+    def whole_parameters(self) -> list[nn.Parameter]:
+        """The gathered parameters, which the model uses while the module runs."""
+        found = (whole_parameter(each) for group in self._groups for each in group.fsdp_params)
+        return [each for each in found if each is not None]
+
     def restart(self) -> None:
         """Begins a step."""
         self._order.restart()
@@ -82,7 +88,8 @@ class GatheredModule:
 
     def _leave(self, group: Any, leave: Callable[..., None], *arguments: Any) -> None:
         for each in group.fsdp_params:
-            if has_whole_gradient(each):
+            whole = whole_parameter(each)
+            if whole is not None and whole.grad is not None:
                 self.used.add(each.sharded_param)
         leave(*arguments)
 

@@ -31,19 +31,21 @@ class KeptParameters:
             if parameter is not None
         ]
         """For each parameter of a module: where the module keeps it, and its name in the model."""
-        self.count(optimizer)
+        self.note(optimizer)
 
-    def count(self, optimizer: optim.Optimizer) -> None:
-        """Notes the number of arrays that the run has given to the optimizer."""
-        self._arrays = _count(optimizer)
+    def note(self, optimizer: optim.Optimizer) -> None:
+        """Notes the arrays that the run has given to the optimizer."""
+        self._arrays = _arrays(optimizer)
 
     def require(self, optimizer: optim.Optimizer) -> None:
         """Raises `ValueError` if the program trains or uses other parameters than the run's."""
-        if _count(optimizer) != self._arrays:
+        found = _arrays(optimizer)
+        if found != self._arrays:
             raise ValueError(
-                f"optimizer: expected the {self._arrays} arrays that parallelize gave it, got "
-                f"{_count(optimizer)}; gradients of parameters that are added later are not "
-                "summed over the ranks, so pass all parameters to parallelize"
+                f"optimizer: expected the {len(self._arrays)} arrays that parallelize gave it, got "
+                f"{len(found)}, of which {len(found - self._arrays)} are others; gradients of "
+                "parameters that are added later are not summed over the ranks, so pass all "
+                "parameters to parallelize"
             )
         for each in self._frozen:
             if each.values.requires_grad:
@@ -52,10 +54,10 @@ class KeptParameters:
                     "called; freeze parameters that a later step trains after parallelize"
                 )
         for slots, key, parameter, name in self._slots:
-            found = slots.get(key)
+            present = slots.get(key)
             # between steps, a module may also have the parameter that `fully_shard` has gathered
-            is_gathered = isinstance(parameter, DTensor) and not isinstance(found, DTensor)
-            if found is not parameter and not (is_gathered and found is not None):
+            is_gathered = isinstance(parameter, DTensor) and not isinstance(present, DTensor)
+            if present is not parameter and not (is_gathered and present is not None):
                 raise ValueError(
                     f"{name}: the model has another parameter than parallelize received, so "
                     "training would not change it; copy values with load_state_dict(assign=False) "
@@ -63,5 +65,6 @@ class KeptParameters:
                 )
 
 
-def _count(optimizer: optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+def _arrays(optimizer: optim.Optimizer) -> set[int]:
+    """Returns the ids of an optimizer's arrays, which the run keeps alive."""
+    return {id(each) for group in optimizer.param_groups for each in group["params"]}

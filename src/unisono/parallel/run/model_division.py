@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,17 +17,31 @@ from unisono.parallel.layers import (
     MixtureOfExperts,
     SelfAttention,
     pair_linears,
+    undivided_linear,
 )
 from unisono.parallel.run.all_stages import all_stages
+from unisono.parallel.run.built_optimizer import (
+    FormerParameters,
+    MakeNamedOptimizer,
+    MakeOptimizer,
+    build_optimizer,
+    check_functions,
+)
 from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
+from unisono.parallel.run.gradient_hooks import GradientHooks, take_hooks
 from unisono.parallel.run.hyperparameters import group_names
+from unisono.parallel.run.kept_parameters import KeptParameters
+from unisono.parallel.run.lookup_checks import check_lookups
 from unisono.parallel.run.mean_checks import check_dropout, check_means
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
+from unisono.parallel.run.parameter_checks import check_loss_parameters, check_parameters
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
 from unisono.parallel.run.pipeline_runner import Loss
+from unisono.parallel.run.rank_agreement import on_all_ranks
+from unisono.parallel.run.step_checks import StepChecks
 from unisono.parallel.run.tied_parameters import (
     Tie,
     find_ties,
@@ -38,6 +52,7 @@ from unisono.parallel.run.tied_parameters import (
 )
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
+from unisono.torch_backend import has_hooks
 
 
 def parallelize(
@@ -45,7 +60,8 @@ def parallelize(
     layout: Layout,
     *,
     loss: Loss,
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    optimizer: MakeOptimizer | None = None,
+    named_optimizer: MakeNamedOptimizer | None = None,
     microbatches: int = 1,
     clip: float | None = None,
     example: torch.Tensor | None = None,
@@ -54,9 +70,13 @@ def parallelize(
 
     Call on all ranks with the same whole model; rank 0's weights are used. `loss` returns the mean
     over the valid targets, as torch's losses do; class numbers of -100 are not valid.
-    `optimizer` makes an optimizer of this rank's parameters. `clip`: largest norm of all gradients
-    together, to which a larger norm is clipped. `example`: inputs of a batch as `step` will receive
-    them, for `pp` and a model that is not an `nn.Sequential`. The axes of a layout can divide:
+    `optimizer` makes an optimizer of this rank's parameters; `named_optimizer`, in its place, makes
+    one of pairs of name (in the whole model) and parameter, for groups by name. Parameters that it
+    leaves out are not trained. It may not have other parameters. `clip`: largest norm of all
+    gradients together, to which a larger norm is clipped. `example`: inputs of a batch as `step`
+    will receive them, for `pp` and a model that is not an `nn.Sequential`. Hooks of parameters
+    (`register_hook`) are called once in a step, with the gradient of the whole batch. The axes of a
+    layout can divide:
 
     - `dp`, and ZeRO by `layout.zero`: any model.
     - `pp`: an `nn.Sequential`, which is cut between its modules. With `example`, also another model
@@ -77,10 +97,11 @@ def parallelize(
         raise ValueError(f"microbatches: expected at least 1, got {microbatches}")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip: expected a norm above 0, got {clip}")
-    _check(model, layout, loss)
-    check_dropout(model, tp=layout.tp)
-    check_means(model, loss, parts=layout.dp * layout.cp * layout.pp * microbatches)
+    check_functions(optimizer, named_optimizer)
+    parts = layout.dp * layout.cp * layout.pp * microbatches
+    on_all_ranks(lambda: _check(model, layout, loss, parts))
     mesh = TrainingMesh(layout)
+    former, hooks = FormerParameters(model), take_hooks(model)
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
     ties = find_ties(model)
@@ -94,12 +115,22 @@ def parallelize(
     stages = [(number, every[number]) for number in own]
     groups = tie_groups(stages_of_parameters(ties, every), mesh)
     calls = CallOrder()
-    sets, frozen = _divide_states(stages, mesh, ties, order, groups, calls)
-    trained = [each for found in sets for each in found.trained]
-    # a stage may train nothing, but optimizers need a parameter
-    built = optimizer(trained or [nn.Parameter(torch.empty(0))])
+    sets, frozen, gathered = _divide_states(stages, mesh, ties, order, groups, calls)
+    gradient_hooks = on_all_ranks(lambda: GradientHooks(hooks, sets, layout))
+    held = [each for found in sets for each in found.held]
+    built = on_all_ranks(lambda: build_optimizer(optimizer, named_optimizer, held, frozen, former))
     names_of_groups = group_names(built, sets)
     merge_parameters(built, sets)
+    checks = StepChecks(
+        stages,
+        sets,
+        frozen,
+        gathered,
+        KeptParameters(stages, sets, frozen, built),
+        gradient_hooks,
+        parts=parts,
+        zero=layout.zero,
+    )
     return ParallelRun(
         stages,
         sets,
@@ -108,6 +139,7 @@ def parallelize(
         names=trained_names,
         groups=names_of_groups,
         calls=calls,
+        checks=checks,
         loss=loss,
         optimizer=built,
         microbatches=microbatches,
@@ -115,7 +147,17 @@ def parallelize(
     )
 
 
-def _check(model: nn.Module, layout: Layout, loss: Loss) -> None:
+def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int) -> None:
+    """Raises `ValueError` for models and losses that the layout cannot train as one process."""
+    _check_axes(model, layout, loss)
+    check_parameters(model)
+    check_dropout(model, tp=layout.tp)
+    check_means(model, loss, parts=parts)
+    check_lookups(model, parts=parts, zero=layout.zero)
+    check_loss_parameters(loss)
+
+
+def _check_axes(model: nn.Module, layout: Layout, loss: Loss) -> None:
     divisible = [each for each in model.modules() if isinstance(each, Divisible)]
     others = {"cp": f"dp = {layout.dp * layout.cp} without cp", "ep": "ep = 1"}
     for axis, other in others.items():
@@ -156,6 +198,7 @@ def _divide(model: nn.Module, loss: Loss, mesh: TrainingMesh) -> None:
             module.keeps_parts = isinstance(loss, CrossEntropy)
         if isinstance(module, Divisible):
             module.divide(mesh)
+    _check_hooks(model, mesh.layout)  # before pairs get hooks of their own
     pairs = pair_linears(model, mesh)
     has_head = any(isinstance(each, LogitHead) for each in model.modules())
     if has_head and isinstance(loss, CrossEntropy):
@@ -166,10 +209,23 @@ def _divide(model: nn.Module, loss: Loss, mesh: TrainingMesh) -> None:
         and not any(isinstance(each, Divisible) for each in model.modules())
     ):
         raise ValueError(
-            f"tp = {mesh.layout.tp}: found nothing to divide in {type(model).__name__}; expected "
+            f"tp = {mesh.layout.tp}: found nothing to divide in {type(model).__name__}"
+            f"{undivided_linear(model)}; expected "
             "modules with a method divide(mesh), or an nn.Sequential with two nn.Linear around "
             f"elementwise modules; dp = {mesh.layout.dp * mesh.layout.tp} without tp works"
         )
+
+
+def _check_hooks(model: nn.Module, layout: Layout) -> None:
+    """Raises `ValueError` for hooks of modules that compute a part of their result."""
+    for name, module in model.named_modules():
+        blocks = [(each, block_of(each)) for each in module.parameters(recurse=False)]
+        is_cut = any(tuple(each.shape) != block.shape for each, block in blocks)
+        if is_cut and has_hooks(module):
+            raise ValueError(
+                f"{name}: has a hook, which would see one rank's part of the result in "
+                f"{layout.text()}; hooks of the modules around it and dp = {layout.devices} work"
+            )
 
 
 def _divide_states(
@@ -179,10 +235,11 @@ def _divide_states(
     order: Mapping[str, int],
     groups: Mapping[str, Group],
     calls: CallOrder,
-) -> tuple[Sequence[ParameterSet], Sequence[HeldParameter]]:
+) -> tuple[Sequence[ParameterSet], Sequence[HeldParameter], Sequence[GatheredModule]]:
     """Divides parameters, gradients and optimizer states as the layout's ZeRO stage says.
 
-    Returns the sets of trained parameters, and the frozen parameters.
+    Returns the sets of trained parameters, the frozen parameters, and the modules that gather
+    parameters.
     """
     held = _held(_named(stages, ties, order), groups)
     modules: list[GatheredModule] = []
@@ -196,8 +253,8 @@ def _divide_states(
     trained = [each for each in held if each.values.requires_grad]
     frozen = [each for each in held if not each.values.requires_grad]
     if mesh.layout.zero >= 2:
-        return make_fully_sharded_sets(trained, mesh, modules), frozen
-    return make_sets(trained, mesh), frozen
+        return make_fully_sharded_sets(trained, mesh, modules), frozen, modules
+    return make_sets(trained, mesh), frozen, modules
 
 
 def _named(

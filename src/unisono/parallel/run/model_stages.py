@@ -11,6 +11,7 @@ from torch import nn
 
 from unisono.parallel.layers import TokenEmbedding
 from unisono.planner import Layout
+from unisono.torch_backend import has_hooks
 
 V_SCHEDULES = ("zbv", "dualpipev")
 """Schedules in which a rank holds one stage from each end of the model."""
@@ -62,6 +63,13 @@ def stage_count(layout: Layout) -> int:
     return layout.pp * (2 if layout.schedule in V_SCHEDULES else layout.chunks)
 
 
+def is_sequence(model: nn.Module) -> bool:
+    """Returns True for a model whose children, called in turn, compute its result."""
+    own = [*model.parameters(recurse=False), *model.buffers(recurse=False)]
+    is_plain = type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
+    return isinstance(model, nn.Sequential) and is_plain and not own and not has_hooks(model)
+
+
 def stage_names(model: nn.Module, layout: Layout) -> list[list[str]]:
     """Returns the names of the modules of each stage.
 
@@ -69,9 +77,11 @@ def stage_names(model: nn.Module, layout: Layout) -> list[list[str]]:
     The cost of an embedding is 0. Raises `ValueError` if the model cannot be cut.
     """
     stages = stage_count(layout)
-    if not isinstance(model, nn.Sequential):
+    if not is_sequence(model):
+        plain = " without own forward, hooks, parameters or buffers"
+        expected = "an nn.Sequential" + plain * isinstance(model, nn.Sequential)
         raise ValueError(
-            f"a pipeline cuts an nn.Sequential, not {type(model).__name__}; parallelize(..., "
+            f"a pipeline cuts {expected}, not {type(model).__name__}; parallelize(..., "
             "example=inputs) traces and cuts it, and pp = 1 works"
         )
     names = [name for name, _ in model.named_children()]

@@ -17,7 +17,6 @@ from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
 from unisono.parallel.run.divided_use import divided_use_error
 from unisono.parallel.run.gathered_module import CallOrder
-from unisono.parallel.run.kept_parameters import KeptParameters
 from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
@@ -34,6 +33,7 @@ from unisono.parallel.run.run_report import (
 from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
+from unisono.parallel.run.step_checks import StepChecks
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
 from unisono.torch_backend import default_communicator
@@ -54,13 +54,14 @@ class ParallelRun:
         names: Sequence[str],
         groups: Sequence[Sequence[str]],
         calls: CallOrder,
+        checks: StepChecks,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         microbatches: int,
         clip: float | None,
     ) -> None:
         """`names`: the trained parameters of the whole model. `groups`: those of each group of the
-        optimizer. `calls`: those of the modules that gather parameters.
+        optimizer. `calls`: those of the modules that gather parameters. `checks`: those of a step.
         """
         self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
@@ -75,7 +76,7 @@ class ParallelRun:
         self.step_s: list[float] = []
         """Seconds of each step."""
         self._loss = loss
-        self._kept = KeptParameters(stages, sets, frozen, optimizer)
+        self._checks = checks
         self._uses = ParameterUses(names, sets, mesh, calls)
         self._groups = groups
         modules = [stage for _, stage in stages]
@@ -128,7 +129,7 @@ class ParallelRun:
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
-        self._kept.require(self.optimizer)
+        self._checks.begin(self.optimizer, self.sets)
         self._sent_before = self.mesh.bytes_sent()
         part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
         self._place.step, self._first_samples = self.steps, part.first_samples
@@ -139,9 +140,10 @@ class ParallelRun:
             module.reset_auxiliary()
             module.auxiliary_scale = 1 / len(inputs)
         for each in self.sets:
-            each.adopt()
             each.zero_gradients()
-        total = self.update(self._passes(part))
+        with self._checks.passes():
+            losses = self._passes(part)
+        total = self.update(losses)
         self.steps += 1
         self.step_s.append(time.perf_counter() - start_s)
         return total
@@ -156,6 +158,7 @@ class ParallelRun:
         with self._timeline.exchange("gradients", nbytes):
             for each in self.sets:
                 each.reduce()
+        self._checks.hooks.call()
         with self._timeline.exchange("loss and norm", 0):
             total = self._finish(losses)
         with self._timeline.optimizer():
@@ -182,7 +185,7 @@ class ParallelRun:
         optimizer, before anything changes, and `PeerLostError` with the number of a rank that died.
         """
         self.steps = self._checkpoints.load(Path(folder))
-        self._kept.count(self.optimizer)
+        self._checks.kept.note(self.optimizer)
 
     def report(self) -> RunReport:
         """Returns the figures of the last step, predicted and measured. Collective.
@@ -310,7 +313,9 @@ class ParallelRun:
         """Returns what this output adds to the mean loss over the whole batch."""
         if self._share == 0:
             return output.sum() * 0
-        return self._loss(output, targets) * self._share
+        loss = self._loss(output, targets) * self._share
+        self._checks.check_loss(loss, output, targets)
+        return loss
 
     def _finish(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss.
@@ -318,12 +323,14 @@ class ParallelRun:
         The same exchange finds the parameters that no rank used; their gradients become None.
         """
         squares = sum(each.squares() for each in self.sets)
-        own = [self._own_loss(losses), squares, *self._uses.counts()]
+        faults = self._checks.faults
+        own = [self._own_loss(losses), squares, faults.count(), *self._uses.counts()]
         shared = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(shared)  # on the default group: over all ranks
-        _, squares, *counts = shared.tolist()
+        _, squares, ranks_with_faults, *counts = shared.tolist()
+        faults.require_none(ranks_with_faults)
         self._uses.skip_unused(counts, self.optimizer)
-        self._kept.count(self.optimizer)
+        self._checks.kept.note(self.optimizer)
         self.gradient_norm = math.sqrt(squares)
         factor = 1.0 if self.clip is None else self.clip / (self.gradient_norm + _NORM_EPSILON)
         if factor < 1:

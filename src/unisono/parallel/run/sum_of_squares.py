@@ -20,7 +20,11 @@ def sum_of_squares(x: torch.Tensor) -> float:
     25.0
     >>> f"{sum_of_squares(torch.tensor([3e30, 4e30])):.6g}"
     '2.5e+61'
+    >>> sum_of_squares(torch.tensor([3.0 + 4.0j]))
+    25.0
     """
+    if x.is_complex():
+        x = torch.view_as_real(x)
     if x.dtype in (torch.float32, torch.float64) and x.is_contiguous():
         blocks = torch.split(x.detach().view(-1), _BLOCK)
         found = sum((float(torch.dot(block, block)) for block in blocks), 0.0)

@@ -1,0 +1,43 @@
+"""Errors that one rank finds, told to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import distributed as dist
+
+_T = TypeVar("_T")
+
+
+def on_all_ranks(found: Callable[[], _T]) -> _T:
+    """Calls a function on all ranks, and returns its result. Collective.
+
+    Raises `ValueError` on all ranks if the function raises it on one. Ranks on which the function
+    raises nothing get the message of the first rank that it fails on.
+    """
+    if not dist.is_initialized():
+        return found()
+    result: Any = None
+    error: ValueError | None = None
+    try:
+        result = found()
+    except ValueError as caught:
+        error = caught
+    first = first_message(None if error is None else str(error))
+    if error is not None:
+        raise error
+    if first is not None:
+        raise ValueError(first)
+    return result  # type: ignore[no-any-return]
+
+
+def first_message(own: str | None) -> str | None:
+    """Returns the message of the first rank that has one, with its number; None if no rank has.
+    Collective.
+    """
+    texts: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, own)
+    return next(
+        (f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None), None
+    )

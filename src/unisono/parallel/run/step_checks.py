@@ -1,0 +1,107 @@
+"""The checks of each step: that it trains the parameters of the run, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from unisono.parallel.run.gathered_module import GatheredModule
+from unisono.parallel.run.gradient_hooks import GradientHooks
+from unisono.parallel.run.graph_checks import graph_fault
+from unisono.parallel.run.kept_parameters import KeptParameters
+from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
+from unisono.parallel.run.step_faults import StepFaults
+
+
+class StepChecks:
+    """Finds faults of this rank in a step; all ranks raise them before the weights change."""
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[int, nn.Module]],
+        sets: Sequence[ParameterSet],
+        frozen: Sequence[HeldParameter],
+        gathered: Sequence[GatheredModule],
+        kept: KeptParameters,
+        hooks: GradientHooks,
+        *,
+        parts: int,
+        zero: int,
+    ) -> None:
+        """`parts`: the number of parts of a batch, over ranks and microbatches."""
+        self.kept, self.hooks = kept, hooks
+        self.faults = StepFaults()
+        self._held = [*frozen, *(held for each in sets for held in each.held)]
+        self._gathered = gathered
+        self._parts, self._zero = parts, zero
+        self._has_loss = False
+        for _, stage in stages:
+            self._check_once(stage)
+
+    def begin(self, optimizer: torch.optim.Optimizer, sets: Sequence[ParameterSet]) -> None:
+        """Begins a step: checks what the program has changed, and adopts its values."""
+        self.faults.restart()
+        self.faults.check(lambda: self.kept.require(optimizer))
+        self.faults.check(self.hooks.require_no_new)
+        for each in sets:
+            self.faults.check(each.adopt)
+
+    @contextmanager
+    def passes(self) -> Iterator[None]:
+        """Surrounds the passes of a step, which may not change parameters.
+
+        If this rank has a fault already, its error is that of the passes too.
+        """
+        before = self._versions()
+        try:
+            yield
+        except Exception as error:
+            if self.faults.own is not None:
+                raise ValueError(self.faults.own) from error
+            raise
+        # torch makes gathered parameters in the first step
+        if any(before.get(key, 0) != version for key, version in self._versions().items()):
+            self.faults.note(
+                "a forward pass changed a parameter in place, as embeddings with max_norm do, so "
+                "training would depend on the layout; change parameters between steps; one rank "
+                "with one microbatch works"
+            )
+
+    def check_loss(self, loss: torch.Tensor, output: object, targets: object) -> None:
+        """Checks the graph of the run's first loss."""
+        if not self._has_loss and loss.requires_grad:
+            self._has_loss = True
+            self._check(loss, (output, targets))
+
+    def _check_once(self, stage: nn.Module) -> None:
+        """Checks the graph of a stage's first pass with gradients."""
+
+        def check(_: nn.Module, arguments: object, results: object) -> None:
+            if torch.is_grad_enabled():
+                handle.remove()
+                self._check(results, arguments)
+
+        handle = stage.register_forward_hook(check)
+
+    def _check(self, results: object, inputs: object) -> None:
+        found = graph_fault(results, inputs, self._known, parts=self._parts, zero=self._zero)
+        if found is not None:
+            self.faults.note(found)
+
+    def _known(self) -> set[int]:
+        return {id(each) for each in self._parameters()}
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        """Yields the parameters that the passes use."""
+        for held in self._held:
+            yield held.values
+        for module in self._gathered:
+            yield from module.whole_parameters
+
+    def _versions(self) -> dict[int, int]:
+        if self._parts == 1 and self._zero < 2:
+            return {}
+        return {id(each): each._version for each in self._parameters()}
