@@ -233,3 +233,22 @@ def own_marks_of_parameters(world):
                 make_optimizer=by_mark,
                 unpredicted=("tp",),
             )
+
+
+def own_data_of_split_parameters(world):
+    """Tests that values which a DTensor would ignore are refused, and changes in place are not."""
+    for text in ("dp=2,zero=2", "dp=2,zero=3"):
+        with turn(text=text):
+            run = a_run(text)
+            run.step(*batches()[0])
+            weight = run.stages[0][1].get_parameter("0.weight")
+            for values in (torch.zeros(WIDTH, WIDTH), torch.zeros(2), 0 * weight.data):
+                if world.rank == 0:
+                    weight.data = values
+                with pytest.raises(ValueError, match=r"rank 0: 0\.weight: the program assigned"):
+                    run.step(*batches()[1])
+            run.step(*batches()[1])
+            weight.data.mul_(0)
+            expected = functional.mse_loss(run.stages[0][1](batches()[2][0]), batches()[2][1])
+            assert float(run.step(*batches()[2])) == pytest.approx(float(expected), rel=1e-12)
+            run.mesh.close()

@@ -111,6 +111,13 @@ def has_hooks(module: Any) -> bool:
     return private.has_hooks(module)
 
 
+def storage_number(tensor: Any) -> int:
+    """Returns a number that changes when a program assigns to a tensor's `data`."""
+    from unisono.torch_backend import private
+
+    return private.storage_number(tensor)
+
+
 def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
     """Returns nested tuples, lists and dicts with a function's results in place of tensors."""
     from unisono.torch_backend import private

@@ -66,6 +66,7 @@ PRIVATE_NAMES: Final = (
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "torch.Tensor._is_view",
+    "torch.UntypedStorage._cdata",
     "torch.Tensor._backward_hooks",
     "torch.Tensor._post_accumulate_grad_hooks",
     "torch.nn.Module._forward_pre_hooks",
@@ -340,3 +341,11 @@ def has_hooks(module: Any) -> bool:
     """Returns True if a module calls a hook in its forward or backward pass."""
     forward = module._forward_pre_hooks or module._forward_hooks
     return bool(forward or module._backward_pre_hooks or module._backward_hooks)
+
+
+def storage_number(tensor: torch.Tensor) -> int:
+    """Returns a number that changes when a program assigns to the tensor's `data`, also if the
+    tensor is a `DTensor`, whose storage has no memory.
+    """
+    found: int = tensor.untyped_storage()._cdata
+    return found

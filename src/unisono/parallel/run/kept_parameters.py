@@ -8,6 +8,7 @@ from torch import nn, optim
 from torch.distributed.tensor import DTensor
 
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
+from unisono.torch_backend import storage_number
 
 
 class KeptParameters:
@@ -31,6 +32,12 @@ class KeptParameters:
             if parameter is not None
         ]
         """For each parameter of a module: where the module keeps it, and its name in the model."""
+        split = [(each.name, each.values) for each in held if isinstance(each.values, DTensor)]
+        self._split = [
+            (name, values, values.shape, values.stride(), storage_number(values))
+            for name, values in split
+        ]
+        """For each split parameter: its name, shape and strides, and the number of its storage."""
         self.note(optimizer)
 
     def note(self, optimizer: optim.Optimizer) -> None:
@@ -52,6 +59,23 @@ class KeptParameters:
                 raise ValueError(
                     f"{each.name}: requires a gradient now, but did not when parallelize was "
                     "called; freeze parameters that a later step trains after parallelize"
+                )
+        for number, (name, split, shape, stride, storage) in enumerate(self._split):
+            if storage_number(split) != storage:
+                # torch keeps the values of a DTensor elsewhere, and would use these on
+                split.data = DTensor.from_local(
+                    split.to_local(),
+                    split.device_mesh,
+                    split.placements,
+                    run_check=False,
+                    shape=shape,
+                    stride=stride,
+                )
+                self._split[number] = name, split, shape, stride, storage_number(split)
+                raise ValueError(
+                    f"{name}: the program assigned to its data, which a split parameter (DTensor) "
+                    "ignores; change values in place, for example parameter.data.mul_(2) or "
+                    "load_state_dict of torch.distributed.checkpoint; zero = 1 works"
                 )
         for slots, key, parameter, name in self._slots:
             present = slots.get(key)
