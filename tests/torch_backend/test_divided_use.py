@@ -12,8 +12,9 @@ from torch import nn
 
 from cases_in_turn import turn
 from time_limits import limit_s
-from torch_backend.layout_training import compare_model, sgd
-from unisono.parallel import Layout
+from torch_backend.layout_training import compare_model, expert_shape, sgd, small_shape
+from unisono.parallel import CrossEntropy, Layout
+from unisono.parallel.layers import MixtureOfExperts
 from unisono.parallel.run import parallelize
 
 pytestmark = pytest.mark.torch
@@ -221,3 +222,59 @@ def own_modules_that_work_in_place(world):
                 compare_model(text, make_model, lambda: nn.functional.mse_loss, cubes, clip=None)
             changing = nn.Sequential(first, nn.Sequential(relu, last))
             refused(lambda changing=changing: changing, text, "inplace=False")
+
+
+class SomeExperts(nn.Module):
+    """Calls its experts for batches whose first token is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape = small_shape(hidden=WIDTH, heads=1, **expert_shape())
+        self.table, self.experts = nn.Embedding(11, WIDTH), MixtureOfExperts(shape)
+        self.last = nn.Linear(WIDTH, 11)
+        for each in self.experts.parameters():
+            nn.init.normal_(each)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
+        return self.last(self.experts(x) if tokens[0, 0] == 0 else x)
+
+
+def own_experts_that_one_rank_calls(world):
+    torch.set_default_dtype(torch.float64)
+    tokens = torch.ones(8, 5, dtype=torch.int64)
+    tokens[:4] = 0
+    for text in ("dp=2,ep=2", "dp=2,ep=2,zero=1", "dp=2,ep=2,zero=2", "dp=2,ep=2,zero=3"):
+        with turn(text=text):
+            run = parallelize(
+                SomeExperts(), Layout.parse(text), loss=CrossEntropy(11), optimizer=sgd
+            )
+            with pytest.raises(ValueError, match="call the layers of experts on all") as caught:
+                run.step(tokens, tokens)
+            assert "\n" not in str(caught.value)
+
+
+class Norms(torch.optim.Optimizer):
+    """Divides gradients by their norms."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"rate": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for each in self.param_groups[0]["params"]:
+            each.sub_(0.1 * each.grad / (each.grad.norm() + 1))
+
+
+def own_a_second_run_after_the_first_is_closed(world):
+    """Tests that torch does not use the groups of the first run, which are destroyed."""
+    for _ in range(2):
+        compare_model(
+            "dp=2,zero=3",
+            lambda: nn.Sequential(*linears(2)),
+            lambda: nn.functional.mse_loss,
+            batches(),
+            clip=None,
+            make_optimizer=Norms,
+            unpredicted=("dp",),  # of which norms of split gradients are no part
+        )

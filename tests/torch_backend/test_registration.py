@@ -174,3 +174,13 @@ def test_unknown_options_are_refused():
     code = ONE_RANK.replace("world_size=1", "world_size=1, pg_options=object()")
     result = run_python("import unisono.torch_backend\n" + code)
     assert "UnsupportedError: pg_options: expected unisono.torch_backend.Options" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
+def test_hooks_of_modules_are_found(kind):
+    module = torch.nn.Linear(1, 1)
+    assert not private.has_hooks(module)
+    handle = getattr(module, f"register_{kind}_hook")(lambda *_: None)
+    assert private.has_hooks(module)
+    handle.remove()
+    assert not private.has_hooks(module)

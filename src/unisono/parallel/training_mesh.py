@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from unisono.communicator import bytes_sent
 from unisono.parallel.rank_grid import GROUPS, RankGrid
 from unisono.planner import Layout
-from unisono.torch_backend import communicator_of, default_communicator
+from unisono.torch_backend import communicator_of, default_communicator, forget_meshes
 
 if TYPE_CHECKING:
     from unisono.communicator import Communicator, CommunicatorStats
@@ -152,6 +152,7 @@ class TrainingMesh:
                 dist.destroy_process_group(self._groups[name])
         self._groups.clear()
         self._made.clear()
+        forget_meshes()
 
 
 def _axis(name: str) -> str:

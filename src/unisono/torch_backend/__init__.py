@@ -118,6 +118,15 @@ def storage_number(tensor: Any) -> int:
     return private.storage_number(tensor)
 
 
+def forget_meshes() -> None:
+    """Makes torch forget the groups of meshes that DTensors have used. Call after the groups are
+    destroyed.
+    """
+    from unisono.torch_backend import private
+
+    private.forget_meshes()
+
+
 def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
     """Returns nested tuples, lists and dicts with a function's results in place of tensors."""
     from unisono.torch_backend import private

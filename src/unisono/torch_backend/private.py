@@ -69,13 +69,10 @@ PRIVATE_NAMES: Final = (
     "torch.UntypedStorage._cdata",
     "torch.Tensor._backward_hooks",
     "torch.Tensor._post_accumulate_grad_hooks",
-    "torch.nn.Module._forward_pre_hooks",
-    "torch.nn.Module._forward_hooks",
-    "torch.nn.Module._backward_pre_hooks",
-    "torch.nn.Module._backward_hooks",
     "torch.utils._pytree.tree_map_only",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
+    "torch.distributed.tensor.debug._clear_sharding_prop_cache",
     # Methods of torch's pipeline stages that `unisono.parallel` overrides.
     "torch.distributed.pipelining.PipelineStage._compute_outputs",
     "torch.distributed.pipelining.PipelineStage._compute_input_grads",
@@ -337,10 +334,17 @@ def remove_gradient_hooks(parameter: Any) -> None:
     parameter._post_accumulate_grad_hooks = OrderedDict()
 
 
+_MODULE_HOOKS: Final = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
+
+
 def has_hooks(module: Any) -> bool:
     """Returns True if a module calls a hook in its forward or backward pass."""
-    forward = module._forward_pre_hooks or module._forward_hooks
-    return bool(forward or module._backward_pre_hooks or module._backward_hooks)
+    return any(getattr(module, name) for name in _MODULE_HOOKS)
 
 
 def storage_number(tensor: torch.Tensor) -> int:
@@ -349,3 +353,13 @@ def storage_number(tensor: torch.Tensor) -> int:
     """
     found: int = tensor.untyped_storage()._cdata
     return found
+
+
+def forget_meshes() -> None:
+    """Clears torch's results for operations on DTensors. They refer to the first of several equal
+    meshes, whose groups a program may have destroyed.
+    """
+    from torch.distributed.tensor import debug
+
+    clear: Any = debug._clear_sharding_prop_cache
+    clear()

@@ -14,7 +14,7 @@ def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None
     parameters of a model that cannot be split. Returns None for other causes.
     """
     found: BaseException | None = error
-    while found is not None and layout.zero >= 2:
+    while found is not None and (layout.zero >= 2 or layout.ep > 1):
         if _SPLIT in str(found):
             return ValueError(
                 f"zero = {layout.zero} gathers the parameters of a module while its forward runs, "
@@ -28,15 +28,21 @@ def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None
                 " y instead of x += y); zero = 1 works"
             )
         if isinstance(found, MismatchError):
-            return ValueError(different_calls(layout.zero))
+            return ValueError(different_calls(layout))
         found = found.__cause__ or found.__context__
     return None
 
 
-def different_calls(zero: int) -> str:
+def different_calls(layout: Layout) -> str:
     """Returns the message for ranks that call different modules."""
+    if layout.ep > 1:
+        return (
+            f"ep = {layout.ep} exchanges the tokens of experts between ranks, but in this step the "
+            "ranks called different modules, or one of them left the step; call the layers of "
+            "experts on all ranks, also without tokens for them; ep = 1 with zero = 1 works"
+        )
     return (
-        f"zero = {zero} gathers the parameters of a module from all ranks of its group, but in this"
-        " step the ranks called different modules, or in different orders; call the same modules "
-        "on all ranks; zero = 1 works"
+        f"zero = {layout.zero} gathers the parameters of a module from all ranks of its group, but "
+        "in this step the ranks called different modules, or in different orders, or one of them "
+        "left the step with an error of its own; call the same modules on all ranks; zero = 1 works"
     )

@@ -130,6 +130,7 @@ def parallelize(
         gradient_hooks,
         parts=parts,
         zero=layout.zero,
+        experts=mesh.group("ep"),
     )
     return ParallelRun(
         stages,

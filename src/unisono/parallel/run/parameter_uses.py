@@ -59,7 +59,7 @@ class ParameterUses:
         ranks = dist.get_world_size() // self._mesh.layout.pp
         for total, squares in zip(checksums[::2], checksums[1::2], strict=True):
             if ranks * int(squares) != int(total) ** 2:  # equal only if all checksums are equal
-                raise ValueError(different_calls(self._mesh.layout.zero))
+                raise ValueError(different_calls(self._mesh.layout))
         if all(counts):
             return
         unused = [counts[place] == 0 for place in self._places]

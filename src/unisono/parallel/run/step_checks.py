@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.run.gathered_module import GatheredModule
 from unisono.parallel.run.gradient_hooks import GradientHooks
 from unisono.parallel.run.graph_checks import graph_fault
 from unisono.parallel.run.kept_parameters import KeptParameters
-from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
+from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet
 from unisono.parallel.run.step_faults import StepFaults
 
 
@@ -30,13 +31,16 @@ class StepChecks:
         *,
         parts: int,
         zero: int,
+        experts: Group,
     ) -> None:
-        """`parts`: the number of parts of a batch, over ranks and microbatches."""
+        """`parts`: the number of parts of a batch, over ranks and microbatches. `experts`: the
+        group that exchanges the tokens of experts.
+        """
         self.kept, self.hooks = kept, hooks
         self.faults = StepFaults()
         self._held = [*frozen, *(held for each in sets for held in each.held)]
         self._gathered = gathered
-        self._parts, self._zero = parts, zero
+        self._parts, self._zero, self._experts = parts, zero, experts
         self._has_loss = False
         for _, stage in stages:
             self._check_once(stage)
@@ -58,6 +62,9 @@ class StepChecks:
         before = self._versions()
         try:
             yield
+            if self._experts is not None:
+                # a rank whose peer called a layer of experts alone would wait elsewhere
+                dist.barrier(group=self._experts)
         except Exception as error:
             if self.faults.own is not None:
                 raise ValueError(self.faults.own) from error
