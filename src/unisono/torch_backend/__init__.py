@@ -11,7 +11,7 @@ this package registers the backend too, for environments that disable entry poin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,13 @@ def gradient_hooks(parameter: Any) -> tuple[Mapping[int, Any], Mapping[int, Any]
     from unisono.torch_backend import private
 
     return private.gradient_hooks(parameter)
+
+
+def with_gradient_hooks(parameters: Sequence[Any]) -> list[int]:
+    """Returns the places of the parameters that have hooks for their gradients."""
+    from unisono.torch_backend import private
+
+    return private.with_gradient_hooks(parameters)
 
 
 def remove_gradient_hooks(parameter: Any) -> None:

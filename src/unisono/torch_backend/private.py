@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, FunctionType
 from typing import Any, Final
 
@@ -323,6 +323,15 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
 def gradient_hooks(parameter: Any) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
     """Returns the hooks of `register_hook` and of `register_post_accumulate_grad_hook`."""
     return parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}
+
+
+def with_gradient_hooks(parameters: Sequence[Any]) -> list[int]:
+    """Returns the places of the parameters that have hooks for their gradients."""
+    return [
+        place
+        for place, each in enumerate(parameters)
+        if each._backward_hooks or each._post_accumulate_grad_hooks
+    ]
 
 
 def remove_gradient_hooks(parameter: Any) -> None:

@@ -59,6 +59,7 @@ class GatheredModule:
         """The split parameters that got a gradient on this rank since `restart`."""
         # torch has no public hook between the backward passes and the sum of the gradients
         self._groups: list[Any] = split_groups(module)
+        self._whole: list[nn.Parameter] = []
         cast(nn.Module, module).register_forward_pre_hook(self._enter)
         for group in self._groups:
             group.post_backward = partial(self._leave, group, group.post_backward)
@@ -71,8 +72,10 @@ class GatheredModule:
     @property
     def whole_parameters(self) -> list[nn.Parameter]:
         """The gathered parameters, which the model uses while the module runs."""
-        found = (whole_parameter(each) for group in self._groups for each in group.fsdp_params)
-        return [each for each in found if each is not None]
+        if not self._whole:
+            found = (whole_parameter(each) for group in self._groups for each in group.fsdp_params)
+            self._whole = [each for each in found if each is not None]
+        return self._whole
 
     def restart(self) -> None:
         """Begins a step."""
@@ -111,4 +114,4 @@ def copy_views(module: nn.Module, _: object, results: Any) -> Any:
             return alone
         return result.clone()
 
-    return map_tensors(copied, results)
+    return copied(results) if isinstance(results, torch.Tensor) else map_tensors(copied, results)

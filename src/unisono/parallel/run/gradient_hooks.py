@@ -17,7 +17,7 @@ from torch import nn
 
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.planner import Layout
-from unisono.torch_backend import gradient_hooks, remove_gradient_hooks
+from unisono.torch_backend import gradient_hooks, remove_gradient_hooks, with_gradient_hooks
 
 _PRECISION = 1e-6  # relative difference of results that rounding may explain
 
@@ -49,7 +49,10 @@ class GradientHooks:
         self._names = list(hooks)
         self._sets, self._layout = sets, layout
         self._hooks = hooks
-        for held in (held for each in sets for held in each.held):
+        every = [held for each in sets for held in each.held]
+        self._parameters = [held.values for held in every]
+        self._parameter_names = [held.name for held in every]
+        for held in every:
             if held.name in hooks:
                 self._require_whole(held)
 
@@ -68,13 +71,12 @@ class GradientHooks:
 
     def require_no_new(self) -> None:
         """Raises `ValueError` if the program has registered a hook after `parallelize`."""
-        for held in (held for each in self._sets for held in each.held):
-            if any(gradient_hooks(held.values)):
-                raise ValueError(
-                    f"{held.name}: got a hook for its gradient after parallelize, which a backward "
-                    "pass would call with the gradient of one rank's microbatch; register hooks "
-                    "before parallelize, which calls them with the gradient of the batch"
-                )
+        for number in with_gradient_hooks(self._parameters):
+            raise ValueError(
+                f"{self._parameter_names[number]}: got a hook for its gradient after parallelize, "
+                "which a backward pass would call with the gradient of one rank's microbatch; "
+                "register hooks before parallelize, which calls them with the gradient of the batch"
+            )
 
     @torch.no_grad()
     def call(self) -> None:

@@ -38,7 +38,8 @@ class StepChecks:
         """
         self.kept, self.hooks = kept, hooks
         self.faults = StepFaults()
-        self._held = [*frozen, *(held for each in sets for held in each.held)]
+        held = [*frozen, *(held for each in sets for held in each.held)]
+        self._own = [each.values for each in held]
         self._gathered = gathered
         self._parts, self._zero, self._experts = parts, zero, experts
         self._has_loss = False
@@ -101,12 +102,10 @@ class StepChecks:
     def _known(self) -> set[int]:
         return {id(each) for each in self._parameters()}
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        """Yields the parameters that the passes use."""
-        for held in self._held:
-            yield held.values
-        for module in self._gathered:
-            yield from module.whole_parameters
+    def _parameters(self) -> list[nn.Parameter]:
+        """Returns the parameters that the passes use."""
+        whole = [each for module in self._gathered for each in module.whole_parameters]
+        return [*self._own, *whole]
 
     def _versions(self) -> dict[int, int]:
         if self._parts == 1 and self._zero < 2:
