@@ -97,6 +97,13 @@ def is_view(tensor: Any) -> bool:
     return private.is_view(tensor)
 
 
+def version_of(tensor: Any) -> int:
+    """Returns a number that each operation that writes the tensor in place increases."""
+    from unisono.torch_backend import private
+
+    return private.version_of(tensor)
+
+
 def _create(options: Any, pg_options: Any = None) -> Any:
     from unisono.torch_backend.group_creation import create
 

@@ -64,6 +64,7 @@ PRIVATE_NAMES: Final = (
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "torch.Tensor._is_view",
+    "torch.Tensor._version",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
     # Methods of torch's pipeline stages that `unisono.parallel` overrides.
@@ -303,3 +304,8 @@ def has_whole_gradient(parameter: Any) -> bool:
 def is_view(tensor: torch.Tensor) -> bool:
     """Returns True if autograd sees the tensor as a view of another tensor."""
     return bool(tensor._is_view())
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Returns a number that each operation that writes the tensor in place increases."""
+    return 0 if tensor.is_inference() else tensor._version
