@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 _CHECKED_BYTES = 2**16  # a checksum of these takes 20 us
@@ -28,15 +29,13 @@ def batch_fingerprint(batch: Sequence[torch.Tensor]) -> int:
 
 
 def _checksum(x: torch.Tensor, start: int) -> int:
-    raw = x.resolve_conj().contiguous().view(-1).view(torch.uint8)
-    content = raw.numpy().data
+    raw = x.resolve_conj().contiguous().view(-1).view(torch.uint8).numpy()
+    content = raw.data
     if len(raw) <= _CHECKED_BYTES:
         return zlib.crc32(content, start)
     if len(raw) <= _SUMMED_BYTES:
-        words = raw[: len(raw) // 8 * 8]
-        words = words if words.storage_offset() % 8 == 0 else words.clone()
-        total = int(words.view(torch.int64).sum())  # wraps around
-        start = zlib.crc32(repr(total).encode(), start)
+        words = raw[: len(raw) // 8 * 8].view(np.int64)
+        start = zlib.crc32(words.sum().tobytes(), start)  # wraps around
     size = _CHECKED_BYTES // _PIECES
     for piece in range(_PIECES):
         place = (len(raw) - size) * piece // (_PIECES - 1)
