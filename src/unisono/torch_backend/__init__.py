@@ -104,6 +104,13 @@ def version_of(tensor: Any) -> int:
     return private.version_of(tensor)
 
 
+def is_spectral_norm(module: Any) -> bool:
+    """Returns True for the parametrization of `torch.nn.utils.parametrizations.spectral_norm`."""
+    from unisono.torch_backend import private
+
+    return private.is_spectral_norm(module)
+
+
 def _create(options: Any, pg_options: Any = None) -> Any:
     from unisono.torch_backend.group_creation import create
 

@@ -79,7 +79,7 @@ class ParallelRun:
         self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
         self._loss = BatchLoss(loss, is_balanced=bool(self._balanced), cut=1 + (mesh.layout.cp > 1))
         self._agreement, self._autocast = StepAgreement(), StepAutocast()
-        self._written = WrittenBuffers(stages)
+        self._written = WrittenBuffers(stages, is_pipeline=mesh.layout.pp > 1)
         self._has_entered = False
         self._kept = KeptParameters(stages, sets, frozen, optimizer)
         self._uses = ParameterUses(names, sets, mesh, calls)
@@ -330,6 +330,8 @@ class ParallelRun:
             self._has_entered = True
             self._loss.restart()
             self._written.begin()
+        else:
+            self._written.begin_pass()
 
     def _part_loss(self, output: Any, targets: torch.Tensor) -> torch.Tensor:
         """Returns what this output adds to the loss of the whole batch."""
