@@ -265,6 +265,8 @@ def own_losses_that_cannot_be_known_are_refused(world):
         lambda output, targets: mse(output, targets.detach().mul(1)),
         lambda output, targets: (mse(output, targets), mse(output, targets))[0],
         lambda output, targets: mse(output.view(1, -1), targets.view(1, -1)),
+        lambda output, targets: mse(output, targets).add_(0.1),
+        lambda output, targets: mse(output, targets).detach(),
     )
     for number, loss in enumerate(unknown):
         for text, microbatches in (("dp=2", 1), ("pp=2", 2)) if number < 2 else (("dp=2", 1),):
@@ -274,6 +276,7 @@ def own_losses_that_cannot_be_known_are_refused(world):
         lambda output, targets: (output.sum(), output.square().sum()),
         "the weight of .sum, weight. depends on parameters",
     )
+    refused(lambda output, targets: (output.sum().detach(), 2), "does not depend on the model's")
     refused(lambda output, targets: (output.sum(), 0), "weights of .sum, weight. add up to 0")
     wide = real_batches()[0][0], torch.rand(SAMPLES)
     for text, microbatches in (("dp=2", 1), ("pp=2", 2)):

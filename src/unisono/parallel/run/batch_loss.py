@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -113,7 +113,13 @@ class BatchLoss:
             )
         self.weight += weight
         total = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
-        if not total.requires_grad:  # for example 0.0 for a part without valid targets
+        if not total.requires_grad:
+            if weight != 0:
+                raise ValueError(
+                    "loss: the sum of (sum, weight) does not depend on the model's output, so it "
+                    "has no gradient; expected a sum that was not detached"
+                )
+            # for example 0.0 for a part without valid targets
             total = total + unused(output)
         return total / self._elements  # about the mean, so that gradients of float16 fit
 
@@ -130,4 +136,4 @@ class BatchLoss:
 
 
 def _is_pair(found: Any) -> bool:
-    return isinstance(found, Sequence) and not isinstance(found, str) and len(found) == 2
+    return isinstance(found, (tuple, list)) and len(found) == 2

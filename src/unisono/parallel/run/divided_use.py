@@ -10,20 +10,30 @@ _SPLIT = "mixed torch.Tensor and DTensor"  # in the message of torch's error
 
 def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None:
     """Returns an error that names the cause, if a step has failed because `fully_shard` splits the
-    parameters of a model that cannot be split. Returns None for other causes.
+    parameters of a model that cannot be split, or because ranks exchanged different arrays. Returns
+    None for other causes.
     """
     found: BaseException | None = error
-    while found is not None and layout.zero >= 2:
-        if _SPLIT in str(found):
+    while found is not None:
+        if layout.zero >= 2 and _SPLIT in str(found):
             return ValueError(
                 f"zero = {layout.zero} gathers the parameters of a module while its forward runs, "
                 "but the model uses a parameter of a module that is not called at that time; call "
                 "the module, or own the parameter in the module that uses it; zero = 1 works"
             )
         if isinstance(found, MismatchError):
-            return ValueError(different_calls(layout.zero))
+            return ValueError(
+                different_calls(layout.zero) if layout.zero >= 2 else _different_exchanges(found)
+            )
         found = found.__cause__ or found.__context__
     return None
+
+
+def _different_exchanges(error: MismatchError) -> str:
+    return (
+        f"the ranks exchanged different activations in this step ({error}); pass the same whole "
+        "batch on every rank, and call the same modules on all ranks in the same order"
+    )
 
 
 def different_calls(zero: int) -> str:

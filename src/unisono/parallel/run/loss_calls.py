@@ -79,12 +79,12 @@ class _LossCalls(TorchFunctionMode):
         return found
 
     def _has_samples(self, value: Any) -> bool:
-        """Returns True if a tensor made of the samples is among nested arguments."""
+        """Returns True if the sum, or a tensor made of the samples, is among nested arguments."""
         if isinstance(value, dict):
             return any(map(self._has_samples, value.values()))
         if isinstance(value, (tuple, list)):
             return any(map(self._has_samples, value))
-        return id(value) in self._sources
+        return id(value) in self._sources or (value is not None and value is self._total)
 
     def _sum(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
         """Returns the sum of a loss of torch's functions; None for other functions."""

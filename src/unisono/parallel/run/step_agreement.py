@@ -29,9 +29,17 @@ class StepAgreement:
         """An error of this rank, after which it still took part in the collectives of the step."""
 
     def begin(self, batch: Sequence[torch.Tensor]) -> None:
-        """Begins a step with the whole batch that the program gave to this rank."""
+        """Begins a step with the whole batch, inputs and targets, that the program gave to this
+        rank.
+
+        Raises `ValueError` for other values than tensors with samples.
+        """
         self._begun += 1
-        self.error = None
+        self.error, self._shapes = None, ()
+        for name, each in zip(("inputs", "targets"), batch, strict=True):
+            if not isinstance(each, torch.Tensor) or each.dim() == 0:
+                found = "a number" if isinstance(each, torch.Tensor) else type(each).__name__
+                raise ValueError(f"{name}: expected a tensor (samples, ...), got {found}")
         self._fingerprint = batch_fingerprint(batch)
         self._shapes = tuple(tuple(each.shape) for each in batch)
 
@@ -56,9 +64,15 @@ class StepAgreement:
         found: list[Any] = [None] * ranks
         mine = None if self.error is None else _line(self.error)
         dist.all_gather_object(found, (mine, self._begun, self._fingerprint, self._shapes))
-        if self.error is not None:
+        reason = _disagreement(found)
+        if reason is None and self.error is not None:
             raise self.error
-        raise ValueError(_reason(found))
+        raise ValueError(reason or _first_error(found)) from self.error
+
+
+_Known = tuple[str | None, int, int, tuple[tuple[int, ...], ...]]
+"""What a rank knows: its error, the number of its step, and the fingerprint and shapes of its
+batch."""
 
 
 def _line(error: Exception) -> str:
@@ -66,12 +80,14 @@ def _line(error: Exception) -> str:
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
 
-def _reason(found: Sequence[tuple[str | None, int, int, tuple[tuple[int, ...], ...]]]) -> str:
-    """Returns the cause for which a step has ended, from what each rank knows."""
-    for rank, (error, *_) in enumerate(found):
-        if error is not None:
-            return f"rank {rank} could not take this step, so no rank changed its weights: {error}"
-    _, begun, fingerprint, shapes = found[0]
+def _first_error(found: Sequence[_Known]) -> str:
+    rank, error = next((rank, error) for rank, (error, *_) in enumerate(found) if error is not None)
+    return f"rank {rank} could not take this step, so no rank changed its weights: {error}"
+
+
+def _disagreement(found: Sequence[_Known]) -> str | None:
+    """Returns how the ranks differ; None if they are in one step with one batch."""
+    _, begun, *batch = found[0]
     for rank, (_, other, *_) in enumerate(found):
         if other != begun:
             return (
@@ -79,12 +95,13 @@ def _reason(found: Sequence[tuple[str | None, int, int, tuple[tuple[int, ...], .
                 "so they would train on different batches; an exception that only one rank caught "
                 "ended its step: start all ranks again from a checkpoint"
             )
-    for rank, (_, _, other, theirs) in enumerate(found):
-        if other != fingerprint:
+    for rank, (_, _, *other_batch) in enumerate(found):
+        (_, shapes), (_, theirs) = batch, other_batch
+        if shapes and theirs and other_batch != batch:
             sizes = f", with shapes {shapes} and {theirs}" if shapes != theirs else ""
             return (
                 f"ranks 0 and {rank} passed different batches to step{sizes}; pass the same whole "
                 "batch on every rank: each rank takes its part of the batch itself (a sampler that "
                 "divides samples over the ranks is not needed)"
             )
-    raise AssertionError("the ranks agree")
+    return None
