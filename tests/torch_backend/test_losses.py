@@ -233,6 +233,12 @@ def own_functions_that_return_the_loss_of_torch(world):
     compare_model(
         "cp=2", partial(TransformerModel, shape, seed=1), lambda: flat, batches, microbatches=2
     )
+    compare(lambda: of_named, real_batches(), LAYOUTS[1:2], Named)
+
+
+def of_named(output, targets):
+    logits = output["logits"][..., :-1].contiguous()
+    return functional.mse_loss(logits, targets[:, :-1].type_as(logits))
 
 
 def refused(loss, match, text="dp=2", microbatches=1, make_model=model, batch=None):
@@ -354,6 +360,11 @@ def own_outputs_that_are_no_tensor(world):
     few = [(x[:3], y[:3] + 0.5) for x, y in batches]  # a microbatch of one rank is empty
     compare_pair("dp=2", Named, loss, few, 2)
     refused(nn.MSELoss(), "needs one tensor, but the model returned dict", make_model=Named)
+
+    def from_other_samples(output, targets):
+        return functional.mse_loss(output["logits"] + output["pair"][0].mean(), targets)
+
+    refused(from_other_samples, "return .sum, weight., for example", make_model=Named)
 
 
 def own_loss_of_the_caller_stays_unchanged(world):

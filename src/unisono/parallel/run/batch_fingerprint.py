@@ -29,7 +29,7 @@ def batch_fingerprint(batch: Sequence[torch.Tensor]) -> int:
 
 
 def _checksum(x: torch.Tensor, start: int) -> int:
-    raw = x.resolve_conj().contiguous().view(-1).view(torch.uint8).numpy()
+    raw = x.cpu().resolve_conj().contiguous().view(-1).view(torch.uint8).numpy()
     content = raw.data
     if len(raw) <= _CHECKED_BYTES:
         return zlib.crc32(content, start)

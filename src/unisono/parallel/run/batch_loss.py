@@ -67,6 +67,8 @@ class BatchLoss:
             return unused(output)
 
     def _part(self, output: Any, targets: torch.Tensor) -> torch.Tensor:
+        if self._parts > 1 and len(targets) == 0:
+            return unused(output)
         if self._known is not None:
             self._known.check(output, targets, cut=self._cut)
             total = self._known.sum_of(output, targets)
@@ -79,8 +81,6 @@ class BatchLoss:
             found = self._loss(output, targets)
             mean: torch.Tensor = found[0] / found[1] if _is_pair(found) else found
             return mean
-        if len(targets) == 0:
-            return unused(output)
         share = targets.numel() / self._elements
         found = called_loss(self._loss, output, targets, cut=self._cut, share=share)
         return self._add_pair(*self._checked(found), output)

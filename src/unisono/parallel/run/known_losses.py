@@ -7,7 +7,6 @@ sums, divided by the sum of the weights.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -179,6 +178,8 @@ def known_loss(loss: Any) -> KnownLoss | None:
     with keyword arguments (`functools.partial`). Raises `ValueError` for reductions other than a
     mean or a sum.
     """
+    if isinstance(loss, nn.Module) and (loss._forward_hooks or loss._forward_pre_hooks):
+        return None  # hooks may change the result
     if type(loss) is CrossEntropy:
         return KnownLoss(function=CrossEntropy, summed=loss.total, options={})
     if type(loss) is partial and not loss.args:
@@ -187,12 +188,7 @@ def known_loss(loss: Any) -> KnownLoss | None:
         function = _MODULES[type(loss)]
         names = (*_OPTIONS[function], "reduction")
         options = {name: getattr(loss, name) for name in names}
-        found = known_call(function, options)
-        if found is None:
-            return None
-        summed = copy.copy(loss)  # keeps the module's hooks
-        summed.reduction = "sum"
-        return KnownLoss(function=function, summed=summed, options=options)
+        return known_call(function, options)
     return known_call(loss, {})
 
 

@@ -15,10 +15,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from unisono.parallel.run.known_losses import known_call
+from unisono.parallel.run.unused_output import tensors_in
 
 _READS = ("dim", "size", "ndim", "shape", "dtype", "device", "requires_grad", "is_floating_point")
-_ELEMENTWISE = ("float", "double", "long", "to", "type", "contiguous", "clone", "sigmoid", "tanh")
-_RESHAPES = ("flatten", "view", "reshape", "squeeze", "unsqueeze")
+_ELEMENTWISE = ("float", "double", "half", "bfloat16", "int", "long", "to", "type", "type_as",
+                "cpu", "contiguous", "clone", "sigmoid", "tanh")  # fmt: skip
+_RESHAPES = ("flatten", "view", "view_as", "reshape", "reshape_as", "squeeze", "unsqueeze")
 _SWAPS = ("transpose", "permute")
 _ALONG_CLASSES = ("log_softmax", "softmax")
 
@@ -37,8 +39,6 @@ def called_loss(
     output and targets; else the result. `cut`: the number of dimensions of the targets that are cut
     into parts. `share`: the number of these targets over that of the whole batch.
     """
-    if not isinstance(output, torch.Tensor):
-        return loss(output, targets)
     with _LossCalls(output, targets, cut, share) as calls:
         found = loss(output, targets)
     return (found, calls.weight) if calls.has_returned(found) else found
@@ -50,14 +50,17 @@ class _LossCalls(TorchFunctionMode):
     `has_returned` is True if nothing else happened that could mix samples.
     """
 
-    def __init__(self, output: torch.Tensor, targets: torch.Tensor, cut: int, share: float) -> None:
+    def __init__(self, output: Any, targets: torch.Tensor, cut: int, share: float) -> None:
         super().__init__()
         self._cut, self._share = cut, share
-        self._sources = {id(output): "output", id(targets): "targets"}
-        """Tensors made of all samples, in order: their rows are samples, or positions of these."""
-        self._samples = {id(output), id(targets)}
+        self._kept = [targets, *tensors_in(output)]
+        """All tensors of the part; kept, so that no other tensor gets the identity of one."""
+        rows = [each for each in self._kept if each.dim() and len(each) == len(targets)]
+        self._sources = {id(each): "output" for each in rows} | {id(targets): "targets"}
+        """Those made of all samples, in order: their rows are samples, or positions of these."""
+        self._samples = {*self._sources}
         """Those whose first dimension is that of the samples."""
-        self._kept = [output, targets]  # else another tensor could get the identity of one of these
+        self._part = {id(each) for each in self._kept}
         self._total: Any = None
         self._is_known = True
         self.weight = 0.0
@@ -79,12 +82,12 @@ class _LossCalls(TorchFunctionMode):
         return found
 
     def _has_samples(self, value: Any) -> bool:
-        """Returns True if the sum, or a tensor made of the samples, is among nested arguments."""
+        """Returns True if the sum, or a tensor of the part, is among nested arguments."""
         if isinstance(value, dict):
             return any(map(self._has_samples, value.values()))
         if isinstance(value, (tuple, list)):
             return any(map(self._has_samples, value))
-        return id(value) in self._sources or (value is not None and value is self._total)
+        return id(value) in self._part or (value is not None and value is self._total)
 
     def _sum(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
         """Returns the sum of a loss of torch's functions; None for other functions."""
@@ -114,7 +117,7 @@ class _LossCalls(TorchFunctionMode):
             has_samples = has_samples and len(found) == len(source)
             keeps = has_samples or _merges(source.shape, found.shape)
         elif name == "__getitem__":
-            keeps = has_samples and self._cut == 1 and _is_of_each_sample(args[1])
+            keeps = has_samples and self._cut == 1 and _is_of_each_sample(args[1], source.dim())
         elif name in _SWAPS:
             keeps = not kwargs and _first_stays(name, args[1:], source.dim())
         elif name in _ALONG_CLASSES:
@@ -124,6 +127,7 @@ class _LossCalls(TorchFunctionMode):
             keeps = name in _ELEMENTWISE
         if keeps:
             self._sources[id(found)] = self._sources[id(source)]
+            self._part.add(id(found))
             self._kept.append(found)
             self._samples |= {id(found)} if has_samples else set()
         return keeps
@@ -145,11 +149,20 @@ def _merges(before: torch.Size, after: torch.Size) -> bool:
     return False
 
 
-def _is_of_each_sample(index: Any) -> bool:
-    """Returns True for an index that takes the same positions of each sample."""
-    if not isinstance(index, tuple) or not index or index[0] != slice(None):
+def _is_of_each_sample(index: Any, dims: int) -> bool:
+    """Returns True for an index that takes the same positions of each sample.
+
+    >>> [_is_of_each_sample(each, 2) for each in ((slice(None), 1), (..., 1), (..., 1, 1), 1)]
+    [True, True, False, False]
+    """
+    if not isinstance(index, tuple) or not index:
         return False
-    return all(each is None or isinstance(each, (int, slice)) for each in index[1:])
+    first, *others = index
+    if not all(each is None or isinstance(each, (int, slice)) for each in others):
+        return False
+    if first is Ellipsis:
+        return sum(each is not None for each in others) < dims
+    return isinstance(first, slice) and first == slice(None)
 
 
 def _first_stays(name: str, dims: Any, count: int) -> bool:

@@ -20,26 +20,26 @@ def unused(output: Any) -> torch.Tensor:
     >>> x.grad
     tensor([0.])
     """
-    found = [each for each in _tensors(output) if each.requires_grad]
+    found = [each for each in tensors_in(output) if each.requires_grad]
     if not found:
         return torch.zeros((), requires_grad=True)
     zero: torch.Tensor = _Zero.apply(*found)  # type: ignore[no-untyped-call]
     return zero
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yields the tensors in nested tuples, lists, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _tensors(each)
+            yield from tensors_in(each)
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+            yield from tensors_in(getattr(value, field.name))
 
 
 class _Zero(torch.autograd.Function):
