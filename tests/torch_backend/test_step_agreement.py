@@ -194,3 +194,20 @@ def own_fingerprints(world):
     assert len({batch_fingerprint([each]) for each in (large, large.clone(), *others)}) == 6
     row = torch.rand(1, 2**10).expand(2**14 + 2**12, -1)  # 80 MiB
     assert len({batch_fingerprint([each]) for each in (row, row.clone(), row[1:], row + 1)}) == 3
+
+
+def own_errors_that_one_rank_catches(world):
+    """Tests a rank that skips a step after an error in its passes, which others wait for."""
+    inputs, targets = batch()
+    bad = inputs.clone()
+    bad[-1, 0] = torch.nan  # a sample of rank 1
+    run = a_run(
+        "dp=2,zero=3", 1, make_model=lambda: nn.Sequential(model(), Failing(), *model_tail())
+    )
+    run.step(inputs, targets)
+    if world.rank == 1:
+        with pytest.raises(RuntimeError, match="is NaN"):
+            run.step(bad, targets)
+        bad = inputs
+    require_refused(run, "or one rank caught an exception and went on", bad, targets)
+    run.mesh.close()

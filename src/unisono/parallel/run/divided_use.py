@@ -32,7 +32,8 @@ def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None
 def _different_exchanges(error: MismatchError) -> str:
     return (
         f"the ranks exchanged different activations in this step ({error}); pass the same whole "
-        "batch on every rank, and call the same modules on all ranks in the same order"
+        "batch on every rank, call the same modules on all ranks in the same order, and do not go "
+        "on after an exception that only one rank caught"
     )
 
 
@@ -40,6 +41,6 @@ def different_calls(zero: int) -> str:
     """Returns the message for ranks that call different modules."""
     return (
         f"zero = {zero} gathers the parameters of a module from all ranks of its group, but in this"
-        " step the ranks called different modules, or in different orders; call the same modules "
-        "on all ranks; zero = 1 works"
+        " step the ranks called different modules, or in different orders, or one rank caught an "
+        "exception and went on; call the same modules on all ranks; zero = 1 works"
     )
