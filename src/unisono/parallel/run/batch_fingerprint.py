@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-_CHECKED_BYTES = 2**16  # a checksum of these takes 20 us
+_CHECKED_BYTES = 2**14  # a checksum of these takes 3 us
 _SUMMED_BYTES = 2**26
-_PIECES = 32
+_PIECES = 16
 
 
 def batch_fingerprint(batch: Sequence[torch.Tensor]) -> int:
     """Returns 32 bits from the shapes, types and bytes of tensors, equal for equal bytes.
 
-    Of a tensor above 64 KiB, takes the sum of its words and the checksum of 32 pieces, so that the
+    Of a tensor above 16 KiB, takes the sum of its words and the checksum of 16 pieces, so that the
     time stays far below that of a forward pass; of a tensor above 64 MiB, the pieces only. Values
     that are NaN do not matter, since bytes are compared.
     """

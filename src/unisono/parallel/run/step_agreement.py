@@ -22,6 +22,7 @@ class StepAgreement:
     """
 
     def __init__(self) -> None:
+        self._ranks = dist.get_world_size()
         self._begun = 0
         self._fingerprint = 0
         self._shapes: tuple[tuple[int, ...], ...] = ()
@@ -56,12 +57,11 @@ class StepAgreement:
         `counts`: the sum of `counts()` over all ranks.
         """
         errors, *sums = map(int, counts)
-        ranks = dist.get_world_size()
         pairs = zip(sums[::2], sums[1::2], strict=True)
         # the mean of squares is the square of the mean only if all ranks have one number
-        if errors == 0 and all(ranks * squares == total**2 for total, squares in pairs):
+        if errors == 0 and all(self._ranks * squares == total**2 for total, squares in pairs):
             return
-        found: list[Any] = [None] * ranks
+        found: list[Any] = [None] * self._ranks
         mine = None if self.error is None else _line(self.error)
         dist.all_gather_object(found, (mine, self._begun, self._fingerprint, self._shapes))
         reason = _disagreement(found)
