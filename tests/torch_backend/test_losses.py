@@ -236,6 +236,32 @@ def own_functions_that_return_the_loss_of_torch(world):
     compare(lambda: of_named, real_batches(), LAYOUTS[1:2], Named)
 
 
+def own_pairs_of_divided_sequences(world):
+    """Tests functions that treat each position alone, and others, which cp = 2 cannot compute."""
+    shape = small_shape()
+    batches = [(x, y.where(y != -100, 0)) for x, y in token_batches(shape)]
+    make_model = partial(TransformerModel, shape, seed=1)
+
+    def masked(logits, targets):
+        losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        mask = (targets.flatten() > 1) & ~(targets.flatten() == 4)
+        return (losses * mask.double()).sum(), mask.sum()
+
+    def shifted(logits, targets):
+        losses = functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), reduction="none"
+        )
+        return losses.sum(), losses.numel()
+
+    for microbatches in (1, 2):
+        compare_pair("cp=2", make_model, masked, batches, microbatches)
+        compare_pair("dp=2", make_model, shifted, batches, microbatches)
+    refused(
+        shifted, "calls __getitem__, which may combine different positions", "cp=2",
+        make_model=make_model, batch=batches[0],
+    )  # fmt: skip
+
+
 def of_named(output, targets):
     logits = output["logits"][..., :-1].contiguous()
     return functional.mse_loss(logits, targets[:, :-1].type_as(logits))

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from unisono.parallel.run.known_losses import known_call
+from unisono.parallel.run.position_calls import PositionCalls, name_of
 from unisono.parallel.run.unused_output import tensors_in
 
 _READS = ("dim", "size", "ndim", "shape", "dtype", "device", "requires_grad", "is_floating_point")
@@ -36,12 +37,21 @@ def called_loss(
     """Calls a loss on a part of a batch.
 
     Returns (sum, weight) if the result is that of one loss of torch, applied to the samples of
-    output and targets; else the result. `cut`: the number of dimensions of the targets that are cut
+    output and targets; else the result. Raises `ValueError` for other losses that may combine
+    positions which `cp` divides. `cut`: the number of dimensions of the targets that are cut
     into parts. `share`: the number of these targets over that of the whole batch.
     """
-    with _LossCalls(output, targets, cut, share) as calls:
+    with PositionCalls() as positions, _LossCalls(output, targets, cut, share) as calls:
         found = loss(output, targets)
-    return (found, calls.weight) if calls.has_returned(found) else found
+    if calls.has_returned(found):
+        return found, calls.weight
+    if cut > 1 and positions.combining is not None:
+        raise ValueError(
+            f"loss: cp divides the positions of a sequence, but the loss calls "
+            f"{positions.combining}, which may combine different positions; shift or select "
+            "targets before step, with -100 for positions without a target; cp = 1 works"
+        )
+    return found
 
 
 class _LossCalls(TorchFunctionMode):
@@ -72,13 +82,13 @@ class _LossCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._is_known or _name_of(func) in _READS or not self._has_samples((args, kwargs)):
+        if not self._is_known or name_of(func) in _READS or not self._has_samples((args, kwargs)):
             return func(*args, **kwargs)
         total = self._sum(func, args, kwargs)
         if total is not None:
             return total
         found = func(*args, **kwargs)
-        self._is_known = self._keeps_samples(_name_of(func), found, args, kwargs)
+        self._is_known = self._keeps_samples(name_of(func), found, args, kwargs)
         return found
 
     def _has_samples(self, value: Any) -> bool:
@@ -131,12 +141,6 @@ class _LossCalls(TorchFunctionMode):
             self._kept.append(found)
             self._samples |= {id(found)} if has_samples else set()
         return keeps
-
-
-def _name_of(func: Any) -> str:
-    """Returns the name of a function of torch, or of the attribute that a function reads."""
-    name = str(getattr(func, "__name__", ""))
-    return str(func.__self__.__name__) if name == "__get__" else name
 
 
 def _merges(before: torch.Size, after: torch.Size) -> bool:
