@@ -97,6 +97,20 @@ def is_view(tensor: Any) -> bool:
     return private.is_view(tensor)
 
 
+def version_of(tensor: Any) -> int:
+    """Returns a number that each operation that writes the tensor in place increases."""
+    from unisono.torch_backend import private
+
+    return private.version_of(tensor)
+
+
+def is_spectral_norm(module: Any) -> bool:
+    """Returns True for the parametrization of `torch.nn.utils.parametrizations.spectral_norm`."""
+    from unisono.torch_backend import private
+
+    return private.is_spectral_norm(module)
+
+
 def _create(options: Any, pg_options: Any = None) -> Any:
     from unisono.torch_backend.group_creation import create
 

@@ -18,10 +18,12 @@ import torch
 from torch import distributed as dist
 from torch._C import _distributed_c10d
 from torch._C import _profiler as _torch_profiler
+from torch.nn.utils import parametrizations
 
 # Typed as Any: the stubs lack some of these names, and cannot describe methods that accept the
 # calling conventions of several torch versions.
 _c10d: Any = _distributed_c10d
+_parametrizations: Any = parametrizations
 _profiler: Any = _torch_profiler
 WorkBase: Any = _distributed_c10d.Work
 ProcessGroupBase: Any = dist.ProcessGroup
@@ -64,6 +66,8 @@ PRIVATE_NAMES: Final = (
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "torch.Tensor._is_view",
+    "torch.Tensor._version",
+    "torch.nn.utils.parametrizations._SpectralNorm",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
     # Methods of torch's pipeline stages that `unisono.parallel` overrides.
@@ -303,3 +307,13 @@ def has_whole_gradient(parameter: Any) -> bool:
 def is_view(tensor: torch.Tensor) -> bool:
     """Returns True if autograd sees the tensor as a view of another tensor."""
     return bool(tensor._is_view())
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Returns a number that each operation that writes the tensor in place increases."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def is_spectral_norm(module: Any) -> bool:
+    """Returns True for the parametrization of `torch.nn.utils.parametrizations.spectral_norm`."""
+    return isinstance(module, _parametrizations._SpectralNorm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from unisono.parallel.layers import (
     pair_linears,
 )
 from unisono.parallel.run.all_stages import all_stages
+from unisono.parallel.run.batch_loss import Loss
 from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
@@ -27,7 +29,6 @@ from unisono.parallel.run.mean_checks import check_dropout, check_means
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
-from unisono.parallel.run.pipeline_runner import Loss
 from unisono.parallel.run.tied_parameters import (
     Tie,
     find_ties,
@@ -52,8 +53,9 @@ def parallelize(
 ) -> ParallelRun:
     """Divides a model over the ranks of torch's default group, and returns its training run.
 
-    Call on all ranks with the same whole model; rank 0's weights are used. `loss` returns the mean
-    over the valid targets, as torch's losses do; class numbers of -100 are not valid.
+    Call on all ranks with the same whole model; rank 0's weights are used. `loss` is a loss of
+    torch, or a function of output and targets that returns (sum, weight): the loss of a batch is
+    the sum of the sums of its parts over the sum of their weights.
     `optimizer` makes an optimizer of this rank's parameters. `clip`: largest norm of all gradients
     together, to which a larger norm is clipped. `example`: inputs of a batch as `step` will receive
     them, for `pp` and a model that is not an `nn.Sequential`. The axes of a layout can divide:
@@ -79,7 +81,9 @@ def parallelize(
         raise ValueError(f"clip: expected a norm above 0, got {clip}")
     _check(model, layout, loss)
     check_dropout(model, tp=layout.tp)
-    check_means(model, loss, parts=layout.dp * layout.cp * layout.pp * microbatches)
+    check_means(model, parts=layout.dp * layout.cp * layout.pp * microbatches)
+    if isinstance(loss, CrossEntropy):
+        loss = copy.copy(loss)  # the caller may use the loss with another layout
     mesh = TrainingMesh(layout)
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)

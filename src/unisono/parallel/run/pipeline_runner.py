@@ -14,6 +14,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from unisono.parallel.run.model_stages import stage_count
 from unisono.parallel.run.stage_clock import StageClock
+from unisono.parallel.run.step_autocast import StepAutocast
 from unisono.parallel.run.torch_schedules import (
     check_microbatches,
     is_single,
@@ -43,18 +44,20 @@ class PipelineRunner:
         microbatches: int,
         loss: Loss,
         before_pass: Callable[[int], None],
+        autocast: StepAutocast,
         after_trial: Callable[[nn.Module], None],
     ) -> None:
         """`stages`: number and modules of each stage of this rank.
 
-        `before_pass` receives the number of each microbatch before its forward pass. `after_trial`
-        receives each stage after torch's additional pass through the stage. Raises `ValueError` if
-        the schedule needs another number of microbatches.
+        `before_pass` receives the number of each microbatch before its forward pass. `autocast`: of
+        forward passes. `after_trial` receives each stage after torch's additional pass through the
+        stage. Raises `ValueError` if the schedule needs another number of microbatches.
         """
         check_microbatches(mesh.layout, microbatches)
         self._stages, self._mesh, self._loss = stages, mesh, loss
         self._microbatches = microbatches
         self._before_pass, self._after_trial = before_pass, after_trial
+        self._autocast = autocast
         self._schedules: dict[tuple[object, ...], Any] = {}
         self.clock = StageClock()
 
@@ -68,7 +71,7 @@ class PipelineRunner:
         for _, stage in self._stages:
             if isinstance(stage, TracedStage):
                 stage.check(inputs[0])
-        key = (tuple(inputs[0].shape), inputs[0].dtype)
+        key = (tuple(inputs[0].shape), inputs[0].dtype, self._autocast.dtype)
         schedule = self._schedules.get(key)
         if schedule is None:
             schedule = self._schedules[key] = self._schedule()
@@ -119,6 +122,7 @@ class PipelineRunner:
                 group=self._mesh.group("pp"),
                 clock=self.clock,
                 before_pass=self._before_pass,
+                autocast=self._autocast,
                 after_trial=self._after_trial,
             )
             for number, module in self._stages
@@ -144,12 +148,14 @@ class _TimedStage(PipelineStage):
         *arguments: Any,
         clock: StageClock,
         before_pass: Callable[[int], None],
+        autocast: StepAutocast,
         after_trial: Callable[[nn.Module], None],
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._clock = clock
         self._before_pass, self._after_trial = before_pass, after_trial
+        self._autocast = autocast
         self._is_trial = True
         self._receives: dict[tuple[str, int], list[dist.P2POp]] = {}
 
@@ -168,7 +174,9 @@ class _TimedStage(PipelineStage):
         return self._receives[key]
 
     def _compute_outputs(self, *arguments: Any, **options: Any) -> Any:
-        return self._for_next_stage(super()._compute_outputs(*arguments, **options))
+        with self._autocast.forward():
+            found = super()._compute_outputs(*arguments, **options)
+        return self._for_next_stage(found)
 
     def _compute_input_grads(self, *arguments: Any, **options: Any) -> Any:
         return tuple(map(_contiguous, super()._compute_input_grads(*arguments, **options)))
@@ -190,7 +198,8 @@ class _TimedStage(PipelineStage):
             self._is_trial = False
             self._after_trial(self.submod)
         begin_s = time.monotonic()
-        found = super().forward_one_chunk(*arguments, **options)
+        with self._autocast.forward():
+            found = super().forward_one_chunk(*arguments, **options)
         self._clock.record("F", arguments[0], self.stage_index, begin_s)
         if arguments[0] == 0:  # the results of all microbatches have one size
             results = found if isinstance(found, tuple) else (found,)

@@ -39,8 +39,6 @@ class MicrobatchSize:
     tokens: int
     """Number of tokens, before sequence parallelism splits them."""
     samples: int
-    has_targets: bool
-    """True if the part has valid targets. Without them, its loss is not computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,9 +111,7 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float
     """Returns the elements sent on `tp` in the forward and backward pass of a microbatch."""
     layout, elements, hidden = mesh.layout, 0.0, _hidden(stage)
     if layout.tensor != "1d":
-        return grid_elements(
-            stage, layout, mesh.coordinates, tokens=size.tokens, has_targets=size.has_targets
-        )
+        return grid_elements(stage, layout, mesh.coordinates, tokens=size.tokens)
     padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
     if layout.sequence_parallel:  # gathers and reduce_scatters, with parts of equal size
         both = 2 * _rest(layout.tp) * padded * hidden
@@ -135,7 +131,7 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float
         elif isinstance(module, LogitHead):
             elements += both
             if module.keeps_parts:
-                elements += 3 * _sum(size.tokens, mesh, "tp") * size.has_targets
+                elements += 3 * _sum(size.tokens, mesh, "tp")
             else:
                 longest = -(-module.vocab // layout.tp)
                 elements += (layout.tp - 1) * longest * size.tokens
