@@ -18,6 +18,7 @@ import torch
 from torch import distributed as dist
 from torch._C import _distributed_c10d
 from torch._C import _profiler as _torch_profiler
+from torch.utils import _pytree
 
 # Typed as Any: the stubs lack some of these names, and cannot describe methods that accept the
 # calling conventions of several torch versions.
@@ -66,9 +67,16 @@ PRIVATE_NAMES: Final = (
     "torch.Tensor._is_view",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
-    # Methods of torch's pipeline stages that `unisono.parallel` overrides.
-    "torch.distributed.pipelining.PipelineStage._compute_outputs",
-    "torch.distributed.pipelining.PipelineStage._compute_input_grads",
+    "torch._C._storage_Use_Count",
+    "torch.utils._pytree.TreeSpec",
+    "torch.utils._pytree.tree_flatten",
+    "torch.utils._pytree.tree_unflatten",
+    # The base of torch's pipeline stages, and the names that `unisono.parallel` overrides or calls.
+    "torch.distributed.pipelining.stage._PipelineStageBase",
+    "torch.distributed.pipelining.stage._PipelineStageBase._create_grad_recv_info",
+    "torch.distributed.pipelining.stage._PipelineStageBase._get_init_p2p_neighbors_ops",
+    "torch.distributed.pipelining.stage._PipelineStageBase._prepare_backward_infra",
+    "torch.distributed.pipelining.stage._PipelineStageBase._prepare_forward_infra",
 )
 
 
@@ -303,3 +311,27 @@ def has_whole_gradient(parameter: Any) -> bool:
 def is_view(tensor: torch.Tensor) -> bool:
     """Returns True if autograd sees the tensor as a view of another tensor."""
     return bool(tensor._is_view())
+
+
+def pipeline_stage_base() -> Any:
+    """Returns torch's base class of pipeline stages, which leaves messages to its subclasses."""
+    from torch.distributed.pipelining import stage
+
+    return stage._PipelineStageBase
+
+
+def storage_uses(tensor: torch.Tensor) -> int:
+    """Returns how many tensors and storages use a tensor's memory; 2 for the tensor alone."""
+    found: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return found
+
+
+def flatten(value: object) -> tuple[list[Any], object]:
+    """Returns the leaves of nested tuples, lists and dicts, and their structure."""
+    leaves, structure = _pytree.tree_flatten(value)
+    return leaves, structure
+
+
+def unflatten(leaves: list[Any], structure: Any) -> Any:
+    """Returns the value that `flatten` has taken apart."""
+    return _pytree.tree_unflatten(leaves, structure)

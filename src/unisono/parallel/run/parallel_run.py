@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
 from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
 from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
+from unisono.parallel.run.recomputation import without_second_count
 from unisono.parallel.run.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.run_report import (
     RunReport,
@@ -31,9 +33,11 @@ from unisono.parallel.run.run_report import (
     memory_by_kind,
     predicted_memory,
 )
+from unisono.parallel.run.run_stage import StagePasses
 from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
+from unisono.parallel.run.step_failure import StepFailure
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
 from unisono.torch_backend import default_communicator
@@ -89,19 +93,20 @@ class ParallelRun:
         self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
         self._place = BatchPlace()
         self._share_place()
+        self.clock, self._failure = StageClock(), StepFailure(mesh.layout)
+        passes = StagePasses(
+            clock=self.clock,
+            failure=self._failure,
+            enter=self._enter_microbatch,
+            reenter=self._backward_of,
+        )
         self._pipeline = (
             PipelineRunner(
-                stages,
-                mesh,
-                microbatches=microbatches,
-                loss=self._weighted_loss,
-                before_pass=self._enter_microbatch,
-                after_trial=_reset_auxiliary,
+                stages, mesh, microbatches=microbatches, loss=self._weighted_loss, passes=passes
             )
             if mesh.layout.pp > 1
             else None
         )
-        self.clock = self._pipeline.clock if self._pipeline else StageClock()
         comm = default_communicator()
         assert comm is not None, "a mesh needs the backend unisono"
         self._timeline = RunTimeline(comm.timeline)
@@ -120,17 +125,39 @@ class ParallelRun:
             raise ValueError("step computes gradients: call it outside of torch.no_grad")
         try:
             return self._step(inputs, targets)
-        except Exception as error:
+        except Exception as last:
+            error = self._failure.take() or last  # a failed rank may fail again at its messages
             found = lost_rank_error(error) or divided_use_error(error, self.mesh.layout)
-            if found is None:
-                raise
-            raise found from error
+            if found is not None:
+                raise found from error
+            if error is not last:
+                raise error from last
+            raise
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
-        self._kept.require(self.optimizer)
         self._sent_before = self.mesh.bytes_sent()
+        self._failure.restart()
+        losses: list[torch.Tensor] = []
+        part = None
+        with self._failure.noting():
+            part = self._begin_step(inputs, targets)
+        if self._pipeline is not None:  # it sends its messages in any case
+            losses = self._pipeline.run(part)
+        elif part is not None:
+            with self._failure.noting():
+                losses = self._passes(part)
+        total = self.update(losses)
+        self.steps += 1
+        self.step_s.append(time.perf_counter() - start_s)
+        return total
+
+    def _begin_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> BatchPart:
+        """Divides a batch, and prepares modules and parameters for its passes."""
+        self._kept.require(self.optimizer)
         part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
+        if self._pipeline is not None:
+            self._pipeline.check(part.inputs[0])
         self._place.step, self._first_samples = self.steps, part.first_samples
         self._timeline.step = self.steps + 1
         self._shares = part.shares
@@ -141,10 +168,7 @@ class ParallelRun:
         for each in self.sets:
             each.adopt()
             each.zero_gradients()
-        total = self.update(self._passes(part))
-        self.steps += 1
-        self.step_s.append(time.perf_counter() - start_s)
-        return total
+        return part
 
     def update(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sums the gradients of all ranks, clips them, and updates the weights. Collective.
@@ -277,9 +301,7 @@ class ParallelRun:
         return values.element_size()
 
     def _passes(self, part: BatchPart) -> list[torch.Tensor]:
-        """Runs all microbatches forward and backward; returns the losses of this rank."""
-        if self._pipeline is not None:
-            return self._pipeline.run(part.inputs, part.targets)
+        """Runs all microbatches forward and backward without a pipeline; returns their losses."""
         self.clock.restart()
         losses = []
         ((_, model),) = self.stages
@@ -289,7 +311,8 @@ class ParallelRun:
             loss = self._weighted_loss(model(inputs), targets)
             self.clock.record("F", number, 0, begin_s)
             begin_s = time.monotonic()
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._backward_of(number):
+                loss.backward()  # type: ignore[no-untyped-call]
             self.clock.record("B", number, 0, begin_s)
             losses.append(loss)
         return losses
@@ -306,6 +329,13 @@ class ParallelRun:
         self._place.first_sample = self._first_samples[number]
         self._share = self._shares[number]
 
+    @contextmanager
+    def _backward_of(self, number: int) -> Iterator[None]:
+        """Makes parts of a forward pass that a backward pass runs again equal the first ones."""
+        self._enter_microbatch(number)
+        with without_second_count(self._balanced):
+            yield
+
     def _weighted_loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns what this output adds to the mean loss over the whole batch."""
         if self._share == 0:
@@ -318,10 +348,12 @@ class ParallelRun:
         The same exchange finds the parameters that no rank used; their gradients become None.
         """
         squares = sum(each.squares() for each in self.sets)
-        own = [self._own_loss(losses), squares, *self._uses.counts()]
+        own = [self._own_loss(losses), squares, self._failure.count, *self._uses.counts()]
         shared = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(shared)  # on the default group: over all ranks
-        _, squares, *counts = shared.tolist()
+        _, squares, failures, *counts = shared.tolist()
+        if failures:
+            self._failure.raise_everywhere(self.steps)
         self._uses.skip_unused(counts, self.optimizer)
         self._kept.count(self.optimizer)
         self.gradient_norm = math.sqrt(squares)
@@ -343,8 +375,3 @@ class ParallelRun:
 
 def _balanced_in(stage: nn.Module) -> list[Balanced]:
     return [each for each in stage.modules() if isinstance(each, Balanced)]
-
-
-def _reset_auxiliary(stage: nn.Module) -> None:
-    for each in _balanced_in(stage):
-        each.reset_auxiliary()
