@@ -12,6 +12,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from unisono.parallel.run.split_backward import without_inputs
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.stage_messages import Boundary, ResultReceiver, ResultSender
 from unisono.parallel.run.stage_result import ResultForm, put_together, take_apart, without_view
@@ -146,7 +147,8 @@ class RunStage(_Base):  # type: ignore[misc]
     ) -> Any:
         if form is None:
             leaves: list[torch.Tensor] = []
-            result = self.submod(self.inputs[microbatch])
+            # a copy, because modules may change their inputs in place, and microbatches share memory
+            result = self.submod(self.inputs[microbatch].clone())
         else:
             pairs = zip(arrived, form.tensors, strict=True)
             leaves = [x.detach().requires_grad_(each.needs_gradient) for x, each in pairs]
@@ -256,13 +258,27 @@ class RunStage(_Base):  # type: ignore[misc]
             return self._whole(passes)
         if not any(each.requires_grad for each in passes.leaves):
             return [None] * len(passes.leaves)  # the second part then is the whole pass
-        arguments = {
-            "stage_output": passes.results,
-            "output_grads": None if self.is_last else passes.gradients,
-            "input_values": passes.leaves,
-        }
-        found, groups = self.backward_maybe_with_nosync("input", arguments)
-        passes.groups = groups
+        return self._backward_inputs(passes)
+
+    def _backward_inputs(self, passes: _Passes) -> Sequence[torch.Tensor | None]:
+        results, gradients = passes.results, passes.gradients
+        assert gradients is not None
+        left = without_inputs(results, passes.leaves)
+        rest = [place for place in range(len(results)) if place not in left]
+        found: Sequence[torch.Tensor | None] = [None] * len(passes.leaves)
+        if rest:
+            arguments = {
+                "stage_output": [results[place] for place in rest],
+                "output_grads": None if self.is_last else [gradients[place] for place in rest],
+                "input_values": passes.leaves,
+            }
+            found, passes.groups = self.backward_maybe_with_nosync("input", arguments)
+        if left:
+            torch.autograd.backward(
+                [results[place] for place in left],
+                [gradients[place] for place in left],
+                retain_graph=True,
+            )
         return list(found)
 
     def _backward_weights(self, passes: _Passes) -> None:
