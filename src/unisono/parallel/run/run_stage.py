@@ -147,7 +147,7 @@ class RunStage(_Base):  # type: ignore[misc]
     ) -> Any:
         if form is None:
             leaves: list[torch.Tensor] = []
-            # a copy, because modules may change their inputs in place, and microbatches share memory
+            # a copy, because modules may change inputs in place, and microbatches share memory
             result = self.submod(self.inputs[microbatch].clone())
         else:
             pairs = zip(arrived, form.tensors, strict=True)
