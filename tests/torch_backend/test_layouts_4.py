@@ -25,8 +25,8 @@ from torch_backend.layout_training import (
 )
 from unisono import topology
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
-from unisono.parallel.run.stage_messages import HEADER_BYTES
 from unisono.parallel.run.model_stages import V_SCHEDULES
+from unisono.parallel.run.stage_messages import HEADER_BYTES
 from unisono.planner import bubble_share, simulate_pipeline
 
 pytestmark = pytest.mark.torch

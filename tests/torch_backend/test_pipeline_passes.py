@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,8 @@ def test_pipeline_passes(outcome):
 
 def vectors(*, steps=3, samples=SAMPLES):
     generator = torch.Generator().manual_seed(3)
-    draw = lambda: torch.rand(samples, WIDTH, generator=generator, dtype=torch.float64)  # noqa: E731
-    return [(draw(), draw()) for _ in range(steps)]
+    drawn = torch.rand(steps, 2, samples, WIDTH, generator=generator, dtype=torch.float64)
+    return [tuple(each.clone() for each in pair) for pair in drawn]
 
 
 def compare(make_model, *, batches=None, loss=nn.functional.mse_loss, schedules=SCHEDULES, **rest):
@@ -108,32 +109,33 @@ def own_nested_results(world):
 
 
 def own_results_that_no_message_carries(world):
-    class Hidden(nn.Module):
+    class Hidden(nn.Linear):
         def forward(self, x):
-            return [x, object()]
+            return [super().forward(x), object()]
 
     for module, text in (
-        (Hidden(), "stage 0 of the pipeline returns a object, which no message can carry"),
-        (Growing(), "expected results of one form in all microbatches of a step, got"),
+        (
+            Hidden(WIDTH, WIDTH),
+            "stage 0 of the pipeline returns a object, which no message can carry",
+        ),
+        (Growing(WIDTH, WIDTH), "expected results of one form in all microbatches of a step, got"),
     ):
-        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), module, nn.Linear(WIDTH, WIDTH))
-        layers.append(nn.Linear(WIDTH, WIDTH))
-        run = a_run(layers, Layout(pp=2))
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+        run = a_run(nn.Sequential(layers[0], module, End(), layers[2]), Layout(pp=2))
         with pytest.raises((ValueError, RuntimeError), match=text):
             run.step(*vectors()[0])
         run.mesh.close()
 
 
-class Growing(nn.Module):
+class Growing(nn.Linear):
     """Returns more in each call."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
+    calls = 0
 
     def forward(self, x):
         self.calls += 1
-        return [x] * self.calls
+        x = super().forward(x)
+        return {"h": x, "skip": [x] * self.calls, "own": x}
 
 
 def own_changes_in_place(world):
@@ -158,28 +160,30 @@ def own_frozen_stages(world):
 # ---- forward passes that are observed, or that read from the run
 
 
+class Watched(nn.Linear):
+    """Keeps its inputs, and draws a random number in each forward pass."""
+
+    seen: list[torch.Tensor]
+    drawn: list[float]
+
+    def forward(self, x):
+        self.seen.append(x)
+        self.drawn.append(float(torch.rand(())))
+        return super().forward(x)
+
+
 def own_forward_passes(world):
     """Tests that each module sees each microbatch once, with its values, and draws once."""
     batches = vectors(steps=2)
-
-    class Watched(nn.Linear):
-        def forward(self, x):
-            seen.append(x)
-            drawn.append(float(torch.rand(())))
-            return super().forward(x)
-
     for schedule, chunks in SCHEDULES:
         torch.manual_seed(1)
-        model = nn.Sequential(*(Watched(WIDTH, WIDTH) for _ in range(4)))
-        seen: list[torch.Tensor] = []
-        drawn: list[float] = []
+        model = nn.Sequential(*(Watched(WIDTH, WIDTH) for _ in range(4))).double()
         run = a_run(copy.deepcopy(model), Layout(pp=2, vpp=chunks, schedule=schedule))
         with torch.no_grad():
-            expected = []
-            for microbatch in batches[0][0].chunk(4):
-                for layer in model:
-                    expected.append(microbatch)
-                    microbatch = nn.functional.linear(microbatch, layer.weight, layer.bias)
+            Watched.seen, Watched.drawn = [], []
+            inputs = batches[0][0].chunk(4)
+            expected = [layers(x) for x in inputs for layers in _heads(model)]
+        Watched.seen, Watched.drawn = seen, drawn = [], []
         torch.manual_seed(9)
         run.step(*batches[0])
         torch.manual_seed(9)
@@ -188,10 +192,15 @@ def own_forward_passes(world):
         kept = [each.clone() for each in seen]
         for each in seen:
             assert any(torch.allclose(each, other) for other in expected), schedule
-        seen_before, seen = seen, []
+        Watched.seen = []
         run.step(*batches[1])  # must not write to values that the program has kept
-        assert all(map(torch.equal, seen_before, kept))
+        assert all(map(torch.equal, seen, kept))
         run.mesh.close()
+
+
+def _heads(model):
+    """Returns the parts of a sequence that begin with its first module, except the whole."""
+    return [model[:count] for count in range(len(model))]
 
 
 class Recomputed(nn.Module):
@@ -204,13 +213,12 @@ class Recomputed(nn.Module):
 
 
 def own_recomputed_dropout(world):
-    batches = [
-        tuple(torch.rand(SAMPLES, 3, WIDTH, dtype=torch.float64) for _ in range(2))
-        for _ in range(2)
-        if torch.manual_seed(2)
-    ]
+    generator = torch.Generator().manual_seed(2)
+    drawn = torch.rand(2, 2, SAMPLES, 3, WIDTH, generator=generator, dtype=torch.float64)
+    batches = [tuple(pair) for pair in drawn]
 
     def make(reentrant):
+        torch.manual_seed(1)
         layers = [nn.Linear(WIDTH, WIDTH)]
         for number in range(4):
             dropout = LayoutDropout(0.5, seed=0, site=f"{number}", width=WIDTH)
@@ -220,6 +228,9 @@ def own_recomputed_dropout(world):
 
     compare(lambda: make(False), batches=batches)
     compare(lambda: make(True), batches=batches, schedules=SCHEDULES[:3])
+    for split in SCHEDULES[3:]:
+        with pytest.raises((ValueError, RuntimeError), match="use_reentrant=False or schedule"):
+            compare(lambda: make(True), batches=batches, schedules=[split])
     compare_model(
         "dp=2",
         lambda: make(True),
@@ -234,7 +245,10 @@ def own_recomputed_balance_losses(world):
     shape = small_shape(**expert_shape())
     generator = torch.Generator().manual_seed(3)
     batches = [
-        tuple(torch.rand(8, 5, shape.hidden, generator=generator).double() for _ in range(2))
+        tuple(
+            torch.rand(8, 5, shape.hidden, generator=generator, dtype=torch.float64)
+            for _ in range(2)
+        )
     ]
 
     def make(reentrant):
@@ -244,11 +258,10 @@ def own_recomputed_balance_losses(world):
             experts = MixtureOfExperts(shape)
             for each in experts.parameters():
                 nn.init.normal_(each, std=0.3)
+            if reentrant is not None:
+                experts = Recomputed(experts, reentrant=reentrant)
             layers += [nn.Linear(shape.hidden, shape.hidden), experts]
-        return nn.Sequential(
-            *(Recomputed(each, reentrant=reentrant) if reentrant is not None else each
-              for each in layers)
-        )  # fmt: skip
+        return nn.Sequential(*layers)
 
     expected, _ = train_alone(make(None), nn.functional.mse_loss, batches, None)
     for text in ("dp=2", "pp=2", "pp=2,vpp=2,schedule=zbv"):
@@ -270,6 +283,7 @@ def own_lookups_in_later_stages(world):
     batches = token_batches(shape)
     compare(
         lambda: TracedLookups(shape.vocab),
+        schedules=SCHEDULES[1:5],
         batches=batches,
         loss=CrossEntropy(shape.vocab),
         example=batches[0][0],
@@ -382,18 +396,23 @@ def own_failures_before_passes(world):
             torch.manual_seed(1)
             model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).double()
             run = a_run(copy.deepcopy(model), Layout.parse(text))
-            first = next(run.stages[0][1].parameters())
-            data, is_bad = first.data, world.rank == bad
-            step = run.step
-
-            def altered(x, y, number=[0]):  # noqa: B006 - counts the calls
-                number[0] += 1
-                first.data = torch.zeros(5) if is_bad and number[0] == 3 else data
-                return step(x[:5] if is_bad and number[0] == 2 else x, y)
-
-            run.step = altered
             causes = ["as many targets as inputs", "expected data of shape"]
+            run.step = partial(_altered_step, run.step, run, world.rank == bad, [])
             require_training(model, run, [*batches, *vectors(steps=1)], 2, causes)
+
+
+def _altered_step(step, run, is_bad, calls, x, y):
+    """Takes a step. On one rank, the second step has another batch, the third wrong data."""
+    calls.append(None)
+    first = next(run.stages[0][1].parameters())
+    data = first.data
+    if is_bad and len(calls) == 3:
+        first.data = torch.zeros(5)
+    try:
+        return step(x[:5] if is_bad and len(calls) == 2 else x, y)
+    finally:
+        if is_bad and len(calls) == 3:
+            first.data = data
 
 
 def own_failures_of_losses(world):

@@ -42,7 +42,9 @@ class ResultForm:
     @cached_property
     def text(self) -> bytes:
         """The form as bytes, which `from_text` reads."""
-        return pickle.dumps((self.leaves, self.structure))
+        places = list(range(len(self.leaves)))  # torch's description of the nesting is no message
+        nesting = None if self.structure is None else unflatten(places, self.structure)
+        return pickle.dumps((self.leaves, nesting))
 
     @cached_property
     def digest(self) -> int:
@@ -53,7 +55,8 @@ class ResultForm:
     @classmethod
     def from_text(cls, text: bytes) -> ResultForm:
         """Returns the form of another rank's `text`."""
-        return cls(*pickle.loads(text))
+        leaves, nesting = pickle.loads(text)
+        return cls(leaves, None if nesting is None else flatten(nesting)[1])
 
     def describe(self) -> str:
         """Returns shapes and types, for an error."""
