@@ -241,6 +241,40 @@ def own_recomputed_dropout(world):
     )
 
 
+class CalledTwice(nn.Module):
+    """Calls a module, which `fully_shard` gathers, in two checkpoints."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.block = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(2):
+            x = torch.tanh(checkpoint(self.block, x, use_reentrant=self.reentrant))
+        return x
+
+
+def own_reentrant_checkpoints_of_gathered_modules(world):
+    for text, reentrant in (("dp=2,zero=1", True), ("dp=2,zero=2", False), ("dp=2,zero=3", False)):
+        compare_model(
+            text,
+            lambda reentrant=reentrant: CalledTwice(reentrant=reentrant),
+            lambda: nn.functional.mse_loss,
+            vectors(),
+            microbatches=2,
+            clip=None,
+            unpredicted=("dp",),
+        )
+    for zero in (2, 3):
+        run = a_run(CalledTwice(reentrant=True), Layout(dp=2, zero=zero))
+        with pytest.raises(ValueError, match="use_reentrant=False or zero = 1 works"):
+            run.step(*vectors()[0])
+        run.mesh.close()
+
+
 def own_recomputed_balance_losses(world):
     shape = small_shape(**expert_shape())
     generator = torch.Generator().manual_seed(3)

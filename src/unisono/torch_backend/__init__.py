@@ -104,6 +104,20 @@ def pipeline_stage_base() -> Any:
     return private.pipeline_stage_base()
 
 
+def is_in_backward() -> bool:
+    """Returns True if autograd runs a backward pass in this thread."""
+    from unisono.torch_backend import private
+
+    return private.is_in_backward()
+
+
+def is_called_by(function: Callable[..., Any]) -> bool:
+    """Returns True if a call of a Python function is active in this thread."""
+    from unisono.torch_backend import private
+
+    return private.is_called_by(function)
+
+
 def storage_uses(tensor: Any) -> int:
     """Returns how many tensors and storages use a tensor's memory; 2 for the tensor alone."""
     from unisono.torch_backend import private

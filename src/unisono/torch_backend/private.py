@@ -67,6 +67,7 @@ PRIVATE_NAMES: Final = (
     "torch.Tensor._is_view",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
+    "torch._C._current_graph_task_id",
     "torch._C._storage_Use_Count",
     "torch.utils._pytree.TreeSpec",
     "torch.utils._pytree.tree_flatten",
@@ -318,6 +319,16 @@ def pipeline_stage_base() -> Any:
     from torch.distributed.pipelining import stage
 
     return stage._PipelineStageBase
+
+
+def is_in_backward() -> bool:
+    """Returns True if autograd runs a backward pass in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_called_by(function: Any) -> bool:
+    """Returns True if a call of a Python function is active in this thread."""
+    return _call_under_way(function) is not None
 
 
 def storage_uses(tensor: torch.Tensor) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from torch.utils.checkpoint import CheckpointFunction
+
 from unisono.parallel.divisible import Balanced
+from unisono.torch_backend import is_called_by
 
 
 @contextmanager
@@ -18,3 +21,8 @@ def without_second_count(modules: Sequence[Balanced]) -> Iterator[None]:
     finally:
         for module, loss in zip(modules, before, strict=True):
             module.auxiliary_loss = loss
+
+
+def is_in_reentrant_backward() -> bool:
+    """Returns True while `torch.utils.checkpoint(use_reentrant=True)` runs a forward pass again."""
+    return is_called_by(CheckpointFunction.backward)
