@@ -119,7 +119,9 @@ class ParallelRun:
         All ranks pass the whole batch, and each rank trains on its part. The loss equals
         `loss(model(inputs), targets)` in one process, plus the balance losses of experts. Raises
         `ValueError` for sizes that the layout cannot divide and under `torch.no_grad`, and
-        `PeerLostError` with the number of a rank that died.
+        `PeerLostError` with the number of a rank that died. With `pp`, and with `dp` and ZeRO 0 or
+        1, all ranks raise if a module or the loss fails on one rank: this rank its error, the
+        others a `RuntimeError` with the rank and the error. The next step works.
         """
         if not torch.is_grad_enabled():
             raise ValueError("step computes gradients: call it outside of torch.no_grad")

@@ -80,6 +80,7 @@ class RunStage(_Base):  # type: ignore[misc]
         self._local: dict[int, tuple[list[torch.Tensor], ResultForm]] = {}
         self._input_gradients: dict[int, Sequence[torch.Tensor | None] | None] = {}
         self._form: ResultForm | None = None
+        self._last_form: ResultForm | None = None
         self._before: ResultReceiver | None = None
         self._after: ResultSender | None = None
         self._changes_inputs = True
@@ -158,7 +159,9 @@ class RunStage(_Base):  # type: ignore[misc]
             return result
         results, own_form = take_apart(result, self.stage_index)
         if self._form is None:
-            self._form = own_form
+            # the form of an earlier step has its digest already
+            self._form = self._last_form if own_form == self._last_form else own_form
+            self._last_form = self._form
             self._count_bytes(results)
         elif own_form != self._form:
             raise ValueError(
