@@ -457,6 +457,7 @@ def own_failures_of_losses(world):
             raise OSError("no such loss")
         return nn.functional.mse_loss(output, targets)
 
+    torch.manual_seed(1)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).double()
     for schedule, chunks in SCHEDULES:
         batches = vectors(steps=3)
