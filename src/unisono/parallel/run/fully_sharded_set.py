@@ -97,7 +97,7 @@ def _shard(
     )
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
-    return GatheredModule(sharded, order)
+    return GatheredModule(sharded, order, is_pipelined=mesh.layout.pp > 1)
 
 
 def _dim_to_split(parameter: nn.Parameter, ranks: int) -> int:

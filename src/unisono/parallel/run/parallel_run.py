@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.divisible import Balanced, Exchanging
+from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
@@ -25,6 +26,7 @@ from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
 from unisono.parallel.run.pipeline_runner import PipelineRunner
 from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
+from unisono.parallel.run.recomputation import without_second_count
 from unisono.parallel.run.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.run_report import (
     RunReport,
@@ -32,11 +34,13 @@ from unisono.parallel.run.run_report import (
     memory_by_kind,
     predicted_memory,
 )
+from unisono.parallel.run.run_stage import StagePasses
 from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.step_agreement import StepAgreement
 from unisono.parallel.run.step_autocast import StepAutocast
+from unisono.parallel.run.step_failure import StepFailure
 from unisono.parallel.run.written_buffers import WrittenBuffers
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
@@ -82,7 +86,6 @@ class ParallelRun:
         self._loss = BatchLoss(loss, is_balanced=bool(self._balanced), cut=1 + (mesh.layout.cp > 1))
         self._agreement, self._autocast = StepAgreement(), StepAutocast()
         self._written = WrittenBuffers(stages, is_pipeline=mesh.layout.pp > 1)
-        self._has_entered = False
         self._kept = KeptParameters(stages, sets, frozen, optimizer)
         self._uses = ParameterUses(names, sets, mesh, calls)
         self._groups = groups
@@ -93,20 +96,20 @@ class ParallelRun:
         self._part: BatchPart | None = None
         self._place = BatchPlace()
         self._share_place()
+        self.clock, self._failure = StageClock(), StepFailure(mesh.layout, stages)
+        passes = StagePasses(
+            clock=self.clock,
+            failure=self._failure,
+            enter=self._forward_of,
+            reenter=self._backward_of,
+        )
         self._pipeline = (
             PipelineRunner(
-                stages,
-                mesh,
-                microbatches=microbatches,
-                loss=self._part_loss,
-                before_pass=self._enter_microbatch,
-                autocast=self._autocast,
-                after_trial=_reset_auxiliary,
+                stages, mesh, microbatches=microbatches, loss=self._part_loss, passes=passes
             )
             if mesh.layout.pp > 1
             else None
         )
-        self.clock = self._pipeline.clock if self._pipeline else StageClock()
         comm = default_communicator()
         assert comm is not None, "a mesh needs the backend unisono"
         self._timeline = RunTimeline(comm.timeline)
@@ -118,61 +121,60 @@ class ParallelRun:
 
         All ranks pass the same whole batch, and each rank trains on its part. The loss equals
         `loss(model(inputs), targets)` in one process, plus the balance losses of experts. Under
-        `torch.autocast`, forward passes and the loss use autocast. Raises `ValueError` for sizes
-        that the layout cannot divide, under `torch.no_grad`, and on all ranks if they passed
-        different batches or if the loss cannot be computed in parts. Raises `PeerLostError` with
-        the number of a rank that died.
+        `torch.autocast`, forward passes and the loss use autocast.
+
+        Raises `ValueError` for sizes that the layout cannot divide, under `torch.no_grad`, and on
+        all ranks if they passed different batches or if the loss cannot be computed in parts.
+        Raises `PeerLostError` with the number of a rank that died. With `pp`, and with `dp` and
+        ZeRO 0 or 1, all ranks raise if a module or the loss fails on one rank: this rank its error,
+        the others an error with the rank and the cause. The next step works.
         """
         if not torch.is_grad_enabled():
             raise ValueError("step computes gradients: call it outside of torch.no_grad")
         try:
             with self._autocast.enter_step():
                 return self._step(inputs, targets)
-        except Exception as error:
+        except Exception as last:
+            error = self._failure.take() or last  # a failed rank may fail again at its messages
             found = lost_rank_error(error) or divided_use_error(error, self.mesh.layout)
-            if found is None:
-                raise
-            raise found from error
+            if found is not None:
+                raise found from error
+            if error is not last:
+                raise error from last
+            raise
         finally:
             self._autocast.leave_step()
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
         self._sent_before = self.mesh.bytes_sent()
-        total = self.update(self._losses(inputs, targets))
+        self._failure.restart()
+        losses: list[torch.Tensor] = []
+        part = None
+        with self._failure.noting():
+            self._agreement.begin((inputs, targets))
+            part = self._begin_step(inputs, targets)
+        if self._pipeline is not None:  # it sends its messages in any case
+            losses = self._pipeline.run(part)
+        elif part is not None:
+            with self._failure.noting():
+                losses = self._passes(part)
+        total = self.update(losses)
         self.steps += 1
         self.step_s.append(time.perf_counter() - start_s)
         return total
 
-    def _losses(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
-        """Runs all passes of this rank. Returns its losses.
-
-        If no other rank waits for the passes of this rank, keeps their error for `update`, so that
-        all ranks learn it. Otherwise raises the error.
-        """
-        try:
-            self._agreement.begin((inputs, targets))
-            return self._passes(self._begin(inputs, targets))
-        except Exception as error:
-            if not self._passes_send_nothing():
-                raise
-            self._agreement.error = error
-            return []
-
-    def _passes_send_nothing(self) -> bool:
-        layout = self.mesh.layout
-        exchanges = any(isinstance(stage, Exchanging) for _, stage in self.stages)
-        return layout.dp == layout.devices and layout.ep == 1 and layout.zero < 2 and not exchanges
-
-    def _begin(self, inputs: torch.Tensor, targets: torch.Tensor) -> BatchPart:
-        """Begins a step; returns this rank's part of the batch."""
+    def _begin_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> BatchPart:
+        """Divides a batch, and prepares modules and parameters for its passes."""
         self._kept.require(self.optimizer)
         part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
+        if self._pipeline is not None:
+            self._pipeline.check(part.inputs[0])
         self._place.step, self._first_samples = self.steps, part.first_samples
         self._timeline.step = self.steps + 1
         layout = self.mesh.layout
         self._loss.begin(targets, parts=layout.dp * layout.cp * self.microbatches)
-        self._has_entered = False
+        self._written.begin()
         self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
         for module in self._balanced:
             module.reset_auxiliary()
@@ -312,21 +314,19 @@ class ParallelRun:
         return values.element_size()
 
     def _passes(self, part: BatchPart) -> list[torch.Tensor]:
-        """Runs all microbatches forward and backward; returns the losses of this rank."""
-        if self._pipeline is not None:
-            return self._pipeline.run(part.inputs, part.targets)
+        """Runs all microbatches forward and backward without a pipeline; returns their losses."""
         self.clock.restart()
         losses = []
         ((_, model),) = self.stages
         for number, (inputs, targets) in enumerate(zip(part.inputs, part.targets, strict=True)):
-            self._enter_microbatch(number)
             begin_s = time.monotonic()
-            with self._autocast.forward():
+            with self._forward_of(number):
                 output = model(inputs)
             loss = self._part_loss(output, targets)
             self.clock.record("F", number, 0, begin_s)
             begin_s = time.monotonic()
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._backward_of(number):
+                loss.backward()  # type: ignore[no-untyped-call]
             self.clock.record("B", number, 0, begin_s)
             losses.append(loss)
         return losses
@@ -337,14 +337,22 @@ class ParallelRun:
                 module.place = self._place
 
     def _enter_microbatch(self, number: int) -> None:
-        """Sets the number of a forward pass's first sample, which determines dropout masks."""
+        """Sets the number of a pass's first sample, which determines dropout masks."""
         self._place.first_sample = self._first_samples[number]
-        if not self._has_entered:  # before it, a pipeline of torch may have run a pass of its own
-            self._has_entered = True
-            self._loss.restart()
-            self._written.begin()
-        else:
-            self._written.begin_pass()
+
+    @contextmanager
+    def _forward_of(self, number: int) -> Iterator[None]:
+        self._enter_microbatch(number)
+        self._written.begin_pass()
+        with self._autocast.forward():
+            yield
+
+    @contextmanager
+    def _backward_of(self, number: int) -> Iterator[None]:
+        """Makes parts of a forward pass that a backward pass runs again equal the first ones."""
+        self._enter_microbatch(number)
+        with without_second_count(self._balanced), self._written.passing_again():
+            yield
 
     def _part_loss(self, output: Any, targets: torch.Tensor) -> torch.Tensor:
         """Returns what this output adds to the loss of the whole batch."""
@@ -381,7 +389,7 @@ class ParallelRun:
         layout = self.mesh.layout
         parts = layout.dp * layout.cp * layout.pp * self.microbatches
         written = self._written.error(parts) if parts > 1 else None
-        self._agreement.error = self._agreement.error or self._loss.error or written
+        self._agreement.error = self._failure.error or self._loss.error or written
 
     def _adds_losses(self) -> bool:
         """Returns True if this rank adds its losses to the sum over all ranks. Ranks that split the
@@ -399,8 +407,3 @@ class ParallelRun:
 
 def _balanced_in(stage: nn.Module) -> list[Balanced]:
     return [each for each in stage.modules() if isinstance(each, Balanced)]
-
-
-def _reset_auxiliary(stage: nn.Module) -> None:
-    for each in _balanced_in(stage):
-        each.reset_auxiliary()

@@ -62,17 +62,17 @@ class StepAgreement:
         if errors == 0 and all(self._ranks * squares == total**2 for total, squares in pairs):
             return
         found: list[Any] = [None] * self._ranks
-        mine = None if self.error is None else _line(self.error)
+        mine = None if self.error is None else (_line(self.error), type(self.error) is ValueError)
         dist.all_gather_object(found, (mine, self._begun, self._fingerprint, self._shapes))
         reason = _disagreement(found)
         if reason is None and self.error is not None:
             raise self.error
-        raise ValueError(reason or _first_error(found)) from self.error
+        raise (_first_error(found) if reason is None else ValueError(reason)) from self.error
 
 
-_Known = tuple[str | None, int, int, tuple[tuple[int, ...], ...]]
-"""What a rank knows: its error, the number of its step, and the fingerprint and shapes of its
-batch."""
+_Known = tuple[tuple[str, bool] | None, int, int, tuple[tuple[int, ...], ...]]
+"""What a rank knows: the text of its error and whether it is a refusal, the number of its step, and
+the fingerprint and shapes of its batch."""
 
 
 def _line(error: Exception) -> str:
@@ -80,9 +80,12 @@ def _line(error: Exception) -> str:
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
 
-def _first_error(found: Sequence[_Known]) -> str:
-    rank, error = next((rank, error) for rank, (error, *_) in enumerate(found) if error is not None)
-    return f"rank {rank} could not take this step, so no rank changed its weights: {error}"
+def _first_error(found: Sequence[_Known]) -> Exception:
+    """Returns the error of the lowest rank that has one, as a refusal if it is a refusal there."""
+    errors = ((rank, error) for rank, (error, *_) in enumerate(found))
+    rank, text, is_refusal = next((rank, *error) for rank, error in errors if error is not None)
+    kind = ValueError if is_refusal else RuntimeError
+    return kind(f"rank {rank} could not take this step, so no rank changed its weights: {text}")
 
 
 def _disagreement(found: Sequence[_Known]) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -41,14 +42,28 @@ class WrittenBuffers:
     def begin(self) -> None:
         """Notes the state of the buffers before the first forward pass of a step."""
         self._before = [_state(buffers.get(key)) for _, buffers, key in self._slots]
-        found = (buffers.get(key) for buffers, key in self._norms)
+        found = self._norm_vectors()
         self._vectors = [None if each is None else each.clone() for each in found]
 
-    @torch.no_grad()
     def begin_pass(self) -> None:
         """Gives spectral norms the vectors of `begin`, before another forward pass."""
-        for (buffers, key), vector in zip(self._norms, self._vectors, strict=True):
-            found = buffers.get(key)
+        self._write(self._vectors)
+
+    @contextmanager
+    def passing_again(self) -> Iterator[None]:
+        """Gives spectral norms the vectors of `begin` for a forward pass that runs again."""
+        found = [None if each is None else each.clone() for each in self._norm_vectors()]
+        if found:
+            self.begin_pass()
+        yield
+        self._write(found)
+
+    def _norm_vectors(self) -> list[torch.Tensor | None]:
+        return [buffers.get(key) for buffers, key in self._norms]
+
+    @torch.no_grad()
+    def _write(self, vectors: Sequence[torch.Tensor | None]) -> None:
+        for found, vector in zip(self._norm_vectors(), vectors, strict=True):
             if found is not None and vector is not None:
                 found.copy_(vector)
 
