@@ -18,6 +18,7 @@ from unisono.parallel import Layout
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, CrossEntropy, LayoutDropout, TransformerModel
 from unisono.parallel.run import ParallelRun, parallelize
+from unisono.parallel.run.parameter_sets import HeldParameter
 from unisono.planner import StageTask, Transformer, part_of
 
 SCHEDULES = (
@@ -224,19 +225,23 @@ def compare_weights(run: ParallelRun, whole: nn.Module, before: nn.Module) -> No
     for held in (held for each in run.sets for held in each.held):
         expected = whole.get_parameter(held.name).detach()
         change = max(changes.get(held.name, 0.0), max(changes.values()) / 100)
-        values, start = held.values, list(held.block.start)
-        if isinstance(values, DTensor):  # fully_shard also divides one dimension
-            dim = values.placements[-1].dim
-            is_expert = held.block.summed_over == "expert_tokens"
-            ranks = run.mesh.ranks("expert_shard" if is_expert else "shard")
-            start[dim] += part_of(values.shape[dim], ranks.index(run.mesh.rank), len(ranks))[0]
-            values = values.to_local()
-        block = tuple(
-            slice(first, first + count) for first, count in zip(start, values.shape, strict=True)
-        )
-        errors = (values.detach() - expected[block]).abs()
+        values, block = rank_block(run, held)
+        errors = (values - expected[block]).abs()
         error = float(errors.max()) if errors.numel() else 0.0
         assert error <= TOLERANCE * change, (held.name, error, change)
+
+
+def rank_block(run: ParallelRun, held: HeldParameter) -> tuple[torch.Tensor, tuple[slice, ...]]:
+    """Returns this rank's values of a parameter, and their place in the whole parameter."""
+    values, start = held.values.detach(), list(held.block.start)
+    if isinstance(values, DTensor):  # fully_shard also divides one dimension
+        dim = values.placements[-1].dim
+        is_expert = held.block.summed_over == "expert_tokens"
+        ranks = run.mesh.ranks("expert_shard" if is_expert else "shard")
+        start[dim] += part_of(values.shape[dim], ranks.index(run.mesh.rank), len(ranks))[0]
+        values = values.to_local()
+    block = zip(start, values.shape, strict=True)
+    return values, tuple(slice(first, first + count) for first, count in block)
 
 
 def compare_traced(text: str, *, microbatches: int) -> ParallelRun:

@@ -5,6 +5,7 @@ process.
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -211,10 +212,11 @@ def own_what_cannot_train_is_refused(world):
             )
 
     refused("clip: expected a norm above 0, got -1", clip=-1)
-    weighted = torch.nn.CrossEntropyLoss(weight=torch.ones(4))
-    refused("with weight = None, got weight = a tensor", loss=weighted)
-    refused("reduction = 'mean', got reduction = 'sum'", loss=torch.nn.MSELoss(reduction="sum"))
-    refused("ignore_index = -100, got", loss=torch.nn.CrossEntropyLoss(ignore_index=0))
+    for unreduced in (
+        torch.nn.MSELoss(reduction="none"),
+        partial(torch.nn.functional.cross_entropy, reduction="none"),
+    ):
+        refused("a mean or a sum, got reduction = 'none'; return .sum, weight.", loss=unreduced)
     refused("0: BatchNorm1d averages", model=torch.nn.Sequential(torch.nn.BatchNorm1d(4)))
     refused("zero = 1 .* got Adafactor", optimizer=torch.optim.Adafactor, text="dp=4,zero=1")
     run = a_run("dp=4")

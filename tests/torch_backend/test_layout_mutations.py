@@ -17,6 +17,7 @@ from unisono.parallel.layers import mixture_of_experts, tensor_1d
 from unisono.parallel.layers.layout_dropout import LayoutDropout
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.run import batch_parts, parameter_sets, pipeline_runner
+from unisono.parallel.run.batch_loss import BatchLoss
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_sets import ShardedSet, WholeSet
 
@@ -114,11 +115,11 @@ def own_a_replica_counted_twice(world):
 
 
 def own_means_of_unequal_parts(world):
-    def mean(run, output, targets):
-        return run._loss(output, targets) / (run.microbatches * run.mesh.layout.dp)
+    def mean(loss, output, targets):
+        return loss._loss(output, targets) / loss._parts
 
-    require_failure(ParallelRun, "_weighted_loss", mean, "dp=4")
-    require_failure(ParallelRun, "_weighted_loss", mean, "tp=2,pp=2", microbatches=4)
+    require_failure(BatchLoss, "part", mean, "dp=4")
+    require_failure(BatchLoss, "part", mean, "tp=2,pp=2", microbatches=4)
 
 
 def own_gradients_scaled_by_the_schedule(world):

@@ -134,9 +134,7 @@ def own_experts_with_divided_matrices(world):
 
 
 def own_experts_in_a_pipeline(world):
-    """Tests a pipeline of experts. Torch's additional pass, which finds the shapes of messages,
-    must not add to the balance loss, on whichever stage this pass begins.
-    """
+    """Tests a pipeline of experts, whose balance losses count once for each microbatch."""
     compare_transformer(
         "pp=2,vpp=2,schedule=zbv", microbatches=4, **expert_shape(layers=4, dense_layers=0)
     )

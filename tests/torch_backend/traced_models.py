@@ -43,3 +43,26 @@ class TracedDecoder(nn.Module):
         known = (tokens > 2).unsqueeze(-1)  # a value without a gradient
         x = torch.where(known, self.middle(x, first), x + first)
         return self.head(x)
+
+
+class TracedLookups(nn.Module):
+    """A model that looks up its tokens at both ends, with buffers and constants of all kinds."""
+
+    def __init__(self, vocab: int, width: int = 12) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.first, self.last = nn.Embedding(vocab, width), nn.Embedding(vocab, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(5))
+        self.head = nn.Linear(width, vocab)
+        self.register_buffer("shift", torch.linspace(0, 1, width))
+        self.register_buffer("same_shift", self.shift)
+        self.register_buffer("unsaved", torch.linspace(1, 2, width), persistent=False)
+        self.register_buffer("unused", torch.ones(3))
+        self.constant = torch.arange(width) / 100
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.first(tokens)
+        for number, layer in enumerate(self.layers):
+            shift = self.same_shift if number % 2 else self.shift
+            x = torch.tanh(layer(x)) * self.unsaved + shift + self.constant + torch.tensor([0.5])
+        return self.head(x + self.last(tokens))

@@ -148,6 +148,62 @@ def is_view(tensor: Any) -> bool:
     return private.is_view(tensor)
 
 
+def version_of(tensor: Any) -> int:
+    """Returns a number that each operation that writes the tensor in place increases."""
+    from unisono.torch_backend import private
+
+    return private.version_of(tensor)
+
+
+def is_spectral_norm(module: Any) -> bool:
+    """Returns True for the parametrization of `torch.nn.utils.parametrizations.spectral_norm`."""
+    from unisono.torch_backend import private
+
+    return private.is_spectral_norm(module)
+
+
+def pipeline_stage_base() -> Any:
+    """Returns torch's base class of pipeline stages, which leaves messages to its subclasses."""
+    from unisono.torch_backend import private
+
+    return private.pipeline_stage_base()
+
+
+def is_in_backward() -> bool:
+    """Returns True if autograd runs a backward pass in this thread."""
+    from unisono.torch_backend import private
+
+    return private.is_in_backward()
+
+
+def is_called_by(function: Callable[..., Any]) -> bool:
+    """Returns True if a call of a Python function is active in this thread."""
+    from unisono.torch_backend import private
+
+    return private.is_called_by(function)
+
+
+def storage_uses(tensor: Any) -> int:
+    """Returns how many tensors and storages use a tensor's memory; 2 for the tensor alone."""
+    from unisono.torch_backend import private
+
+    return private.storage_uses(tensor)
+
+
+def flatten(value: object) -> tuple[list[Any], object]:
+    """Returns the leaves of nested tuples, lists and dicts, and their structure."""
+    from unisono.torch_backend import private
+
+    return private.flatten(value)
+
+
+def unflatten(leaves: list[Any], structure: object) -> Any:
+    """Returns the value that `flatten` has taken apart."""
+    from unisono.torch_backend import private
+
+    return private.unflatten(leaves, structure)
+
+
 def _create(options: Any, pg_options: Any = None) -> Any:
     from unisono.torch_backend.group_creation import create
 

@@ -19,11 +19,13 @@ import torch
 from torch import distributed as dist
 from torch._C import _distributed_c10d
 from torch._C import _profiler as _torch_profiler
+from torch.nn.utils import parametrizations
 from torch.utils import _pytree
 
 # Typed as Any: the stubs lack some of these names, and cannot describe methods that accept the
 # calling conventions of several torch versions.
 _c10d: Any = _distributed_c10d
+_parametrizations: Any = parametrizations
 _profiler: Any = _torch_profiler
 WorkBase: Any = _distributed_c10d.Work
 ProcessGroupBase: Any = dist.ProcessGroup
@@ -69,13 +71,23 @@ PRIVATE_NAMES: Final = (
     "torch.UntypedStorage._cdata",
     "torch.Tensor._backward_hooks",
     "torch.Tensor._post_accumulate_grad_hooks",
+    "torch.Tensor._version",
+    "torch.nn.utils.parametrizations._SpectralNorm",
     "torch.utils._pytree.tree_map_only",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
     "torch.distributed.tensor.debug._clear_sharding_prop_cache",
-    # Methods of torch's pipeline stages that `unisono.parallel` overrides.
-    "torch.distributed.pipelining.PipelineStage._compute_outputs",
-    "torch.distributed.pipelining.PipelineStage._compute_input_grads",
+    "torch._C._current_graph_task_id",
+    "torch._C._storage_Use_Count",
+    "torch.utils._pytree.TreeSpec",
+    "torch.utils._pytree.tree_flatten",
+    "torch.utils._pytree.tree_unflatten",
+    # The base of torch's pipeline stages, and the names that `unisono.parallel` overrides or calls.
+    "torch.distributed.pipelining.stage._PipelineStageBase",
+    "torch.distributed.pipelining.stage._PipelineStageBase._create_grad_recv_info",
+    "torch.distributed.pipelining.stage._PipelineStageBase._get_init_p2p_neighbors_ops",
+    "torch.distributed.pipelining.stage._PipelineStageBase._prepare_backward_infra",
+    "torch.distributed.pipelining.stage._PipelineStageBase._prepare_forward_infra",
 )
 
 
@@ -372,3 +384,47 @@ def forget_meshes() -> None:
 
     clear: Any = debug._clear_sharding_prop_cache
     clear()
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Returns a number that each operation that writes the tensor in place increases."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def is_spectral_norm(module: Any) -> bool:
+    """Returns True for the parametrization of `torch.nn.utils.parametrizations.spectral_norm`."""
+    return isinstance(module, _parametrizations._SpectralNorm)
+
+
+def pipeline_stage_base() -> Any:
+    """Returns torch's base class of pipeline stages, which leaves messages to its subclasses."""
+    from torch.distributed.pipelining import stage
+
+    return stage._PipelineStageBase
+
+
+def is_in_backward() -> bool:
+    """Returns True if autograd runs a backward pass in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_called_by(function: Any) -> bool:
+    """Returns True if a call of a Python function is active in this thread."""
+    return _call_under_way(function) is not None
+
+
+def storage_uses(tensor: torch.Tensor) -> int:
+    """Returns how many tensors and storages use a tensor's memory; 2 for the tensor alone."""
+    found: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return found
+
+
+def flatten(value: object) -> tuple[list[Any], object]:
+    """Returns the leaves of nested tuples, lists and dicts, and their structure."""
+    leaves, structure = _pytree.tree_flatten(value)
+    return leaves, structure
+
+
+def unflatten(leaves: list[Any], structure: Any) -> Any:
+    """Returns the value that `flatten` has taken apart."""
+    return _pytree.tree_unflatten(leaves, structure)

@@ -25,6 +25,7 @@ _ATTENTIONS: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
     {"ring": ring_attention, "ulysses": ulysses_attention, "allgather": allgather_attention}
 )
 _TYPES = (torch.float32, torch.float64)
+_AUTOCAST_TYPES = (torch.bfloat16, torch.float16)
 
 
 class ContextAttention:
@@ -60,11 +61,17 @@ class ContextAttention:
 
         `query`: (batch, heads, positions of this rank, head_dim). `key` and `value` may have fewer
         heads; their number divides that of `query`. With several ranks, the tensors must be float32
-        or float64 on the CPU. Raises `ValueError` for other shapes and types.
+        or float64 on the CPU, except under autocast. Raises `ValueError` for others and for other
+        shapes.
         """
         self._check_shapes(query, key, value)
         if self.group is None or self.ranks == 1:
             return whole_attention(query, key, value, is_causal=is_causal)
+        if torch.is_autocast_enabled("cpu"):  # the kernels of blocks need float32
+            query, key, value = (
+                each.float() if each.dtype in _AUTOCAST_TYPES else each
+                for each in (query, key, value)
+            )
         self._check_division(query, key, value)
         return _ATTENTIONS[self.kind](query, key, value, self.group, is_causal=is_causal)
 

@@ -55,12 +55,25 @@ class CrossEntropy(nn.Module):
         self._first, _ = part_of(self.vocab, mesh.coordinates[axis], mesh.grid.sizes[axis])
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        flat = logits.flatten(0, -2)
         if self._mesh is None:
+            flat = logits.flatten(0, -2)
             return functional.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED)
+        return self.total(logits, targets) / (targets != IGNORED).sum()
+
+    def total(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the losses of this rank's samples, which may have no valid target.
+
+        The sum is float32 at least: logits of fewer bits are converted.
+        """
+        flat = logits.flatten(0, -2)
+        flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+        if self._mesh is None:
+            return functional.cross_entropy(
+                flat, targets.flatten(), ignore_index=IGNORED, reduction="sum"
+            )
         wanted = _own_samples(targets, self._mesh).flatten()
         losses: torch.Tensor = _DividedCrossEntropy.apply(flat, wanted, self._first, self._group)  # type: ignore[no-untyped-call]
-        return (losses * (wanted != IGNORED)).sum() / (targets != IGNORED).sum()
+        return losses.where(wanted != IGNORED, 0).sum()  # a product with 0 may be NaN
 
 
 def _own_samples(x: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:

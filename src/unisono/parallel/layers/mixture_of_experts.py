@@ -89,7 +89,8 @@ class MixtureOfExperts(nn.Module):
         mesh = self._mesh
         group = mesh.group("tp") if mesh and not mesh.layout.sequence_parallel else None
         own = keep_part(x, group, dim=SEQUENCE)
-        scores = self.router(own).softmax(-1)
+        with torch.autocast("cpu", enabled=False):  # roundings would choose other experts
+            scores = self.router(own.to(self.router.weight.dtype)).softmax(-1)
         weights, chosen = scores.topk(self.top_k)
         weights = weights / weights.sum(-1, keepdim=True)
         rows = own.reshape(-1, self.hidden)
@@ -135,7 +136,7 @@ class MixtureOfExperts(nn.Module):
         arrived = exchange.dispatch(rows[sources])
         computed = exchange.combine(self.routed(arrived, exchange.counts))
         weighted = computed * weights[order].unsqueeze(-1)
-        return torch.zeros_like(rows).index_add(0, sources, weighted)
+        return torch.zeros_like(rows).index_add(0, sources, weighted.to(rows.dtype))
 
     def _with_balance(
         self, y: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from unisono.parallel.layers.autocast_inputs import autocast_input
 from unisono.parallel.layers.tensor_exchanges import Group
 from unisono.planner import part_of
 
@@ -32,8 +33,9 @@ def summa(
 
     The rank is in row i and column j. `x`: (..., inputs of part j). `weight`: (outputs of part j,
     inputs of part i). Result: (..., outputs of part j). `row` and `column` are the groups of this
-    rank's row and column, in order.
+    rank's row and column, in order. Under autocast, the factors are converted first.
     """
+    x, weight = autocast_input(x), autocast_input(weight)
     x_only, weight_only = x.detach(), weight.detach()
     by_x = _applied(_InputGradient, x, weight_only, row, column, width)
     by_weight = _applied(_WeightGradient, weight, x_only, row, column, width)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from unisono.parallel.context import zigzag_part
 from unisono.parallel.divisible import MicrobatchPart
-from unisono.parallel.layers import IGNORED
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchPart:
-    """The microbatches of one rank, and the global number of valid targets."""
+    """The microbatches of one rank."""
 
     inputs: tuple[torch.Tensor, ...]
     targets: tuple[torch.Tensor, ...]
@@ -24,9 +22,6 @@ class BatchPart:
     """Number of samples of each microbatch, over all ranks of `dp`."""
     first_samples: tuple[int, ...]
     """For each microbatch, the index of this rank's first sample, counted in the whole batch."""
-    shares: tuple[float, ...]
-    """For each microbatch, the number of its valid targets on this rank, divided by the number of
-    valid targets of the whole batch."""
 
     def microbatches(self) -> tuple[MicrobatchPart, ...]:
         """Returns this rank's inputs of each microbatch, with the microbatch's sample count."""
@@ -61,13 +56,11 @@ def divide_batch(
         parts = tuple(x[first : first + count] for first, count in own)
         return parts if layout.cp == 1 else tuple(_own_positions(part, mesh) for part in parts)
 
-    own_targets = cut(targets)
     return BatchPart(
         inputs=cut(inputs),
-        targets=own_targets,
+        targets=cut(targets),
         samples=tuple(count for _, count in spans),
         first_samples=tuple(first for first, _ in own),
-        shares=_shares(own_targets, targets),
     )
 
 
@@ -109,24 +102,6 @@ def _even_part(length: int, part: int, parts: int) -> tuple[int, int]:
 
 def _nearest_multiple(count: int, factor: int) -> int:
     return max(round(count / factor), 1) * factor
-
-
-def _shares(parts: Sequence[torch.Tensor], targets: torch.Tensor) -> tuple[float, ...]:
-    """Returns the number of valid targets of each part, over the number in all targets."""
-    valid = _count_valid(targets)
-    if valid == targets.numel():  # no part needs a count, which takes longer
-        return tuple(part.numel() / max(valid, 1) for part in parts)
-    return tuple(_count_valid(part) / max(valid, 1) for part in parts)
-
-
-def _count_valid(targets: torch.Tensor) -> int:
-    """Returns the number of targets over which a mean loss is taken.
-
-    All class numbers count except `IGNORED`. All elements of floating-point targets count.
-    """
-    if targets.is_floating_point():
-        return targets.numel()
-    return int((targets != IGNORED).sum())
 
 
 def _own_positions(x: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:

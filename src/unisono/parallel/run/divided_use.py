@@ -11,11 +11,12 @@ _CHANGED = "of RegisterPostBackwardFunction is a view"
 
 def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None:
     """Returns an error that names the cause, if a step has failed because `fully_shard` splits the
-    parameters of a model that cannot be split. Returns None for other causes.
+    parameters of a model that cannot be split, or because ranks exchanged different arrays. Returns
+    None for other causes.
     """
     found: BaseException | None = error
-    while found is not None and (layout.zero >= 2 or layout.ep > 1):
-        if _SPLIT in str(found):
+    while found is not None:
+        if (layout.zero >= 2 or layout.ep > 1) and _SPLIT in str(found):
             return ValueError(
                 f"zero = {layout.zero} gathers the parameters of a module while its forward runs, "
                 "but the model uses a parameter of a module that is not called at that time; call "
@@ -28,9 +29,20 @@ def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None
                 " y instead of x += y); zero = 1 works"
             )
         if isinstance(found, MismatchError):
-            return ValueError(different_calls(layout))
+            is_gathered = layout.zero >= 2 or layout.ep > 1
+            return ValueError(
+                different_calls(layout) if is_gathered else _different_exchanges(found)
+            )
         found = found.__cause__ or found.__context__
     return None
+
+
+def _different_exchanges(error: MismatchError) -> str:
+    return (
+        f"the ranks exchanged different activations in this step ({error}); pass the same whole "
+        "batch on every rank, call the same modules on all ranks in the same order, and do not go "
+        "on after an exception that only one rank caught"
+    )
 
 
 def different_calls(layout: Layout) -> str:

@@ -105,7 +105,7 @@ def _shard(
     )
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
-    return GatheredModule(sharded, order)
+    return GatheredModule(sharded, order, is_pipelined=mesh.layout.pp > 1)
 
 
 def _of_other_types(parameters: Sequence[nn.Parameter]) -> set[nn.Parameter]:

@@ -11,7 +11,14 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from unisono.torch_backend import is_view, map_tensors, split_groups, whole_parameter
+from unisono.parallel.run.recomputation import is_in_reentrant_backward
+from unisono.torch_backend import (
+    is_in_backward,
+    is_view,
+    map_tensors,
+    split_groups,
+    whole_parameter,
+)
 
 
 class CallOrder:
@@ -49,14 +56,17 @@ class GatheredModule:
     rank did not use counts as zero, because other ranks may have used the parameter.
     """
 
-    def __init__(self, module: FSDPModule, order: CallOrder) -> None:
-        """`module`: the result of `fully_shard`."""
-        self._module = module
+    def __init__(self, module: FSDPModule, order: CallOrder, *, is_pipelined: bool) -> None:
+        """`module`: the result of `fully_shard`. `is_pipelined`: several microbatches may be under
+        way at once, and their gradients are summed after the last one."""
+        self._module, self._is_alone = module, not is_pipelined
         self._order, self._number = order, order.add_module()
         self.calls = 0
         """Number of forward passes through the module since `restart`."""
         self.used: set[nn.Parameter] = set()
         """The split parameters that got a gradient on this rank since `restart`."""
+        self._uses, self._was_in_backward = 0, False
+        """Number of forward passes since the last backward pass."""
         # torch has no public hook between the backward passes and the sum of the gradients
         self._groups: list[Any] = split_groups(module)
         self._whole: list[nn.Parameter] = []
@@ -87,7 +97,24 @@ class GatheredModule:
     def _enter(self, *_: object) -> None:
         self.calls += 1
         self._order.call(self._number)
+        self._refuse_shared_recomputation()
         self._module.set_reduce_scatter_unused_params(True, recurse=False)
+
+    def _refuse_shared_recomputation(self) -> None:
+        """Raises `ValueError` if a reentrant checkpoint runs a module again that was called twice:
+        torch then sums the gradients of one of the calls only.
+        """
+        if not is_in_backward():
+            self._uses = 1 if self._was_in_backward else self._uses + 1
+            self._was_in_backward = False
+            return
+        self._was_in_backward = True
+        if self._is_alone and self._uses > 1 and is_in_reentrant_backward():
+            raise ValueError(
+                "zero = 2 and zero = 3 lose gradients of a module that a forward pass calls "
+                "several times, once of them in torch.utils.checkpoint(use_reentrant=True); "
+                "use_reentrant=False or zero = 1 works"
+            )
 
     def _leave(self, group: Any, leave: Callable[..., None], *arguments: Any) -> None:
         for each in group.fsdp_params:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from unisono.parallel.layers import (
     undivided_linear,
 )
 from unisono.parallel.run.all_stages import all_stages
+from unisono.parallel.run.batch_loss import Loss
 from unisono.parallel.run.built_optimizer import (
     FormerParameters,
     MakeNamedOptimizer,
@@ -39,7 +41,6 @@ from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_checks import check_loss_parameters, check_parameters
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
-from unisono.parallel.run.pipeline_runner import Loss
 from unisono.parallel.run.rank_agreement import on_all_ranks
 from unisono.parallel.run.step_checks import StepChecks
 from unisono.parallel.run.tied_parameters import (
@@ -68,8 +69,9 @@ def parallelize(
 ) -> ParallelRun:
     """Divides a model over the ranks of torch's default group, and returns its training run.
 
-    Call on all ranks with the same whole model; rank 0's weights are used. `loss` returns the mean
-    over the valid targets, as torch's losses do; class numbers of -100 are not valid.
+    Call on all ranks with the same whole model; rank 0's weights are used. `loss` is a loss of
+    torch, or a function of output and targets that returns (sum, weight): the loss of a batch is
+    the sum of the sums of its parts over the sum of their weights.
     `optimizer` makes an optimizer of this rank's parameters; `named_optimizer`, in its place, makes
     one of pairs of name (in the whole model) and parameter, for groups by name. Parameters that it
     leaves out are not trained. It may not have other parameters. `clip`: largest norm of all
@@ -100,6 +102,8 @@ def parallelize(
     check_functions(optimizer, named_optimizer)
     parts = layout.dp * layout.cp * layout.pp * microbatches
     on_all_ranks(lambda: _check(model, layout, loss, parts))
+    if isinstance(loss, CrossEntropy):
+        loss = copy.copy(loss)  # the caller may use the loss with another layout
     mesh = TrainingMesh(layout)
     former, hooks = FormerParameters(model), take_hooks(model)
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -153,7 +157,7 @@ def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int) -> None:
     _check_axes(model, layout, loss)
     check_parameters(model)
     check_dropout(model, tp=layout.tp)
-    check_means(model, loss, parts=parts)
+    check_means(model, parts=parts)
     check_lookups(model, parts=parts, zero=layout.zero)
     check_loss_parameters(loss)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
+from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
 from unisono.parallel.run.divided_use import divided_use_error
 from unisono.parallel.run.gathered_module import CallOrder
@@ -21,8 +23,9 @@ from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
-from unisono.parallel.run.pipeline_runner import Loss, PipelineRunner
+from unisono.parallel.run.pipeline_runner import PipelineRunner
 from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
+from unisono.parallel.run.recomputation import without_second_count
 from unisono.parallel.run.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.run_report import (
     RunReport,
@@ -30,10 +33,15 @@ from unisono.parallel.run.run_report import (
     memory_by_kind,
     predicted_memory,
 )
+from unisono.parallel.run.run_stage import StagePasses
 from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
+from unisono.parallel.run.step_agreement import StepAgreement
+from unisono.parallel.run.step_autocast import StepAutocast
 from unisono.parallel.run.step_checks import StepChecks
+from unisono.parallel.run.step_failure import StepFailure
+from unisono.parallel.run.written_buffers import WrittenBuffers
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
 from unisono.torch_backend import default_communicator
@@ -75,7 +83,10 @@ class ParallelRun:
         """Number of steps so far."""
         self.step_s: list[float] = []
         """Seconds of each step."""
-        self._loss = loss
+        self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
+        self._loss = BatchLoss(loss, is_balanced=bool(self._balanced), cut=1 + (mesh.layout.cp > 1))
+        self._agreement, self._autocast = StepAgreement(), StepAutocast()
+        self._written = WrittenBuffers(stages, is_pipeline=mesh.layout.pp > 1)
         self._checks = checks
         self._uses = ParameterUses(names, sets, mesh, calls)
         self._groups = groups
@@ -83,26 +94,23 @@ class ParallelRun:
         self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh)
         self._sent_before: dict[str, int] = {}
         self._first_samples: tuple[int, ...] = ()
-        self._shares: tuple[float, ...] = ()
-        self._share = 0.0
-        """Number of valid targets of the microbatch in progress, over that of the whole batch."""
         self._part: BatchPart | None = None
-        self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
         self._place = BatchPlace()
         self._share_place()
+        self.clock, self._failure = StageClock(), StepFailure(mesh.layout, stages)
+        passes = StagePasses(
+            clock=self.clock,
+            failure=self._failure,
+            enter=self._forward_of,
+            reenter=self._backward_of,
+        )
         self._pipeline = (
             PipelineRunner(
-                stages,
-                mesh,
-                microbatches=microbatches,
-                loss=self._weighted_loss,
-                before_pass=self._enter_microbatch,
-                after_trial=_reset_auxiliary,
+                stages, mesh, microbatches=microbatches, loss=self._part_loss, passes=passes
             )
             if mesh.layout.pp > 1
             else None
         )
-        self.clock = self._pipeline.clock if self._pipeline else StageClock()
         comm = default_communicator()
         assert comm is not None, "a mesh needs the backend unisono"
         self._timeline = RunTimeline(comm.timeline)
@@ -112,41 +120,70 @@ class ParallelRun:
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Trains on a batch; returns the batch's loss before the step, on all ranks. Collective.
 
-        All ranks pass the whole batch, and each rank trains on its part. The loss equals
-        `loss(model(inputs), targets)` in one process, plus the balance losses of experts. Raises
-        `ValueError` for sizes that the layout cannot divide and under `torch.no_grad`, and
-        `PeerLostError` with the number of a rank that died.
+        All ranks pass the same whole batch, and each rank trains on its part. The loss equals
+        `loss(model(inputs), targets)` in one process, plus the balance losses of experts. Under
+        `torch.autocast`, forward passes and the loss use autocast.
+
+        Raises `ValueError` for sizes that the layout cannot divide, under `torch.no_grad`, and on
+        all ranks if they passed different batches or if the loss cannot be computed in parts.
+        Raises `PeerLostError` with the number of a rank that died. With `pp`, and with `dp` and
+        ZeRO 0 or 1, all ranks raise if a module or the loss fails on one rank: this rank its error,
+        the others an error with the rank and the cause. The next step works.
         """
         if not torch.is_grad_enabled():
             raise ValueError("step computes gradients: call it outside of torch.no_grad")
         try:
-            return self._step(inputs, targets)
-        except Exception as error:
+            with self._autocast.enter_step():
+                return self._step(inputs, targets)
+        except Exception as last:
+            error = self._failure.take() or last  # a failed rank may fail again at its messages
             found = lost_rank_error(error) or divided_use_error(error, self.mesh.layout)
-            if found is None:
-                raise
-            raise found from error
+            if found is not None:
+                raise found from error
+            if error is not last:
+                raise error from last
+            raise
+        finally:
+            self._autocast.leave_step()
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
-        self._checks.begin(self.optimizer, self.sets)
         self._sent_before = self.mesh.bytes_sent()
+        self._failure.restart()
+        self._checks.begin(self.optimizer, self.sets)
+        losses: list[torch.Tensor] = []
+        part = None
+        with self._failure.noting():
+            self._agreement.begin((inputs, targets))
+            part = self._begin_step(inputs, targets)
+        with self._checks.passes():
+            if self._pipeline is not None:  # it sends its messages in any case
+                losses = self._pipeline.run(part)
+            elif part is not None:
+                with self._failure.noting():
+                    losses = self._passes(part)
+        total = self.update(losses)
+        self.steps += 1
+        self.step_s.append(time.perf_counter() - start_s)
+        return total
+
+    def _begin_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> BatchPart:
+        """Divides a batch, and prepares modules and parameters for its passes."""
         part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
+        if self._pipeline is not None:
+            self._pipeline.check(part.inputs[0])
         self._place.step, self._first_samples = self.steps, part.first_samples
         self._timeline.step = self.steps + 1
-        self._shares = part.shares
+        layout = self.mesh.layout
+        self._loss.begin(targets, parts=layout.dp * layout.cp * self.microbatches)
+        self._written.begin()
         self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
         for module in self._balanced:
             module.reset_auxiliary()
             module.auxiliary_scale = 1 / len(inputs)
         for each in self.sets:
             each.zero_gradients()
-        with self._checks.passes():
-            losses = self._passes(part)
-        total = self.update(losses)
-        self.steps += 1
-        self.step_s.append(time.perf_counter() - start_s)
-        return total
+        return part
 
     def update(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sums the gradients of all ranks, clips them, and updates the weights. Collective.
@@ -263,11 +300,10 @@ class ParallelRun:
     def _size(self) -> StepSize:
         """Returns the size of the last step."""
         assert self._part is not None
-        pairs = zip(self._part.targets, self._part.shares, strict=True)
         return StepSize(
             microbatches=tuple(
-                MicrobatchSize(tokens=each.numel(), samples=len(each), has_targets=share > 0)
-                for each, share in pairs
+                MicrobatchSize(tokens=each.numel(), samples=len(each))
+                for each in self._part.targets
             ),
             item_bytes=self._item_bytes(),
             parts=self._part.microbatches(),
@@ -280,19 +316,19 @@ class ParallelRun:
         return values.element_size()
 
     def _passes(self, part: BatchPart) -> list[torch.Tensor]:
-        """Runs all microbatches forward and backward; returns the losses of this rank."""
-        if self._pipeline is not None:
-            return self._pipeline.run(part.inputs, part.targets)
+        """Runs all microbatches forward and backward without a pipeline; returns their losses."""
         self.clock.restart()
         losses = []
         ((_, model),) = self.stages
         for number, (inputs, targets) in enumerate(zip(part.inputs, part.targets, strict=True)):
-            self._enter_microbatch(number)
             begin_s = time.monotonic()
-            loss = self._weighted_loss(model(inputs), targets)
+            with self._forward_of(number):
+                output = model(inputs)
+            loss = self._part_loss(output, targets)
             self.clock.record("F", number, 0, begin_s)
             begin_s = time.monotonic()
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._backward_of(number):
+                loss.backward()  # type: ignore[no-untyped-call]
             self.clock.record("B", number, 0, begin_s)
             losses.append(loss)
         return losses
@@ -303,55 +339,77 @@ class ParallelRun:
                 module.place = self._place
 
     def _enter_microbatch(self, number: int) -> None:
-        """Sets the number of a forward pass's first sample, which determines dropout masks, and the
-        share of its loss.
-        """
+        """Sets the number of a pass's first sample, which determines dropout masks."""
         self._place.first_sample = self._first_samples[number]
-        self._share = self._shares[number]
 
-    def _weighted_loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns what this output adds to the mean loss over the whole batch."""
-        if self._share == 0:
-            return output.sum() * 0
-        loss = self._loss(output, targets) * self._share
+    @contextmanager
+    def _forward_of(self, number: int) -> Iterator[None]:
+        self._enter_microbatch(number)
+        self._written.begin_pass()
+        with self._autocast.forward():
+            yield
+
+    @contextmanager
+    def _backward_of(self, number: int) -> Iterator[None]:
+        """Makes parts of a forward pass that a backward pass runs again equal the first ones."""
+        self._enter_microbatch(number)
+        with without_second_count(self._balanced), self._written.passing_again():
+            yield
+
+    def _part_loss(self, output: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Returns what this output adds to the loss of the whole batch."""
+        with self._autocast.forward():
+            loss = self._loss.part(output, targets)
         self._checks.check_loss(loss, output, targets)
         return loss
 
     def _finish(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss.
 
-        The same exchange finds the parameters that no rank used; their gradients become None.
+        The same exchange finds ranks that disagree, and the parameters that no rank used; their
+        gradients become None.
         """
         squares = sum(each.squares() for each in self.sets)
-        faults = self._checks.faults
-        own = [self._own_loss(losses), squares, faults.count(), *self._uses.counts()]
-        shared = torch.tensor(own, dtype=torch.float64)
+        self._note_errors()
+        adds = self._adds_losses()
+        own = [self._own_loss(losses), squares, self._loss.weight * adds]
+        agreed = self._agreement.counts()
+        shared = torch.tensor([*own, *agreed, *self._uses.counts()], dtype=torch.float64)
         dist.all_reduce(shared)  # on the default group: over all ranks
-        _, squares, ranks_with_faults, *counts = shared.tolist()
-        faults.require_none(ranks_with_faults)
-        self._uses.skip_unused(counts, self.optimizer)
+        _, squares, weight, *counts = shared.tolist()
+        self._agreement.require(counts[: len(agreed)])
+        self._uses.skip_unused(counts[len(agreed) :], self.optimizer)
         self._checks.kept.note(self.optimizer)
-        self.gradient_norm = math.sqrt(squares)
-        factor = 1.0 if self.clip is None else self.clip / (self.gradient_norm + _NORM_EPSILON)
-        if factor < 1:
+        factor = self._loss.factor(weight)
+        self.gradient_norm = math.sqrt(squares) * abs(factor)
+        clipping = 1.0 if self.clip is None else self.clip / (self.gradient_norm + _NORM_EPSILON)
+        if min(clipping, 1) * factor != 1:
             for each in self.sets:
-                each.scale(factor)
-        return shared[0]
+                each.scale(min(clipping, 1) * factor)
+        return shared[0] * factor
 
-    def _own_loss(self, losses: Sequence[torch.Tensor]) -> float:
-        """Returns what this rank adds to the sum of the loss over all ranks. Ranks that split the
+    def _note_errors(self) -> None:
+        """Keeps an error of this rank's passes, which the exchange of the loss tells all ranks."""
+        layout = self.mesh.layout
+        parts = layout.dp * layout.cp * layout.pp * self.microbatches
+        written = self._written.error(parts) if parts > 1 else None
+        self._agreement.error = (
+            self._checks.faults.error() or self._failure.error or self._loss.error or written
+        )
+
+    def _adds_losses(self) -> bool:
+        """Returns True if this rank adds its losses to the sum over all ranks. Ranks that split the
         logits of the same samples compute equal losses, so only the first of these ranks adds them.
         """
+        return self.mesh.coordinates[self.mesh.logit_axis] == 0
+
+    def _own_loss(self, losses: Sequence[torch.Tensor]) -> float:
+        """Returns what this rank adds to the sum of the loss over all ranks."""
         total = 0.0
-        if self.mesh.coordinates[self.mesh.logit_axis] == 0:
+        if self._adds_losses():
             total += sum(float(loss.detach()) for loss in losses)
         return total + sum(float(each.auxiliary_loss) for each in self._balanced)
 
 
 def _balanced_in(stage: nn.Module) -> list[Balanced]:
     return [each for each in stage.modules() if isinstance(each, Balanced)]
-
-
-def _reset_auxiliary(stage: nn.Module) -> None:
-    for each in _balanced_in(stage):
-        each.reset_auxiliary()

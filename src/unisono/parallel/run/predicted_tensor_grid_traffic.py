@@ -32,11 +32,10 @@ def grid_elements(
     place: Mapping[str, int],
     *,
     tokens: int,
-    has_targets: bool = True,
 ) -> float:
     """Returns the elements that a rank sends in a microbatch's forward and backward pass.
 
-    `tokens`: number of tokens of the microbatch. `has_targets`: whether its loss is computed.
+    `tokens`: number of tokens of the microbatch.
 
     `place`: the rank's coordinates on the axes of the mesh.
     """
@@ -50,7 +49,7 @@ def grid_elements(
         elif isinstance(module, TokenEmbedding):
             elements += grid.look_up(module)
         elif isinstance(module, LogitHead):
-            elements += grid.sums(_LOSS_SUMS) * has_targets
+            elements += grid.sums(_LOSS_SUMS)
         for linears, is_last in _products(module):
             elements += grid.product(linears, is_last=is_last)
     return elements

@@ -25,6 +25,7 @@ from unisono.parallel.run.fully_sharded_set import gather_traffic
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet, sum_elements
 from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
+from unisono.parallel.run.stage_messages import HEADER_BYTES
 from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
@@ -39,8 +40,6 @@ class MicrobatchSize:
     tokens: int
     """Number of tokens, before sequence parallelism splits them."""
     samples: int
-    has_targets: bool
-    """True if the part has valid targets. Without them, its loss is not computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +73,8 @@ def predicted_bytes(
     for number, stage in stages:
         for name, sent in gather_traffic(stage, mesh).items():
             found[mesh.counted_as(name)] += sent * size.regathers.get(number, 0)
+        if number + 1 in _neighbours(number, mesh):
+            found[mesh.counted_as("pp")] += HEADER_BYTES
         for each_size in size.microbatches:
             for axis, elements in _elements(number, stage, mesh, each_size, size.item_bytes):
                 found[mesh.counted_as(axis)] += elements * size.item_bytes
@@ -113,9 +114,7 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float
     """Returns the elements sent on `tp` in the forward and backward pass of a microbatch."""
     layout, elements, hidden = mesh.layout, 0.0, _hidden(stage)
     if layout.tensor != "1d":
-        return grid_elements(
-            stage, layout, mesh.coordinates, tokens=size.tokens, has_targets=size.has_targets
-        )
+        return grid_elements(stage, layout, mesh.coordinates, tokens=size.tokens)
     padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
     if layout.sequence_parallel:  # gathers and reduce_scatters, with parts of equal size
         both = 2 * _rest(layout.tp) * padded * hidden
@@ -135,7 +134,7 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float
         elif isinstance(module, LogitHead):
             elements += both
             if module.keeps_parts:
-                elements += 3 * _sum(size.tokens, mesh, "tp") * size.has_targets
+                elements += 3 * _sum(size.tokens, mesh, "tp")
             else:
                 longest = -(-module.vocab // layout.tp)
                 elements += (layout.tp - 1) * longest * size.tokens
@@ -180,13 +179,17 @@ def _experts(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:
     return sent
 
 
+def _neighbours(number: int, mesh: TrainingMesh) -> set[int]:
+    """Returns the stages before and after a stage that other ranks hold."""
+    own = stages_of_rank(mesh.layout, mesh.coordinates["pp"]) if mesh.layout.pp > 1 else [0]
+    return {number - 1, number + 1} - set(own) - {-1, stage_count(mesh.layout)}
+
+
 def _pipeline(
     number: int, stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize, item_bytes: int
 ) -> float:
     """Returns the elements sent on `pp` in the forward and backward pass of a microbatch."""
-    layout = mesh.layout
-    own = stages_of_rank(layout, mesh.coordinates["pp"])
-    neighbours = {number - 1, number + 1} - set(own) - {-1, stage_count(layout)}
+    layout, neighbours = mesh.layout, _neighbours(number, mesh)
     if isinstance(stage, TracedStage):
         sent = stage.bytes_before * (number - 1 in neighbours)
         return (sent + stage.bytes_after * (number + 1 in neighbours)) / item_bytes

@@ -101,9 +101,10 @@ def untrained_blocks(
         _block(each.name, _own_block(each, mesh), _local(each.values.detach())) for each in frozen
     ]
     for module in modules:
-        persistent = module.state_dict(keep_vars=True)
-        for name, buffer in module.named_buffers():
-            if name in persistent:
+        persistent, done = module.state_dict(keep_vars=True), set[int]()
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            if name in persistent and id(buffer) not in done:
+                done.add(id(buffer))
                 start = (0,) * buffer.dim()
                 shape = tuple(buffer.shape)
                 found.append(TensorBlock(name=name, shape=shape, start=start, values=buffer))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unisono.parallel.run.rank_agreement import first_message
-
 
 class StepFaults:
     """The first fault of this rank in the step under way."""
@@ -33,13 +31,6 @@ class StepFaults:
         except ValueError as error:
             self.note(str(error))
 
-    def count(self) -> float:
-        """Returns the value of this rank, which is to be added over all ranks."""
-        return float(self.own is not None)
-
-    def require_none(self, ranks: float) -> None:
-        """Raises `ValueError` on all ranks if `ranks`, the sum of `count()`, is above 0. Collective
-        then.
-        """
-        if ranks > 0:
-            raise ValueError(first_message(self.own))
+    def error(self) -> ValueError | None:
+        """Returns the fault as an error, which the exchange of the loss tells all ranks."""
+        return None if self.own is None else ValueError(self.own)

@@ -23,17 +23,25 @@ class TracedStage(fx.GraphModule):
 
     input_shape: tuple[int, ...]
     """Shape of the inputs of the whole model for which the graph was traced."""
+    input_type: torch.dtype
+    """Type of these inputs."""
     bytes_before: int
     """Bytes of the gradients that the stage sends to the stage before it, for a microbatch."""
     bytes_after: int
     """Bytes of the values that the stage sends to the stage after it, for a microbatch."""
 
     def check(self, inputs: torch.Tensor) -> None:
-        """Raises `ValueError` if the inputs of a microbatch have another shape than the example."""
+        """Raises `ValueError` if the inputs of a microbatch have another shape or type than the
+        example."""
         if tuple(inputs.shape) != self.input_shape:
             raise ValueError(
                 f"the model was traced for microbatches of shape {self.input_shape}, got "
                 f"{tuple(inputs.shape)}; pass batches of the shape of `example`"
+            )
+        if inputs.dtype != self.input_type:
+            raise ValueError(
+                f"the model was traced for inputs of {self.input_type}, got {inputs.dtype}; pass "
+                "batches of the type of `example`"
             )
 
 
@@ -50,23 +58,61 @@ def traced_stages(model: nn.Module, example: torch.Tensor, stages: int) -> list[
     found = []
     for first, end in zip(firsts, [*firsts[1:], len(operations.nodes)], strict=True):
         found.append(_stage(operations, first, end))
-        found[-1].input_shape = tuple(example.shape)
+        found[-1].input_shape, found[-1].input_type = tuple(example.shape), example.dtype
+    for stage in found:
+        _forget_constants(model, stage)
     _keep_unused(model, found)
     return found
 
 
+def _forget_constants(model: nn.Module, stage: nn.Module) -> None:
+    """Keeps tensors that are not part of the model's state out of checkpoints.
+
+    A graph has all tensors as buffers, also constants and buffers that are not persistent. A buffer
+    with several names is saved under its first persistent name.
+    """
+    state = model.state_dict(keep_vars=True)
+    names: dict[int, str] = {}
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name in state:
+            names.setdefault(id(buffer), name)
+    for name, buffer in list(stage.named_buffers()):
+        saved_as = names.get(id(buffer))
+        if saved_as == name:
+            continue
+        owner, attribute = _place(stage, name)
+        delattr(owner, attribute)
+        owner.register_buffer(attribute, buffer, persistent=False)
+        if saved_as is not None:
+            owner, attribute = _place(stage, saved_as)
+            owner.register_buffer(attribute, buffer)
+
+
 def _keep_unused(model: nn.Module, stages: Sequence[nn.Module]) -> None:
-    """Gives the parameters that no stage uses to the first stage, so that a checkpoint has them."""
+    """Gives the parameters and persistent buffers that no stage has to the first stage, so that a
+    checkpoint has them."""
     used = {id(each) for stage in stages for each in stage.parameters()}
     for name, parameter in model.named_parameters():
         if id(parameter) not in used:
-            path, _, attribute = name.rpartition(".")
-            owner = stages[0]
-            for part in path.split(".") if path else ():
-                if not hasattr(owner, part):
-                    owner.add_module(part, nn.Module())
-                owner = owner.get_submodule(part)
+            owner, attribute = _place(stages[0], name)
             owner.register_parameter(attribute, parameter)
+    state = model.state_dict(keep_vars=True)
+    saved = {name for stage in stages for name in stage.state_dict(keep_vars=True)}
+    for name, buffer in model.named_buffers():
+        if name in state and name not in saved:
+            owner, attribute = _place(stages[0], name)
+            owner.register_buffer(attribute, buffer)
+
+
+def _place(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Returns the module that holds a tensor of this name, and the name there. Adds modules."""
+    path, _, attribute = name.rpartition(".")
+    owner = root
+    for part in path.split(".") if path else ():
+        if not hasattr(owner, part):
+            owner.add_module(part, nn.Module())
+        owner = owner.get_submodule(part)
+    return owner, attribute
 
 
 def _stage(operations: GraphOperations, first: int, end: int) -> TracedStage:

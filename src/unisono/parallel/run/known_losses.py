@@ -1,0 +1,224 @@
+"""Losses of torch as sums: how the losses of the parts of a batch make the loss of the batch.
+
+A mean of torch is a sum divided by a weight, such as the number of valid targets. Both are sums
+over the samples, so parts of a batch can be computed apart: the loss of the batch is the sum of the
+sums, divided by the sum of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from unisono.parallel.layers import IGNORED, CrossEntropy
+
+Function = Callable[..., torch.Tensor]
+
+_ELEMENTWISE: Mapping[Function, tuple[str, ...]] = MappingProxyType(
+    {
+        functional.mse_loss: (),
+        functional.l1_loss: (),
+        functional.huber_loss: ("delta",),
+        functional.smooth_l1_loss: ("beta",),
+        functional.soft_margin_loss: (),
+        functional.hinge_embedding_loss: ("margin",),
+        functional.poisson_nll_loss: ("log_input", "full", "eps"),
+        functional.kl_div: ("log_target",),
+        functional.binary_cross_entropy: ("weight",),
+        functional.binary_cross_entropy_with_logits: ("weight", "pos_weight"),
+    }
+)
+"""Functions of outputs and targets of one shape, with the options that may be set. Their mean is
+over all elements."""
+
+_BY_CLASS: Mapping[Function, tuple[str, ...]] = MappingProxyType(
+    {
+        functional.cross_entropy: ("weight", "ignore_index", "label_smoothing"),
+        functional.nll_loss: ("weight", "ignore_index"),
+    }
+)
+"""Functions of outputs (samples, classes, ...). Their mean is over the valid targets."""
+
+_BY_SAMPLE: Mapping[Function, tuple[str, ...]] = MappingProxyType(
+    {
+        functional.multi_margin_loss: ("p", "margin", "weight"),
+        functional.multilabel_margin_loss: (),
+        functional.multilabel_soft_margin_loss: ("weight",),
+    }
+)
+"""Functions of outputs (samples, classes). Their mean is over the samples."""
+
+_OPTIONS = MappingProxyType({**_ELEMENTWISE, **_BY_CLASS, **_BY_SAMPLE})
+
+_MODULES: Mapping[type[nn.Module], Function] = MappingProxyType(
+    {
+        nn.MSELoss: functional.mse_loss,
+        nn.L1Loss: functional.l1_loss,
+        nn.HuberLoss: functional.huber_loss,
+        nn.SmoothL1Loss: functional.smooth_l1_loss,
+        nn.SoftMarginLoss: functional.soft_margin_loss,
+        nn.HingeEmbeddingLoss: functional.hinge_embedding_loss,
+        nn.PoissonNLLLoss: functional.poisson_nll_loss,
+        nn.KLDivLoss: functional.kl_div,
+        nn.BCELoss: functional.binary_cross_entropy,
+        nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
+        nn.CrossEntropyLoss: functional.cross_entropy,
+        nn.NLLLoss: functional.nll_loss,
+        nn.MultiMarginLoss: functional.multi_margin_loss,
+        nn.MultiLabelMarginLoss: functional.multilabel_margin_loss,
+        nn.MultiLabelSoftMarginLoss: functional.multilabel_soft_margin_loss,
+    }
+)
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownLoss:
+    """A loss whose sum and weight are known exactly."""
+
+    function: Any
+    """The function of torch, or the class `CrossEntropy`."""
+    summed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """Returns the sum of the losses of a part of a batch."""
+    options: Mapping[str, Any]
+    """The options of the function that determine the weight, `reduction` among them."""
+
+    def weight(self, targets: torch.Tensor) -> float:
+        """Returns the weight of targets, by which the sum of their losses is divided.
+
+        The weights of the parts of a batch add up to the weight of the batch.
+        """
+        reduction = self.options.get("reduction", "mean")
+        if reduction == "sum":
+            raise ValueError("a sum has no weight")
+        is_by_class = self.function in _BY_CLASS or self.function is CrossEntropy
+        if is_by_class and not targets.is_floating_point():
+            return self._valid_weight(targets)
+        if reduction == "batchmean" or self.function is functional.multilabel_margin_loss:
+            return float(len(targets))
+        if self.function is functional.multilabel_soft_margin_loss:
+            return targets.numel() / max(targets.shape[-1], 1)
+        if is_by_class:  # probabilities of classes
+            return targets.numel() / max(targets.shape[1], 1)
+        return float(targets.numel())
+
+    @property
+    def is_sum(self) -> bool:
+        """True if the loss of a batch is a sum, so that nothing divides it."""
+        return bool(self.options.get("reduction") == "sum")
+
+    def sum_of(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the losses of a part of a batch, in float32 or float64."""
+        return self.summed(_widened(output), _widened(targets))
+
+    def check(self, output: Any, targets: torch.Tensor, *, cut: int) -> None:
+        """Raises `ValueError` if the sum of parts would differ from the sum of the batch.
+
+        `cut`: the number of dimensions of outputs and targets that are cut into parts.
+        """
+        name = getattr(self.function, "__name__", "loss")
+        if not isinstance(output, torch.Tensor):
+            raise ValueError(
+                f"loss: {name} needs one tensor, but the model returned {type(output).__name__}; "
+                "pass a function of this output that returns (sum, weight)"
+            )
+        if self.function in _ELEMENTWISE and output.shape != targets.shape:
+            raise ValueError(
+                f"loss: {name} needs outputs and targets of one shape, got {tuple(output.shape)} "
+                f"and {tuple(targets.shape)}, which it would broadcast over samples"
+            )
+        is_classified = self.function in _BY_CLASS or self.function in _BY_SAMPLE
+        if is_classified and output.dim() < 2:
+            raise ValueError(
+                f"loss: {name} needs outputs (samples, classes, ...), got {tuple(output.shape)}"
+            )
+        divides_classes = self.function in _BY_SAMPLE or targets.is_floating_point()
+        if cut > 1 and is_classified and divides_classes:
+            raise ValueError(
+                f"loss: cp divides the second dimension of the targets, but {name} needs it whole; "
+                "cp = 1 works"
+            )
+        if self.function in _ELEMENTWISE:
+            for option in ("weight", "pos_weight"):
+                self._check_factor(option, output, cut)
+
+    def _check_factor(self, option: str, output: torch.Tensor, cut: int) -> None:
+        factor = self.options.get(option)
+        if factor is None:
+            return
+        aligned = factor.dim() - output.dim() + cut
+        if any(size != 1 for size in factor.shape[: max(aligned, 0)]):
+            raise ValueError(
+                f"loss: {option} {tuple(factor.shape)} has factors for the samples of one batch, "
+                f"which a part of it cannot use; return (sum, weight) from a function with the "
+                "factors among the targets"
+            )
+
+    def _valid_weight(self, targets: torch.Tensor) -> float:
+        """Returns the number of valid class numbers, or the sum of the weights of their classes."""
+        valid = targets != self.options.get("ignore_index", IGNORED)
+        weight = self.options.get("weight")
+        if weight is None:
+            return float(valid.sum())
+        return float(weight.detach().double()[targets[valid].long()].sum())
+
+
+def known_loss(loss: Any) -> KnownLoss | None:
+    """Returns what is known about a loss of torch, or `CrossEntropy`; None for any other loss.
+
+    Known are the modules of `torch.nn`, the functions of `torch.nn.functional`, and these functions
+    with keyword arguments (`functools.partial`). Raises `ValueError` for reductions other than a
+    mean or a sum.
+    """
+    if isinstance(loss, nn.Module) and (loss._forward_hooks or loss._forward_pre_hooks):
+        return None  # hooks may change the result
+    if type(loss) is CrossEntropy:
+        return KnownLoss(function=CrossEntropy, summed=loss.total, options={})
+    if type(loss) is partial and not loss.args:
+        return known_call(loss.func, loss.keywords)
+    if type(loss) in _MODULES:
+        function = _MODULES[type(loss)]
+        names = (*_OPTIONS[function], "reduction")
+        options = {name: getattr(loss, name) for name in names}
+        return known_call(function, options)
+    return known_call(loss, {})
+
+
+def known_call(function: Any, options: Mapping[str, Any]) -> KnownLoss | None:
+    """Returns what is known about a function with keyword arguments; None for other functions."""
+    try:
+        names = _OPTIONS.get(function)
+    except TypeError:  # the loss cannot be hashed
+        names = None
+    given = {name: value for name, value in options.items() if not _is_default(name, value)}
+    if names is None or not {*given} <= {*names, "reduction"}:
+        return None
+    if any(isinstance(each, torch.Tensor) and each.requires_grad for each in given.values()):
+        return None
+    reduction = given.get("reduction", "mean")
+    kinds = ("mean", "sum", "batchmean") if function is functional.kl_div else ("mean", "sum")
+    if reduction not in kinds:
+        raise ValueError(
+            f"loss: expected a mean or a sum, got reduction = {reduction!r}; return (sum, weight) "
+            "from a function instead"
+        )
+    summed = partial(function, **(given | {"reduction": "sum"}))
+    return KnownLoss(function=function, summed=summed, options=given)
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Returns True for options without effect, which torch passes from function to function."""
+    return value is None and name in ("weight", "pos_weight", "size_average", "reduce")
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    """Returns x in float32 if its type would round the sum of many losses, or overflow."""
+    return x.float() if x.dtype in _NARROW else x

@@ -1,0 +1,110 @@
+"""The check that all ranks are in the same step, with the same batch and without an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from unisono.parallel.run.batch_fingerprint import batch_fingerprint
+
+_BITS = 16
+_LIMIT = 2**_BITS
+
+
+class StepAgreement:
+    """What each rank knows about its step, compared in the exchange of the loss.
+
+    An exception that one rank catches leaves it a step ahead of the others, and a data loader may
+    give each rank another batch. Then all ranks raise an error before the weights change.
+    """
+
+    def __init__(self) -> None:
+        self._ranks = dist.get_world_size()
+        self._begun = 0
+        self._fingerprint = 0
+        self._shapes: tuple[tuple[int, ...], ...] = ()
+        self.error: Exception | None = None
+        """An error of this rank, after which it still took part in the collectives of the step."""
+
+    def begin(self, batch: Sequence[torch.Tensor]) -> None:
+        """Begins a step with the whole batch, inputs and targets, that the program gave to this
+        rank.
+
+        Raises `ValueError` for other values than tensors with samples.
+        """
+        self._begun += 1
+        self.error, self._shapes = None, ()
+        for name, each in zip(("inputs", "targets"), batch, strict=True):
+            if not isinstance(each, torch.Tensor) or each.dim() == 0:
+                found = "a number" if isinstance(each, torch.Tensor) else type(each).__name__
+                raise ValueError(f"{name}: expected a tensor (samples, ...), got {found}")
+        self._fingerprint = batch_fingerprint(batch)
+        self._shapes = tuple(tuple(each.shape) for each in batch)
+
+    def counts(self) -> list[float]:
+        """Returns the values of this rank, which are to be added over all ranks."""
+        found = [float(self.error is not None)]
+        for each in (self._begun % _LIMIT, self._fingerprint % _LIMIT, self._fingerprint // _LIMIT):
+            found += [each, each**2]
+        return found
+
+    def require(self, counts: Sequence[float]) -> None:
+        """Raises an error on all ranks if they disagree or if one of them had an error. Collective.
+
+        `counts`: the sum of `counts()` over all ranks.
+        """
+        errors, *sums = map(int, counts)
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        # the mean of squares is the square of the mean only if all ranks have one number
+        if errors == 0 and all(self._ranks * squares == total**2 for total, squares in pairs):
+            return
+        found: list[Any] = [None] * self._ranks
+        mine = None if self.error is None else (_line(self.error), type(self.error) is ValueError)
+        dist.all_gather_object(found, (mine, self._begun, self._fingerprint, self._shapes))
+        reason = _disagreement(found)
+        if reason is None and self.error is not None:
+            raise self.error
+        raise (_first_error(found) if reason is None else ValueError(reason)) from self.error
+
+
+_Known = tuple[tuple[str, bool] | None, int, int, tuple[tuple[int, ...], ...]]
+"""What a rank knows: the text of its error and whether it is a refusal, the number of its step, and
+the fingerprint and shapes of its batch."""
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
+
+
+def _first_error(found: Sequence[_Known]) -> Exception:
+    """Returns the error of the lowest rank that has one, as a refusal if it is a refusal there."""
+    errors = ((rank, error) for rank, (error, *_) in enumerate(found))
+    rank, text, is_refusal = next((rank, *error) for rank, error in errors if error is not None)
+    kind = ValueError if is_refusal else RuntimeError
+    return kind(f"rank {rank} could not take this step, so no rank changed its weights: {text}")
+
+
+def _disagreement(found: Sequence[_Known]) -> str | None:
+    """Returns how the ranks differ; None if they are in one step with one batch."""
+    _, begun, *batch = found[0]
+    for rank, (_, other, *_) in enumerate(found):
+        if other != begun:
+            return (
+                f"rank 0 is in its step number {begun} and rank {rank} in its step number {other}, "
+                "so they would train on different batches; an exception that only one rank caught "
+                "ended its step: start all ranks again from a checkpoint"
+            )
+    for rank, (_, _, *other_batch) in enumerate(found):
+        (_, shapes), (_, theirs) = batch, other_batch
+        if shapes and theirs and other_batch != batch:
+            sizes = f", with shapes {shapes} and {theirs}" if shapes != theirs else ""
+            return (
+                f"ranks 0 and {rank} passed different batches to step{sizes}; pass the same whole "
+                "batch on every rank: each rank takes its part of the batch itself (a sampler that "
+                "divides samples over the ranks is not needed)"
+            )
+    return None

@@ -1,0 +1,71 @@
+"""An error of one rank in a step, which all ranks raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import distributed as dist
+from torch import nn
+
+from unisono.errors import UnisonoError
+from unisono.parallel.divisible import Exchanging
+from unisono.planner import Layout
+
+
+class StepFailure:
+    """The first error of this rank in a step, which `StepAgreement` tells all ranks at its end.
+
+    A rank that has failed takes part in the messages of the step until its end, without computing.
+    So no other rank waits for it, and the ranks stay at the same step. This is not possible if the
+    passes have collectives, without a pipeline: then the rank raises its error at once.
+    """
+
+    def __init__(self, layout: Layout, stages: Sequence[tuple[int, nn.Module]]) -> None:
+        exchanges = any(isinstance(stage, Exchanging) for _, stage in stages)
+        divides_samples = layout.dp == layout.devices and layout.ep == 1 and layout.zero < 2
+        self._is_shared = layout.pp > 1 or (divides_samples and not exchanges)
+        self.error: Exception | None = None
+        self.is_found = False
+        """True if this rank or a rank before it in the pipeline has failed in this step."""
+
+    def restart(self) -> None:
+        """Begins a step."""
+        self.error, self.is_found = None, False
+
+    def note(self, error: Exception) -> None:
+        """Keeps an error for the end of the step.
+
+        Raises the error at once if the rank cannot take part in the step any more.
+        """
+        if not self._is_shared or _is_from_communication(error):
+            raise error
+        if self.error is None and not self.is_found:
+            self.error = error
+        self.is_found = True
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Notes an error of the statements inside, instead of raising it."""
+        try:
+            yield
+        except Exception as error:
+            self.note(error)
+
+    def note_elsewhere(self) -> None:
+        """Notes that another rank has failed."""
+        self.is_found = True
+
+    def take(self) -> Exception | None:
+        """Returns the error of this rank, and forgets it: its traceback holds the step's memory."""
+        error, self.error = self.error, None
+        return error
+
+
+def _is_from_communication(error: BaseException) -> bool:
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, UnisonoError | dist.DistError):
+            return True
+        found = found.__cause__ or found.__context__
+    return False

@@ -1,0 +1,95 @@
+"""Buffers that a forward pass writes, which then depend on the division of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from unisono.torch_backend import is_spectral_norm, version_of
+
+_Buffers = dict[str, torch.Tensor | None]
+
+
+class WrittenBuffers:
+    """Finds the buffers that the forward passes of a step have written.
+
+    A buffer such as a running mean depends on the samples that a rank and a microbatch have seen.
+    One process would see all samples at once, so no rule makes the buffers of the ranks equal to
+    its buffers. Vectors of spectral norms depend on weights alone: each microbatch starts from the
+    same vectors, so that a step updates them once, as in one process.
+    """
+
+    def __init__(self, stages: Sequence[tuple[int, nn.Module]], *, is_pipeline: bool) -> None:
+        """`is_pipeline`: the passes of several microbatches overlap."""
+        self._slots: list[tuple[str, _Buffers, str]] = []
+        self._norms: list[tuple[_Buffers, str]] = []
+        for _, stage in stages:
+            for name, module in stage.named_modules():
+                norms = set() if is_pipeline else _norm_buffers(module)
+                for key in module._buffers:
+                    if key in norms:
+                        self._norms.append((module._buffers, key))
+                    else:
+                        found = f"{name}.{key}" if name else key
+                        self._slots.append((found, module._buffers, key))
+        self._before: list[tuple[torch.Tensor | None, int]] = []
+        self._vectors: list[torch.Tensor | None] = []
+
+    def begin(self) -> None:
+        """Notes the state of the buffers before the first forward pass of a step."""
+        self._before = [_state(buffers.get(key)) for _, buffers, key in self._slots]
+        found = self._norm_vectors()
+        self._vectors = [None if each is None else each.clone() for each in found]
+
+    def begin_pass(self) -> None:
+        """Gives spectral norms the vectors of `begin`, before another forward pass."""
+        self._write(self._vectors)
+
+    @contextmanager
+    def passing_again(self) -> Iterator[None]:
+        """Gives spectral norms the vectors of `begin` for a forward pass that runs again."""
+        found = [None if each is None else each.clone() for each in self._norm_vectors()]
+        if found:
+            self.begin_pass()
+        yield
+        self._write(found)
+
+    def _norm_vectors(self) -> list[torch.Tensor | None]:
+        return [buffers.get(key) for buffers, key in self._norms]
+
+    @torch.no_grad()
+    def _write(self, vectors: Sequence[torch.Tensor | None]) -> None:
+        for found, vector in zip(self._norm_vectors(), vectors, strict=True):
+            if found is not None and vector is not None:
+                found.copy_(vector)
+
+    def error(self, parts: int) -> ValueError | None:
+        """Returns an error that names the first buffer written since `begin`; None without one.
+
+        `parts`: the number of parts of a batch that are computed apart.
+        """
+        for (name, buffers, key), (before, version) in zip(self._slots, self._before, strict=False):
+            now, its_version = _state(buffers.get(key))
+            if now is not before or its_version != version:
+                return ValueError(
+                    f"{name}: the forward pass writes this buffer, which would depend on the "
+                    f"division of the batch into {parts} parts; write it between steps, under "
+                    "torch.no_grad, or put the module in eval mode if it then keeps its buffers"
+                )
+        return None
+
+
+def _norm_buffers(module: nn.Module) -> set[str]:
+    """Returns the names of a module's buffers that belong to a spectral norm."""
+    if is_spectral_norm(module):
+        return set(module._buffers)
+    hooks = [each for each in module._forward_pre_hooks.values() if isinstance(each, SpectralNorm)]
+    return {f"{hook.name}_{vector}" for hook in hooks for vector in ("u", "v")}
+
+
+def _state(tensor: torch.Tensor | None) -> tuple[torch.Tensor | None, int]:
+    return tensor, 0 if tensor is None else version_of(tensor)
