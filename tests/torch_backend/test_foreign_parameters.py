@@ -91,7 +91,9 @@ def own_a_fault_of_one_rank_is_told_to_the_other(world):
             if world.rank == 1:
                 run.optimizer.param_groups[0]["params"].append(nn.Parameter(torch.ones(3)))
             weights = [each.detach().clone() for each in run.stages[0][1].parameters()]
-            with pytest.raises(ValueError, match=r"^rank 1: optimizer: expected the .* arrays"):
+            with pytest.raises(
+                ValueError, match=r"(^|rank 1 .*: )optimizer: expected the .* arrays"
+            ):
                 run.step(*batches()[1])
             for before, after in zip(weights, run.stages[0][1].parameters(), strict=True):
                 assert torch.equal(before, after.detach())
@@ -102,7 +104,7 @@ def own_a_fault_of_one_rank_is_told_to_the_other(world):
                 parameter = next(iter(run.stages[0][1].parameters()))
                 parameter.data = torch.ones(2)
             if text != "dp=2,zero=3":
-                with pytest.raises(ValueError, match=r"^rank 1: .* expected data of shape"):
+                with pytest.raises(ValueError, match=r"(^|rank 1 .*: ).* expected data of shape"):
                     run.step(*batches()[1])
                 run.step(*batches()[1])
             run.mesh.close()
@@ -125,8 +127,8 @@ class TrainedLoss(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(WIDTH))
 
-    def forward(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return ((output - targets) * self.scale).square().mean()
+    def forward(self, output: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return ((output - targets) * self.scale).square().sum(), targets.numel()
 
 
 class Unregistered(nn.Module):
@@ -145,8 +147,8 @@ def own_trained_tensors_outside_of_the_model(world):
     torch.set_default_dtype(torch.float64)
     loss = TrainedLoss()
 
-    def in_a_function(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss(output, targets) * 2
+    def in_a_function(output: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return loss(output, targets)
 
     refused("loss: TrainedLoss has the trained parameter scale", lambda: a_run("dp=2", loss=loss))
     refused("loss: TrainedLoss has", lambda: a_run("dp=2", loss=loss.forward))
@@ -245,7 +247,7 @@ def own_data_of_split_parameters(world):
             for values in (torch.zeros(WIDTH, WIDTH), torch.zeros(2), 0 * weight.data):
                 if world.rank == 0:
                     weight.data = values
-                with pytest.raises(ValueError, match=r"rank 0: 0\.weight: the program assigned"):
+                with pytest.raises(ValueError, match=r"0\.weight: the program assigned"):
                     run.step(*batches()[1])
             run.step(*batches()[1])
             weight.data.mul_(0)

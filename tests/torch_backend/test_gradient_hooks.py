@@ -132,7 +132,7 @@ def own_hooks_after_parallelize(world):
             run.step(*batches()[0])
             if world.rank == 0:
                 next(iter(run.stages[0][1].parameters())).register_hook(clipped)
-            with pytest.raises(ValueError, match=r"rank 0: 0\.weight: got a hook"):
+            with pytest.raises(ValueError, match=r"0\.weight: got a hook"):
                 run.step(*batches()[1])
             run.mesh.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -361,6 +362,7 @@ def own_checkpoints_of_traced_models(world):
 
 def own_memory_of_many_shapes(world):
     run = a_run(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))), Layout(pp=2))
+    torch.manual_seed(2)
     for length in [*range(1, 12), 3]:
         x = torch.rand(SAMPLES, length, WIDTH, dtype=torch.float64)
         run.step(x, x)
@@ -405,7 +407,7 @@ def require_training(model, run, batches, errors, causes):
     expected, _ = train_alone(model, nn.functional.mse_loss, trained, None)
     assert losses == pytest.approx(expected, rel=1e-10)
     assert len(found) == errors and len(losses) == len(batches) - errors, found
-    assert all(cause in each for cause, each in zip(causes, found, strict=True)), found
+    assert all(re.search(cause, each) for cause, each in zip(causes, found, strict=True)), found
     run.mesh.close()
 
 
@@ -430,7 +432,10 @@ def own_failures_before_passes(world):
             torch.manual_seed(1)
             model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).double()
             run = a_run(copy.deepcopy(model), Layout.parse(text))
-            causes = ["as many targets as inputs", "expected data of shape"]
+            causes = [
+                "passed different batches|as many targets as inputs",
+                "expected data of shape",
+            ]
             run.step = partial(_altered_step, run.step, run, world.rank == bad, [])
             require_training(model, run, [*batches, *vectors(steps=1)], 2, causes)
 
@@ -455,7 +460,7 @@ def own_failures_of_losses(world):
     def loss(output, targets):
         if float(targets.flatten()[0]) < 0:
             raise OSError("no such loss")
-        return nn.functional.mse_loss(output, targets)
+        return ((output - targets) ** 2).sum(), targets.numel()
 
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).double()
