@@ -277,10 +277,24 @@ def test_error_without_a_device_names_a_solution():
             dist.all_reduce(on_device(1.0))
 
 
-@pytest.mark.parametrize("backend", ["cuda:unisono", "cpu:unisono,cuda:unisono"])
-def test_devices_other_than_the_cpu_are_refused(backend):
-    with pytest.raises(UnsupportedError, match="not on cuda: give 'cpu:unisono,cuda:"):
+@pytest.mark.parametrize(
+    ("backend", "text"),
+    [
+        ("cpu:unisono,xpu:unisono", "not on xpu: give 'cpu:unisono,xpu:"),
+        ("cpu:fake,cuda:unisono", "give 'cpu:unisono,cuda:unisono'"),
+    ],
+)
+def test_devices_that_are_not_served_are_refused(backend, text):
+    with pytest.raises(UnsupportedError, match=text):
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("backend", ["cuda:unisono", "cpu:unisono,cuda:unisono"])
+def test_groups_for_cuda_serve_cpu_tensors_without_a_gpu(backend):
+    with alone(backend):
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        assert x.tolist() == [1, 1, 1]
 
 
 def test_variables_that_are_read_exist():
