@@ -15,7 +15,8 @@ namespace unisono::bind {
 
 class Keeper;
 
-// Returns true if the message is small enough to move without releasing the GIL.
+// Returns true if the message is small enough to move without releasing the GIL. Returns false if
+// the message library may be a Python object, because progress then waits for the GIL.
 [[nodiscard]] bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept;
 
 // A send or a receive with its memory: the `Work` of an asynchronous call.
@@ -27,6 +28,12 @@ class BoundRequest {
           group_(std::move(group)),
           memory_(std::move(memory)),
           timeout_s_(timeout_s) {}
+    BoundRequest(const BoundRequest&) = delete;
+    BoundRequest& operator=(const BoundRequest&) = delete;
+    // Keeps the memory until the process ends if another process may still use it.
+    ~BoundRequest() {
+        if (request.needs_memory()) memory_.release();
+    }
 
     // Returns the request inside a Python object.
     [[nodiscard]] static BoundRequest& of(nanobind::handle object) noexcept;

@@ -124,7 +124,8 @@ void MessageTransport::start_transfer(const Ticket& ticket, Call&& call) {
         over = call(number);
     } catch (const Error& error) {
         retire(number);
-        if (error.fault() == Fault::peer_lost) receiver_.lost(ticket.peer, error.what());
+        if (error.fault() == Fault::peer_lost && !parting_)
+            receiver_.lost(ticket.peer, error.what());
         throw;
     }
     if (!over) return;
@@ -191,6 +192,8 @@ bool MessageTransport::poll() {
     return handle();
 }
 
+// Takes the heads before the ends of transfers: a head may tell that the content of a payload that
+// has ended is wrong.
 bool MessageTransport::handle() {
     uint32_t filled = 0;
     std::vector<MessageLibrary::Ended> ended;
@@ -199,19 +202,20 @@ bool MessageTransport::handle() {
         filled = std::exchange(filled_, 0);
         ended.swap(ended_);
     }
-    for (const MessageLibrary::Ended& one : ended) end(one);
     for (uint32_t i = 0; i < filled; ++i) {
-        take((*slots_)[next_slot_].data());
+        if (!parting_) take((*slots_)[next_slot_].data());
         next_slot_ = (next_slot_ + 1) % kSlots;
         const std::lock_guard lock(library_mutex_);
         if (!closed_) library_->reuse();
     }
+    for (const MessageLibrary::Ended& one : ended) end(one);
     return filled > 0 || !ended.empty();
 }
 
 void MessageTransport::end(const MessageLibrary::Ended& ended) {
     const Ticket ticket = tickets_[ended.ticket];
     retire(ended.ticket);
+    if (parting_ && (ticket.what == What::arrival || !ended.why.empty())) return;
     if (!ended.why.empty()) return receiver_.lost(ticket.peer, ended.why);
     settle(ticket);
     if (ticket.what == What::arrival) advance(ticket.peer);
@@ -226,6 +230,12 @@ void MessageTransport::take(const std::byte* slot) {
                                        " payloads: expected a rank of another host with at most " +
                                        std::to_string(kMostSpans));
     Peer& from = peers_[head.from];
+    if (from.gave_up) return;
+    const bool gives_up = head.frame.kind == FrameKind::left && head.frame.loads != 0;
+    if (gives_up && !from.incoming.empty()) {
+        from.gave_up = true;
+        return receiver_.lost(head.from, "it left while it sent messages");
+    }
     Incoming& in = from.incoming.emplace_back();
     in.number = from.came++;
     in.frame = head.frame;
@@ -253,7 +263,8 @@ void MessageTransport::take(const std::byte* slot) {
 // Delivers complete frames in the order in which they were sent.
 void MessageTransport::advance(uint32_t peer) {
     auto& incoming = peers_[peer].incoming;
-    while (!incoming.empty() && incoming.front().placed && incoming.front().missing == 0) {
+    while (!peers_[peer].gave_up && !incoming.empty() && incoming.front().placed &&
+           incoming.front().missing == 0) {
         const Frame frame = incoming.front().frame;
         incoming.pop_front();
         deliver(peer, frame);
@@ -325,11 +336,6 @@ void MessageTransport::wake() noexcept {
 
 bool MessageTransport::idle() const noexcept {
     return unsent_.load(std::memory_order_relaxed) == 0;
-}
-
-bool MessageTransport::reads_in_place() const noexcept {
-    return std::any_of(peers_.begin(), peers_.end(),
-                       [](const Peer& peer) { return !peer.leaving.empty(); });
 }
 
 bool MessageTransport::reached(uint32_t peer) const noexcept {

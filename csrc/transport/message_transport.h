@@ -36,10 +36,9 @@ class MessageTransport final : public Transport {
     [[nodiscard]] bool forget_messages() noexcept override;
     bool forget_messages(uint32_t peer) noexcept override { return peers_[peer].leaving.empty(); }
     [[nodiscard]] bool idle() const noexcept override;
-    [[nodiscard]] bool reads_in_place() const noexcept override;
     [[nodiscard]] bool needs_polling() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
-    void part() noexcept override;
+    [[nodiscard]] bool part() noexcept override;
     [[nodiscard]] bool parted() noexcept override;
     void close(const std::optional<Error>& failure) noexcept override;
 
@@ -80,6 +79,9 @@ class MessageTransport final : public Transport {
         std::deque<Incoming> incoming;
         uint64_t came = 0;  // number of frames received
         bool left = false;
+        // The peer has left with messages under way. Their content may be wrong, so nothing of the
+        // peer is delivered any more.
+        bool gave_up = false;
     };
     enum class What : uint8_t { head, payload, callers, arrival };
     struct Ticket {
@@ -106,6 +108,7 @@ class MessageTransport final : public Transport {
     void start_transfer(const Ticket& ticket, Call&& call);
     bool poll_library();
     bool handle();
+    [[nodiscard]] bool reads_in_place() const noexcept;
     bool close_library() noexcept;
 
     View& view_;
@@ -123,6 +126,7 @@ class MessageTransport final : public Transport {
     std::vector<uint64_t> free_tickets_;
     std::atomic<uint64_t> unsent_{0};
     std::atomic<uint64_t> coming_{0};  // number of payloads still to receive
+    bool parting_ = false;             // this rank has left, and ignores all input
 
     const int owner_pid_ = ::getpid();
 
