@@ -131,7 +131,7 @@ class Engine final : private Receiver, private Completion {
     void count(const Request& request) noexcept;
     void leave_transport() noexcept;
     void end_transport(const std::optional<Error>& failure) noexcept;
-    void forget_messages() noexcept;
+    void forget_messages(const Error& failure) noexcept;
     bool take_back(Request& request, const Error& error);
     void fail_all(const Error& error) noexcept;
     void end_all() noexcept;

@@ -19,8 +19,8 @@ const Error kUnfinished(Fault::aborted, "the communicator was closed with this m
 
 // Drops all messages from the transport. Keeps the memory of transfers that the transport cannot
 // stop.
-void Engine::forget_messages() noexcept {
-    if (transport_->forget_messages()) return;
+void Engine::forget_messages(const Error& failure) noexcept {
+    if (transport_->forget_messages(failure)) return;
     for (RemoteEndpoint* const remote : remotes_) {
         if (remote) remote->keep_memory();
     }
@@ -29,7 +29,7 @@ void Engine::forget_messages() noexcept {
 // Ends all requests. If a poll finds that this rank has closed the group, the transport must still
 // tell the peers that the rank leaves, so it is not closed without need.
 void Engine::fail_all(const Error& error) noexcept {
-    if (transport_ && !stopped_) members_.failed() ? forget_messages() : leave_transport();
+    if (transport_ && !stopped_) members_.failed() ? forget_messages(error) : leave_transport();
     const auto end = [&](Request* request) {
         request->failed(error);
         complete(*request);
@@ -113,7 +113,7 @@ void Engine::close_transport() noexcept {
 void Engine::end_transport(const std::optional<Error>& failure) noexcept {
     if (std::exchange(transport_closed_, true)) return;
     transport_->close(failure);
-    forget_messages();
+    forget_messages(failure.value_or(kUnfinished));
 }
 
 }  // namespace unisono::p2p

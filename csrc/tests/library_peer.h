@@ -63,14 +63,15 @@ class ScriptedLibrary final : public MessageLibrary {
 
     // Delivers a frame of `from`. Its payload of `separate` bytes follows as a separate message.
     void deliver(uint32_t from, Frame frame, uint64_t separate = 0) {
-        const struct {  // a copy of the transport's private types
-            Frame frame;
-            uint32_t from;
-            uint16_t spans, inside;
-            uint64_t place, bytes;
-        } head{frame, from, separate > 0, separate == 0, 0, separate};
-        std::memcpy(memory_ + next_++ % slots_ * slot_bytes_, &head, sizeof(head));
-        ++filled_;
+        fill({frame, from, separate > 0, separate == 0, {0, separate}});
+    }
+    // Delivers a frame that reports a failure of `from`.
+    void deliver_failure(uint32_t from, Fault fault, const std::string& text) {
+        Frame frame = frame_of(FrameKind::failed, 0, text.size());
+        frame.called.kind = static_cast<uint32_t>(fault);
+        const Head head{frame, from, 1, 1, {0, text.size()}};
+        std::byte* const slot = fill(head);
+        std::memcpy(slot + sizeof(head), text.data(), text.size());
     }
     [[nodiscard]] size_t sent_of(FrameKind kind, uint32_t peer = 1) const {
         return static_cast<size_t>(std::count_if(sent.begin(), sent.end(), [&](const auto& one) {
@@ -87,6 +88,20 @@ class ScriptedLibrary final : public MessageLibrary {
     bool holds_heads = false, releases = true, closed = false;
 
   private:
+    struct Head {  // a copy of the transport's private types
+        Frame frame;
+        uint32_t from;
+        uint16_t spans, inside;
+        uint64_t span[2];
+    };
+
+    std::byte* fill(const Head& head) {
+        std::byte* const slot = memory_ + next_++ % slots_ * slot_bytes_;
+        std::memcpy(slot, &head, sizeof(head));
+        ++filled_;
+        return slot;
+    }
+
     std::byte* memory_ = nullptr;
     uint64_t slot_bytes_ = 0;
     uint32_t slots_ = 0, next_ = 0, filled_ = 0;

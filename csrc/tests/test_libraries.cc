@@ -101,6 +101,33 @@ void check_given_up_after_report(Report& report) {
     fake.group().close();
 }
 
+// A failure while the peer sends a message. The message never counts as received.
+void check_failure_of_peer(Report& report) {
+    Data data(kBytes);
+    LibraryPeer fake;
+    p2p::Request& request = fake.receive_most(data, 1);
+    fake.library().deliver_failure(1, Fault::aborted, "enough of this");
+    fake.library().ended.push_back({fake.library().receives.back().ticket, ""});
+    expect(report, outcome_of([&] { fake.engine().wait(request, 20, -1, {}); }), Fault::aborted,
+           "enough of this", "a message of a rank that fails");
+    fake.group().close();
+}
+
+// A rank fails while it sends. The receiver learns of the failure before the content changes.
+void check_failure_while_sending(Report& report) {
+    Data data(kBytes);
+    LibraryPeer fake(3);
+    p2p::Request& request = fake.begin(data, 1, true);
+    size_t told = 0;
+    fake.library().on_close = [&] { told = fake.library().sent_of(FrameKind::failed); };
+    fake.group().abort("enough of this");
+    static_cast<void>(fake.engine().test(request));
+    report.check(request.done() && told == 1, "the receiver of an unfinished send is told");
+    report.check(fake.library().sent_of(FrameKind::failed, 2) == 0,
+                 "other ranks learn of the failure through the control channels");
+    fake.group().close();
+}
+
 // Frames, failed transfers and lost peers do not fail the group of a rank that has left.
 void check_input_after_leaving(Report& report) {
     Data data(10);
@@ -130,6 +157,8 @@ int main() {
     check_sends_under_way(report);
     for (const bool comes : {false, true}) check_given_up_by_peer(report, comes);
     check_given_up_after_report(report);
+    check_failure_of_peer(report);
+    check_failure_while_sending(report);
     check_input_after_leaving(report);
     return report.finish();
 }

@@ -236,8 +236,20 @@ void MessageTransport::take(const std::byte* slot) {
         from.gave_up = true;
         return receiver_.lost(head.from, "it left while it sent messages");
     }
-    Incoming& in = from.incoming.emplace_back();
+    Incoming in = read(head, slot);
+    if (head.frame.kind == FrameKind::failed && head.inside) {
+        // Does not wait for payloads that are under way, because their content may be wrong.
+        place(head.from, in);
+        return deliver(head.from, in.frame);
+    }
     in.number = from.came++;
+    place(head.from, from.incoming.emplace_back(std::move(in)));
+    advance(head.from);
+}
+
+// Reads the places of a frame's payloads.
+MessageTransport::Incoming MessageTransport::read(const Head& head, const std::byte* slot) {
+    Incoming in;
     in.frame = head.frame;
     in.spans.resize(head.spans);
     if (head.spans > 0)
@@ -256,8 +268,7 @@ void MessageTransport::take(const std::byte* slot) {
                                           " bytes with " + std::to_string(head.spans) +
                                           " payloads of " + std::to_string(payload) + " bytes");
     if (head.inside) in.inside = slot + before;
-    place(head.from, in);
-    advance(head.from);
+    return in;
 }
 
 // Delivers complete frames in the order in which they were sent.

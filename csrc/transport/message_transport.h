@@ -33,7 +33,7 @@ class MessageTransport final : public Transport {
     // Polls in a loop with naps, because the library does not wake a thread for a message.
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
-    [[nodiscard]] bool forget_messages() noexcept override;
+    [[nodiscard]] bool forget_messages(const Error& failure) noexcept override;
     bool forget_messages(uint32_t peer) noexcept override { return peers_[peer].leaving.empty(); }
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool needs_polling() const noexcept override { return true; }
@@ -96,6 +96,7 @@ class MessageTransport final : public Transport {
     void pack(uint32_t peer, const Frame& frame, std::span<const Load> loads, What what,
               uint64_t number);
     void take(const std::byte* slot);
+    Incoming read(const Head& head, const std::byte* slot);
     void advance(uint32_t peer);
     void place(uint32_t peer, Incoming& in);
     void deliver(uint32_t peer, const Frame& frame);
@@ -109,6 +110,8 @@ class MessageTransport final : public Transport {
     bool poll_library();
     bool handle();
     [[nodiscard]] bool reads_in_place() const noexcept;
+    template <class Needs>
+    void send_last(const Frame& frame, std::span<const Load> loads, Needs&& needs_it) noexcept;
     bool close_library() noexcept;
 
     View& view_;
@@ -131,8 +134,8 @@ class MessageTransport final : public Transport {
     const int owner_pid_ = ::getpid();
 
     OwnedMutex library_mutex_;  // guards the library and its results, which are the next members:
-    bool closed_ = false;
-    bool clean_ = false;  // no memory of this transport is in use any more
+    std::atomic<bool> closed_{false};  // changed only under the lock
+    bool clean_ = false;               // no memory of this transport is in use any more
     std::vector<MessageLibrary::Ended> ended_;
     uint32_t filled_ = 0;
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -17,9 +18,29 @@ constexpr double kLinger_s = 0.1;  // time for the last frames of a library that
 }  // namespace
 
 // Drops all messages by closing the library, because there is no other way to cancel the transfers
-// that have begun.
-bool MessageTransport::forget_messages() noexcept {
+// that have begun. The library may still send the content of callers' memory.
+bool MessageTransport::forget_messages(const Error& failure) noexcept {
+    parting_ = true;
+    const std::string_view text = failure.what();
+    const Load load{0, reinterpret_cast<const std::byte*>(text.data()),
+                    std::min(text.size(), kFaultText)};
+    Frame frame{};
+    frame.kind = FrameKind::failed;
+    frame.called.kind = static_cast<uint32_t>(failure.fault());
+    send_last(frame, {&load, 1}, [](const Peer& peer) { return !peer.leaving.empty(); });
     return close_library();
+}
+
+// Sends a last frame to the peers that `needs_it`.
+template <class Needs>
+void MessageTransport::send_last(const Frame& frame, std::span<const Load> loads,
+                                 Needs&& needs_it) noexcept {
+    for (const uint32_t peer : view_.away()) {
+        try {
+            if (needs_it(peers_[peer])) send(peer, frame, loads);
+        } catch (const std::exception&) {  // the peer cannot be reached
+        }
+    }
 }
 
 // Closes the library without sending a failure. The peers learn of a failure through the control
@@ -27,7 +48,7 @@ bool MessageTransport::forget_messages() noexcept {
 // to be sent.
 void MessageTransport::close(const std::optional<Error>&) noexcept {
     Deadline brief(kLinger_s);
-    while (parting_ && !parted() && !brief.passed())
+    while (parting_ && !closed_.load(std::memory_order_relaxed) && !parted() && !brief.passed())
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     close_library();
 }
@@ -40,15 +61,11 @@ bool MessageTransport::reads_in_place() const noexcept {
 
 bool MessageTransport::part() noexcept {
     parting_ = true;
-    for (const uint32_t peer : view_.away()) {
-        try {
-            Frame frame{};
-            frame.kind = FrameKind::left;
-            frame.loads = peers_[peer].leaving.empty() ? 0 : 1;
-            send(peer, frame, {});
-        } catch (const std::exception&) {  // the peer cannot be reached
-        }
-    }
+    Frame frame{};
+    frame.kind = FrameKind::left;
+    send_last(frame, {}, [](const Peer& peer) { return peer.leaving.empty(); });
+    frame.loads = 1;
+    send_last(frame, {}, [](const Peer& peer) { return !peer.leaving.empty(); });
     return !reads_in_place() && coming_.load(std::memory_order_relaxed) == 0;
 }
 
@@ -69,7 +86,7 @@ bool MessageTransport::parted() noexcept {
 bool MessageTransport::close_library() noexcept {
     if (library_mutex_.held_here()) return false;  // a signal handler has interrupted the library
     const std::lock_guard lock(library_mutex_);
-    if (std::exchange(closed_, true)) return clean_;
+    if (closed_.exchange(true)) return clean_;
     clean_ = library_->close();
     if (clean_) return true;
     view_.keep();

@@ -34,7 +34,7 @@ class TcpTransport final : public Transport {
     bool poll() override;
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
-    [[nodiscard]] bool forget_messages() noexcept override;
+    [[nodiscard]] bool forget_messages(const Error& failure) noexcept override;
     bool forget_messages(uint32_t peer) noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;

@@ -145,7 +145,7 @@ bool TcpTransport::arrived(Stream& stream) noexcept {
     return stream.drained() && stream.acknowledged();
 }
 
-bool TcpTransport::forget_messages() noexcept {
+bool TcpTransport::forget_messages(const Error&) noexcept {
     for (uint32_t peer = 0; peer < peers_.size(); ++peer) forget_messages(peer);
     return true;
 }

@@ -103,10 +103,11 @@ class Transport {
     // or a thread calls `wake`. Several threads may sleep at once; `wake` wakes all of them.
     virtual Woken sleep(double seconds, const std::function<bool()>& awake) = 0;
     virtual void wake() noexcept = 0;
-    // After a failure, drops all messages that were not yet handed over to the network, and stops
-    // receives into callers' memory. Returns true if the callers may reuse the memory. Otherwise
-    // the memory may be in use until the process ends.
-    [[nodiscard]] virtual bool forget_messages() noexcept = 0;
+    // After `failure`, drops all messages that were not yet handed over to the network, and stops
+    // receives into callers' memory. Tells the failure to the receivers of messages that cannot be
+    // dropped, because the content of these messages may change. Returns true if the callers may
+    // reuse the memory. Otherwise the memory may be in use until the process ends.
+    [[nodiscard]] virtual bool forget_messages(const Error& failure) noexcept = 0;
     // Drops the messages to a peer that has left.
     virtual bool forget_messages(uint32_t peer) noexcept = 0;
     // Returns true if nothing is left to send. Any thread may call this.
