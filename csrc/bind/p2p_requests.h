@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/arrays.h"
 #include "execution/group.h"
 
 namespace unisono::bind {
@@ -32,7 +33,9 @@ class BoundRequest {
     BoundRequest& operator=(const BoundRequest&) = delete;
     // Keeps the memory until the process ends if another process may still use it.
     ~BoundRequest() {
-        if (request.needs_memory()) memory_.release();
+        if (!request.needs_memory()) return;
+        memory_.release();
+        storage_.release();
     }
 
     // Returns the request inside a Python object.
@@ -41,6 +44,9 @@ class BoundRequest {
     p2p::Request request;
     // Starts the request again; null unless the request is persistent.
     nanobind::object starter;
+
+    // Keeps the storage of the memory of a pending request; see `Arrays::storage_of`.
+    void keep_storage(Arrays& arrays) { storage_ = arrays.storage_of(memory_); }
 
     // Waits for the request. Returns the memory of a receive, or None for a send. Throws the
     // request's error, or TimeoutError if the request is still pending after `timeout_s` seconds.
@@ -80,7 +86,7 @@ class BoundRequest {
     [[nodiscard]] p2p::Engine& engine() const noexcept { return group_->p2p(); }
 
     std::shared_ptr<Group> group_;
-    nanobind::object memory_;
+    nanobind::object memory_, storage_;
     double timeout_s_;
     Keeper* keeper_ = nullptr;  // the keeper, while it keeps this request
     size_t place_ = 0;

@@ -199,7 +199,11 @@ class Messages {
             request.release();  // does nothing if another thread has released the request
             throw;
         }
-        if (request.request.done()) request.release();
+        if (request.request.done()) {
+            request.release();
+        } else {
+            request.keep_storage(arrays_);
+        }
     }
 
     // Runs a blocking send or receive. The caller owns the memory, so this function does not return
