@@ -117,12 +117,16 @@ void check_failure_of_peer(Report& report) {
 void check_failure_while_sending(Report& report) {
     Data data(kBytes);
     LibraryPeer fake(3);
+    fake.library().releases = false;
     p2p::Request& request = fake.begin(data, 1, true);
     size_t told = 0;
     fake.library().on_close = [&] { told = fake.library().sent_of(FrameKind::failed); };
     fake.group().abort("enough of this");
     static_cast<void>(fake.engine().test(request));
     report.check(request.done() && told == 1, "the receiver of an unfinished send is told");
+    p2p::Request never(message(data, 1, 2), false);
+    static_cast<void>(fake.engine().test(never));
+    report.check(fake.library().sent_of(FrameKind::failed) == 1, "the receiver is told once");
     report.check(fake.library().sent_of(FrameKind::failed, 2) == 0,
                  "other ranks learn of the failure through the control channels");
     fake.group().close();

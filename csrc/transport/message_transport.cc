@@ -41,6 +41,9 @@ MessageTransport::~MessageTransport() {
 
 void MessageTransport::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
     if (peers_[peer].left) return;  // a rank that has left needs no more frames
+    // After the end of the library, its buffers may no longer belong to this object.
+    if (closed_.load(std::memory_order_relaxed))
+        throw Error(Fault::aborted, "this communicator is closed");
     if (!is_p2p(frame.kind)) return post(peer, frame, loads);
     if (!is_callers(frame.kind)) return pack(peer, frame, loads, What::payload, 0);
     Peer& to = peers_[peer];

@@ -20,6 +20,7 @@ constexpr double kLinger_s = 0.1;  // time for the last frames of a library that
 // Drops all messages by closing the library, because there is no other way to cancel the transfers
 // that have begun. The library may still send the content of callers' memory.
 bool MessageTransport::forget_messages(const Error& failure) noexcept {
+    if (closed_.load(std::memory_order_relaxed)) return close_library();
     parting_ = true;
     const std::string_view text = failure.what();
     const Load load{0, reinterpret_cast<const std::byte*>(text.data()),
