@@ -202,9 +202,7 @@ def test_a_rank_lost_at_the_end_is_reported_to_the_others(rendezvous: str) -> No
 
     outcomes = at_once(exchange(rendezvous, 0, 4), others)
     all_are(outcomes[:1], RendezvousError, "rank 2 (127.0.0.1 port")
-    assert received == [
-        tcp_store_frames.ADMITTED + tcp_store_frames.ALL + tcp_store_frames.REFUSED
-    ]
+    assert received == [tcp_store_frames.ADMITTED + tcp_store_frames.ALL + tcp_store_frames.REFUSED]
 
 
 def read_kinds(connection: socket.socket, count: int, expected: bytes | None = None) -> bytes:
