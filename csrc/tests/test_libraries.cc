@@ -80,7 +80,8 @@ void check_given_up_by_peer(Report& report, bool comes) {
     fake.library().deliver(1, left);
     if (comes) fake.library().ended.push_back({fake.library().receives.back().ticket, ""});
     expect(report, outcome_of([&] { fake.engine().wait(request, 20, -1, {}); }), Fault::peer_lost,
-           "rank 1", "a message that its sender gave up");
+           "rank 1 left the group while rank 0 was receiving from it",
+           "a message that its sender gave up");
     fake.group().close();
 }
 
@@ -98,6 +99,21 @@ void check_given_up_after_report(Report& report) {
     expect(report, outcome_of([&] { fake.engine().wait(request, 20, -1, {}); }), Fault::peer_lost,
            "rank 1 left the group while rank 0 was receiving from it",
            "a message that a rank gave up when it left");
+    fake.group().close();
+}
+
+// A message that no receive matches fails no other request.
+void check_unmatched_given_up(Report& report) {
+    Data data(10);
+    LibraryPeer fake;
+    fake.library().deliver(1, message_of(1, 1, kPiece), kPiece);
+    Frame left = frame_of(FrameKind::left);
+    left.loads = 1;
+    fake.library().deliver(1, left);
+    static_cast<void>(fake.engine().probe(1, 9));
+    report.check(!fake.group().members().failed(), "an unmatched message fails nothing");
+    expect(report, outcome_of([&] { fake.engine().wait(fake.begin(data, 2, false), 20, -1, {}); }),
+           Fault::peer_lost, "rank 1 left the group", "a later receive");
     fake.group().close();
 }
 
@@ -161,6 +177,7 @@ int main() {
     check_sends_under_way(report);
     for (const bool comes : {false, true}) check_given_up_by_peer(report, comes);
     check_given_up_after_report(report);
+    check_unmatched_given_up(report);
     check_failure_of_peer(report);
     check_failure_while_sending(report);
     check_input_after_leaving(report);

@@ -237,7 +237,7 @@ void MessageTransport::take(const std::byte* slot) {
     const bool gives_up = head.frame.kind == FrameKind::left && head.frame.loads != 0;
     if (gives_up && !from.incoming.empty()) {
         from.gave_up = true;
-        return receiver_.lost(head.from, "it left while it sent messages");
+        return deliver(head.from, head.frame);
     }
     Incoming in = read(head, slot);
     if (head.frame.kind == FrameKind::failed && head.inside) {
