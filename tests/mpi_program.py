@@ -278,6 +278,22 @@ def leave(comm: Communicator) -> None:
         expect(unisono.PeerLostError, lambda: comm.recv(np.empty(10), 0), "rank 0")
 
 
+def leave_while_sending(comm: Communicator) -> None:
+    """Lets rank 0 leave while it sends a large message. The receiver gets an error before its
+    timeout, and no content that rank 0 wrote afterwards.
+    """
+    x = np.full(1 << 22, comm.rank, np.uint8)
+    if comm.rank == 0:
+        work = comm.send(x, 2, async_op=True)
+        comm.close()
+        expect(unisono.AbortedError, work.wait, "closed")
+        x[:] = 99
+        time.sleep(1)
+    elif comm.rank == 2:
+        time.sleep(0.3)
+        expect(unisono.PeerLostError, lambda: comm.recv(x, 0), "rank 0")
+
+
 def killed(comm: Communicator) -> None:
     comm.barrier()
     if comm.rank == 1:
@@ -298,7 +314,17 @@ def expect(kind: type[Exception], call: Callable[[], object], part: str) -> None
 
 SCENARIOS: dict[str, Body] = {
     body.__name__: body
-    for body in (everything, garbage, mismatch, abort, torn, late, leave, killed)
+    for body in (
+        everything,
+        garbage,
+        mismatch,
+        abort,
+        torn,
+        late,
+        leave,
+        leave_while_sending,
+        killed,
+    )
 }
 
 if __name__ == "__main__":

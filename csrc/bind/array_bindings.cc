@@ -37,7 +37,8 @@ void register_memory(nb::module_& m) {
                 const auto found = self.dtype_of(array);
                 return found ? std::optional(static_cast<uint32_t>(*found)) : std::nullopt;
             },
-            "array"_a.none());
+            "array"_a.none())
+        .def("storage_of", &Arrays::storage_of, "array"_a.none());
     nb::class_<Pack>(m, "Pack")
         .def(nb::init<>())
         .def("add", &Pack::add, "address"_a, "bytes"_a, "keep"_a)

@@ -154,7 +154,8 @@ Arrays::Arrays()
       numel_(interned("numel")),
       is_contiguous_(interned("is_contiguous")),
       is_neg_(interned("is_neg")),
-      is_conj_(interned("is_conj")) {}
+      is_conj_(interned("is_conj")),
+      storage_(interned("untyped_storage")) {}
 
 Arrays::Kind Arrays::kind_of(nb::handle object) {
     if (Py_TYPE(object.ptr()) == ndarray_) return Kind::numpy;
@@ -187,6 +188,14 @@ bool Arrays::is_plain(nb::handle object, nb::handle dtype,
 bool Arrays::is_read_only(nb::handle object) const noexcept {
     return PyType_IsSubtype(Py_TYPE(object.ptr()), ndarray_) &&
            !(PyArray_FLAGS(fields_of(object)) & NPY_ARRAY_WRITEABLE);
+}
+
+nb::object Arrays::storage_of(nb::handle array) {
+    if (kind_of(array) != Kind::tensor) return nb::none();
+    nb::object found = call(array, storage_);
+    if (found.is_valid()) return found;
+    give_up();
+    return nb::none();
 }
 
 std::optional<DType> Arrays::dtype_of(nb::handle array) {

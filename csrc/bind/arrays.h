@@ -41,6 +41,9 @@ class Arrays {
                                 const std::vector<int64_t>& shape) const noexcept;
     // Returns true if the object is a NumPy array whose elements must not be written.
     [[nodiscard]] bool is_read_only(nanobind::handle object) const noexcept;
+    // Returns the storage of a tensor, or None for other objects. While it is kept, the memory of
+    // the tensor stays, even if the program gives the tensor other memory by `set_`.
+    [[nodiscard]] nanobind::object storage_of(nanobind::handle array);
     // Returns the element type of an array, in any byte order. Throws as `locate` does.
     [[nodiscard]] std::optional<DType> dtype_of(nanobind::handle array);
 
@@ -76,7 +79,7 @@ class Arrays {
     Class masked_array_, tensor_;
     // No value until torch was asked for its interface.
     std::optional<const dlpack::ExchangeApi*> exchange_;
-    nanobind::str dtype_, is_cpu_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_;
+    nanobind::str dtype_, is_cpu_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_, storage_;
     std::unordered_map<PyObject*, Known> known_;  // Keys: type objects of NumPy or torch.
     PyObject* last_type_ = nullptr;               // Type of the last array; also a key of `known_`.
     Element last_element_{};

@@ -154,6 +154,8 @@ class FastPath {
         const bool done = job->done();
         if (!done) keep_in(held_, work);
         work.attr("job") = std::move(job);
+        if (!done)
+            work.attr("storages") = nb::make_tuple(arrays_.storage_of(in), arrays_.storage_of(out));
         if (!done) prune_();
         return work;
     }

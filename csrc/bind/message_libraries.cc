@@ -113,14 +113,15 @@ class PythonMessageLibrary final : public MessageLibrary {
     nb::object library_, reuse_, send_head_, send_, receive_, poll_;
 };
 
-}  // namespace
-
+// Holds a Python object for threads that may not have the GIL.
 std::shared_ptr<void> hold(const nb::object& object) {
     return {nb::object(object).release().ptr(), [](void* held) {
                 const WithGil gil;
                 Py_DECREF(static_cast<PyObject*>(held));
             }};
 }
+
+}  // namespace
 
 MakeTransport transports_of(const nb::object& make_library) {
     if (make_library.is_none()) return {};

@@ -2,14 +2,9 @@
 
 #include <nanobind/nanobind.h>
 
-#include <memory>
-
 #include "execution/group.h"
 
 namespace unisono::bind {
-
-// Holds a Python object for threads that may not have the GIL.
-[[nodiscard]] std::shared_ptr<void> hold(const nanobind::object& object);
 
 // Returns a function that makes transports over the objects that `make_library(kind)` returns.
 // These objects implement the protocol `MessageLibrary` of `_native.pyi`. If `make_library` is

@@ -32,10 +32,8 @@ double limit_of(const nb::object& timeout_s) {
 
 }  // namespace
 
-// Returns true for a small message. Returns false if the message library may be a Python object,
-// because progress then waits for the GIL.
 bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept {
-    return message.bytes <= kMostWithGil && !group.outlives_calls();
+    return message.bytes <= kMostWithGil && !group.uses_library();
 }
 
 BoundRequest& BoundRequest::of(nb::handle object) noexcept {

@@ -9,13 +9,15 @@
 #include <utility>
 #include <vector>
 
+#include "bind/arrays.h"
 #include "execution/group.h"
 
 namespace unisono::bind {
 
 class Keeper;
 
-// Returns true if the message is small enough to move without releasing the GIL.
+// Returns true if the message is small enough to move without releasing the GIL. Returns false if
+// the message library may be a Python object, because progress then waits for the GIL.
 [[nodiscard]] bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept;
 
 // A send or a receive with its memory: the `Work` of an asynchronous call.
@@ -27,6 +29,14 @@ class BoundRequest {
           group_(std::move(group)),
           memory_(std::move(memory)),
           timeout_s_(timeout_s) {}
+    BoundRequest(const BoundRequest&) = delete;
+    BoundRequest& operator=(const BoundRequest&) = delete;
+    // Keeps the memory until the process ends if another process may still use it.
+    ~BoundRequest() {
+        if (!request.needs_memory()) return;
+        memory_.release();
+        storage_.release();
+    }
 
     // Returns the request inside a Python object.
     [[nodiscard]] static BoundRequest& of(nanobind::handle object) noexcept;
@@ -34,6 +44,9 @@ class BoundRequest {
     p2p::Request request;
     // Starts the request again; null unless the request is persistent.
     nanobind::object starter;
+
+    // Keeps the storage of the memory of a pending request; see `Arrays::storage_of`.
+    void keep_storage(Arrays& arrays) { storage_ = arrays.storage_of(memory_); }
 
     // Waits for the request. Returns the memory of a receive, or None for a send. Throws the
     // request's error, or TimeoutError if the request is still pending after `timeout_s` seconds.
@@ -73,7 +86,7 @@ class BoundRequest {
     [[nodiscard]] p2p::Engine& engine() const noexcept { return group_->p2p(); }
 
     std::shared_ptr<Group> group_;
-    nanobind::object memory_;
+    nanobind::object memory_, storage_;
     double timeout_s_;
     Keeper* keeper_ = nullptr;  // the keeper, while it keeps this request
     size_t place_ = 0;

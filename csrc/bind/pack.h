@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "bind/buffer.h"
+#include "bind/arrays.h"
 
 namespace unisono::bind {
 
@@ -25,6 +25,10 @@ class Pack {
     void add(Address address, uint64_t bytes, nanobind::object keep) {
         memory_.emplace_back(address, bytes);
         keep_.push_back(std::move(keep));
+    }
+    // Keeps the storages of the arrays, too; see `Arrays::storage_of`.
+    void keep_storages(Arrays& arrays) {
+        for (size_t i = 0; i < memory_.size(); ++i) keep_.push_back(arrays.storage_of(keep_[i]));
     }
     [[nodiscard]] const Memory& memory() const noexcept { return memory_; }
     [[nodiscard]] nanobind::tuple lengths() const {

@@ -12,7 +12,6 @@
 #include "bind/arrays.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
-#include "bind/message_libraries.h"
 #include "bind/p2p_requests.h"
 #include "bind/register.h"
 
@@ -26,6 +25,23 @@ namespace {
 nb::object unchecked() {
     return nb::borrow(Py_NotImplemented);
 }
+
+// Keeps the memory of a finished request until the process ends if another process may still use
+// it.
+class KeptMemory {
+  public:
+    KeptMemory(const p2p::Request& request, nb::handle memory) noexcept
+        : request_(request), memory_(memory) {}
+    KeptMemory(const KeptMemory&) = delete;
+    KeptMemory& operator=(const KeptMemory&) = delete;
+    ~KeptMemory() {
+        if (request_.needs_memory()) memory_.inc_ref();
+    }
+
+  private:
+    const p2p::Request& request_;
+    const nb::handle memory_;
+};
 
 // The sends and receives of one communicator. Requires the GIL.
 class Messages {
@@ -86,7 +102,7 @@ class Messages {
                                             std::to_string(num_dtypes) + ", got " +
                                             std::to_string(dtype));
         const Located located{data, bytes, static_cast<DType>(dtype)};
-        p2p::Message message = message_of(located, peer, tag, memory);
+        p2p::Message message = message_of(located, peer, tag);
         nb::object made = make_request(std::move(message), sends, std::move(memory));
         if (!starter.is_none()) BoundRequest::of(made).starter = std::move(starter);
         return made;
@@ -113,8 +129,9 @@ class Messages {
         const auto source = arrays_.locate(x, false), target = arrays_.locate(out, true);
         if (!source || !target || overlap(*source, *target)) return unchecked();
         const auto t = static_cast<uint64_t>(*number);
-        p2p::Request incoming(message_of(*target, *from, t, nb::borrow(out)), false);
-        p2p::Request outgoing(message_of(*source, *to, t, nb::borrow(x)), true);
+        p2p::Request incoming(message_of(*target, *from, t), false);
+        p2p::Request outgoing(message_of(*source, *to, t), true);
+        const KeptMemory kept_out(incoming, out), kept_x(outgoing, x);
         {
             const WithoutGil release;
             run(incoming, outgoing);
@@ -145,11 +162,8 @@ class Messages {
         return rank < static_cast<int64_t>(reached_.size()) && reached_[static_cast<size_t>(rank)];
     }
 
-    [[nodiscard]] p2p::Message message_of(const Located& at_, int64_t peer, uint64_t tag,
-                                          const nb::object& memory) const {
-        auto held = group_->outlives_calls() ? hold(memory) : nullptr;
-        return {at(at_.address), at_.bytes, at_.dtype, static_cast<int32_t>(peer), tag,
-                std::move(held)};
+    [[nodiscard]] static p2p::Message message_of(const Located& at_, int64_t peer, uint64_t tag) {
+        return {at(at_.address), at_.bytes, at_.dtype, static_cast<int32_t>(peer), tag};
     }
 
     nb::object transfer(nb::handle x, int64_t peer, uint64_t tag, bool sends, nb::handle later) {
@@ -160,8 +174,8 @@ class Messages {
         }
         const auto located = arrays_.locate(x, !sends);
         if (!located) return unchecked();
-        p2p::Message message = message_of(*located, peer, tag, nb::borrow(x));
-        if (!async_op) return run(std::move(message), sends);
+        p2p::Message message = message_of(*located, peer, tag);
+        if (!async_op) return run(std::move(message), sends, x);
         nb::object made = make_request(std::move(message), sends, nb::borrow(x));
         start(made, BoundRequest::of(made), true);
         return made;
@@ -185,13 +199,18 @@ class Messages {
             request.release();  // does nothing if another thread has released the request
             throw;
         }
-        if (request.request.done()) request.release();
+        if (request.request.done()) {
+            request.release();
+        } else {
+            request.keep_storage(arrays_);
+        }
     }
 
     // Runs a blocking send or receive. The caller owns the memory, so this function does not return
     // before the request is done.
-    nb::object run(p2p::Message message, bool sends) {
+    nb::object run(p2p::Message message, bool sends, nb::handle memory) {
         p2p::Request request(std::move(message), sends);
+        const KeptMemory kept(request, memory);
         p2p::Engine& engine = group_->p2p();
         const bool begun =
             may_keep_gil(*group_, request.message()) && engine.try_begin(request, false);
@@ -201,7 +220,7 @@ class Messages {
             try {
                 engine.wait(request, timeout_s, -1, python_signals());
             } catch (...) {
-                end(request);
+                engine.end(request);
                 throw;
             }
         }
@@ -217,23 +236,14 @@ class Messages {
             engine.wait(outgoing, timeout_s, -1, python_signals());
             engine.wait(incoming, timeout_s, -1, python_signals());
         } catch (...) {
-            end(incoming);
-            end(outgoing);
+            engine.end(incoming);
+            engine.end(outgoing);
             throw;
         }
     }
 
     static bool overlap(const Located& a, const Located& b) noexcept {
         return a.address < b.address + b.bytes && b.address < a.address + a.bytes;
-    }
-
-    // Ends a request after a failure, so that its memory can be reused. This never waits long,
-    // because after a failure one poll ends all requests.
-    void end(p2p::Request& request) const noexcept {
-        try {
-            group_->p2p().wait(request, 0, -1, {});
-        } catch (const std::exception&) {  // this error is already being raised
-        }
     }
 
     std::shared_ptr<Group> group_;

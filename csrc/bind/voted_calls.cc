@@ -94,6 +94,7 @@ class VotedAllReduce {
         }
         if (!work->done()) {
             keep_in(held_, made);
+            work->keep_storages(arrays_);
             prune_();
         }
         return made;

@@ -53,6 +53,8 @@ class VotedWork {
     // Begins a call whose last element is the vote: the agreement if `agrees`, else the objection.
     void submit_carrying(const std::shared_ptr<const CarriedVote>& vote, bool agrees,
                          const Prepared& call, double timeout_s, double inline_s);
+    // Keeps the storages of the arrays while the call is pending.
+    void keep_storages(Arrays& arrays) { memory_.pack.keep_storages(arrays); }
     // Waits for the end, and copies the result to the arrays. Throws Python's TimeoutError, and the
     // error of the call. `self` is the Python object of this handle.
     void wait(nanobind::handle self, std::optional<double> timeout_s);

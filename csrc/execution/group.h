@@ -49,9 +49,8 @@ class Group {
     [[nodiscard]] Membership& members() noexcept { return members_; }
     [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
     [[nodiscard]] p2p::Engine& p2p() noexcept { return p2p_; }
-    // Returns true if a transport may still access a message's memory after the call has returned;
-    // see `p2p::Message::keep`.
-    [[nodiscard]] bool outlives_calls() const noexcept { return make_ != nullptr; }
+    // Returns true if the transports of the group use a message library.
+    [[nodiscard]] bool uses_library() const noexcept { return make_ != nullptr; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
     [[nodiscard]] bool can_read_peers() const noexcept { return executor_.can_read_peers(); }
     // Returns this rank's counters, which remain after the end of the group.
@@ -116,8 +115,9 @@ class Group {
         // transport is not closed here. The connections and the memory are then released by the
         // destructor of this object.
         Transport* const transport = dispatcher_.quiet() ? transport_.get() : nullptr;
-        if (transport && !members_.failed())
-            transport->part();  // before any wait, so that both transports start to close
+        // Parts before any wait, so that both transports start to close. The transport of the
+        // collectives uses the group's own memory only, so it need not close at once.
+        if (transport && !members_.failed()) static_cast<void>(transport->part());
         StopCondition over(timeout_s, interrupted);
         const auto parted = [&] {  // drives both transports, so that neither waits for the other
             const bool calls = !transport || transport->parted();

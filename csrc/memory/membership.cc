@@ -2,12 +2,14 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -41,6 +43,27 @@ uint64_t process_identity() {
     return (started ^ reinterpret_cast<uintptr_t>(&anchor) ^
             (static_cast<uint64_t>(::getpid()) << 40)) |
            1;
+}
+
+// Asks the kernel, whose answer does not depend on /proc.
+bool is_gone(pid_t pid) noexcept {
+    return ::kill(pid, 0) != 0 && errno == ESRCH;
+}
+
+// Returns false if a thread of a process is certainly stopped or gone. A thread that runs may be in
+// the middle of a system call. `tasks` is the folder of the process's threads.
+bool may_run_task(int tasks, const char* name) noexcept {
+    std::array<char, 512> stat;
+    std::snprintf(stat.data(), stat.size(), "%s/stat", name);
+    const int opened = ::openat(tasks, stat.data(), O_RDONLY | O_CLOEXEC);
+    if (opened < 0) return errno != ENOENT && errno != ESRCH;
+    const Descriptor file(opened);
+    const ssize_t got = ::read(opened, stat.data(), stat.size() - 1);
+    if (got <= 0) return got < 0 && errno != ESRCH;
+    stat[static_cast<size_t>(got)] = 0;
+    const char* const name_end = std::strrchr(stat.data(), ')');
+    // T, t: stopped. Z, X, x: ended.
+    return !name_end || !name_end[1] || !std::strchr("TtZXx", name_end[2]);
 }
 
 }  // namespace
@@ -173,29 +196,23 @@ bool Membership::alive(uint32_t peer) const noexcept {
     return lock.l_type != F_UNLCK || !joined() || closed_.load();
 }
 
-bool Membership::runs(uint32_t peer) const noexcept {
+bool Membership::may_run(uint32_t peer) const noexcept {
     if (view_.control(peer).process.load(std::memory_order_acquire) ==
         view_.own().process.load(std::memory_order_relaxed))
         return true;
+    const pid_t pid = view_.control(peer).pid.load(std::memory_order_relaxed);
     std::array<char, 64> path;
-    std::snprintf(path.data(), path.size(), "/proc/%d/task",
-                  view_.control(peer).pid.load(std::memory_order_relaxed));
+    std::snprintf(path.data(), path.size(), "/proc/%d/task", pid);
     const std::unique_ptr<DIR, int (*)(DIR*)> tasks(::opendir(path.data()), ::closedir);
-    if (!tasks) return false;
-    while (const dirent* task = ::readdir(tasks.get())) {
-        std::array<char, 512> stat;
-        if (task->d_name[0] == '.') continue;
-        std::snprintf(stat.data(), stat.size(), "%s/%s/stat", path.data(), task->d_name);
-        const Descriptor file(::open(stat.data(), O_RDONLY | O_CLOEXEC));
-        const ssize_t got = file.get() < 0 ? -1 : ::read(file.get(), stat.data(), stat.size() - 1);
-        if (got <= 0) continue;
-        stat[static_cast<size_t>(got)] = 0;
-        const char* const name_end = std::strrchr(stat.data(), ')');
-        // A process runs if any of its threads is in a state other than stopped (T, t) or ended (Z,
-        // X, x). Such a thread may be in the middle of a system call.
-        if (name_end && name_end[1] && !std::strchr("TtZXx", name_end[2])) return true;
+    // This may fail for a process that runs: no descriptor or memory is free, or /proc shows other
+    // processes only.
+    if (!tasks) return !is_gone(pid);
+    for (;;) {
+        errno = 0;
+        const dirent* const task = ::readdir(tasks.get());
+        if (!task) return errno != 0 && !is_gone(pid);
+        if (task->d_name[0] != '.' && may_run_task(::dirfd(tasks.get()), task->d_name)) return true;
     }
-    return false;
 }
 
 bool Membership::present(uint32_t peer) const {
@@ -245,7 +262,12 @@ void Membership::record(Fault fault, std::string_view text) noexcept {
     if (fault == Fault::interrupted) fault = Fault::aborted;  // only this rank was interrupted
     FaultRecord& failure = segment().group().failure;
     uint32_t none = 0;
-    if (failure.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+    const bool first = failure.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel);
+    // After this, the caller may reuse the memory of its failed calls. A peer that reads the new
+    // content must find the failure. The exchange alone does not order its store before later
+    // stores.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (first) {
         size_t length = std::min(text.size(), kFaultText - 1);
         const auto splits_character = [&] {
             return length < text.size() && (text[length] & 0xc0) == 0x80;

@@ -71,9 +71,9 @@ class Membership {
     // Checks that the peers whose check is due are alive. If any rank calls this every 50 ms, all
     // peers are checked in time. The number of ranks that call this does not matter.
     void require_due_peers_alive();
-    // Returns true if the peer's process runs; false if it is stopped or gone. For use after a
-    // failure.
-    [[nodiscard]] bool runs(uint32_t peer) const noexcept;
+    // Returns false if the peer's process is certainly stopped or gone. Returns true if it runs, or
+    // if this process cannot find out. For use after a failure.
+    [[nodiscard]] bool may_run(uint32_t peer) const noexcept;
     // Asks the ranks of other hosts, if any, for their last calls. Every waiting rank must do so.
     // Only a rank that asks learns within UNISONO_PEER_TIMEOUT_S of a lost host or link.
     void ask_other_hosts() noexcept {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 #include <string>
 
 namespace unisono {
@@ -14,13 +15,24 @@ namespace {
 // after a failed copy, the check of the lock is repeated for a while.
 constexpr int kChecks = 500;
 constexpr useconds_t kBetweenChecks_us = 1000;
+// Time for which a rank that was found counts as found. A pid gets a new process only after the
+// kernel has given all other pids, which takes longer.
+constexpr int64_t kTrusted_ms = 20;
+
+// Reads the clock of the kernel's timer ticks, because it costs a few nanoseconds only.
+int64_t coarse_now_ms() noexcept {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
+}
 
 }  // namespace
 
 CrossMemory::CrossMemory(View& view, Membership& members)
     : view_(view),
       members_(members),
-      token_{view.own().process.load(std::memory_order_relaxed), view.rank()} {
+      token_{view.own().process.load(std::memory_order_relaxed), view.rank()},
+      checked_ms_(view.ranks()) {
     view.own().token.store(reinterpret_cast<uintptr_t>(&token_), std::memory_order_release);
 }
 
@@ -39,6 +51,17 @@ bool CrossMemory::reach(uint32_t rank) const noexcept {
            found.rank == rank && found.process == peer.process.load(std::memory_order_relaxed);
 }
 
+// Returns true if the rank's pid still names the rank's process. A rank that has died may not be
+// noticed for a long time, and another process may then have its pid.
+bool CrossMemory::is_still(uint32_t rank) noexcept {
+    const int64_t now_ms = coarse_now_ms();
+    std::atomic<int64_t>& checked_ms = checked_ms_[rank];
+    if (now_ms - checked_ms.load(std::memory_order_relaxed) < kTrusted_ms) return true;
+    if (!reach(rank)) return false;
+    checked_ms.store(now_ms, std::memory_order_relaxed);
+    return true;
+}
+
 int64_t CrossMemory::fetch(uint32_t rank, void* dst, const void* theirs,
                            uint64_t bytes) const noexcept {
     const iovec to{dst, bytes}, from{const_cast<void*>(theirs), bytes};
@@ -47,6 +70,7 @@ int64_t CrossMemory::fetch(uint32_t rank, void* dst, const void* theirs,
 }
 
 void CrossMemory::read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes) {
+    if (bytes > 0 && !is_still(rank)) explain(rank, ESRCH, "read");
     while (bytes > 0) {
         const int64_t got = fetch(rank, dst, theirs, bytes);
         if (got <= 0) explain(rank, got < 0 ? errno : EFAULT, "read");
@@ -63,8 +87,9 @@ bool CrossMemory::may_write() noexcept {
 }
 
 int CrossMemory::write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
-                       uint64_t bytes) const noexcept {
+                       uint64_t bytes) noexcept {
     static_assert(sizeof(iovec) == 2 * sizeof(std::atomic<uint64_t>));
+    if (!is_still(rank)) return ESRCH;
     const iovec from{const_cast<std::byte*>(data), bytes};
     const ssize_t wrote =
         ::process_vm_writev(view_.control(rank).pid.load(std::memory_order_relaxed), &from, 1,

@@ -4,6 +4,7 @@
 // an error, but a plain load would fault.
 #pragma once
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -43,7 +44,7 @@ class CrossMemory {
     // a length. The kernel reads them at the time of the call, so `rank` may change them until
     // then. Returns 0, or the error number of an incomplete copy.
     [[nodiscard]] int write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
-                            uint64_t bytes) const noexcept;
+                            uint64_t bytes) noexcept;
     // Throws the Error of an incomplete write.
     [[noreturn]] void fail_write(uint32_t rank, int error) { explain(rank, error, "write"); }
 
@@ -55,11 +56,13 @@ class CrossMemory {
     };
     [[nodiscard]] int64_t fetch(uint32_t rank, void* dst, const void* theirs,
                                 uint64_t bytes) const noexcept;
+    [[nodiscard]] bool is_still(uint32_t rank) noexcept;
     [[noreturn]] void explain(uint32_t rank, int error, const char* verb);
 
     View& view_;
     Membership& members_;
     Token token_;
+    std::vector<std::atomic<int64_t>> checked_ms_;  // by rank: time of the last check by `is_still`
 };
 
 }  // namespace unisono

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "memory/waiter.h"
 #include "p2p/matcher.h"
 #include "p2p/message_request.h"
 
@@ -64,9 +65,10 @@ class Endpoint {
     virtual bool progress() = 0;
     // Returns true if a message has arrived that `next` has not returned yet.
     [[nodiscard]] virtual bool has_arrivals() const noexcept = 0;
-    // Ends all requests after a failure. Afterwards no rank uses their memory. Memory for which
-    // this cannot be ensured is kept until the process ends.
-    virtual void fail(const Error& error) noexcept = 0;
+    // Ends all requests after a failure. Afterwards no rank uses their memory. Waits until
+    // `writes_end` for a peer that writes to it. A request for whose memory this cannot be ensured
+    // needs the memory until the process ends.
+    virtual void fail(const Error& error, Deadline& writes_end) noexcept = 0;
 };
 
 }  // namespace unisono::p2p

@@ -64,6 +64,8 @@ class Engine final : private Receiver, private Completion {
     // after `limit_s`.
     std::optional<size_t> wait_any(Requests requests, double timeout_s, double limit_s,
                                    const Interrupted& interrupted);
+    // Ends a request whose caller gives up. Fails the group if the request is still pending.
+    void end(Request& request) noexcept;
     // Fails the group because a caller has waited `timeout_s` for a request.
     void expire(Request& request, double timeout_s);
     // Makes progress, unless another thread does so. Returns true if the request is done. With
@@ -127,8 +129,9 @@ class Engine final : private Receiver, private Completion {
     bool ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed = {});
     void complete(Request& request) noexcept override;
     void count(const Request& request) noexcept;
+    void leave_transport() noexcept;
     void end_transport(const std::optional<Error>& failure) noexcept;
-    void forget_messages() noexcept;
+    void forget_messages(const Error& failure) noexcept;
     bool take_back(Request& request, const Error& error);
     void fail_all(const Error& error) noexcept;
     void end_all() noexcept;
@@ -181,8 +184,7 @@ class Engine final : private Receiver, private Completion {
     bool stopping_ = false;
     bool parked_ = false;  // the progress thread has nothing to do
     std::atomic<bool> stopped_{false};
-    bool unfinished_ = false;  // a message to another host was given up
-    bool transport_closed_ = false;
+    bool transport_left_ = false, transport_closed_ = false;
     std::thread thread_;
 };
 

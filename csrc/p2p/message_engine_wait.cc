@@ -320,59 +320,6 @@ void Engine::wake_progress_thread() {
     if (parked_) changed_->notify_all();
 }
 
-void Engine::stop() noexcept {
-    if (members_.in_child()) {  // only the parent has the thread, and perhaps the lock
-        if (thread_.joinable()) thread_.detach();
-        static_cast<void>(changed_.release());
-        return;
-    }
-    // A signal handler stops the engine. The destructor does the remaining work.
-    if (mutex_.held_here()) {
-        stopping_ = true;
-        return;
-    }
-    {
-        const std::lock_guard lock(mutex_);
-        stopping_ = true;
-        changed_->notify_all();
-    }
-    ring_always(view_.own().p2p);
-    if (transport_) transport_->wake();
-    if (thread_.joinable()) thread_.join();
-    const std::lock_guard lock(mutex_);
-    const Error unfinished(Fault::aborted,
-                           "the communicator was closed with this message under way");
-    if (transport_ && !stopped_) {
-        // A pending transfer must not read the callers' memory any more.
-        const bool in_order = !transport_->reads_in_place() && !unfinished_ && !members_.failed();
-        if (in_order) {
-            transport_->part();
-        } else {
-            end_transport(members_.failed() ? members_.failure() : std::optional(unfinished));
-        }
-    }
-    stopped_ = true;
-    fail_all(unfinished);
-}
-
-bool Engine::parted() noexcept {
-    if (!transport_ || members_.in_child() || mutex_.held_here()) return true;
-    const std::lock_guard lock(mutex_);
-    return !stopped_ || transport_closed_ || transport_->parted();
-}
-
-void Engine::close_transport() noexcept {
-    if (!transport_ || members_.in_child() || mutex_.held_here()) return;
-    const std::lock_guard lock(mutex_);
-    if (stopped_) end_transport(std::nullopt);
-}
-
-void Engine::end_transport(const std::optional<Error>& failure) noexcept {
-    if (std::exchange(transport_closed_, true)) return;
-    transport_->close(failure);
-    forget_messages();
-}
-
 std::string Engine::late(Requests requests, double timeout_s) const {
     const Request& first = *requests.front();
     const Message& m = first.message();

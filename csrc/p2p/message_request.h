@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -26,12 +25,10 @@ struct Message {
     DType dtype;
     int32_t peer;  // Destination or source, or kAnySource.
     uint64_t tag;  // The tag, or kAnyTag.
-    // Keeps the memory alive if a transport may use it after the call has ended.
-    std::shared_ptr<void> keep = nullptr;
 };
 
 // A send or a receive. The caller that begins a request keeps the request and its memory until the
-// request is done.
+// request is done, and the memory of a request that `needs_memory` until the process ends.
 class Request {
   public:
     Request(Message message, bool sends) noexcept
@@ -44,6 +41,9 @@ class Request {
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
     // Only for a request that is done:
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
+    // Returns true if the request has failed, but another process or a transport may still use its
+    // memory.
+    [[nodiscard]] bool needs_memory() const noexcept { return needs_memory_; }
     // The source and the tag of the matched message, or the requested source and tag before the
     // match. The source of a send is its destination.
     [[nodiscard]] int32_t source() const noexcept {
@@ -57,6 +57,7 @@ class Request {
         tag_.store(tag, std::memory_order_relaxed);
     }
     void failed(const Error& error) noexcept { error_ = error; }
+    void keep_memory() noexcept { needs_memory_ = true; }
     // Marks the request as done. This is the last access to the request, because its owner may
     // destroy it at once.
     void set_done() noexcept { done_.store(true, std::memory_order_release); }
@@ -78,6 +79,7 @@ class Request {
     std::atomic<int32_t> source_;
     std::atomic<uint64_t> tag_;
     std::optional<Error> error_;
+    bool needs_memory_ = false;
     std::atomic<bool> done_{false};
 };
 

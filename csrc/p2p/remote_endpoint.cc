@@ -1,6 +1,7 @@
 #include "p2p/remote_endpoint.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "kernels/kernels.h"
@@ -267,39 +268,21 @@ void RemoteEndpoint::deliver(const Frame& frame) {
     }
 }
 
-void RemoteEndpoint::fail(const Error& error) noexcept {
+// If the transport could not stop its transfers, it may still use the memory of all unfinished
+// messages, also the memory of messages that no receive matches.
+void RemoteEndpoint::fail(const Error& error, Deadline&) noexcept {
     const auto end = [&](Request* request) {
         if (!request) return;
+        if (keeps_memory_) request->keep_memory();
         request->failed(error);
         completion_.complete(*request);
     };
     for (; !leaving_.empty(); leaving_.pop_front()) end(leaving_.front().done);
     for (const auto& [id, send] : std::exchange(ungranted_, {})) end(send);
-    for (const auto& [id, in] : std::exchange(incoming_, {})) end(in.receive);
+    auto incoming = std::exchange(incoming_, {});
+    for (const auto& [id, in] : incoming) end(in.receive);
+    if (keeps_memory_) static_cast<void>(new (std::nothrow) auto(std::move(incoming)));
     arrivals_.clear();
-}
-
-// Keeps the memory of all unfinished messages until the process ends, because a transport that
-// could not stop its transfers may still use it.
-void RemoteEndpoint::keep_memory() noexcept {
-    struct Kept {
-        std::vector<std::shared_ptr<void>> messages;
-        std::unordered_map<uint64_t, Incoming> incoming;
-    };
-    try {
-        auto kept = std::make_unique<Kept>();
-        for (const Leaving& leaving : leaving_) {
-            if (leaving.done) kept->messages.push_back(leaving.done->message().keep);
-        }
-        for (const auto& [id, send] : ungranted_) kept->messages.push_back(send->message().keep);
-        for (auto& [id, in] : incoming_) {
-            if (in.receive) kept->messages.push_back(in.receive->message().keep);
-            Incoming copy{in.envelope, in.piece, std::move(in.data)};
-            kept->incoming.emplace(id, std::move(copy));
-        }
-        static_cast<void>(kept.release());
-    } catch (const std::exception&) {  // memory is exhausted: nothing can be kept
-    }
 }
 
 }  // namespace unisono::p2p

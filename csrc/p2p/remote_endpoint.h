@@ -35,14 +35,14 @@ class RemoteEndpoint final : public Endpoint {
 
     bool progress() override;
     [[nodiscard]] bool has_arrivals() const noexcept override { return !arrivals_.empty(); }
-    void fail(const Error& error) noexcept override;
+    void fail(const Error& error, Deadline& writes_end) noexcept override;
 
     // The transport calls these functions for frames of this peer; see `Receiver`.
     std::byte* place(const Frame& frame);
     void deliver(const Frame& frame);
-    // Keeps, until the process ends, the memory that the transport may still use. Call this before
-    // `fail`.
-    void keep_memory() noexcept;
+    // Tells that the transport may use the memory of unfinished messages until the process ends.
+    // Call this before `fail`.
+    void keep_memory() noexcept { keeps_memory_ = true; }
     // Returns true if nothing arrives any more: the peer has left, or its connection has ended.
     [[nodiscard]] bool has_ended() const noexcept { return ended_; }
     // Returns true if nothing arrives any more, also if no connection to the peer was made.
@@ -98,7 +98,7 @@ class RemoteEndpoint final : public Endpoint {
     uint64_t held_ = 0;
     uint64_t questions_ = 0;
     Answer answer_ = Answer::none;
-    bool ended_ = false;
+    bool ended_ = false, keeps_memory_ = false;
     std::byte nowhere_{};  // address to which a payload of 0 bytes is received
 };
 

@@ -58,7 +58,7 @@ class SelfEndpoint final : public Endpoint {
         found->claimed = true;
         return true;
     }
-    void fail(const Error& error) noexcept override {
+    void fail(const Error& error, Deadline&) noexcept override {
         for (const Waiting& w : waiting_) {
             if (!w.send) continue;
             w.send->failed(error);

@@ -37,7 +37,7 @@ class ShmEndpoint final : public Endpoint {
 
     bool progress() override;
     [[nodiscard]] bool has_arrivals() const noexcept override;
-    void fail(const Error& error) noexcept override;
+    void fail(const Error& error, Deadline& writes_end) noexcept override;
 
   private:
     struct Active {
@@ -95,7 +95,7 @@ class ShmEndpoint final : public Endpoint {
     bool stage(Transfer& t, Request& send);
     bool unstage(Transfer& t, Request& receive);
     void step() noexcept;
-    void revoke(Transfer& t) noexcept;
+    [[nodiscard]] bool revoke(Transfer& t, Deadline& writes_end) noexcept;
     void take_back(Transfer& t) noexcept;
     [[nodiscard]] bool reaches() noexcept;
     void ring_peer() noexcept;

@@ -19,7 +19,6 @@ constexpr uint64_t kLeastChunk = 8 << 10, kMostChunk = 512 << 10;
 // Bytes of one transfer that are moved before the other transfers of the engine get their turn.
 constexpr uint64_t kMostAtOnce = 4 << 20;
 constexpr uint64_t kFront = 0xffffffff;  // Mask of the receiver's count in `Transfer::claims`.
-constexpr int kMostChecks = 100'000;     // Maximum number of checks if a write has ended.
 constexpr useconds_t kBetweenChecks_us = 100;
 
 // The division of a message into chunks, equal at both ends.
@@ -305,15 +304,18 @@ bool ShmEndpoint::unstage(Transfer& t, Request& receive) {
 // Ensures that no rank writes to the receiver's memory after this function returns. No more chunks
 // can be claimed. A claimed write that has not begun writes nothing. A write that has begun
 // completes, because the kernel does not stop a process in the middle of a write. A sender has at
-// most one write at a time. This function does not wait for a peer that breaks this rule or never
-// ends its write.
-void ShmEndpoint::revoke(Transfer& t) noexcept {
+// most one write at a time. Returns false for a peer that breaks this rule or has not ended its
+// write in time: it may still write.
+bool ShmEndpoint::revoke(Transfer& t, Deadline& writes_end) noexcept {
     t.phase.store(static_cast<uint64_t>(Phase::revoked), std::memory_order_seq_cst);
     t.write_bytes.store(0, std::memory_order_seq_cst);
     const uint64_t claimed = t.claims.exchange(kFront, std::memory_order_acq_rel) >> 32;
-    for (int check = 0; check < kMostChecks && members_.runs(peer_); ++check) {
+    for (;;) {
         const uint64_t written = t.written.load(std::memory_order_acquire);
-        if (written >= claimed || claimed - written > 1) return;
+        if (written == claimed) return true;
+        if (written > claimed || claimed - written > 1) return false;
+        if (!members_.may_run(peer_)) return true;
+        if (writes_end.passed()) return false;
         ::usleep(kBetweenChecks_us);
     }
 }
@@ -328,9 +330,11 @@ void ShmEndpoint::take_back(Transfer& t) noexcept {
     }
 }
 
-void ShmEndpoint::fail(const Error& error) noexcept {
+void ShmEndpoint::fail(const Error& error, Deadline& writes_end) noexcept {
     for (const Active& active : incoming_) {
-        if (active.phase == Phase::reading) revoke(in_.shared->transfers[active.transfer]);
+        if (active.phase == Phase::reading &&
+            !revoke(in_.shared->transfers[active.transfer], writes_end))
+            active.request->keep_memory();
     }
     for (const Active& active : outgoing_) {
         if (active.request) take_back(out_.shared->transfers[active.transfer]);

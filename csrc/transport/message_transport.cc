@@ -41,6 +41,9 @@ MessageTransport::~MessageTransport() {
 
 void MessageTransport::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
     if (peers_[peer].left) return;  // a rank that has left needs no more frames
+    // After the end of the library, its buffers may no longer belong to this object.
+    if (closed_.load(std::memory_order_relaxed))
+        throw Error(Fault::aborted, "this communicator is closed");
     if (!is_p2p(frame.kind)) return post(peer, frame, loads);
     if (!is_callers(frame.kind)) return pack(peer, frame, loads, What::payload, 0);
     Peer& to = peers_[peer];
@@ -124,7 +127,8 @@ void MessageTransport::start_transfer(const Ticket& ticket, Call&& call) {
         over = call(number);
     } catch (const Error& error) {
         retire(number);
-        if (error.fault() == Fault::peer_lost) receiver_.lost(ticket.peer, error.what());
+        if (error.fault() == Fault::peer_lost && !parting_)
+            receiver_.lost(ticket.peer, error.what());
         throw;
     }
     if (!over) return;
@@ -191,6 +195,8 @@ bool MessageTransport::poll() {
     return handle();
 }
 
+// Takes the heads before the ends of transfers: a head may tell that the content of a payload that
+// has ended is wrong.
 bool MessageTransport::handle() {
     uint32_t filled = 0;
     std::vector<MessageLibrary::Ended> ended;
@@ -199,19 +205,20 @@ bool MessageTransport::handle() {
         filled = std::exchange(filled_, 0);
         ended.swap(ended_);
     }
-    for (const MessageLibrary::Ended& one : ended) end(one);
     for (uint32_t i = 0; i < filled; ++i) {
-        take((*slots_)[next_slot_].data());
+        if (!parting_) take((*slots_)[next_slot_].data());
         next_slot_ = (next_slot_ + 1) % kSlots;
         const std::lock_guard lock(library_mutex_);
         if (!closed_) library_->reuse();
     }
+    for (const MessageLibrary::Ended& one : ended) end(one);
     return filled > 0 || !ended.empty();
 }
 
 void MessageTransport::end(const MessageLibrary::Ended& ended) {
     const Ticket ticket = tickets_[ended.ticket];
     retire(ended.ticket);
+    if (parting_ && (ticket.what == What::arrival || !ended.why.empty())) return;
     if (!ended.why.empty()) return receiver_.lost(ticket.peer, ended.why);
     settle(ticket);
     if (ticket.what == What::arrival) advance(ticket.peer);
@@ -226,8 +233,26 @@ void MessageTransport::take(const std::byte* slot) {
                                        " payloads: expected a rank of another host with at most " +
                                        std::to_string(kMostSpans));
     Peer& from = peers_[head.from];
-    Incoming& in = from.incoming.emplace_back();
+    if (from.gave_up) return;
+    const bool gives_up = head.frame.kind == FrameKind::left && head.frame.loads != 0;
+    if (gives_up && !from.incoming.empty()) {
+        from.gave_up = true;
+        return deliver(head.from, head.frame);
+    }
+    Incoming in = read(head, slot);
+    if (head.frame.kind == FrameKind::failed && head.inside) {
+        // Does not wait for payloads that are under way, because their content may be wrong.
+        place(head.from, in);
+        return deliver(head.from, in.frame);
+    }
     in.number = from.came++;
+    place(head.from, from.incoming.emplace_back(std::move(in)));
+    advance(head.from);
+}
+
+// Reads the places of a frame's payloads.
+MessageTransport::Incoming MessageTransport::read(const Head& head, const std::byte* slot) {
+    Incoming in;
     in.frame = head.frame;
     in.spans.resize(head.spans);
     if (head.spans > 0)
@@ -246,14 +271,14 @@ void MessageTransport::take(const std::byte* slot) {
                                           " bytes with " + std::to_string(head.spans) +
                                           " payloads of " + std::to_string(payload) + " bytes");
     if (head.inside) in.inside = slot + before;
-    place(head.from, in);
-    advance(head.from);
+    return in;
 }
 
 // Delivers complete frames in the order in which they were sent.
 void MessageTransport::advance(uint32_t peer) {
     auto& incoming = peers_[peer].incoming;
-    while (!incoming.empty() && incoming.front().placed && incoming.front().missing == 0) {
+    while (!peers_[peer].gave_up && !incoming.empty() && incoming.front().placed &&
+           incoming.front().missing == 0) {
         const Frame frame = incoming.front().frame;
         incoming.pop_front();
         deliver(peer, frame);
@@ -325,11 +350,6 @@ void MessageTransport::wake() noexcept {
 
 bool MessageTransport::idle() const noexcept {
     return unsent_.load(std::memory_order_relaxed) == 0;
-}
-
-bool MessageTransport::reads_in_place() const noexcept {
-    return std::any_of(peers_.begin(), peers_.end(),
-                       [](const Peer& peer) { return !peer.leaving.empty(); });
 }
 
 bool MessageTransport::reached(uint32_t peer) const noexcept {

@@ -33,13 +33,12 @@ class MessageTransport final : public Transport {
     // Polls in a loop with naps, because the library does not wake a thread for a message.
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
-    [[nodiscard]] bool forget_messages() noexcept override;
+    [[nodiscard]] bool forget_messages(const Error& failure) noexcept override;
     bool forget_messages(uint32_t peer) noexcept override { return peers_[peer].leaving.empty(); }
     [[nodiscard]] bool idle() const noexcept override;
-    [[nodiscard]] bool reads_in_place() const noexcept override;
     [[nodiscard]] bool needs_polling() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
-    void part() noexcept override;
+    [[nodiscard]] bool part() noexcept override;
     [[nodiscard]] bool parted() noexcept override;
     void close(const std::optional<Error>& failure) noexcept override;
 
@@ -80,6 +79,9 @@ class MessageTransport final : public Transport {
         std::deque<Incoming> incoming;
         uint64_t came = 0;  // number of frames received
         bool left = false;
+        // The peer has left with messages under way. Their content may be wrong, so nothing of the
+        // peer is delivered any more.
+        bool gave_up = false;
     };
     enum class What : uint8_t { head, payload, callers, arrival };
     struct Ticket {
@@ -94,6 +96,7 @@ class MessageTransport final : public Transport {
     void pack(uint32_t peer, const Frame& frame, std::span<const Load> loads, What what,
               uint64_t number);
     void take(const std::byte* slot);
+    Incoming read(const Head& head, const std::byte* slot);
     void advance(uint32_t peer);
     void place(uint32_t peer, Incoming& in);
     void deliver(uint32_t peer, const Frame& frame);
@@ -106,6 +109,9 @@ class MessageTransport final : public Transport {
     void start_transfer(const Ticket& ticket, Call&& call);
     bool poll_library();
     bool handle();
+    [[nodiscard]] bool reads_in_place() const noexcept;
+    template <class Needs>
+    void send_last(const Frame& frame, std::span<const Load> loads, Needs&& needs_it) noexcept;
     bool close_library() noexcept;
 
     View& view_;
@@ -123,12 +129,13 @@ class MessageTransport final : public Transport {
     std::vector<uint64_t> free_tickets_;
     std::atomic<uint64_t> unsent_{0};
     std::atomic<uint64_t> coming_{0};  // number of payloads still to receive
+    bool parting_ = false;             // this rank has left, and ignores all input
 
     const int owner_pid_ = ::getpid();
 
     OwnedMutex library_mutex_;  // guards the library and its results, which are the next members:
-    bool closed_ = false;
-    bool clean_ = false;  // no memory of this transport is in use any more
+    std::atomic<bool> closed_{false};  // changed only under the lock
+    bool clean_ = false;               // no memory of this transport is in use any more
     std::vector<MessageLibrary::Ended> ended_;
     uint32_t filled_ = 0;
 

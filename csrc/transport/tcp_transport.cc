@@ -376,14 +376,6 @@ bool TcpTransport::idle() const noexcept {
     return unsent_bytes_.load(std::memory_order_relaxed) == 0;
 }
 
-bool TcpTransport::reads_in_place() const noexcept {
-    return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
-        return std::any_of(peer.early.begin(), peer.early.end(), has_callers_memory) ||
-               std::any_of(peer.streams.begin(), peer.streams.end(),
-                           [](const auto& stream) { return stream && stream->reads_in_place(); });
-    });
-}
-
 bool TcpTransport::reached(uint32_t peer) const noexcept {
     return peers_[peer].connected;
 }

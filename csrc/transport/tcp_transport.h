@@ -34,12 +34,11 @@ class TcpTransport final : public Transport {
     bool poll() override;
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
-    [[nodiscard]] bool forget_messages() noexcept override;
+    [[nodiscard]] bool forget_messages(const Error& failure) noexcept override;
     bool forget_messages(uint32_t peer) noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
-    [[nodiscard]] bool reads_in_place() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
-    void part() noexcept override;
+    [[nodiscard]] bool part() noexcept override;
     [[nodiscard]] bool parted() noexcept override;
     void close(const std::optional<Error>& failure) noexcept override;
 
@@ -78,6 +77,7 @@ class TcpTransport final : public Transport {
     void watch(uint32_t peer, size_t index);
     void check_silence();
     [[nodiscard]] bool is_time_to_check_silence(Silence::Clock::time_point now) noexcept;
+    [[nodiscard]] bool reads_in_place() const noexcept;
     void say_left();
     void say_failed(const Error& failure);
     void stop_attaching() noexcept;

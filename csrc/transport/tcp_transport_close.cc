@@ -33,12 +33,24 @@ void TcpTransport::close(const std::optional<Error>& failure) noexcept {
     unsent_bytes_.store(0, std::memory_order_relaxed);
 }
 
-void TcpTransport::part() noexcept {
+// Returns true if callers' memory is still to be sent.
+bool TcpTransport::reads_in_place() const noexcept {
+    return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+        return std::any_of(peer.early.begin(), peer.early.end(), has_callers_memory) ||
+               std::any_of(peer.streams.begin(), peer.streams.end(),
+                           [](const auto& stream) { return stream && stream->reads_in_place(); });
+    });
+}
+
+// Received data go to callers' memory only during `poll`, which nobody calls after this.
+bool TcpTransport::part() noexcept {
+    if (reads_in_place()) return false;
     try {
         stop_attaching();
         say_left();
     } catch (const std::exception&) {  // no memory for the last frames
     }
+    return true;
 }
 
 // Admits waiting connections, so that their peers receive the last frames too.
@@ -133,7 +145,7 @@ bool TcpTransport::arrived(Stream& stream) noexcept {
     return stream.drained() && stream.acknowledged();
 }
 
-bool TcpTransport::forget_messages() noexcept {
+bool TcpTransport::forget_messages(const Error&) noexcept {
     for (uint32_t peer = 0; peer < peers_.size(); ++peer) forget_messages(peer);
     return true;
 }

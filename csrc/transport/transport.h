@@ -51,7 +51,9 @@ struct Frame {
     FrameKind kind;
     uint8_t size_class;  // load, post: the sender's size class of staging buffers
     uint8_t pad[2];
-    uint32_t loads;     // Post: number of its `load` frames; message: 1 if it answers a question.
+    // Post: number of its `load` frames. Message: 1 if it answers a question. Left: 1 if the sender
+    // gives up messages to the receiver, so the content of messages that come later may be wrong.
+    uint32_t loads;
     uint64_t number;    // Load, post: number of the post, from 1; others: see FrameKind.
     uint64_t place;     // Load, post: offset in the staging buffers; message, question: tag.
     uint64_t bytes;     // Bytes of the payload.
@@ -101,23 +103,23 @@ class Transport {
     // or a thread calls `wake`. Several threads may sleep at once; `wake` wakes all of them.
     virtual Woken sleep(double seconds, const std::function<bool()>& awake) = 0;
     virtual void wake() noexcept = 0;
-    // After a failure, drops all messages that were not yet handed over to the network. Returns
-    // true if the callers may reuse the memory. Otherwise the memory may be in use until the
-    // process ends.
-    [[nodiscard]] virtual bool forget_messages() noexcept = 0;
+    // After `failure`, drops all messages that were not yet handed over to the network, and stops
+    // receives into callers' memory. Tells the failure to the receivers of messages that cannot be
+    // dropped, because the content of these messages may change. Returns true if the callers may
+    // reuse the memory. Otherwise the memory may be in use until the process ends.
+    [[nodiscard]] virtual bool forget_messages(const Error& failure) noexcept = 0;
     // Drops the messages to a peer that has left.
     virtual bool forget_messages(uint32_t peer) noexcept = 0;
     // Returns true if nothing is left to send. Any thread may call this.
     [[nodiscard]] virtual bool idle() const noexcept = 0;
-    // Returns true if callers' memory is still to be sent.
-    [[nodiscard]] virtual bool reads_in_place() const noexcept = 0;
     // Returns true if pending transfers need this rank to poll during other waits. A message
     // library may report a transfer as sent, but send the data only at the next poll.
     [[nodiscard]] virtual bool needs_polling() const noexcept { return !idle(); }
     // Returns true if there is, or was, a connection to the peer.
     [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
-    // Announces that this rank leaves without a failure. Does not wait.
-    virtual void part() noexcept = 0;
+    // Announces that this rank leaves without a failure, and ignores later input. Does not wait.
+    // Returns false if messages still use the callers' memory. `close` must then follow at once.
+    [[nodiscard]] virtual bool part() noexcept = 0;
     // Sends the remaining data after `part`. Returns true once every peer has received all data or
     // needs no more.
     [[nodiscard]] virtual bool parted() noexcept = 0;

@@ -55,6 +55,8 @@ def test_every_operation_runs_over_mpi(launcher: str, hosts: str) -> None:
         ("mpich", "abort"),
         ("openmpi", "late"),
         ("mpich", "leave"),
+        ("openmpi", "leave_while_sending"),
+        ("mpich", "leave_while_sending"),
         ("mpich", "garbage"),
     ],
 )

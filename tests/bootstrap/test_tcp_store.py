@@ -161,6 +161,62 @@ def test_a_rank_just_after_a_disagreement_is_told(rendezvous: str) -> None:
     all_are(outcomes, RendezvousError, "rank 2 expects 4 ranks, rank 0 expects 3")
 
 
+@pytest.mark.usefixtures("long_refusal")
+def test_a_late_rank_is_told_after_another_refused_rank_has_gone(rendezvous: str) -> None:
+    refused = threading.Event()
+
+    def early() -> object:
+        try:
+            return exchange(rendezvous, 1, 4)()
+        finally:
+            refused.set()
+
+    def wrong() -> object:
+        time.sleep(0.2)  # until then, rank 1 is admitted
+        return exchange(rendezvous, 2, 5)()
+
+    def late() -> object:
+        assert refused.wait(PATIENCE_S)
+        time.sleep(0.2)  # until then, rank 0 notices that rank 1 has disconnected
+        return exchange(rendezvous, 3, 4, 3)()
+
+    outcomes = at_once(exchange(rendezvous, 0, 4), early, wrong, late)
+    all_are(outcomes, RendezvousError, "rank 2 expects 5 ranks, rank 0 expects 4")
+
+
+def test_a_rank_lost_at_the_end_is_reported_to_the_others(rendezvous: str) -> None:
+    """Loses rank 2 after rank 1 has received all texts and before rank 3 has answered."""
+    received: list[bytes] = []
+
+    def others() -> None:
+        with caller(rendezvous) as last:
+            with caller(rendezvous) as first, caller(rendezvous) as lost:
+                for rank, connection in enumerate((first, lost, last), 1):
+                    connection.sendall(hello(rendezvous, rank=rank, size=4, text_bytes=0))
+                kinds = tcp_store_frames.ADMITTED + tcp_store_frames.ALL
+                read_kinds(first, len(kinds), kinds)
+                first.sendall(tcp_store_frames.ADMITTED)
+                first.close()
+                time.sleep(0.2)  # until then, rank 0 notices that rank 1 has disconnected
+            received.append(read_kinds(last, 3))
+
+    outcomes = at_once(exchange(rendezvous, 0, 4), others)
+    all_are(outcomes[:1], RendezvousError, "rank 2 (127.0.0.1 port")
+    assert received == [tcp_store_frames.ADMITTED + tcp_store_frames.ALL + tcp_store_frames.REFUSED]
+
+
+def read_kinds(connection: socket.socket, count: int, expected: bytes | None = None) -> bytes:
+    """Returns the kinds of the next `count` messages of rank 0; fewer if the connection ends."""
+    kinds = b""
+    with connection.makefile("rb") as stream:
+        while len(kinds) < count and (head := stream.read(tcp_store_frames.FRAME.size)):
+            kind, length = tcp_store_frames.FRAME.unpack(head)
+            stream.read(length)
+            kinds += kind
+    assert expected in (None, kinds)
+    return kinds
+
+
 def test_two_claims_to_one_rank_are_refused(rendezvous: str) -> None:
     outcomes = at_once(
         exchange(rendezvous, 0, 3), exchange(rendezvous, 1, 3), exchange(rendezvous, 1, 3)

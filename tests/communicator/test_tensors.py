@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -308,5 +311,41 @@ def test_one_rank_may_use_tensors_and_another_arrays(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = torch.ones(5) if comm.rank else torch.ones(5).numpy()
         assert comm.all_reduce(x).tolist() == [2] * 5
+
+    threads(2).run(check)
+
+
+def test_a_tensor_with_other_memory_does_not_free_the_memory_of_its_call(threads: World) -> None:
+    """Gives a tensor other memory by `set_` while its call is pending. The first all_reduce is
+    checked by Python, the second takes the fast path.
+    """
+    begun = threading.Semaphore(0)
+    begin: dict[str, Callable[[Communicator, Any], Any]] = {
+        "all_reduce": lambda comm, x: comm.all_reduce(x, async_op=True),
+        "all_reduce again": lambda comm, x: comm.all_reduce(x, async_op=True),
+        "recv": lambda comm, x: comm.recv(x, 1, async_op=True),
+    }
+
+    def check(comm: Communicator) -> None:
+        for what, call in begin.items():
+            if comm.rank == 1:
+                assert begun.acquire(timeout=60)
+                x = np.ones(50_000)
+                comm.send(x, 0) if what == "recv" else comm.all_reduce(x)
+                continue
+            array = np.ones(50_000)
+            memory = weakref.ref(array)
+            tensor = torch.from_numpy(array)
+            work = call(comm, tensor)
+            tensor.set_(torch.empty(0, dtype=torch.float64))
+            del array
+            gc.collect()
+            is_kept = memory() is not None
+            begun.release()
+            work.wait()
+            assert is_kept, what
+            del work, tensor
+            gc.collect()
+            assert memory() is None, what
 
     threads(2).run(check)

@@ -243,6 +243,31 @@ def send_without_end(group: LibraryThreadGroup) -> list[weakref.ref[np.ndarray]]
     return [weakref.ref(x), weakref.ref(y)]
 
 
+@pytest.mark.parametrize("releases", [True, False])
+def test_a_receive_under_way_keeps_its_array_when_its_rank_leaves(*, releases: bool) -> None:
+    gc.collect()
+    group = LibraryThreadGroup(((0,), (1,)))
+    group.fabric.releases = releases
+    group.fabric.stalled = True
+    one, other = map(End, group.groups)
+    x, y = np.zeros(100_000, np.uint8), np.zeros(100_000, np.uint8)
+    sent = one.begin(x, 1, 7, sends=True)
+    awaited = other.begin(y, 0, 7, sends=False)
+    while not group.fabric.receives[0, 1, 1]:
+        assert not awaited._wait_native(0.01)
+    array = weakref.ref(y)
+    other.group.close()
+    with pytest.raises(AbortedError, match="closed"):
+        awaited.wait()
+    with pytest.raises(PeerLostError, match="rank 1 left the group"):
+        sent.wait()
+    del awaited, other, y
+    group.close()
+    del group, one, sent, x
+    gc.collect()
+    assert (array() is None) is releases
+
+
 def segments() -> int:
     """Returns the number of group segments that are mapped in this process."""
     return Path("/proc/self/maps").read_text().count("memfd:unisono")

@@ -36,6 +36,8 @@ class Client:
     def __init__(self, connection: Connection, secret: bytes | None, security: Security) -> None:
         connection.setblocking(False)
         self.connection = connection
+        self.name = _name(connection)
+        """Address of the client; a connection that has ended does not tell it any more."""
         self.until = time.monotonic() + _HELLO_TIMEOUT_S
         self.hello: Hello | None = None
         self.text: bytes | None = None
@@ -203,7 +205,10 @@ class TcpStoreServer:
         arrive late. Without this message, late ranks would try to reach rank 0 until their
         timeout."""
         self._refusal = tcp_store_frames.frame(tcp_store_frames.REFUSED, why.encode())
-        self._send_all(self._refusal)
+        for client in self._clients.values():
+            if not client.is_answered:
+                with contextlib.suppress(OSError):  # this rank is lost
+                    self._refuse_client(client, self._refusal)
         self._deadline = min(self._deadline, time.monotonic() + _REFUSAL_S)
         while self._listeners and len(self._clients) + len(self._refused) < self._size - 1:
             self._require_time(why)
@@ -257,7 +262,7 @@ class TcpStoreServer:
                 self._reject(client, str(error))
             elif not client.is_answered:
                 raise RendezvousError(
-                    f"{self._address.text}: rank {client.rank} ({_name(client)}) was lost during "
+                    f"{self._address.text}: rank {client.rank} ({client.name}) was lost during "
                     f"the bootstrap: {error}"
                 ) from error
             else:  # the client has the texts and has disconnected
@@ -270,10 +275,12 @@ class TcpStoreServer:
             raise AuthenticationError("the client belongs to another job")
         del self._pending[client]
         problem = self._problem_with(hello)
+        if self._refusal is not None or problem is not None:
+            self._refused.append(client)
         if self._refusal is not None:
             self._refuse_client(client, self._refusal)
         elif problem is not None:
-            problem = f"{self._address.text}: {problem} ({_name(client)})"
+            problem = f"{self._address.text}: {problem} ({client.name})"
             self._refuse_client(
                 client, tcp_store_frames.frame(tcp_store_frames.REFUSED, problem.encode())
             )
@@ -291,8 +298,8 @@ class TcpStoreServer:
 
     def _refuse_client(self, client: Client, refusal: bytes) -> None:
         client.is_answered = True  # from now on the client may disconnect
-        self._refused.append(client)
         client.send(refusal)
+        self._selector.modify(client.connection, client.events, client)
 
     def _send_all(self, message: bytes) -> None:
         for rank, client in self._clients.items():
@@ -304,7 +311,7 @@ class TcpStoreServer:
                 raise RendezvousError(lost) from error
 
     def _reject(self, client: Client, why: str) -> None:
-        name = _name(client)
+        name = client.name
         address = name.rpartition(" port ")[0]
         self._drop(client)
         self._last_rejected = f" (the last rejected connection came from {name}: {why})"
@@ -323,9 +330,9 @@ class TcpStoreServer:
         client.connection.close()
 
 
-def _name(client: Client) -> str:
+def _name(connection: Connection) -> str:
     try:
-        address = client.connection.getpeername()
+        address = connection.getpeername()
     except OSError:
         return "unknown port -"
     return f"{address[0]} port {address[1]}"

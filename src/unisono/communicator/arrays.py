@@ -35,6 +35,8 @@ class Staged:
     located: Located
     array: Array
     copy: Array | None = None
+    storage: object = None
+    """The storage of a tensor, which keeps its memory even after `set_`."""
 
     @property
     def dtype(self) -> DType:
@@ -63,7 +65,7 @@ def stage(array: Array, *, writable: bool) -> Staged:
     """
     located = _ARRAYS.locate(array, writable)
     if located is not None:
-        return Staged(located, array)
+        return Staged(located, array, storage=_ARRAYS.storage_of(array))
     dtype_of(array)  # raises unless `array` is an array of a supported type
     if isinstance(array, np.ndarray):
         return _stage_numpy(array, writable=writable)

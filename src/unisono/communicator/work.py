@@ -204,6 +204,8 @@ class CollectiveWork(Work):
         self._op = op
         self._let_go = release
         self.keep = keep
+        self.storages: object = None
+        """Storages of tensors, for a call that C++ begins: `keep` has only the tensors."""
         self.job: native.Job | None = None
 
     def _call(self) -> str:

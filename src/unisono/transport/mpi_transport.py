@@ -110,7 +110,11 @@ class MpiLibrary:
         """Returns the number of newly filled slots, and the tickets of complete transfers if there
         are any.
 
-        Each ticket comes with the reason of its failure, which is empty after a success."""
+        Each ticket comes with the reason of its failure, which is empty after a success. Tests the
+        slots last: a head that was sent before the content of a payload changed is then found with
+        this payload.
+        """
+        ended = self._some_ended() if self._requests else []
         filled = 0
         try:
             while self._posted and self._ring[self._first].Test():
@@ -119,9 +123,6 @@ class MpiLibrary:
                 filled += 1
         except self._mpi.Exception as error:
             raise PeerLostError(f"MPI brings nothing from other hosts any more: {error}") from error
-        if not self._requests:
-            return filled
-        ended = self._some_ended()
         return (filled, ended) if ended else filled
 
     def close(self) -> bool:
