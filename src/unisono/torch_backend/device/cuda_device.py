@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from unisono.errors import UnsupportedError
+from unisono.torch_backend.device.cuda_driver import checked
 from unisono.torch_backend.device.cuda_stream import CudaStream
 from unisono.torch_backend.device.flag_page import FLAG_BYTES, FLAGS, FlagPage
 from unisono.torch_backend.device.fold_kernel import MOST_ARRAYS, FoldKernels
@@ -68,8 +69,8 @@ class CudaDevice(CudaStream):
         words[_POINTER], words[_PROCESS] = pointer, os.getpid()
         if pointer == 0 or tensor.numel() == 0:
             return words
-        base, _ = _checked(driver.cuMemGetAddressRange(pointer), "find an allocation")
-        (handle,) = _checked(driver.cuIpcGetMemHandle(base), "share memory")
+        base, _ = checked(driver.cuMemGetAddressRange(pointer), "find an allocation")
+        (handle,) = checked(driver.cuIpcGetMemHandle(base), "share memory")
         words[:_OFFSET] = np.frombuffer(ctypes.string_at(handle.getPtr(), _HANDLE_BYTES), np.int64)
         words[_OFFSET] = pointer - int(base)
         return words
@@ -171,8 +172,8 @@ class CudaDevice(CudaStream):
         host = self._flags.values.ctypes.data
         driver = self._driver
         options = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
-        _checked(driver.cuMemHostRegister(host, self._flags.nbytes, options), "map the flags")
-        (address,) = _checked(driver.cuMemHostGetDevicePointer(host, 0), "map the flags")
+        checked(driver.cuMemHostRegister(host, self._flags.nbytes, options), "map the flags")
+        (address,) = checked(driver.cuMemHostGetDevicePointer(host, 0), "map the flags")
         return int(address)
 
     def _write(self, flag: int, number: int) -> None:
@@ -184,13 +185,13 @@ class CudaDevice(CudaStream):
         self._writers[flag] = stream, number
         address = self._flag_address + FLAG_BYTES * (FLAGS * self._comm.rank + flag)
         write = self._driver.cuStreamWriteValue32
-        _checked(write(stream, address, number & _FLAG_MASK, 0), "write a flag")
+        checked(write(stream, address, number & _FLAG_MASK, 0), "write a flag")
 
     def _wait(self, rank: int, flag: int, number: int) -> None:
         stream = self._stream().cuda_stream
         address = self._flag_address + FLAG_BYTES * (FLAGS * rank + flag)
         wait = self._driver.cuStreamWaitValue32
-        _checked(wait(stream, address, number & _FLAG_MASK, 0), "wait for a flag")
+        checked(wait(stream, address, number & _FLAG_MASK, 0), "wait for a flag")
 
     def _open(self, handle: bytes) -> int:
         driver = self._driver
@@ -201,24 +202,16 @@ class CudaDevice(CudaStream):
         opened = driver.CUipcMemHandle()
         ctypes.memmove(opened.getPtr(), handle, _HANDLE_BYTES)
         flag = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-        (base,) = _checked(driver.cuIpcOpenMemHandle(opened, flag.value), "open a peer's memory")
+        (base,) = checked(driver.cuIpcOpenMemHandle(opened, flag.value), "open a peer's memory")
         return int(base)
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         stream = self._stream().cuda_stream
-        _checked(self._driver.cuMemcpyDtoDAsync(target, source, nbytes, stream), "copy")
+        checked(self._driver.cuMemcpyDtoDAsync(target, source, nbytes, stream), "copy")
 
     def _copy_to_all(self, targets: Sequence[int], source: int, nbytes: int) -> None:
         for target in targets:
             self._copy(target, source, nbytes)
-
-
-def _checked(result: tuple[Any, ...], what: str) -> tuple[Any, ...]:
-    """Returns the results of a driver call. Raises `UnsupportedError` for a failure."""
-    status, *found = result
-    if int(status) != 0:
-        raise UnsupportedError(f"cannot {what}: the CUDA driver reports {status.name}")
-    return tuple(found)
 
 
 hide_from_dynamo(CudaDevice)

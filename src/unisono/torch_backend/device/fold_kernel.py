@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from unisono.errors import UnsupportedError
+from unisono.torch_backend.device.cuda_driver import checked
 from unisono.torch_backend.private import hide_from_dynamo
 from unisono.types import DType, ReduceOp
 
@@ -21,6 +22,7 @@ MOST_ARRAYS: Final = 64
 
 _THREADS = 512
 _VECTOR_BYTES = 16
+_COMPILE = "compile a reduction"
 
 # storage type, accumulator, and the conversions between them
 _TYPES: Final[dict[DType, tuple[str, str, str, str]]] = {
@@ -223,11 +225,10 @@ class FoldKernels:
             arguments = [arrays, ctypes.c_uint64(count), ctypes.c_int(divisor)]
             pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(each) for each in arguments))
             blocks = min(-(-count // _THREADS), self._blocks)
-            _checked(
-                driver.cuLaunchKernel(
-                    kernel, blocks, 1, 1, _THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0
-                )
+            launch = driver.cuLaunchKernel(
+                kernel, blocks, 1, 1, _THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0
             )
+            checked(launch, "launch a reduction")
 
     def _kernel(self, dtype: DType, op: ReduceOp) -> tuple[Any, Any]:
         found = self._kernels.get((dtype, op))
@@ -235,10 +236,11 @@ class FoldKernels:
             from cuda.bindings import driver
 
             image = compiled(fold_source(dtype, op), self._architecture)
-            (module,) = _checked(driver.cuModuleLoadData(image))
+            (module,) = checked(driver.cuModuleLoadData(image), "load a reduction")
             names = (b"fold_vectors", b"fold_elements")
             (vectors,), (elements,) = (
-                _checked(driver.cuModuleGetFunction(module, name)) for name in names
+                checked(driver.cuModuleGetFunction(module, name), "load a reduction")
+                for name in names
             )
             found = self._kernels[dtype, op] = vectors, elements
         return found
@@ -249,26 +251,19 @@ def compiled(source: str, architecture: str) -> bytes:
     compiler's text."""
     from cuda.bindings import nvrtc
 
-    (program,) = _checked(nvrtc.nvrtcCreateProgram(source.encode(), b"fold.cu", 0, [], []))
+    created = nvrtc.nvrtcCreateProgram(source.encode(), b"fold.cu", 0, [], [])
+    (program,) = checked(created, _COMPILE)
     options = [architecture.encode(), b"--fmad=false"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        (size,) = _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        (size,) = checked(nvrtc.nvrtcGetProgramLogSize(program), _COMPILE)
         log = bytes(size)
         nvrtc.nvrtcGetProgramLog(program, log)
         raise UnsupportedError(f"the reduction kernel does not compile: {log.decode()}")
-    (size,) = _checked(nvrtc.nvrtcGetCUBINSize(program))
+    (size,) = checked(nvrtc.nvrtcGetCUBINSize(program), _COMPILE)
     image = bytes(size)
-    _checked(nvrtc.nvrtcGetCUBIN(program, image))
+    checked(nvrtc.nvrtcGetCUBIN(program, image), _COMPILE)
     return image
-
-
-def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the results of a driver call. Raises `UnsupportedError` with the error's name."""
-    status, *found = result
-    if int(status) != 0:
-        raise UnsupportedError(f"the CUDA driver reports {status.name}")
-    return tuple(found)
 
 
 hide_from_dynamo(FoldKernels)
