@@ -82,7 +82,8 @@ __device__ float from_half(u16 x)
 __device__ u16 to_half(float f)
 { u16 x; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(f)); return x; }
 
-// Small floats with E exponent and M mantissa bits; without infinities, the largest code is NaN.
+// Small floats with E exponent and M mantissa bits. INF: the format has infinities. If not, its
+// largest code is NaN.
 template <int E, int M, bool INF> __device__ float from_small(u32 x)
 {
   const int bias = (1 << (E - 1)) - 1;
@@ -113,7 +114,7 @@ template <int E, int M, bool INF> __device__ u32 to_small(float f)
     u32 rounded = magnitude + ((1u << (shift - 1)) - 1) + kept;
     found = (rounded >> shift) - ((127 - bias) << M);
   }
-  u32 most = INF ? infinity : nan;
+  u32 most = INF ? infinity : nan - 1;  // the largest number, without infinities
   if (magnitude == 0x7f800000 || found > most) found = most;
   return sign | found;
 }
@@ -131,13 +132,13 @@ template <class V> __device__ void run(const Arrays &arrays, u64 count, int divi
   const int per = sizeof(V) / sizeof(Stored);
   u64 stride = (u64)gridDim.x * blockDim.x;
   for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
-    Stored first[per];
+    alignas(V) Stored first[per];
     *(V *)first = ((const V *)arrays.source[0])[i];
     if (arrays.sources > 1) {
       Wide sum[per];
       for (int k = 0; k < per; ++k) sum[k] = load(first[k]);
       for (int s = 1; s < arrays.sources; ++s) {
-        Stored next[per];
+        alignas(V) Stored next[per];
         *(V *)next = ((const V *)arrays.source[s])[i];
         for (int k = 0; k < per; ++k) sum[k] = combine(sum[k], load(next[k]));
       }
