@@ -1,4 +1,4 @@
-"""The device's reduction kernels, compiled for the CPU and compared with the definition of a fold."""
+"""The reduction kernels of devices, compiled for the CPU and compared with the definition."""
 
 from __future__ import annotations
 
