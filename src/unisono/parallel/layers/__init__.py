@@ -11,9 +11,15 @@ from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
 from unisono.parallel.layers.linear_pair import LinearPair, pair_linears, undivided_linear
-from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
+from unisono.parallel.layers.mixture_of_experts import Experts, MixtureOfExperts
+from unisono.parallel.layers.per_position import (
+    has_forward_of,
+    is_elementwise,
+    is_per_position,
+)
 from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part, sum_to_parts
 from unisono.parallel.layers.transformer_model import (
+    DecoderLayer,
     LogitHead,
     TokenEmbedding,
     TransformerModel,
@@ -24,6 +30,8 @@ __all__ = [
     "IGNORED",
     "BatchPlace",
     "CrossEntropy",
+    "DecoderLayer",
+    "Experts",
     "FeatureNorm",
     "FeedForward",
     "LayoutDropout",
@@ -35,6 +43,9 @@ __all__ = [
     "TransformerModel",
     "draw_weights",
     "gather_copies",
+    "has_forward_of",
+    "is_elementwise",
+    "is_per_position",
     "keep_part",
     "move_rows",
     "pair_linears",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,14 +26,18 @@ class BatchPlace:
     """Number of the step, from 0."""
     first_sample: int = 0
     """Index of the first sample of this rank's forward pass, counted in the whole batch."""
+    samples: int | None = None
+    """Number of samples of the forward pass, before tensor parallelism divides them; None if it is
+    not known."""
 
 
 class LayoutDropout(nn.Module):
     """Sets each element of its input to zero with probability `drop`, and scales other elements.
 
-    Input and output have the shape (samples, sequence, width). The mask of an element depends on
-    the seed, the site, the step, and the element's sample, position and feature. So the ranks of
-    any layout draw the masks that a single process draws. Does nothing after `eval()`.
+    Input and output have the shape (samples, ..., width), for example (samples, sequence, width).
+    The mask of an element depends on the seed, the site, the step, and the element's place in its
+    sample. So the ranks of any layout draw the masks that a single process draws. Does nothing
+    after `eval()`.
 
     >>> dropout = LayoutDropout(0.5, seed=0, site="example")
     >>> x = torch.ones(4, 3, 2)
@@ -71,20 +76,26 @@ class LayoutDropout(nn.Module):
         self._mesh = mesh
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Raises `ValueError` for an array without the dimensions of samples and features, and for
+        one with other samples or positions than this rank's."""
         if self.drop == 0 or not self.training:
             return x
-        return x * (self._mask(x).to(x.dtype) / (1 - self.drop))
+        if x.dim() < 2:
+            raise ValueError(
+                f"LayoutDropout: expected (samples, ..., width), got {tuple(x.shape)}; call it on "
+                "activations that have the dimension of samples"
+            )
+        places = x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
+        return x * (self._mask(places).view_as(x).to(x.dtype) / (1 - self.drop))
 
     def _mask(self, x: torch.Tensor) -> torch.Tensor:
         samples, count, _ = x.shape
         first, (feature, width) = self.place.first_sample, self._features(x)
         length, runs = count, [(0, count)]
         if self._mesh is not None:
-            layout = self._mesh.layout
-            length = self._mesh.sequence * layout.cp
-            divided = layout.sequence_parallel
-            runs = _runs(own_positions(self._mesh, length=length, is_divided=divided))
+            length, runs = self._positions(self._mesh, count)
             first += self._samples_before(samples)
+        self._check_samples(samples)
         return torch.cat(
             [
                 self._random.keep_mask(
@@ -99,6 +110,36 @@ class LayoutDropout(nn.Module):
             ],
             dim=1,
         )
+
+    def _positions(self, mesh: TrainingMesh, count: int) -> tuple[int, list[tuple[int, int]]]:
+        """Returns the number of positions of a whole sample, and the runs that this rank has."""
+        layout = mesh.layout
+        is_divided = layout.sequence_parallel and layout.tp > 1
+        if layout.cp == 1 and not is_divided:
+            return count, [(0, count)]
+        length = mesh.sequence * layout.cp
+        runs = _runs(own_positions(mesh, length=length, is_divided=is_divided))
+        own = sum(size for _, size in runs)
+        if own != count:
+            axis = "cp" if layout.cp > 1 else "sequence_parallel"
+            raise ValueError(
+                f"LayoutDropout: {axis} divides the positions of the inputs, of which this rank has"
+                f" {own}; expected as many positions, got {count}; use it where the activations are"
+                f" (samples, positions, width) with the positions of the inputs, or no {axis}"
+            )
+        return length, runs
+
+    def _check_samples(self, samples: int) -> None:
+        """Raises `ValueError` for activations whose first dimension is not that of the samples."""
+        parts = 1
+        if self._mesh is not None and self._mesh.layout.tensor != "1d":
+            parts = self._mesh.layout.tensor_grid.depth * self._mesh.layout.tensor_grid.row
+        known = self.place.samples
+        if known is not None and samples * parts != known:
+            raise ValueError(
+                f"LayoutDropout: expected the {known // parts} samples of this pass in dimension 0,"
+                f" got {samples}; use it where dimension 0 is that of the samples"
+            )
 
     def _features(self, x: torch.Tensor) -> tuple[int, int]:
         """Returns the first feature of this rank's part x, and the number of all features."""

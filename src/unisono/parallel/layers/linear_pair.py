@@ -8,12 +8,10 @@ from itertools import pairwise
 from torch import nn
 
 from unisono.parallel.divisible import Divisible
+from unisono.parallel.layers.per_position import is_elementwise
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import has_hooks
-
-ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Identity)
-"""Modules that may be between the two linear layers: they compute each element separately."""
 
 
 class LinearPair:
@@ -64,7 +62,7 @@ def undivided_linear(model: nn.Module) -> str:
     for name, module in model.named_modules():
         if type(module) is nn.Linear and not _is_plain(module):
             return f" ({name} has hooks or computes its weight, as pruning and norms of weights do)"
-        if isinstance(module, ELEMENTWISE) and not _is_plain(module):
+        if is_elementwise(module) and not _is_plain(module):
             return f" ({name} has hooks)"
         if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
             return f" ({name} is a {type(module).__name__}, not an nn.Linear)"
@@ -88,9 +86,7 @@ def _sequences(module: nn.Module) -> list[nn.Sequential]:
 
 
 def _pairs(sequence: nn.Sequential) -> list[tuple[nn.Linear, nn.Linear]]:
-    kept = [
-        module for module in sequence if not (isinstance(module, ELEMENTWISE) and _is_plain(module))
-    ]
+    kept = [each for each in sequence if not (is_elementwise(each) and _is_plain(each))]
     found: list[tuple[nn.Linear, nn.Linear]] = []
     for first, last in pairwise(kept):
         is_free = not found or found[-1][1] is not first

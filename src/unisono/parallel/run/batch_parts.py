@@ -74,6 +74,12 @@ def _check_sizes(
         )
     if len(inputs) == 0:
         raise ValueError("a batch needs at least one sample, got inputs of length 0")
+    if layout.cp > 1 and inputs.dim() < 3 and inputs.is_floating_point():
+        raise ValueError(
+            "cp divides dimension 1 of the inputs, the positions: expected tokens (samples, "
+            f"positions) or vectors (samples, positions, ...), got {inputs.dtype} of shape "
+            f"{tuple(inputs.shape)}; dp = {layout.dp * layout.cp} without cp works"
+        )
     parts = microbatches * layout.dp
     if layout.pp > 1 and len(inputs) % parts:
         near = _nearest_multiple(len(inputs), parts)

@@ -5,42 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import optim
-from torch.distributed.tensor import DTensor
 
-from unisono.parallel.run.parameter_sets import ParameterSet, ShardedSet
-
-_ELEMENTWISE = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.Adagrad,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.Adadelta,
-    optim.RMSprop,
-    optim.Rprop,
-    optim.ASGD,
-)
-_OF_WHOLE_PARAMETERS = (optim.Adafactor, optim.Muon)
+from unisono.parallel.run.optimizer_units import ELEMENTWISE
+from unisono.parallel.run.parameter_sets import ParameterSet
 
 
 def merge_parameters(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -> None:
     """Replaces an optimizer's parameters by plain arrays that hold the same elements.
 
     Each parameter costs an optimizer about 30 us for a step, and a DTensor 170 us, so that a step
-    on few plain arrays is faster. Other optimizers, such as Muon and Adafactor, use the rows or the
-    norm of a parameter, and keep the parameters. Raises `ValueError` for these with ZeRO-1, whose
-    ranks have parts of parameters.
+    on few plain arrays is faster. Other optimizers, such as Muon and Adafactor, may use the rows or
+    the norm of a parameter, and keep the parameters.
     """
-    if type(optimizer) not in _ELEMENTWISE:
-        _check_whole(optimizer, sets)
-        if any(isinstance(each, ShardedSet) for each in sets):
-            names = ", ".join(each.__name__ for each in _ELEMENTWISE)
-            raise ValueError(
-                f"zero = 1 divides parameters, so it needs one of torch's optimizers that treat "
-                f"each element alone ({names}), got {type(optimizer).__name__}; zero = 2 works"
-            )
+    if type(optimizer) not in ELEMENTWISE:
         return
     groups = {
         parameter: number
@@ -59,17 +36,3 @@ def merge_parameters(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -
         fresh = optim.Adagrad(groups_of_arrays, initial_accumulator_value=first)
         optimizer.state.clear()
         optimizer.state.update(fresh.state)
-
-
-def _check_whole(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -> None:
-    """Raises `ValueError` for an optimizer of rows and norms, if a rank has a part of a matrix."""
-    kind = type(optimizer)
-    for held in (held for each in sets for held in each.held):
-        # torch's Adafactor has no operations on split matrices (DTensor)
-        is_split = kind is optim.Adafactor and isinstance(held.values, DTensor)
-        is_cut = kind in _OF_WHOLE_PARAMETERS and tuple(held.values.shape) != held.block.shape
-        if is_split or is_cut:
-            raise ValueError(
-                f"{kind.__name__} uses whole parameters, but each rank has a part of {held.name}; "
-                f"{'zero = 0' if is_split else 'tp = 1'} works"
-            )

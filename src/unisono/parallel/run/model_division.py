@@ -29,6 +29,11 @@ from unisono.parallel.run.built_optimizer import (
     build_optimizer,
     check_functions,
 )
+from unisono.parallel.run.divided_activations import (
+    check_activations,
+    last_head,
+    sum_gradients_over_positions,
+)
 from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
@@ -38,6 +43,7 @@ from unisono.parallel.run.kept_parameters import KeptParameters
 from unisono.parallel.run.lookup_checks import check_lookups
 from unisono.parallel.run.mean_checks import check_dropout, check_means
 from unisono.parallel.run.model_stages import stages_of_rank
+from unisono.parallel.run.optimizer_units import check_optimizer
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_checks import check_loss_parameters, check_parameters
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
@@ -113,7 +119,7 @@ def parallelize(
     trained_names = [name for name, each in model.named_parameters() if each.requires_grad]
     _divide(model, loss, mesh)
     _check_experts(model, layout)
-    tie_again(model, ties)
+    on_all_ranks(lambda: tie_again(model, ties))
     every = all_stages(model, layout, example=example, microbatches=microbatches)
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]
@@ -123,6 +129,7 @@ def parallelize(
     gradient_hooks = on_all_ranks(lambda: GradientHooks(hooks, sets, layout))
     held = [each for found in sets for each in found.held]
     built = on_all_ranks(lambda: build_optimizer(optimizer, named_optimizer, held, frozen, former))
+    on_all_ranks(lambda: check_optimizer(built, sets, layout))
     names_of_groups = group_names(built, sets)
     merge_parameters(built, sets)
     checks = StepChecks(
@@ -155,6 +162,7 @@ def parallelize(
 def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int) -> None:
     """Raises `ValueError` for models and losses that the layout cannot train as one process."""
     _check_axes(model, layout, loss)
+    check_activations(model, layout)
     check_parameters(model)
     check_dropout(model, tp=layout.tp)
     check_means(model, parts=parts)
@@ -198,15 +206,16 @@ def _check_grid(model: nn.Module, layout: Layout, loss: Loss) -> None:
 
 
 def _divide(model: nn.Module, loss: Loss, mesh: TrainingMesh) -> None:
+    head = last_head(model)
     for module in list(model.modules()):
         if isinstance(module, LogitHead):
-            module.keeps_parts = isinstance(loss, CrossEntropy)
+            module.keeps_parts = module is head and isinstance(loss, CrossEntropy)
         if isinstance(module, Divisible):
             module.divide(mesh)
     _check_hooks(model, mesh.layout)  # before pairs get hooks of their own
+    sum_gradients_over_positions(model, mesh.layout)
     pairs = pair_linears(model, mesh)
-    has_head = any(isinstance(each, LogitHead) for each in model.modules())
-    if has_head and isinstance(loss, CrossEntropy):
+    if head is not None and isinstance(loss, CrossEntropy):
         loss.divide(mesh)
     if (
         mesh.layout.tp > 1

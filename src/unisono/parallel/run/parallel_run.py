@@ -173,6 +173,7 @@ class ParallelRun:
         if self._pipeline is not None:
             self._pipeline.check(part.inputs[0])
         self._place.step, self._first_samples = self.steps, part.first_samples
+        self._samples = [len(each) for each in part.inputs]
         self._timeline.step = self.steps + 1
         layout = self.mesh.layout
         self._loss.begin(targets, parts=layout.dp * layout.cp * self.microbatches)
@@ -341,6 +342,7 @@ class ParallelRun:
     def _enter_microbatch(self, number: int) -> None:
         """Sets the number of a pass's first sample, which determines dropout masks."""
         self._place.first_sample = self._first_samples[number]
+        self._place.samples = self._samples[number]
 
     @contextmanager
     def _forward_of(self, number: int) -> Iterator[None]:

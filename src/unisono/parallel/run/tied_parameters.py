@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import distributed as dist
 from torch import nn
 
+from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -30,11 +31,18 @@ def first_names(ties: Sequence[Tie]) -> dict[str, str]:
 def tie_again(model: nn.Module, ties: Sequence[Tie]) -> None:
     """Makes all names of each tie refer to one parameter again.
 
-    Division has given each module a block of its own.
+    Division has given each module a block of its own. Raises `ValueError` if these blocks differ.
     """
     for first, *others in ties:
         kept = model.get_parameter(first)
         for name in others:
+            other = model.get_parameter(name)
+            if block_of(other) != block_of(kept) or other.shape != kept.shape:
+                raise ValueError(
+                    f"{first} and {name} are one parameter, but the layout divides only one of "
+                    "them, or each differently; give each module a parameter of its own; tp = 1 "
+                    "works"
+                )
             path, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(path), attribute, kept)
 

@@ -1,0 +1,246 @@
+"""Refusal of modules that need whole activations where the ranks divide them.
+
+With `cp`, each module sees a part of the positions. With sequence parallelism, the modules between
+`TokenEmbedding` and `LogitHead` see a part of the positions, and with tensor parallelism in 2D,
+2.5D and 3D a part of the samples and features. Only modules that are known to be right may be
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from unisono.parallel.data_parallelism.parameter_block import mark
+from unisono.parallel.divisible import Divisible
+from unisono.parallel.layers import (
+    DecoderLayer,
+    Experts,
+    FeedForward,
+    LogitHead,
+    MixtureOfExperts,
+    SelfAttention,
+    TokenEmbedding,
+    has_forward_of,
+    is_elementwise,
+    is_per_position,
+)
+from unisono.planner import Layout
+from unisono.torch_backend import has_hooks
+
+Step = tuple[str, nn.Module]
+"""A module that a model calls, with its name in the model."""
+
+_OWN = (FeedForward, LogitHead, MixtureOfExperts, SelfAttention, TokenEmbedding)
+_OF_OWNER = (nn.Linear, Experts)  # parts of these modules, which divide them
+_DECLARED = "is_per_position"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Which activations are divided."""
+
+    divided: str
+    """Words about what is divided, and by what."""
+    cure: str
+    """Words about the layout that works."""
+    divides_features: bool = False
+
+
+def check_activations(model: nn.Module, layout: Layout) -> None:
+    """Raises `ValueError` for modules that may need whole activations where `layout` divides them,
+    and for sequence parallelism of models without `TokenEmbedding` and `LogitHead`.
+    """
+    if layout.cp > 1:
+        place = _Place(
+            divided=f"cp = {layout.cp} divides positions over the ranks",
+            cure=f"dp = {layout.dp * layout.cp} without cp works",
+        )
+        for name, module in steps(model):
+            _check(name, module, place)
+        _check_hooks(model.named_modules(), place)
+    if _divides_between_layers(layout):
+        place = _place_between_layers(layout)
+        _check_between_layers(steps(model), place)
+        _check_hooks(model.named_modules(), place)
+    if layout.tp > 1:
+        place = _Place(divided="tp divides positions inside of experts", cure="tp = 1 works")
+        for name, module in model.named_modules():
+            if isinstance(module, MixtureOfExperts):
+                inside = ((_join(name, key), each) for key, each in module.named_modules() if key)
+                _check_hooks(inside, place)
+
+
+def sum_gradients_over_positions(model: nn.Module, layout: Layout) -> None:
+    """Makes the ranks of `tp` sum the gradients of modules of which each rank computes some
+    positions: with sequence parallelism, all modules between `TokenEmbedding` and `LogitHead`.
+    """
+    if not layout.sequence_parallel or not _divides_between_layers(layout):
+        return
+    for _, module in _between_layers(steps(model)):
+        for parameter in _plain_parameters(module):
+            mark(parameter, summed_over="stage")
+
+
+def last_head(module: nn.Module) -> LogitHead | None:
+    """Returns the `LogitHead` whose logits are the result of the model; None if there is none, or
+    if modules or hooks after it may need the logits of all words.
+    """
+    if has_hooks(module):
+        return None
+    if isinstance(module, LogitHead):
+        return module
+    if _is_sequence(module):
+        for child in reversed(module._modules.values()):
+            if child is not None and (has_hooks(child) or not is_elementwise(child)):
+                return last_head(child)
+    return None
+
+
+def steps(module: nn.Module, name: str = "") -> list[Step]:
+    """Returns the modules that a module calls one after the other, each with its name.
+
+    They are those of nested sequences. A module that is no sequence calls itself.
+    """
+    if not _is_sequence(module):
+        return [(name, module)]
+    children = module._modules.items()  # `named_children` leaves out repeated modules
+    return [each for key, child in children if child for each in steps(child, _join(name, key))]
+
+
+def _divides_between_layers(layout: Layout) -> bool:
+    return layout.tp > 1 and (layout.sequence_parallel or layout.tensor != "1d")
+
+
+def _place_between_layers(layout: Layout) -> _Place:
+    if layout.sequence_parallel:
+        return _Place(
+            divided="sequence_parallel divides positions over the ranks of tp",
+            cure="sequence_parallel = 0 works",
+        )
+    return _Place(
+        divided=f"tensor = {layout.tensor} divides samples and features over the ranks of tp",
+        cure="tensor = 1d works",
+        divides_features=True,
+    )
+
+
+def _between_layers(found: Sequence[Step]) -> Sequence[Step]:
+    """Returns the steps after the embedding and before the head."""
+    first, last = _ends(found)
+    return found[first + 1 : last]
+
+
+def _ends(found: Sequence[Step]) -> tuple[int, int]:
+    """Returns the places of the embedding and of the head; (-1, -1) if the steps lack one."""
+    first = [place for place, (_, each) in enumerate(found) if isinstance(each, TokenEmbedding)]
+    last = [place for place, (_, each) in enumerate(found) if isinstance(each, LogitHead)]
+    if len(first) == len(last) == 1 and first < last:
+        return first[0], last[0]
+    return -1, -1
+
+
+def _check_between_layers(found: Sequence[Step], place: _Place) -> None:
+    first, last = _ends(found)
+    if last < 0:
+        raise ValueError(
+            f"{place.divided} between one TokenEmbedding and one LogitHead of parallel.layers; "
+            "expected an nn.Sequential of the embedding, layers and the head, such as "
+            f"TransformerModel; {place.cure}"
+        )
+    for name, module in found[first : last + 1]:
+        _check(name, module, place)
+    for name, module in [*found[:first], *found[last + 1 :]]:
+        if not is_elementwise(module):
+            raise ValueError(
+                f"{name}: {place.divided} between TokenEmbedding and LogitHead; expected only "
+                f"elementwise modules before and after them, got {type(module).__name__}; "
+                f"{place.cure}"
+            )
+
+
+def _check(name: str, module: nn.Module, place: _Place) -> None:
+    """Raises `ValueError` if a module, or one that it calls, may need whole activations."""
+    if isinstance(module, Divisible):
+        if not _declares(module, "divide"):
+            _refuse(name, module, place)
+        children = _own_children(module)
+    elif _is_sequence(module) or has_forward_of(module, (nn.Module, DecoderLayer)):
+        children = module.named_children()
+    elif is_elementwise(module) or (is_per_position(module) and not place.divides_features):
+        return
+    elif _declares(module, _DECLARED) and not place.divides_features:
+        children = module.named_children()
+    else:
+        _refuse(name, module, place)
+    for key, child in children:
+        _check(_join(name, key), child, place)
+
+
+def _check_hooks(modules: Iterable[Step], place: _Place) -> None:
+    """Raises `ValueError` for hooks, which would see a part of activations."""
+    for name, module in modules:
+        if has_hooks(module):
+            raise ValueError(
+                f"{name or 'the model'}: has a hook, which would see a part of the activations: "
+                f"{place.divided}; expected no hooks; {place.cure}"
+            )
+
+
+def _own_children(module: nn.Module) -> Iterator[Step]:
+    """Yields the modules inside a divisible module that it does not divide itself.
+
+    A program's module with `divide(mesh)` divides everything inside.
+    """
+    if isinstance(module, _OWN):
+        for name, child in module.named_children():
+            if not isinstance(child, _OF_OWNER):
+                yield name, child
+
+
+def _declares(module: nn.Module, attribute: str) -> bool:
+    """Returns True if a module's class has an attribute that is true, and no subclass in between
+    has replaced the forward that the attribute describes.
+    """
+    if "forward" in vars(module):
+        return False
+    if vars(module).get(attribute):
+        return True
+    for kind in type(module).__mro__:
+        if attribute in vars(kind):
+            return bool(vars(kind)[attribute])
+        if "forward" in vars(kind):
+            return False
+    return False
+
+
+def _refuse(name: str, module: nn.Module, place: _Place) -> None:
+    kinds = "modules of parallel.layers, elementwise modules of torch"
+    if not place.divides_features:
+        kinds = (
+            "modules of parallel.layers, modules of torch that treat each position alone, a class "
+            f"with {_DECLARED} = True whose forward does so"
+        )
+    raise ValueError(
+        f"{name or 'the model'}: {type(module).__name__} may need whole activations, but "
+        f"{place.divided}; expected {kinds}, or a class with a method divide(mesh) and its forward;"
+        f" {place.cure}"
+    )
+
+
+def _plain_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yields the parameters of a module, except those inside divisible modules."""
+    if not isinstance(module, Divisible):
+        yield from module.parameters(recurse=False)
+        for child in module.children():
+            yield from _plain_parameters(child)
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    return has_forward_of(module, (nn.Sequential,))
+
+
+def _join(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
