@@ -37,6 +37,8 @@ class NormedDescent(torch.optim.Optimizer):
     of arXiv 1708.03888, without momentum).
     """
 
+    update_unit = "parameter"
+
     def __init__(self, parameters):
         super().__init__(parameters, {"rate": 0.01})
 

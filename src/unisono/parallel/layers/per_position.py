@@ -56,6 +56,7 @@ def has_forward_of(module: nn.Module, kinds: Sequence[type[nn.Module]]) -> bool:
     kind = type(module)
     if parametrize.is_parametrized(module):
         kind = parametrize.type_before_parametrizations(module)
-    return "forward" not in vars(module) and any(
+    is_called = kind.__call__ is nn.Module.__call__ and "forward" not in vars(module)
+    return is_called and any(
         isinstance(module, each) and kind.forward is each.forward for each in kinds
     )
