@@ -92,7 +92,9 @@ def parallelize(
       shape of `example`.
     - `tp`: modules with a method `divide(mesh)`, such as those of `TransformerModel`, and pairs of
       `nn.Linear` in an `nn.Sequential`. Every rank of `tp` computes the other modules.
-    - `cp`, `ep`: modules with a method `divide(mesh)`.
+    - `cp`: modules with a method `divide(mesh)`, and others that treat each position alone, which a
+      class declares by `is_per_position = True`.
+    - `ep`: modules with a method `divide(mesh)`.
 
     The model is changed: it keeps this rank's part. Raises `ValueError`, with a reason in one line,
     for a layout that cannot divide the model.
