@@ -54,7 +54,17 @@ def test_json_has_every_round_and_derived_numbers(report: RunReport) -> None:
     document = json.loads(json.dumps(report.to_dict()))
     assert document["schema"] == SCHEMA
     assert set(document) == {
-        *("schema", "command", "machine", "settings", "limit", "ours", "skipped", "rows"),
+        *(
+            "schema",
+            "command",
+            "machine",
+            "settings",
+            "limit",
+            "limit_from_stated_rate",
+            "ours",
+            "skipped",
+            "rows",
+        ),
         *("geometric_mean", "wrong"),
     }
     row = document["rows"][0]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unisono.commands import train
+from unisono.commands import train, train_packages
 from unisono.errors import UnisonoError
 from unisono.train import events
 from unisono.train.settings import TrainingRun
@@ -48,7 +48,7 @@ def result(run: TrainingRun, backend: str, steps: int) -> events.BackendFinished
 @pytest.fixture(autouse=True)
 def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "launch", fake_launch)
-    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(train_packages.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
 
 
@@ -91,7 +91,7 @@ def test_a_failed_run_prints_the_reason(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(train_packages.importlib.util, "find_spec", lambda name: None)
     status, _, stderr = call("digits")
     assert status == 2
     assert "needs torch and sklearn: install unisono[train]" in stderr

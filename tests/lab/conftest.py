@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from lab.job import give_disks, mend_all
-from unisono.bench.lab import Lab
+from unisono.bench.lab import Lab, reason_unavailable
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Lab]:
+    if reason := reason_unavailable():  # before the check of each test, since this is made earlier
+        pytest.skip(reason)
     with Lab(hosts=4) as lab:
         give_disks(lab)
         yield lab

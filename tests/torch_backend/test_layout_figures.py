@@ -121,8 +121,9 @@ def own_pipeline(world):
         "pp=4", weights=P / 4, gradients=P / 4, states=2 * P / 4, activations=4 * exchanged
     )
     assert sum(report.memory["weights"]) == P * ITEM
-    sent = exchanged * ITEM
-    assert report.bytes_sent == {"pp": (sent, 2 * sent, 2 * sent, sent)}
+    sent, form = exchanged * ITEM, 16  # a header tells the next stage the form of all results
+    results = sent + form
+    assert report.bytes_sent == {"pp": (results, results + sent, results + sent, sent)}
 
 
 def own_context_parallelism(world):
