@@ -309,13 +309,32 @@ def own_losses_that_cannot_be_known_are_refused(world):
         "the weight of .sum, weight. depends on parameters",
     )
     refused(lambda output, targets: (output.sum().detach(), 2), "does not depend on the model's")
-    refused(lambda output, targets: (output.sum(), 0), "weights of .sum, weight. add up to 0")
     wide = real_batches()[0][0], torch.rand(SAMPLES)
     for text, microbatches in (("dp=2", 1), ("pp=2", 2)):
         refused(nn.MSELoss(), "broadcast over samples", text, microbatches, batch=wide)
     with torch.no_grad():
         factors = torch.rand(SAMPLES, 1)
     refused(nn.BCEWithLogitsLoss(factors), "has factors for the samples of one batch")
+
+
+def own_batches_without_valid_targets(world):
+    """Tests that the loss is NaN and the gradients are zeros, as in torch."""
+    inputs, targets = real_batches()[0]
+    for text, microbatches in (("pp=2", 2), ("dp=2", 2)):
+        with turn(text=text):
+            run = parallelize(
+                model(),
+                Layout.parse(text),
+                loss=lambda output, targets: (output.sum(), 0),
+                optimizer=sgd,
+                microbatches=microbatches,
+            )
+            before = [each.values.detach().clone() for found in run.sets for each in found.held]
+            assert run.step(inputs, targets).isnan()
+            assert run.gradient_norm == 0
+            after = [each.values.detach() for found in run.sets for each in found.held]
+            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+            run.mesh.close()
 
 
 def own_parts_without_valid_targets(world):
