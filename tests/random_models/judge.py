@@ -16,7 +16,7 @@ from random_models.block import EXACT
 from random_models.blocks import BLOCKS
 from random_models.case import Case
 from random_models.habits import HABITS
-from random_models.optimizers import MAGNIFYING
+from random_models.optimizers import MAGNIFYING, PROPORTIONAL
 from random_models.outcome import Outcome
 from random_models.sentences import fault_of_error
 from torch_backend.forked import start
@@ -143,7 +143,7 @@ def _compare_numbers(case: Case, expected: Outcome, outcomes: Sequence[Outcome])
     ):
         if not _near(found, wanted, tolerance):
             return Verdict(kind=kind, detail=f"{_short(found)} for {_short(wanted)}")
-    if case.optimizer in MAGNIFYING:
+    if case.optimizer in MAGNIFYING or (case.autocast and case.optimizer not in PROPORTIONAL):
         tolerance = 1.0
     return _compare_weights(expected, outcomes, tolerance)
 

@@ -39,6 +39,10 @@ class Halving(optim.Optimizer):
 MAGNIFYING = ("adafactor",)
 """Optimizers that turn the rounding errors of gradients of zero into large steps."""
 
+PROPORTIONAL = ("sgd", "momentum", "decay", "own")
+"""Optimizers whose steps are proportional to gradients: they do not magnify small errors. Autocast
+makes larger errors."""
+
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], optim.Optimizer]] = {
     "sgd": lambda each: optim.SGD(each, 0.1),
     "momentum": lambda each: optim.SGD(each, 0.1, momentum=0.9, nesterov=True),

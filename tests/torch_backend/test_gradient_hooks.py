@@ -84,6 +84,21 @@ def own_hooks_of_unused_parameters_are_not_called(world):
     compare_model("dp=2", gates, lambda: functional.mse_loss, found, clip=0.01)
 
 
+def own_a_failed_step_calls_no_hook(world):
+    """Tests that all ranks learn the error of one rank, and that hooks see whole batches only."""
+    calls = []
+    model = small_model()
+    model[0].weight.register_hook(lambda gradient: calls.append(float(gradient.norm())))
+    run = a_run("dp=2", model)
+    inputs, targets = batches()[0]
+    with pytest.raises(ValueError, match="inputs: expected a tensor"):
+        run.step(inputs.tolist() if world.rank == 1 else inputs, targets)
+    assert not calls
+    run.step(inputs, targets)
+    assert len(calls) == 1
+    run.mesh.close()
+
+
 def own_a_handle_removes_a_hook(world):
     model = small_model()
     calls = []

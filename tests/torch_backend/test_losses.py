@@ -11,8 +11,15 @@ from torch import nn
 from torch.nn import functional
 
 from cases_in_turn import turn
-from torch_backend.layout_training import compare_model, sgd, small_shape, token_batches
+from torch_backend.layout_training import (
+    compare_model,
+    expert_shape,
+    sgd,
+    small_shape,
+    token_batches,
+)
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
+from unisono.parallel.layers import MixtureOfExperts
 
 pytestmark = pytest.mark.torch
 RANKS = 2
@@ -309,13 +316,51 @@ def own_losses_that_cannot_be_known_are_refused(world):
         "the weight of .sum, weight. depends on parameters",
     )
     refused(lambda output, targets: (output.sum().detach(), 2), "does not depend on the model's")
-    refused(lambda output, targets: (output.sum(), 0), "weights of .sum, weight. add up to 0")
     wide = real_batches()[0][0], torch.rand(SAMPLES)
     for text, microbatches in (("dp=2", 1), ("pp=2", 2)):
         refused(nn.MSELoss(), "broadcast over samples", text, microbatches, batch=wide)
     with torch.no_grad():
         factors = torch.rand(SAMPLES, 1)
     refused(nn.BCEWithLogitsLoss(factors), "has factors for the samples of one batch")
+
+
+def own_batches_without_valid_targets(world):
+    """Tests that the loss is NaN and the gradients are zeros, as in torch."""
+    inputs, targets = real_batches()[0]
+    for text, microbatches in (("pp=2", 2), ("dp=2", 2)):
+        with turn(text=text):
+            run = parallelize(
+                model(),
+                Layout.parse(text),
+                loss=lambda output, targets: (output.sum(), 0),
+                optimizer=sgd,
+                microbatches=microbatches,
+            )
+            before = [each.values.detach().clone() for found in run.sets for each in found.held]
+            assert run.step(inputs, targets).isnan()
+            assert run.gradient_norm == 0
+            after = [each.values.detach() for found in run.sets for each in found.held]
+            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+            run.mesh.close()
+
+
+def own_balance_losses_of_another_stage(world):
+    """Tests a stage without experts that computes a loss of unknown weight."""
+    shape = small_shape(**expert_shape())
+    torch.manual_seed(1)
+    layers = [MixtureOfExperts(shape), *(nn.Linear(shape.hidden, shape.hidden) for _ in range(9))]
+    run = parallelize(
+        nn.Sequential(*layers),
+        Layout(pp=2),
+        loss=lambda output, targets: ((output - targets).square().sum(), targets.numel()),
+        optimizer=sgd,
+        microbatches=2,
+    )
+    assert run._context.balanced if world.rank == 0 else not run._context.balanced
+    values = torch.rand(8, 5, shape.hidden)
+    with pytest.raises(ValueError, match="balance losses of experts need a loss whose weight"):
+        run.step(values, values)
+    run.mesh.close()
 
 
 def own_parts_without_valid_targets(world):

@@ -139,6 +139,18 @@ class Growing(nn.Linear):
         return {"h": x, "skip": [x] * self.calls, "own": x}
 
 
+def own_modules_that_a_sequence_calls_twice(world):
+    """Tests modules with several places in a sequence, on one stage and on several."""
+
+    def make(places):
+        torch.manual_seed(1)
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(max(places) + 1)]
+        return nn.Sequential(*(layers[each] for each in places))
+
+    for places in ((0, 1, 1, 2, 3, 4), (0, 1, 2, 3, 0, 1)):
+        compare(lambda places=places: make(places))
+
+
 def own_changes_in_place(world):
     compare(
         lambda: nn.Sequential(

@@ -86,9 +86,25 @@ def own_parts_of_unequal_lengths(world):
         with turn(text=text):
             run = a_run(text, microbatches)
             match = r"with shapes \(\(4, 6\), \(4,\)\) and \(\(6, 6\), \(6,\)\)"
-            if text == "tp=2":  # exchanges activations before the loss
-                match = "exchanged different activations .* pass the same whole batch on every rank"
             require_refused(run, match, inputs[:count], targets[:count])
+            run.mesh.close()
+
+
+def own_bad_batches_on_one_rank(world):
+    """Tests batches that one rank refuses, in layouts whose passes have collectives too."""
+    inputs, targets = batch()
+    for text, microbatches in LAYOUTS:
+        with turn(text=text):
+            run = a_run(text, microbatches)
+            own = world.rank == 1
+            for bad, match in (
+                ((inputs.tolist(), targets), "inputs: expected a tensor"),
+                ((inputs, None), "targets: expected a tensor"),
+            ):
+                require_refused(run, match, *(bad if own else (inputs, targets)))
+            with torch.set_grad_enabled(not own):
+                require_refused(run, "outside of torch.no_grad", inputs, targets)
+            run.step(inputs, targets)
             run.mesh.close()
 
 

@@ -232,3 +232,44 @@ def own_sequences_that_do_more_than_call_their_modules(world):
         unpredicted=("pp",),
     )
     refused("found nothing to divide", lambda: a_run("tp=2", Doubled(*small_model())))
+
+
+class Turned(nn.Module):
+    """Calls a norm of channels on vectors, as one channel for each element."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        rows = x.view(len(x), 2, -1)
+        return x + self.norm(torch.cat([rows, rows.square()], 2)).mean(2).repeat_interleave(
+            x.shape[1] // 2, 1
+        )
+
+
+def own_instance_norms_are_no_batch_norms(world):
+    """Tests that norms of each sample train, also first in a model and on parts of one sample."""
+    for affine in (False, True):
+        for text, microbatches in (("dp=2", 1), ("dp=2,zero=3", 4)):
+            with turn(affine=affine, text=text):
+                compare_model(
+                    text,
+                    lambda affine=affine: nn.Sequential(
+                        Turned(nn.InstanceNorm1d(2, affine=affine)), *linear_pair()
+                    ),
+                    lambda: functional.mse_loss,
+                    batches(),
+                    microbatches=microbatches,
+                    unpredicted=("dp",),
+                )
+    tracking = nn.Sequential(*linear_pair(), Turned(nn.InstanceNorm1d(2, track_running_stats=True)))
+    run = a_run("dp=2", tracking)
+    with pytest.raises(ValueError, match=r"norm\.running_mean: the forward pass writes"):
+        run.step(*batches()[0])
+    run.mesh.close()
+
+
+def linear_pair() -> list[nn.Module]:
+    torch.manual_seed(3)
+    return [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)]

@@ -83,6 +83,29 @@ def own_other_buffers_are_not(world):
         )  # fmt: skip
 
 
+class Expanded(nn.Module):
+    """Adds buffers whose elements share memory, under two names."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        offset = torch.full((1,), 0.3 + rank).expand(WIDTH)
+        self.register_buffer("offset", offset)
+        self.register_buffer("again", offset, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.offset + self.again
+
+
+def own_buffers_that_share_memory(world):
+    torch.set_default_dtype(torch.float64)
+    model = nn.Sequential(Expanded(world.rank), nn.Linear(WIDTH, WIDTH))
+    run = parallelize(model, Layout(dp=2), loss=nn.MSELoss(), optimizer=sgd)
+    assert model[0].offset is model[0].again
+    assert torch.equal(model[0].offset, torch.full((WIDTH,), 0.3))  # that of rank 0
+    run.step(*batches()[0])
+    run.mesh.close()
+
+
 def normed(norm) -> nn.Module:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(4)

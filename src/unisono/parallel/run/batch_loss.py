@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -72,15 +72,13 @@ class BatchLoss:
         if self._known is not None:
             self._known.check(output, targets, cut=self._cut)
             total = self._known.sum_of(output, targets)
-            if (
-                self._scale != self._scale
-            ):  # as in torch, without valid targets only the loss is NaN
-                return total * 0 + torch.nan
-            return total * self._scale
+            return total * self._scale if self._scale == self._scale else _without_weight(total)
         if self._parts == 1:
             found = self._loss(output, targets)
-            mean: torch.Tensor = found[0] / found[1] if _is_pair(found) else found
-            return mean
+            if not _is_pair(found):
+                return cast(torch.Tensor, found)
+            total, weight = found
+            return cast(torch.Tensor, total / weight) if weight != 0 else _without_weight(total)
         share = targets.numel() / self._elements
         found = called_loss(self._loss, output, targets, cut=self._cut, share=share)
         return self._add_pair(*self._checked(found), output)
@@ -124,15 +122,23 @@ class BatchLoss:
         return total / self._elements  # about the mean, so that gradients of float16 fit
 
     def factor(self, weight: float) -> float:
-        """Returns the factor of the step's loss and gradients.
+        """Returns the factor of the step's loss and gradients: 0 for pairs without weight.
 
-        `weight`: the sum of `weight` over all ranks. Raises `ValueError` for pairs without weight.
+        `weight`: the sum of `weight` over all ranks.
         """
         if self._parts == 1 or self._known is not None:
             return 1.0
-        if weight == 0:
-            raise ValueError("loss: the weights of (sum, weight) add up to 0 over the batch")
-        return self._elements / weight
+        return self._elements / weight if weight != 0 else 0.0
+
+    def mean(self, total: torch.Tensor, factor: float) -> torch.Tensor:
+        """Returns the loss of the batch from the sum over all ranks: NaN for pairs without weight,
+        as torch's losses without valid targets."""
+        return total * factor if factor != 0 else torch.full_like(total, torch.nan)
+
+
+def _without_weight(total: torch.Tensor) -> torch.Tensor:
+    """Returns NaN with gradients of zero, as torch's losses without valid targets."""
+    return total * 0 + torch.nan
 
 
 def _is_pair(found: Any) -> bool:

@@ -79,11 +79,13 @@ class GradientHooks:
             )
 
     @torch.no_grad()
-    def call(self) -> None:
+    def call(self, *, is_failed: bool) -> None:
         """Calls the hooks of parameters that a rank has used. Collective; call after `reduce`.
 
-        Raises `ValueError` on all ranks if the results of ranks differ, and if a hook changes the
-        parameter or removes its gradient.
+        `is_failed`: this rank has failed in the step. Then no rank calls hooks, since gradients are
+        incomplete, and the exchange of the loss tells the error. Raises `ValueError` on all ranks
+        if the results of ranks differ, and if a hook fails, changes the parameter or removes its
+        gradient.
         """
         if not self._names:
             return
@@ -93,11 +95,14 @@ class GradientHooks:
             for held, is_used in zip(each.held, each.used(), strict=True)
         }
         used = [float(name in own and own[name][1]) for name in self._names]
-        counts = torch.tensor(used)
-        dist.all_reduce(counts)
+        shared = torch.tensor([*used, float(is_failed)])
+        dist.all_reduce(shared)
+        *counts, failures = shared.tolist()
+        if failures:
+            return
         results = [
             list(self._results(name, own[name][0])) if name in own and count else []
-            for name, count in zip(self._names, counts.tolist(), strict=True)
+            for name, count in zip(self._names, counts, strict=True)
         ]
         self._compare(results)
 

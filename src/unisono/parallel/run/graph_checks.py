@@ -13,6 +13,9 @@ import torch
 
 from unisono.torch_backend import map_tensors
 
+_INSTANCE_NORM = frozenset({"ViewBackward0", "RepeatBackward0"})
+"""The operations before the batch norm of an instance norm: of its inputs, and of its weights."""
+
 
 def graph_fault(
     results: object, inputs: object, known: Callable[[], set[int]], *, parts: int, zero: int
@@ -40,12 +43,25 @@ def graph_fault(
                 f"a lookup with sparse = True has gradients that zero = {zero} cannot divide; "
                 "expected sparse = False; zero = 1 works"
             )
-        elif parts > 1 and "BatchNorm" in node.name() and getattr(node, "_saved_training", False):
+        elif parts > 1 and _averages_over_samples(node):
             return (
                 "a batch norm in training mode averages over the samples of one rank and one "
                 "microbatch, so training would depend on the layout; expected a group or layer norm"
             )
     return None
+
+
+def _averages_over_samples(node: Any) -> bool:
+    """Returns True for a batch norm in training mode.
+
+    Torch computes an instance norm as a batch norm of one sample, whose channels are those of all
+    samples; it is not refused.
+    """
+    if "BatchNorm" not in node.name() or not getattr(node, "_saved_training", False):
+        return False
+    before = {each.name() for each, _ in node.next_functions if each is not None}
+    is_instance_norm = len(node._saved_input) == 1 and bool(before & _INSTANCE_NORM)
+    return not is_instance_norm
 
 
 def _foreign(tensor: torch.Tensor) -> str:

@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.data_parallelism.parameter_block import block_of
-from unisono.parallel.divisible import Divisible
+from unisono.parallel.divisible import Balanced, Divisible
 from unisono.parallel.layers import (
     CrossEntropy,
     LogitHead,
@@ -44,6 +44,7 @@ from unisono.parallel.run.lookup_checks import check_lookups
 from unisono.parallel.run.mean_checks import check_dropout, check_means
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.optimizer_units import check_optimizer
+from unisono.parallel.run.own_memory import own_memory
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_checks import check_loss_parameters, check_parameters
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
@@ -114,9 +115,11 @@ def parallelize(
         loss = copy.copy(loss)  # the caller may use the loss with another layout
     mesh = TrainingMesh(layout)
     former, hooks = FormerParameters(model), take_hooks(model)
+    own_memory(model)
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
     ties = find_ties(model)
+    is_balanced = any(isinstance(each, Balanced) for each in model.modules())
     order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
     trained_names = [name for name, each in model.named_parameters() if each.requires_grad]
     _divide(model, loss, mesh)
@@ -155,6 +158,7 @@ def parallelize(
         calls=calls,
         checks=checks,
         loss=loss,
+        is_balanced=is_balanced,
         optimizer=built,
         microbatches=microbatches,
         clip=clip,

@@ -84,13 +84,15 @@ def stage_names(model: nn.Module, layout: Layout) -> list[list[str]]:
             f"a pipeline cuts {expected}, not {type(model).__name__}; parallelize(..., "
             "example=inputs) traces and cuts it, and pp = 1 works"
         )
-    names = [name for name, _ in model.named_children()]
+    # a module that the sequence calls several times has several names
+    children = {name: module for name, module in model._modules.items() if module is not None}
+    names = list(children)
     if len(names) < stages:
         raise ValueError(
             f"pp x vpp = {stages} stages need as many modules, but the model has {len(names)}; "
             f"{_fewer_stages(layout, len(names))} works"
         )
-    firsts = cut_stages([_cost(child) for child in model.children()], stages)
+    firsts = cut_stages([_cost(child) for child in children.values()], stages)
     return [names[a:b] for a, b in zip(firsts, [*firsts[1:], len(names)], strict=True)]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.divisible import Balanced
-from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
 from unisono.parallel.run.divided_use import divided_use_error
@@ -23,9 +20,9 @@ from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
+from unisono.parallel.run.pass_context import PassContext
 from unisono.parallel.run.pipeline_runner import PipelineRunner
 from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
-from unisono.parallel.run.recomputation import without_second_count
 from unisono.parallel.run.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.run_report import (
     RunReport,
@@ -38,14 +35,14 @@ from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.step_agreement import StepAgreement
-from unisono.parallel.run.step_autocast import StepAutocast
 from unisono.parallel.run.step_checks import StepChecks
 from unisono.parallel.run.step_failure import StepFailure
-from unisono.parallel.run.written_buffers import WrittenBuffers
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
 from unisono.torch_backend import default_communicator
 
+_AXES = ("tp", "shard", "dp_replicate")
+"""The groups that together have all ranks of a layout without `pp`."""
 _NORM_EPSILON = 1e-6  # added to the norm, as by torch.nn.utils.clip_grad_norm_
 
 
@@ -64,12 +61,14 @@ class ParallelRun:
         calls: CallOrder,
         checks: StepChecks,
         loss: Loss,
+        is_balanced: bool,
         optimizer: torch.optim.Optimizer,
         microbatches: int,
         clip: float | None,
     ) -> None:
         """`names`: the trained parameters of the whole model. `groups`: those of each group of the
         optimizer. `calls`: those of the modules that gather parameters. `checks`: those of a step.
+        `is_balanced`: a stage, perhaps of another rank, has balance losses.
         """
         self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
@@ -83,26 +82,21 @@ class ParallelRun:
         """Number of steps so far."""
         self.step_s: list[float] = []
         """Seconds of each step."""
-        self._balanced = [each for _, stage in stages for each in _balanced_in(stage)]
-        self._loss = BatchLoss(loss, is_balanced=bool(self._balanced), cut=1 + (mesh.layout.cp > 1))
-        self._agreement, self._autocast = StepAgreement(), StepAutocast()
-        self._written = WrittenBuffers(stages, is_pipeline=mesh.layout.pp > 1)
-        self._checks = checks
+        self._context = PassContext(stages, is_pipeline=mesh.layout.pp > 1)
+        self._loss = BatchLoss(loss, is_balanced=is_balanced, cut=1 + (mesh.layout.cp > 1))
+        self._agreement, self._checks = StepAgreement(), checks
         self._uses = ParameterUses(names, sets, mesh, calls)
         self._groups = groups
         modules = [stage for _, stage in stages]
         self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh)
         self._sent_before: dict[str, int] = {}
-        self._first_samples: tuple[int, ...] = ()
         self._part: BatchPart | None = None
-        self._place = BatchPlace()
-        self._share_place()
         self.clock, self._failure = StageClock(), StepFailure(mesh.layout, stages)
         passes = StagePasses(
             clock=self.clock,
             failure=self._failure,
-            enter=self._forward_of,
-            reenter=self._backward_of,
+            enter=self._context.forward,
+            reenter=self._context.backward,
         )
         self._pipeline = (
             PipelineRunner(
@@ -126,14 +120,13 @@ class ParallelRun:
 
         Raises `ValueError` for sizes that the layout cannot divide, under `torch.no_grad`, and on
         all ranks if they passed different batches or if the loss cannot be computed in parts.
-        Raises `PeerLostError` with the number of a rank that died. With `pp`, and with `dp` and
-        ZeRO 0 or 1, all ranks raise if a module or the loss fails on one rank: this rank its error,
-        the others an error with the rank and the cause. The next step works.
+        Raises `PeerLostError` with the number of a rank that died. If one rank refuses its batch or
+        if the loss fails on it, this rank raises its error, and the others an error with the rank
+        and the cause; with `pp`, and with `dp` and ZeRO 0 or 1, also if a module fails. The next
+        step works.
         """
-        if not torch.is_grad_enabled():
-            raise ValueError("step computes gradients: call it outside of torch.no_grad")
         try:
-            with self._autocast.enter_step():
+            with self._context.autocast.enter_step():
                 return self._step(inputs, targets)
         except Exception as last:
             error = self._failure.take() or last  # a failed rank may fail again at its messages
@@ -144,11 +137,10 @@ class ParallelRun:
                 raise error from last
             raise
         finally:
-            self._autocast.leave_step()
+            self._context.autocast.leave_step()
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         start_s = time.perf_counter()
-        self._sent_before = self.mesh.bytes_sent()
         self._failure.restart()
         self._checks.begin(self.optimizer, self.sets)
         losses: list[torch.Tensor] = []
@@ -156,7 +148,11 @@ class ParallelRun:
         with self._failure.noting():
             self._agreement.begin((inputs, targets))
             part = self._begin_step(inputs, targets)
-        with self._checks.passes():
+        if not self._failure.begin_passes():  # the others would wait in the passes of this rank
+            self._agreement.error = self._checks.faults.error() or self._failure.error
+            self._agreement.exchange([self.mesh.group(name) for name in _AXES])
+        self._sent_before = self.mesh.bytes_sent()
+        with self._checks.passes(), torch.enable_grad():  # a failed rank keeps to the messages
             if self._pipeline is not None:  # it sends its messages in any case
                 losses = self._pipeline.run(part)
             elif part is not None:
@@ -169,19 +165,16 @@ class ParallelRun:
 
     def _begin_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> BatchPart:
         """Divides a batch, and prepares modules and parameters for its passes."""
+        if not torch.is_grad_enabled():
+            raise ValueError("step computes gradients: call it outside of torch.no_grad")
         part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
         if self._pipeline is not None:
             self._pipeline.check(part.inputs[0])
-        self._place.step, self._first_samples = self.steps, part.first_samples
-        self._samples = [len(each) for each in part.inputs]
         self._timeline.step = self.steps + 1
         layout = self.mesh.layout
         self._loss.begin(targets, parts=layout.dp * layout.cp * self.microbatches)
-        self._written.begin()
+        self._context.begin(self.steps, part, samples=len(inputs))
         self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
-        for module in self._balanced:
-            module.reset_auxiliary()
-            module.auxiliary_scale = 1 / len(inputs)
         for each in self.sets:
             each.zero_gradients()
         return part
@@ -196,7 +189,7 @@ class ParallelRun:
         with self._timeline.exchange("gradients", nbytes):
             for each in self.sets:
                 each.reduce()
-        self._checks.hooks.call()
+        self._checks.hooks.call(is_failed=self._error() is not None)
         with self._timeline.exchange("loss and norm", 0):
             total = self._finish(losses)
         with self._timeline.optimizer():
@@ -323,44 +316,20 @@ class ParallelRun:
         ((_, model),) = self.stages
         for number, (inputs, targets) in enumerate(zip(part.inputs, part.targets, strict=True)):
             begin_s = time.monotonic()
-            with self._forward_of(number):
+            with self._context.forward(number):
                 output = model(inputs)
             loss = self._part_loss(output, targets)
             self.clock.record("F", number, 0, begin_s)
             begin_s = time.monotonic()
-            with self._backward_of(number):
+            with self._context.backward(number):
                 loss.backward()  # type: ignore[no-untyped-call]
             self.clock.record("B", number, 0, begin_s)
             losses.append(loss)
         return losses
 
-    def _share_place(self) -> None:
-        for module in (each for _, stage in self.stages for each in stage.modules()):
-            if isinstance(module, LayoutDropout):
-                module.place = self._place
-
-    def _enter_microbatch(self, number: int) -> None:
-        """Sets the number of a pass's first sample, which determines dropout masks."""
-        self._place.first_sample = self._first_samples[number]
-        self._place.samples = self._samples[number]
-
-    @contextmanager
-    def _forward_of(self, number: int) -> Iterator[None]:
-        self._enter_microbatch(number)
-        self._written.begin_pass()
-        with self._autocast.forward():
-            yield
-
-    @contextmanager
-    def _backward_of(self, number: int) -> Iterator[None]:
-        """Makes parts of a forward pass that a backward pass runs again equal the first ones."""
-        self._enter_microbatch(number)
-        with without_second_count(self._balanced), self._written.passing_again():
-            yield
-
     def _part_loss(self, output: Any, targets: torch.Tensor) -> torch.Tensor:
         """Returns what this output adds to the loss of the whole batch."""
-        with self._autocast.forward():
+        with self._context.autocast.forward():
             loss = self._loss.part(output, targets)
         self._checks.check_loss(loss, output, targets)
         return loss
@@ -372,7 +341,7 @@ class ParallelRun:
         gradients become None.
         """
         squares = sum(each.squares() for each in self.sets)
-        self._note_errors()
+        self._agreement.error = self._error()
         adds = self._adds_losses()
         own = [self._own_loss(losses), squares, self._loss.weight * adds]
         agreed = self._agreement.counts()
@@ -388,16 +357,14 @@ class ParallelRun:
         if min(clipping, 1) * factor != 1:
             for each in self.sets:
                 each.scale(min(clipping, 1) * factor)
-        return shared[0] * factor
+        return self._loss.mean(shared[0], factor)
 
-    def _note_errors(self) -> None:
-        """Keeps an error of this rank's passes, which the exchange of the loss tells all ranks."""
+    def _error(self) -> Exception | None:
+        """Returns this rank's error, which the exchange of the loss tells all ranks."""
         layout = self.mesh.layout
         parts = layout.dp * layout.cp * layout.pp * self.microbatches
-        written = self._written.error(parts) if parts > 1 else None
-        self._agreement.error = (
-            self._checks.faults.error() or self._failure.error or self._loss.error or written
-        )
+        written = self._context.written.error(parts) if parts > 1 else None
+        return self._checks.faults.error() or self._failure.error or self._loss.error or written
 
     def _adds_losses(self) -> bool:
         """Returns True if this rank adds its losses to the sum over all ranks. Ranks that split the
@@ -410,8 +377,4 @@ class ParallelRun:
         total = 0.0
         if self._adds_losses():
             total += sum(float(loss.detach()) for loss in losses)
-        return total + sum(float(each.auxiliary_loss) for each in self._balanced)
-
-
-def _balanced_in(stage: nn.Module) -> list[Balanced]:
-    return [each for each in stage.modules() if isinstance(each, Balanced)]
+        return total + sum(float(each.auxiliary_loss) for each in self._context.balanced)

@@ -51,6 +51,18 @@ class StepAgreement:
             found += [each, each**2]
         return found
 
+    def exchange(self, groups: Sequence[dist.ProcessGroup | None]) -> None:
+        """Adds the counts of all ranks, and raises an error as `require` does. Collective.
+
+        `groups`: those of the axes of the layout, each over other ranks. The passes use the same
+        groups, so a rank that still waits in the passes of an earlier step learns that this rank
+        has left them.
+        """
+        shared = torch.tensor(self.counts(), dtype=torch.float64)
+        for group in filter(None, groups):
+            dist.all_reduce(shared, group=group)
+        self.require(shared.tolist())
+
     def require(self, counts: Sequence[float]) -> None:
         """Raises an error on all ranks if they disagree or if one of them had an error. Collective.
 
@@ -62,12 +74,13 @@ class StepAgreement:
         if errors == 0 and all(self._ranks * squares == total**2 for total, squares in pairs):
             return
         found: list[Any] = [None] * self._ranks
-        mine = None if self.error is None else (_line(self.error), type(self.error) is ValueError)
+        error, self.error = self.error, None  # its traceback holds the memory of the step
+        mine = None if error is None else (_line(error), type(error) is ValueError)
         dist.all_gather_object(found, (mine, self._begun, self._fingerprint, self._shapes))
         reason = _disagreement(found)
-        if reason is None and self.error is not None:
-            raise self.error
-        raise (_first_error(found) if reason is None else ValueError(reason)) from self.error
+        if reason is None and error is not None:
+            raise error
+        raise (_first_error(found) if reason is None else ValueError(reason)) from error
 
 
 _Known = tuple[tuple[str, bool] | None, int, int, tuple[tuple[int, ...], ...]]

@@ -18,27 +18,34 @@ class StepFailure:
 
     A rank that has failed takes part in the messages of the step until its end, without computing.
     So no other rank waits for it, and the ranks stay at the same step. This is not possible if the
-    passes have collectives, without a pipeline: then the rank raises its error at once.
+    passes have collectives, without a pipeline: then the ranks exchange errors before the passes,
+    and a rank raises an error of its passes at once.
     """
 
     def __init__(self, layout: Layout, stages: Sequence[tuple[int, nn.Module]]) -> None:
         exchanges = any(isinstance(stage, Exchanging) for _, stage in stages)
         divides_samples = layout.dp == layout.devices and layout.ep == 1 and layout.zero < 2
         self._is_shared = layout.pp > 1 or (divides_samples and not exchanges)
+        self._has_passes = False
         self.error: Exception | None = None
         self.is_found = False
         """True if this rank or a rank before it in the pipeline has failed in this step."""
 
     def restart(self) -> None:
-        """Begins a step."""
-        self.error, self.is_found = None, False
+        """Begins a step. Until `begin_passes`, no other rank waits for this one."""
+        self.error, self.is_found, self._has_passes = None, False, False
+
+    def begin_passes(self) -> bool:
+        """Returns True if a rank that has failed can take part in the step until its end."""
+        self._has_passes = True
+        return self._is_shared
 
     def note(self, error: Exception) -> None:
         """Keeps an error for the end of the step.
 
         Raises the error at once if the rank cannot take part in the step any more.
         """
-        if not self._is_shared or _is_from_communication(error):
+        if (self._has_passes and not self._is_shared) or _is_from_communication(error):
             raise error
         if self.error is None and not self.is_found:
             self.error = error

@@ -1,0 +1,62 @@
+"""What surrounds each pass of a microbatch: dropout masks, buffers, balance losses and autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+from unisono.parallel.divisible import Balanced
+from unisono.parallel.layers import BatchPlace, LayoutDropout
+from unisono.parallel.run.batch_parts import BatchPart
+from unisono.parallel.run.recomputation import without_second_count
+from unisono.parallel.run.step_autocast import StepAutocast
+from unisono.parallel.run.written_buffers import WrittenBuffers
+
+
+class PassContext:
+    """The state that makes the passes of a microbatch equal those of one process."""
+
+    def __init__(self, stages: Sequence[tuple[int, nn.Module]], *, is_pipeline: bool) -> None:
+        """`is_pipeline`: the passes of several microbatches overlap."""
+        modules = [each for _, stage in stages for each in stage.modules()]
+        self.balanced = [each for each in modules if isinstance(each, Balanced)]
+        """The modules with a balance loss."""
+        self.written = WrittenBuffers(stages, is_pipeline=is_pipeline)
+        self.autocast = StepAutocast()
+        self._place = BatchPlace()
+        self._first_samples: Sequence[int] = ()
+        self._samples: Sequence[int] = ()
+        for module in modules:
+            if isinstance(module, LayoutDropout):
+                module.place = self._place
+
+    def begin(self, step: int, part: BatchPart, *, samples: int) -> None:
+        """Begins a step with this rank's part of a batch of so many samples."""
+        self._place.step, self._first_samples = step, part.first_samples
+        self._samples = [len(each) for each in part.inputs]
+        self.written.begin()
+        for module in self.balanced:
+            module.reset_auxiliary()
+            module.auxiliary_scale = 1 / samples
+
+    @contextmanager
+    def forward(self, number: int) -> Iterator[None]:
+        """Surrounds the forward pass of a microbatch."""
+        self._enter(number)
+        self.written.begin_pass()
+        with self.autocast.forward():
+            yield
+
+    @contextmanager
+    def backward(self, number: int) -> Iterator[None]:
+        """Makes parts of a forward pass that a backward pass runs again equal the first ones."""
+        self._enter(number)
+        with without_second_count(self.balanced), self.written.passing_again():
+            yield
+
+    def _enter(self, number: int) -> None:
+        """Sets the number of a pass's first sample, which determines dropout masks."""
+        self._place.first_sample = self._first_samples[number]
+        self._place.samples = self._samples[number]
