@@ -29,7 +29,14 @@ void Engine::forget_messages(const Error& failure) noexcept {
 // Ends all requests. If a poll finds that this rank has closed the group, the transport must still
 // tell the peers that the rank leaves, so it is not closed without need.
 void Engine::fail_all(const Error& error) noexcept {
-    if (transport_ && !stopped_) members_.failed() ? forget_messages(error) : leave_transport();
+    if (transport_ && !stopped_) {
+        // `error` may only be that this rank has closed the group; the peers must learn the
+        // failure.
+        if (const std::optional<Error> failure = members_.failure())
+            forget_messages(*failure);
+        else
+            leave_transport();
+    }
     const auto end = [&](Request* request) {
         request->failed(error);
         complete(*request);
