@@ -18,8 +18,8 @@ from unisono.parallel.layers.layout_dropout import LayoutDropout
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.run import batch_parts, parameter_sets, pipeline_runner
 from unisono.parallel.run.batch_loss import BatchLoss
-from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_sets import ShardedSet, WholeSet
+from unisono.parallel.run.pass_context import PassContext
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -152,7 +152,7 @@ def own_equal_masks_on_all_ranks(world):
 
     text = "tp=4,tensor=2d"
     require_failure(LayoutDropout, "_samples_before", first_samples, text, dropout=0.3)
-    require_failure(ParallelRun, "_enter_microbatch", lambda run, number: None, "dp=4", dropout=0.3)
+    require_failure(PassContext, "_enter", lambda context, number: None, "dp=4", dropout=0.3)
 
 
 def own_a_swapped_entry_of_a_schedule(world):
