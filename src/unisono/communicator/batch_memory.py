@@ -2,7 +2,7 @@
 another call uses.
 
 A result may go to an array whose elements are not adjacent, or that the call reduces in a wider
-copy. So this module looks at the caller's arrays, not at the memory of the calls.
+copy. So this module compares the caller's arrays, not the memory of the calls.
 """
 
 from __future__ import annotations

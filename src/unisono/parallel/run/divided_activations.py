@@ -40,7 +40,7 @@ _DECLARED = "is_per_position"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Which activations are divided."""
+    """The kind of division of activations."""
 
     divided: str
     """Words about what is divided, and by what."""

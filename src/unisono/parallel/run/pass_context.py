@@ -1,4 +1,4 @@
-"""What surrounds each pass of a microbatch: dropout masks, buffers, balance losses and autocast."""
+"""The context of each pass of a microbatch: dropout masks, buffers, balance losses, autocast."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _REENTRANT = "use_reentrant=True"  # in torch's error about a backward pass in t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePasses:
-    """What the stages of a rank share with the run."""
+    """The objects that the stages of a rank share with the run."""
 
     clock: StageClock
     failure: StepFailure

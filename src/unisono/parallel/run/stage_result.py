@@ -18,7 +18,7 @@ _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, to
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """What a receiver of a tensor knows in advance."""
+    """The properties of a tensor that its receiver knows in advance."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
