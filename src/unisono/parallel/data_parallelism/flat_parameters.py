@@ -105,19 +105,26 @@ class FlatParameters:
     def _span(self, first: int, count: int) -> FlatSpan:
         return FlatSpan(first, nn.Parameter(self.weights[first : first + count]))
 
-    @torch.no_grad()
     def adopt(self, names: Sequence[str]) -> None:
         """Copies values that the program assigned to a parameter's `data` to the flat array.
 
         `names`: those of the parameters. Raises `ValueError` for values of another shape or type,
         and leaves the parameter its former values.
         """
+        rows = zip(self._parameters, self._addresses, self.sizes, strict=True)
+        moved = [
+            number
+            for number, (parameter, address, size) in enumerate(rows)
+            if parameter.data_ptr() != address and size
+        ]
+        if moved:
+            self._adopt(moved, names)
+
+    @torch.no_grad()
+    def _adopt(self, moved: Sequence[int], names: Sequence[str]) -> None:
         places = [0, *accumulate(self.sizes)]
-        for number, (parameter, address) in enumerate(
-            zip(self._parameters, self._addresses, strict=True)
-        ):
-            if parameter.data_ptr() == address or not self.sizes[number]:
-                continue
+        for number in moved:
+            parameter = self._parameters[number]
             place = self.weights[places[number] : places[number + 1]].view_as(self._views[number])
             found = parameter.data
             parameter.data = place

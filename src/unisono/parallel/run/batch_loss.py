@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -130,10 +131,10 @@ class BatchLoss:
             return 1.0
         return self._elements / weight if weight != 0 else 0.0
 
-    def mean(self, total: torch.Tensor, factor: float) -> torch.Tensor:
+    def mean(self, total: float, factor: float) -> float:
         """Returns the loss of the batch from the sum over all ranks: NaN for pairs without weight,
         as torch's losses without valid targets."""
-        return total * factor if factor != 0 else torch.full_like(total, torch.nan)
+        return total * factor if factor != 0 else math.nan
 
 
 def _without_weight(total: torch.Tensor) -> torch.Tensor:

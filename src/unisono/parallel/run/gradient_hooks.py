@@ -78,7 +78,6 @@ class GradientHooks:
                 "register hooks before parallelize, which calls them with the gradient of the batch"
             )
 
-    @torch.no_grad()
     def call(self, *, is_failed: bool) -> None:
         """Calls the hooks of parameters that a rank has used. Collective; call after `reduce`.
 
@@ -87,8 +86,11 @@ class GradientHooks:
         if the results of ranks differ, and if a hook fails, changes the parameter or removes its
         gradient.
         """
-        if not self._names:
-            return
+        if self._names:
+            self._call(is_failed)
+
+    @torch.no_grad()
+    def _call(self, is_failed: bool) -> None:
         own = {
             held.name: (held, is_used)
             for each in self._sets

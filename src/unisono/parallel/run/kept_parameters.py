@@ -79,9 +79,11 @@ class KeptParameters:
                 )
         for slots, key, parameter, name in self._slots:
             present = slots.get(key)
+            if present is parameter:
+                continue
             # between steps, a module may also have the parameter that `fully_shard` has gathered
             is_gathered = isinstance(parameter, DTensor) and not isinstance(present, DTensor)
-            if present is not parameter and not (is_gathered and present is not None):
+            if not (is_gathered and present is not None):
                 raise ValueError(
                     f"{name}: the model has another parameter than parallelize received, so "
                     "training would not change it; copy values with load_state_dict(assign=False) "

@@ -33,6 +33,7 @@ from unisono.parallel.run.run_report import (
 from unisono.parallel.run.run_stage import StagePasses
 from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
+from unisono.parallel.run.small_sum import small_sum
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.step_agreement import StepAgreement
 from unisono.parallel.run.step_checks import StepChecks
@@ -145,9 +146,11 @@ class ParallelRun:
         self._checks.begin(self.optimizer, self.sets)
         losses: list[torch.Tensor] = []
         part = None
-        with self._failure.noting():
+        try:
             self._agreement.begin((inputs, targets))
             part = self._begin_step(inputs, targets)
+        except Exception as error:
+            self._failure.note(error)
         if not self._failure.begin_passes():  # the others would wait in the passes of this rank
             self._agreement.error = self._checks.faults.error() or self._failure.error
             self._agreement.exchange([self.mesh.group(name) for name in _AXES])
@@ -156,8 +159,10 @@ class ParallelRun:
             if self._pipeline is not None:  # it sends its messages in any case
                 losses = self._pipeline.run(part)
             elif part is not None:
-                with self._failure.noting():
+                try:
                     losses = self._passes(part)
+                except Exception as error:
+                    self._failure.note(error)
         total = self.update(losses)
         self.steps += 1
         self.step_s.append(time.perf_counter() - start_s)
@@ -345,9 +350,8 @@ class ParallelRun:
         adds = self._adds_losses()
         own = [self._own_loss(losses), squares, self._loss.weight * adds]
         agreed = self._agreement.counts()
-        shared = torch.tensor([*own, *agreed, *self._uses.counts()], dtype=torch.float64)
-        dist.all_reduce(shared)  # on the default group: over all ranks
-        _, squares, weight, *counts = shared.tolist()
+        numbers = [*own, *agreed, *self._uses.counts()]
+        total, squares, weight, *counts = small_sum(numbers, dist.group.WORLD)
         self._agreement.require(counts[: len(agreed)])
         self._uses.skip_unused(counts[len(agreed) :], self.optimizer)
         self._checks.kept.note(self.optimizer)
@@ -357,7 +361,7 @@ class ParallelRun:
         if min(clipping, 1) * factor != 1:
             for each in self.sets:
                 each.scale(min(clipping, 1) * factor)
-        return self._loss.mean(shared[0], factor)
+        return torch.tensor(self._loss.mean(total, factor), dtype=torch.float64)
 
     def _error(self) -> Exception | None:
         """Returns this rank's error, which the exchange of the loss tells all ranks."""

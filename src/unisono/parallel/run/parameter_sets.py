@@ -108,13 +108,14 @@ class _FlatSet:
     def __init__(self, held: Sequence[HeldParameter], *, parts: int) -> None:
         """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
         self.held = held
+        self._names = [each.name for each in held]
         self.trained = [each.values for each in held]
         self.spans: Sequence[FlatSpan] = ()
         self._flat = FlatParameters(self.trained, parts=parts)
         self._tie = held[0].tie
 
     def adopt(self) -> None:
-        self._flat.adopt([each.name for each in self.held])
+        self._flat.adopt(self._names)
 
     def zero_gradients(self) -> None:
         self._flat.zero_gradients()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
@@ -41,18 +41,20 @@ class PassContext:
             module.reset_auxiliary()
             module.auxiliary_scale = 1 / samples
 
-    @contextmanager
-    def forward(self, number: int) -> Iterator[None]:
-        """Surrounds the forward pass of a microbatch."""
+    def forward(self, number: int) -> AbstractContextManager[None]:
+        """Prepares the forward pass of a microbatch, and returns its context."""
         self._enter(number)
         self.written.begin_pass()
-        with self.autocast.forward():
-            yield
+        return self.autocast.forward()
+
+    def backward(self, number: int) -> AbstractContextManager[None]:
+        """Prepares the backward pass of a microbatch; in the context that it returns, a forward
+        pass that runs again equals the first one."""
+        self._enter(number)
+        return self._again() if self.balanced or self.written.has_norms else nullcontext()
 
     @contextmanager
-    def backward(self, number: int) -> Iterator[None]:
-        """Makes parts of a forward pass that a backward pass runs again equal the first ones."""
-        self._enter(number)
+    def _again(self) -> Iterator[None]:
         with without_second_count(self.balanced), self.written.passing_again():
             yield
 

@@ -9,6 +9,7 @@ import torch
 from torch import distributed as dist
 
 from unisono.parallel.run.batch_fingerprint import batch_fingerprint
+from unisono.parallel.run.small_sum import small_sum
 
 _BITS = 16
 _LIMIT = 2**_BITS
@@ -58,10 +59,10 @@ class StepAgreement:
         groups, so a rank that still waits in the passes of an earlier step learns that this rank
         has left them.
         """
-        shared = torch.tensor(self.counts(), dtype=torch.float64)
+        counts = self.counts()
         for group in filter(None, groups):
-            dist.all_reduce(shared, group=group)
-        self.require(shared.tolist())
+            counts = small_sum(counts, group)
+        self.require(counts)
 
     def require(self, counts: Sequence[float]) -> None:
         """Raises an error on all ranks if they disagree or if one of them had an error. Collective.

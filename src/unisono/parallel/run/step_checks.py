@@ -71,7 +71,8 @@ class StepChecks:
                 raise ValueError(self.faults.own) from error
             raise
         # torch makes gathered parameters in the first step
-        if any(before.get(key, 0) != version for key, version in self._versions().items()):
+        after = self._versions()
+        if after != before and any(before.get(key, 0) != now for key, now in after.items()):
             self.faults.note(
                 "a forward pass changed a parameter in place, as embeddings with max_norm do, so "
                 "training would depend on the layout; change parameters between steps; one rank "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from torch import distributed as dist
 from torch import nn
@@ -50,14 +49,6 @@ class StepFailure:
         if self.error is None and not self.is_found:
             self.error = error
         self.is_found = True
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Notes an error of the statements inside, instead of raising it."""
-        try:
-            yield
-        except Exception as error:
-            self.note(error)
 
     def note_elsewhere(self) -> None:
         """Notes that another rank has failed."""

@@ -36,6 +36,8 @@ class WrittenBuffers:
                     else:
                         found = f"{name}.{key}" if name else key
                         self._slots.append((found, module._buffers, key))
+        self.has_norms = bool(self._norms)
+        """True if each pass changes vectors of spectral norms."""
         self._before: list[tuple[torch.Tensor | None, int]] = []
         self._vectors: list[torch.Tensor | None] = []
 
@@ -47,14 +49,14 @@ class WrittenBuffers:
 
     def begin_pass(self) -> None:
         """Gives spectral norms the vectors of `begin`, before another forward pass."""
-        self._write(self._vectors)
+        if self.has_norms:
+            self._write(self._vectors)
 
     @contextmanager
     def passing_again(self) -> Iterator[None]:
         """Gives spectral norms the vectors of `begin` for a forward pass that runs again."""
         found = [None if each is None else each.clone() for each in self._norm_vectors()]
-        if found:
-            self.begin_pass()
+        self.begin_pass()
         yield
         self._write(found)
 
