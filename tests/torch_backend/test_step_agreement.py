@@ -208,6 +208,13 @@ def own_fingerprints(world):
     large = torch.rand(2**10, 2**8)  # 1 MiB
     others = [large.roll(1, 1), large[:-1], large + 1, large.flip(0), large.mT.contiguous()]
     assert len({batch_fingerprint([each]) for each in (large, large.clone(), *others)}) == 6
+    changed = {batch_fingerprint([large])}
+    for place in (0, 1, 333, 2**9, 2**10 - 2):
+        swapped, other = large.clone(), large.clone()
+        swapped[[place, place + 1]] = swapped[[place + 1, place]]
+        other[place, 77] += 1
+        changed |= {batch_fingerprint([swapped]), batch_fingerprint([other])}
+    assert len(changed) == 11
     row = torch.rand(1, 2**10).expand(2**14 + 2**12, -1)  # 80 MiB
     assert len({batch_fingerprint([each]) for each in (row, row.clone(), row[1:], row + 1)}) == 3
 

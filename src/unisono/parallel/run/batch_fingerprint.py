@@ -36,7 +36,7 @@ def _checksum(x: torch.Tensor, start: int) -> int:
     if len(raw) <= _SUMMED_BYTES:
         words = raw[: len(raw) // 8 * 8].view(np.int64)
         sums = np.add.reduceat(words, np.arange(0, len(words), _WORDS))  # wraps around
-        return zlib.crc32(content[words.nbytes :], zlib.crc32(sums, start))
+        return zlib.crc32(content[words.nbytes :], zlib.crc32(sums.data, start))
     size = 8 * _WORDS
     for piece in range(_PIECES):
         place = (len(raw) - size) * piece // (_PIECES - 1)
