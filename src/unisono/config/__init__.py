@@ -25,6 +25,7 @@ from unisono.config.environment import (
     tuned_path,
 )
 from unisono.config.launchers import DERIVED_PORTS, MPI, TCP, TORCH_STORE, LaunchedRank
+from unisono.config.rank_environment import adopt, of_child, own_variables
 
 __all__ = [
     "DEFAULT_PEER_TIMEOUT_S",
@@ -41,12 +42,15 @@ __all__ = [
     "LocalRank",
     "Settings",
     "TimelineSettings",
+    "adopt",
     "cpu_model",
     "export",
     "export_to_torch",
     "flight_recorder",
     "launched_rank",
+    "of_child",
     "override",
+    "own_variables",
     "settings",
     "timeline_settings",
     "tuned_path",

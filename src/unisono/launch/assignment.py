@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 
 from unisono import config
-
-_OF_EACH_RANK = frozenset((
-    "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_JOB_SECRET",
-    "UNISONO_JOB_SECRET_FILE", "UNISONO_HOST_ID",
-))  # fmt: skip
-"""Variables that the program does not hand over to its ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +34,14 @@ class Assignment:
     """Host and port of torch's store."""
     secret: str = field(repr=False)
     """The job's secret, random for each run."""
-    settings: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of the program, for ranks whose worker does not set them."""
     call: bytes = field(repr=False, default=b"")
     """The pickled function and its arguments."""
 
     def export(self) -> None:
         """Sets the environment variables of this process."""
-        for name, value in self.settings.items():
-            os.environ.setdefault(name, value)
-        os.environ.pop("UNISONO_JOB_SECRET_FILE", None)
-        os.environ["UNISONO_JOB_SECRET"] = self.secret
+        config.adopt(self.variables, self.secret)
         config.export(self.world)
         config.export_to_torch(self.world, self.master, self.place)
 
@@ -62,13 +52,3 @@ def version() -> str:
         return metadata.version("unisono")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def own_settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the settings of this program that apply to its ranks.
-
-    >>> own_settings({"UNISONO_STREAMS": "2", "UNISONO_RANK": "3", "HOME": "/"})
-    {'UNISONO_STREAMS': '2'}
-    """
-    names = config.VARIABLES - _OF_EACH_RANK
-    return {name: value for name, value in environ.items() if name in names}

@@ -18,7 +18,7 @@ from typing import Any
 
 from unisono import config
 from unisono.errors import PeerLostError, RendezvousError
-from unisono.launch.assignment import Arrival, Assignment, own_settings, version
+from unisono.launch.assignment import Arrival, Assignment, version
 from unisono.launch.executor import RankExecutor, RankFuture
 from unisono.launch.hosted_rank import host_rank
 from unisono.launch.pickling import pack
@@ -121,7 +121,7 @@ def _assignments(started: _Arrivals, call: bytes) -> Iterator[Assignment]:
     first, size = started[0][0], len(started)
     host = f"[{first.address}]" if ":" in first.address else first.address
     rendezvous = f"{config.TCP}{host}:{first.ports[0]}/run-{secrets.token_hex(16)}"
-    secret, settings = secrets.token_hex(32), own_settings()
+    secret, variables = secrets.token_hex(32), config.own_variables()
     for rank in range(size):
         beside = [other for other in range(size) if started[other][0].host == started[rank][0].host]
         yield Assignment(
@@ -129,7 +129,7 @@ def _assignments(started: _Arrivals, call: bytes) -> Iterator[Assignment]:
             place=config.LocalRank(rank=beside.index(rank), size=len(beside)),
             master=(first.address, first.ports[1]),
             secret=secret,
-            settings=settings,
+            variables=variables,
             call=call,
         )
 

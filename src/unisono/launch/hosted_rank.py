@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -52,7 +51,7 @@ def _process(assignment: Assignment) -> Iterator[tuple[subprocess.Popen[bytes], 
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=config.of_child(),
     )
     theirs.close()
     with ours:
