@@ -24,8 +24,9 @@ from unisono.errors import (
 
 if TYPE_CHECKING:
     from unisono import algorithms, parallel, planner, schedule, show, simulator, topology
-    from unisono.communicator import Communicator, Work, init, pairs, premul_sum, run
+    from unisono.communicator import Communicator, Work, init, pairs, premul_sum
     from unisono.controller import Controller
+    from unisono.launch import run
     from unisono.simulator import simulate
 
 # Loaded on first use. Torch, when imported, imports this package through the plug-in entry point,
@@ -37,7 +38,7 @@ _LAZY = {
     "init": "unisono.communicator",
     "pairs": "unisono.communicator",
     "premul_sum": "unisono.communicator",
-    "run": "unisono.communicator",
+    "run": "unisono.launch",
     "simulate": "unisono.simulator",
 }
 _LAZY_MODULES = ("algorithms", "parallel", "planner", "schedule", "show", "simulator", "topology")

@@ -213,10 +213,11 @@ def test_exported_variables_are_read_again() -> None:
 def test_export_to_torch_sets_the_variables_of_torchrun() -> None:
     environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "7"}
     world = config.LaunchedRank(rank=1, size=3, rendezvous="x")
-    config.export_to_torch(world, 29400, environ)  # type: ignore[arg-type]
+    place = config.LocalRank(rank=0, size=2)
+    config.export_to_torch(world, ("192.0.2.1", 29400), place, environ)  # type: ignore[arg-type]
     assert environ == {
-        "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400",
+        "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29400",
     }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from unisono.bootstrap.key_value_store import KeyValueBootstrap
     from unisono.bootstrap.peer_exchange import this_host
     from unisono.bootstrap.store import BootstrapStore
+    from unisono.bootstrap.tcp_address import keep_alive
 
 __getattr__ = lazy_names(
     __name__,
@@ -26,6 +27,7 @@ __getattr__ = lazy_names(
         "unisono.bootstrap.key_value_store": ["KeyValueBootstrap"],
         "unisono.bootstrap.peer_exchange": ["this_host"],
         "unisono.bootstrap.store": ["BootstrapStore"],
+        "unisono.bootstrap.tcp_address": ["keep_alive"],
     },
 )
 
@@ -42,6 +44,7 @@ __all__ = [
     "TransportKind",
     "join_group",
     "join_segment",
+    "keep_alive",
     "single_copy_for",
     "this_host",
 ]

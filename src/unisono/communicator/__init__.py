@@ -1,4 +1,4 @@
-"""Communicators: groups of ranks and their collectives; the launcher for one machine.
+"""Communicators: groups of ranks and their collectives.
 
 A complete example with a group of one rank:
 
@@ -56,7 +56,6 @@ from unisono.communicator.found_failure import fail_group as fail_group
 from unisono.communicator.found_failure import has_failed as has_failed
 from unisono.communicator.fused_all_reduce import FusedAllReduce
 from unisono.communicator.initialization import init, join
-from unisono.communicator.local_ranks import run
 from unisono.communicator.point_to_point import wait_for_message as wait_for_message
 from unisono.communicator.premul import premul_sum
 from unisono.communicator.value_index import pairs
@@ -88,5 +87,4 @@ __all__ = [
     "join",
     "pairs",
     "premul_sum",
-    "run",
 ]

@@ -11,6 +11,7 @@ from unisono.config.environment import (
     MOST_RANKS,
     VARIABLES,
     FlightRecorder,
+    LocalRank,
     Settings,
     TimelineSettings,
     cpu_model,
@@ -24,6 +25,7 @@ from unisono.config.environment import (
     tuned_path,
 )
 from unisono.config.launchers import DERIVED_PORTS, MPI, TCP, TORCH_STORE, LaunchedRank
+from unisono.config.rank_environment import adopt, of_child, own_variables
 
 __all__ = [
     "DEFAULT_PEER_TIMEOUT_S",
@@ -37,14 +39,18 @@ __all__ = [
     "VARIABLES",
     "FlightRecorder",
     "LaunchedRank",
+    "LocalRank",
     "Settings",
     "TimelineSettings",
+    "adopt",
     "cpu_model",
     "export",
     "export_to_torch",
     "flight_recorder",
     "launched_rank",
+    "of_child",
     "override",
+    "own_variables",
     "settings",
     "timeline_settings",
     "tuned_path",

@@ -277,16 +277,28 @@ def export(found: World, environ: os._Environ[str] = os.environ) -> None:
     environ["UNISONO_RENDEZVOUS"] = found.rendezvous
 
 
-def export_to_torch(found: World, port: int, environ: os._Environ[str] = os.environ) -> None:
-    """Sets the variables that torch.distributed reads (RANK, WORLD_SIZE and others), for ranks that
-    are all on this host. Rank 0's store listens on `port`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRank:
+    """Rank of this process among the ranks of its host, and their number."""
+
+    rank: int
+    size: int
+
+
+def export_to_torch(
+    found: World,
+    master: tuple[str, int],
+    place: LocalRank,
+    environ: os._Environ[str] = os.environ,
+) -> None:
+    """Sets the variables that torch.distributed reads (RANK, WORLD_SIZE and others). Rank 0's store
+    listens at `master`, a host and a port.
     """
     for name in [name for name in environ if name.startswith("TORCHELASTIC_")]:
         del environ[name]  # these describe the torchrun that started this program, and its store
-    environ["RANK"] = environ["LOCAL_RANK"] = str(found.rank)
-    environ["WORLD_SIZE"] = environ["LOCAL_WORLD_SIZE"] = str(found.size)
-    environ["MASTER_ADDR"] = "127.0.0.1"
-    environ["MASTER_PORT"] = str(port)
+    environ["RANK"], environ["LOCAL_RANK"] = str(found.rank), str(place.rank)
+    environ["WORLD_SIZE"], environ["LOCAL_WORLD_SIZE"] = str(found.size), str(place.size)
+    environ["MASTER_ADDR"], environ["MASTER_PORT"] = master[0], str(master[1])
 
 
 def _ip_version(environ: Mapping[str, str]) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.communicator.pickling import pack
+from unisono.launch.pickling import pack
 
 PROGRAM = """
 import json, sys

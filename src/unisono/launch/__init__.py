@@ -1,0 +1,13 @@
+"""Launch: `unisono.run` starts ranks as processes of this machine, or on the workers of an
+executor.
+
+>>> from concurrent.futures import ThreadPoolExecutor
+>>> with ThreadPoolExecutor(2) as pool:
+...     run(min, ranks=2, args=(3, 5), executor=pool)
+[3, 3]
+"""
+
+from unisono.launch.executor import RankExecutor, RankFuture
+from unisono.launch.run_ranks import run
+
+__all__ = ["RankExecutor", "RankFuture", "run"]
