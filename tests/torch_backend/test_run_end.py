@@ -11,6 +11,7 @@ from torch import nn
 
 from cases_in_turn import turn
 from torch_backend.layout_training import expert_shape, sgd, small_shape
+from torch_backend.test_divided_use import SomeExperts
 from unisono.errors import AbortedError
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
 
@@ -23,7 +24,6 @@ LAYOUTS = (
     "dp=2,cp=2",
     "dp=4,zero=3",
     "dp=4,zero=2",
-    "dp=2,ep=2,tp=2",
     "dp=2,pp=2,zero=3",
     "tp=2,pp=2",
     "cp=2,pp=2,schedule=zb1p",
@@ -96,9 +96,6 @@ def own_errors_of_one_rank_in_passes(world):
     for text in LAYOUTS:
         for place in ("forward", "backward"):
             with turn(text=text, place=place):
-                import time
-
-                print(text, place, time.time(), flush=True)
                 run = a_run(text)
                 run.step(*batch())
                 error = TypeError("the value\nis odd")
@@ -154,3 +151,18 @@ def own_a_new_run_after_the_end(world):
     again = a_run(text)
     assert [float(again.step(*batch())) for _ in range(2)] == losses
     again.mesh.close()
+
+
+def own_experts_that_one_of_four_ranks_calls(world):
+    """Tests that ranks of other groups of `ep` learn the cause, too."""
+    torch.set_default_dtype(torch.float64)
+    tokens = torch.ones(8, 5, dtype=torch.int64)
+    tokens[2:4] = 0  # the samples of rank 1
+    for text in ("dp=4,ep=2", "dp=4,ep=2,zero=1", "dp=4,ep=2,zero=3"):
+        with turn(text=text):
+            layout = Layout.parse(text)
+            run = parallelize(SomeExperts(), layout, loss=CrossEntropy(11), optimizer=sgd)
+            with pytest.raises(ValueError, match="call the layers of experts on all") as caught:
+                run.step(tokens, tokens)
+            assert "\n" not in str(caught.value)
+            run.mesh.close()
