@@ -87,7 +87,7 @@ def test_a_failed_run_prints_the_reason(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(train, "launch", fail)
     status, _, stderr = call("digits", "--backends", "gloo")
     assert status == 1
-    assert "rank 1 [died]" in stderr
+    assert stderr.splitlines()[-1] == "unisono: rank 1 [died]"
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,34 @@ def own_a_failed_step_calls_no_hook(world):
     run.mesh.close()
 
 
+def own_a_hook_that_fails_on_one_rank(world):
+    """Tests hooks that raise on one rank, or on the one stage with their parameter."""
+    for text, name, failing in (("dp=2", "0.weight", 1), ("pp=2", "0.weight", 0),
+                                ("pp=2", "3.weight", 1)):  # fmt: skip
+        for kind in ("register_hook", "register_post_accumulate_grad_hook"):
+            with turn(text=text, name=name, kind=kind):
+                model, is_bad = small_model(), [False]
+
+                def hook(_, is_bad=is_bad, failing=failing):
+                    if is_bad[0] and world.rank == failing:
+                        raise KeyError("no value")
+
+                getattr(model.get_parameter(name), kind)(hook)
+                model[2].bias.register_hook(masked)
+                run = a_run(text, model)
+                run.step(*batches()[0])
+                is_bad[0] = True
+                with pytest.raises((KeyError, RuntimeError)) as caught:
+                    run.step(*batches()[1])
+                if world.rank == failing:
+                    assert type(caught.value) is KeyError
+                else:
+                    assert f"rank {failing} could not take this step" in str(caught.value)
+                is_bad[0] = False
+                run.step(*batches()[1])
+                run.mesh.close()
+
+
 def own_a_handle_removes_a_hook(world):
     model = small_model()
     calls = []

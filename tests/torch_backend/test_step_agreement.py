@@ -10,6 +10,7 @@ from torch import nn
 
 from cases_in_turn import turn
 from torch_backend.layout_training import sgd, small_shape, token_batches
+from unisono.errors import AbortedError
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
 from unisono.parallel.run.batch_fingerprint import batch_fingerprint
 
@@ -220,7 +221,7 @@ def own_fingerprints(world):
 
 
 def own_errors_that_one_rank_catches(world):
-    """Tests a rank that skips a step after an error in its passes, which others wait for."""
+    """Tests a rank that skips a step after an error in its passes, which ends the run."""
     inputs, targets = batch()
     bad = inputs.clone()
     bad[-1, 0] = torch.nan  # a sample of rank 1
@@ -232,5 +233,6 @@ def own_errors_that_one_rank_catches(world):
         with pytest.raises(RuntimeError, match="is NaN"):
             run.step(bad, targets)
         bad = inputs
-    require_refused(run, "left the step with an error of its own", bad, targets)
+    match = "rank 1 failed in step 2: RuntimeError: a value is NaN; this run has ended"
+    require_refused(run, match, bad, targets, error=AbortedError)
     run.mesh.close()

@@ -69,6 +69,8 @@ def own_written_buffers_are_refused(world):
             before = [each.values.detach().clone() for found in run.sets for each in found.held]
             with pytest.raises(ValueError, match=rf"1\.{name}: the forward pass writes") as caught:
                 run.step(inputs, targets)
+            parts = Layout.parse(text).dp * microbatches  # stages of `pp` are no parts of a batch
+            assert f"division of the batch into {parts} parts;" in str(caught.value)
             assert "\n" not in str(caught.value)
             after = [each.values.detach() for found in run.sets for each in found.held]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

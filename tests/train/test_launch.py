@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 
 from unisono.errors import UnisonoError
 from unisono.train import events
-from unisono.train.rank_launch import launch
+from unisono.train.rank_launch import _cause, launch
 from unisono.train.settings import TrainingRun
 
 pytestmark = pytest.mark.torch
@@ -73,8 +73,21 @@ def test_backends_and_the_controller_alternate_in_one_job(folder: Path) -> None:
 def test_a_failing_rank_is_quoted(folder: Path) -> None:
     with pytest.raises(UnisonoError, match="no_such_backend") as caught:
         launch(a_run("no_such_backend"), lambda event: None)
-    assert "training on no_such_backend failed" in str(caught.value)
+    assert str(caught.value).startswith("training on no_such_backend failed (exit status 1): ")
+    assert "\n" not in str(caught.value)
+    assert "Traceback" in "".join(caught.value.__notes__)
     assert list(folder.iterdir()) == []
+
+
+def test_the_cause_of_a_failed_run() -> None:
+    trace = "Traceback (most recent call last):\n  x.raise_Error: 3\n"
+    lost = "unisono.errors.PeerLostError: rank 1 is gone"
+    summary = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n exitcode  : {}"
+    output = f"{trace}{lost}\n[rank1]: {trace}[rank1]: KeyError: 'x'\n{summary.format(1)}"
+    assert _cause(output) == "KeyError: 'x'"
+    assert _cause(f"{trace}{lost}\n") == lost
+    assert _cause(summary.format(-9)) == "a rank ended with exit code -9"
+    assert _cause("") == "the ranks gave no reason"
 
 
 KILLED_AT_ONCE = """

@@ -205,7 +205,7 @@ def _compare(run: TrainingRun, json_path: str | None, *, is_default_length: bool
         outcomes = _train(run, progress_console)
     except UnisonoError as error:
         progress_console.print(
-            str(error), markup=False, highlight=False, style="red", soft_wrap=True
+            f"unisono: {error}", markup=False, highlight=False, style="red", soft_wrap=True
         )
         raise typer.Exit(1) from None
     report = Report(outcomes=outcomes, is_default_length=is_default_length)

@@ -75,7 +75,9 @@ def train_one_layout(
         )
         result = _followed(run)
     except (UnisonoError, ValueError) as error:
-        errors.print(str(error), markup=False, highlight=False, style="red", soft_wrap=True)
+        errors.print(
+            f"unisono: {error}", markup=False, highlight=False, style="red", soft_wrap=True
+        )
         raise typer.Exit(1) from None
     console.print(title(run.task, run.layout.text(), result), style="bold", highlight=False)
     console.print(loss_line(result), highlight=False, soft_wrap=True)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from unisono.communicator.communicator import Communicator
 from unisono.control import Fault
-from unisono.errors import PeerLostError
+from unisono.errors import AbortedError, CollectiveTimeoutError, PeerLostError
+
+_FAULTS: dict[type[Exception], Fault] = {
+    PeerLostError: Fault.PEER_LOST,
+    CollectiveTimeoutError: Fault.TIMEOUT,
+    AbortedError: Fault.ABORTED,
+}
 
 
 def has_failed(comm: Communicator) -> bool:
@@ -13,11 +19,11 @@ def has_failed(comm: Communicator) -> bool:
 
 
 def fail_group(comm: Communicator, error: Exception) -> None:
-    """Ends all pending calls on all ranks. If the error reports a lost rank, other ranks get the
-    same error, which they may find later themselves. Otherwise they get `AbortedError` with its
-    text.
+    """Ends all pending calls on all ranks. If the error reports a lost rank, a timeout or an abort,
+    other ranks get the same error. Otherwise they get `AbortedError` with its type and text.
     """
-    if isinstance(error, PeerLostError):
-        comm._group.fail(Fault.PEER_LOST, str(error))
-    else:
+    fault = _FAULTS.get(type(error))
+    if fault is None:
         comm.abort(f"{type(error).__name__}: {error}")
+    else:
+        comm._group.fail(fault, str(error))

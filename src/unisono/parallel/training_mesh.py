@@ -12,10 +12,15 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from unisono.communicator import bytes_sent
+from unisono.communicator import bytes_sent, fail_group
 from unisono.parallel.rank_grid import GROUPS, RankGrid
 from unisono.planner import Layout
-from unisono.torch_backend import communicator_of, default_communicator, forget_meshes
+from unisono.torch_backend import (
+    Options,
+    communicator_of,
+    default_communicator,
+    forget_meshes,
+)
 
 if TYPE_CHECKING:
     from unisono.communicator import Communicator, CommunicatorStats
@@ -52,6 +57,15 @@ class TrainingMesh:
         self._groups: dict[str, dist.ProcessGroup] = {}
         for name in GROUPS:
             self._make(name, self.grid.groups(name))
+        self.all_ranks = self._make_all_ranks() if world > 1 else None
+        """A group of all ranks for the exchanges that end a step; None if there is one rank. These
+        exchanges do not use torch's default group, because `fail` ends the groups of the mesh."""
+
+    def _make_all_ranks(self) -> dist.ProcessGroup:
+        comm = default_communicator()
+        options = None if comm is None else Options(reproducible=comm.reproducible)
+        made = dist.new_group(timeout=_timeout(comm), pg_options=options)
+        return cast(dist.ProcessGroup, made)
 
     def _make(self, name: str, partition: tuple[tuple[int, ...], ...]) -> None:
         if len(partition[0]) == 1:
@@ -61,9 +75,7 @@ class TrainingMesh:
             if before in self._groups:
                 self._groups[name] = self._groups[before]
             return
-        # `new_group` alone gives each group torch's default timeout, not that of the default group.
-        comm = default_communicator()
-        timeout = None if comm is None else timedelta(seconds=comm.timeout_s)
+        timeout = _timeout(default_communicator())
         for ranks in partition:  # every rank makes every group, as torch requires
             group = dist.new_group(list(ranks), timeout=timeout)
             if self.rank in ranks:
@@ -145,14 +157,33 @@ class TrainingMesh:
             if name in self._groups:
                 yield name, _communicator(self._groups[name])
 
+    def fail(self, error: Exception) -> None:
+        """Ends all calls of the mesh's groups on all ranks with an error, now and later. The
+        default group still works.
+
+        Errors that are no errors of a communicator reach other ranks as `AbortedError`.
+        """
+        groups = {*self._groups.values(), self.all_ranks} - {None}
+        for group in groups:
+            fail_group(_communicator(cast(dist.ProcessGroup, group)), error)
+        forget_meshes()  # a new mesh of the same ranks must not use these groups
+
     def close(self) -> None:
         """Destroys the groups. Call on all ranks."""
+        if self.all_ranks is not None:
+            dist.destroy_process_group(self.all_ranks)
+            self.all_ranks = None
         for name in self._made.values():
             if name in self._groups:
                 dist.destroy_process_group(self._groups[name])
         self._groups.clear()
         self._made.clear()
         forget_meshes()
+
+
+def _timeout(comm: Communicator | None) -> timedelta | None:
+    """Returns the timeout of the default group, which `new_group` alone does not use."""
+    return None if comm is None else timedelta(seconds=comm.timeout_s)
 
 
 def _axis(name: str) -> str:

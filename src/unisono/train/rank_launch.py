@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from unisono.errors import UnisonoError
+from unisono.errors import PeerLostError, UnisonoError
 from unisono.temporary_folders import TemporaryFolder
 from unisono.train import events
 from unisono.train.layout_settings import LayoutRun
@@ -21,6 +22,8 @@ from unisono.train.settings import TrainingRun
 _POLL_S = 0.1
 _EXIT_S = 45.0  # longer than torch's agent waits for its ranks (up to 30 s)
 _LOG_LINES = 40
+_ERROR = re.compile(r"^(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.M)
+_EXIT_CODE = re.compile(r"exitcode *: *(-?\d+)")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,8 +32,8 @@ def launch(
 ) -> list[events.BackendFinished]:
     """Runs a training to its end and returns one result per backend.
 
-    `listen` receives every event immediately. Raises UnisonoError, with the last lines of the
-    ranks' output, if a rank fails.
+    `listen` receives every event immediately. Raises UnisonoError, with the cause in one line
+    and the last lines of the ranks' output as a note, if a rank fails.
     """
     finished: list[events.BackendFinished] = []
 
@@ -91,8 +94,9 @@ def run_ranks(
 ) -> None:
     """Runs a worker module on all ranks to its end.
 
-    `listen` receives every event of rank 0 immediately. Raises UnisonoError, with the last lines of
-    the ranks' output, if a rank fails, or if `is_complete` returns False at the end.
+    `listen` receives every event of rank 0 immediately. Raises UnisonoError, with the cause in one
+    line and the last lines of the ranks' output as a note, if a rank fails, or if `is_complete`
+    returns False at the end.
     """
     with TemporaryFolder("unisono-train-") as folder:
         event_path, log_path = folder / "events", folder / "log"
@@ -102,10 +106,12 @@ def run_ranks(
             for event in _follow(event_path, process):
                 listen(event)
         if process.returncode != 0 or not is_complete():
-            raise UnisonoError(
-                f"{name} failed (exit status {process.returncode}); "
-                f"the last lines of the ranks' output:\n{_tail(log_path)}"
+            output = log_path.read_text(errors="replace")
+            error = UnisonoError(
+                f"{name} failed (exit status {process.returncode}): {_cause(output)}"
             )
+            error.add_note("\n".join(output.splitlines()[-_LOG_LINES:]))
+            raise error
 
 
 def command(worker: str, settings: str, event_path: Path, *, ranks: int) -> list[str]:
@@ -173,5 +179,12 @@ def _follow(path: Path, process: subprocess.Popen[bytes]) -> Iterator[events.Eve
             time.sleep(_POLL_S)
 
 
-def _tail(path: Path) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+def _cause(output: str) -> str:
+    """Returns in one line why a job failed: the first error of a rank. An error about the loss of
+    another rank counts only if there is no other.
+    """
+    found: list[str] = [each for each in _ERROR.findall(output) if "ChildFailedError" not in each]
+    if not found:
+        codes = _EXIT_CODE.findall(output)
+        return f"a rank ended with exit code {codes[0]}" if codes else "the ranks gave no reason"
+    return next((each for each in found if PeerLostError.__name__ not in each), found[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unisono.errors import MismatchError
+from unisono.parallel.run.error_causes import with_causes
 from unisono.planner import Layout
 
 _SPLIT = "mixed torch.Tensor and DTensor"  # in the message of torch's error
@@ -14,8 +15,7 @@ def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None
     parameters of a model that cannot be split, or because ranks exchanged different arrays. Returns
     None for other causes.
     """
-    found: BaseException | None = error
-    while found is not None:
+    for found in with_causes(error):
         if (layout.zero >= 2 or layout.ep > 1) and _SPLIT in str(found):
             return ValueError(
                 f"zero = {layout.zero} gathers the parameters of a module while its forward runs, "
@@ -33,7 +33,6 @@ def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None
             return ValueError(
                 different_calls(layout) if is_gathered else _different_exchanges(found)
             )
-        found = found.__cause__ or found.__context__
     return None
 
 

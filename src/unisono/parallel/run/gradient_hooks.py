@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
-from unisono.planner import Layout
+from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import gradient_hooks, remove_gradient_hooks, with_gradient_hooks
 
 _PRECISION = 1e-6  # relative difference of results that rounding may explain
@@ -40,14 +40,14 @@ class GradientHooks:
     """The hooks of the parameters of a run."""
 
     def __init__(
-        self, hooks: Mapping[str, Hooks], sets: Sequence[ParameterSet], layout: Layout
+        self, hooks: Mapping[str, Hooks], sets: Sequence[ParameterSet], mesh: TrainingMesh
     ) -> None:
         """`hooks`: those of the whole model, by name.
 
         Raises `ValueError` for a hook of a parameter whose gradient no rank has as a whole.
         """
         self._names = list(hooks)
-        self._sets, self._layout = sets, layout
+        self._sets, self._mesh = sets, mesh
         self._hooks = hooks
         every = [held for each in sets for held in each.held]
         self._parameters = [held.values for held in every]
@@ -57,7 +57,7 @@ class GradientHooks:
                 self._require_whole(held)
 
     def _require_whole(self, held: HeldParameter) -> None:
-        layout = self._layout
+        layout = self._mesh.layout
         cause, cure = "", ""
         if layout.zero:
             cause, cure = f"zero = {layout.zero}", "zero = 0"
@@ -83,8 +83,8 @@ class GradientHooks:
 
         `is_failed`: this rank has failed in the step. Then no rank calls hooks, since gradients are
         incomplete, and the exchange of the loss tells the error. Raises `ValueError` on all ranks
-        if the results of ranks differ, and if a hook fails, changes the parameter or removes its
-        gradient.
+        if the results of ranks differ, or if a hook changes the parameter or removes its gradient.
+        Raises the error of a hook on this rank after the other ranks have their results.
         """
         if self._names:
             self._call(is_failed)
@@ -98,15 +98,28 @@ class GradientHooks:
         }
         used = [float(name in own and own[name][1]) for name in self._names]
         shared = torch.tensor([*used, float(is_failed)])
-        dist.all_reduce(shared)
+        self._add(shared)
         *counts, failures = shared.tolist()
         if failures:
             return
-        results = [
-            list(self._results(name, own[name][0])) if name in own and count else []
-            for name, count in zip(self._names, counts, strict=True)
-        ]
-        self._compare(results)
+        results: list[list[float]] = [[] for _ in self._names]
+        error: Exception | None = None
+        try:
+            for place, (name, count) in enumerate(zip(self._names, counts, strict=True)):
+                if name in own and count:
+                    results[place] = list(self._results(name, own[name][0]))
+        except Exception as caught:
+            error = caught
+        fault = self._compare(results)
+        if error is not None:
+            raise error
+        if fault is not None:
+            raise ValueError(fault)
+
+    def _add(self, shared: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+        """Reduces an array over all ranks."""
+        if self._mesh.all_ranks is not None:
+            dist.all_reduce(shared, op, group=self._mesh.all_ranks)
 
     def _results(self, name: str, held: HeldParameter) -> Iterator[float]:
         """Calls the hooks of a parameter; yields a number that reveals another result."""
@@ -131,21 +144,22 @@ class GradientHooks:
         flat = flat.double().flatten()
         yield float((flat * torch.linspace(1, 2, len(flat), dtype=flat.dtype)).sum())
 
-    def _compare(self, results: Sequence[Sequence[float]]) -> None:
-        """Raises `ValueError` if a result is NaN, or differs between ranks. Collective."""
+    def _compare(self, results: Sequence[Sequence[float]]) -> str | None:
+        """Returns a message if a result is NaN, or differs between ranks. Collective."""
         numbers = [each[0] if each else -math.inf for each in results]
         opposite = [-each[0] if each else -math.inf for each in results]
         wrong = [float(math.isnan(each)) for each in numbers]
         shared = torch.nan_to_num(torch.tensor([numbers, opposite, wrong], dtype=torch.float64))
-        dist.all_reduce(shared, dist.ReduceOp.MAX)
+        self._add(shared, dist.ReduceOp.MAX)
         for name, most, least, is_wrong in zip(self._names, *shared.tolist(), strict=True):
             if is_wrong:
-                raise ValueError(
+                return (
                     f"{name}: a hook changed the parameter or removed its gradient; expected hooks "
                     "that change the gradient, and the optimizer as an argument of parallelize"
                 )
             if most + least > _PRECISION * max(abs(most), abs(least)):
-                raise ValueError(
+                return (
                     f"{name}: a hook returned different gradients on the ranks; expected a "
                     "function of the gradient alone, without random numbers"
                 )
+        return None

@@ -7,6 +7,7 @@ import contextlib
 from torch import distributed as dist
 
 from unisono.errors import PeerLostError, UnisonoError
+from unisono.parallel.run.error_causes import with_causes
 from unisono.torch_backend import communicator_of
 
 _WAIT_S = 1.0
@@ -18,10 +19,10 @@ def lost_rank_error(error: BaseException) -> PeerLostError | None:
     Returns None if `error` has another cause. An error of an axis's group has the rank's number in
     that group, and torch's pipelines wrap this error in their own error.
     """
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, PeerLostError):
-        found = found.__cause__ or found.__context__
-    return None if found is None else _of_default_group() or found
+    for found in with_causes(error):
+        if isinstance(found, PeerLostError):
+            return _of_default_group() or found
+    return None
 
 
 def _of_default_group() -> PeerLostError | None:

@@ -131,7 +131,7 @@ def parallelize(
     groups = tie_groups(stages_of_parameters(ties, every), mesh)
     calls = CallOrder()
     sets, frozen, gathered = _divide_states(stages, mesh, ties, order, groups, calls)
-    gradient_hooks = on_all_ranks(lambda: GradientHooks(hooks, sets, layout))
+    gradient_hooks = on_all_ranks(lambda: GradientHooks(hooks, sets, mesh))
     held = [each for found in sets for each in found.held]
     built = on_all_ranks(lambda: build_optimizer(optimizer, named_optimizer, held, frozen, former))
     on_all_ranks(lambda: check_optimizer(built, sets, layout))

@@ -14,9 +14,7 @@ from torch import nn
 
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
-from unisono.parallel.run.divided_use import divided_use_error
 from unisono.parallel.run.gathered_module import CallOrder
-from unisono.parallel.run.lost_rank import lost_rank_error
 from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
@@ -24,6 +22,7 @@ from unisono.parallel.run.pass_context import PassContext
 from unisono.parallel.run.pipeline_runner import PipelineRunner
 from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
 from unisono.parallel.run.run_checkpoints import RunCheckpoints
+from unisono.parallel.run.run_end import RunEnd
 from unisono.parallel.run.run_report import (
     RunReport,
     make_report,
@@ -42,8 +41,8 @@ from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
 from unisono.torch_backend import default_communicator
 
-_AXES = ("tp", "shard", "dp_replicate")
-"""The groups that together have all ranks of a layout without `pp`."""
+_AXES = ("pp", "tp", "shard", "dp_replicate")
+"""The groups that together have all ranks of a layout."""
 _NORM_EPSILON = 1e-6  # added to the norm, as by torch.nn.utils.clip_grad_norm_
 
 
@@ -85,7 +84,7 @@ class ParallelRun:
         """Seconds of each step."""
         self._context = PassContext(stages, is_pipeline=mesh.layout.pp > 1)
         self._loss = BatchLoss(loss, is_balanced=is_balanced, cut=1 + (mesh.layout.cp > 1))
-        self._agreement, self._checks = StepAgreement(), checks
+        self._agreement, self._checks, self._end = StepAgreement(), checks, RunEnd(mesh)
         self._uses = ParameterUses(names, sets, mesh, calls)
         self._groups = groups
         modules = [stage for _, stage in stages]
@@ -121,21 +120,32 @@ class ParallelRun:
 
         Raises `ValueError` for sizes that the layout cannot divide, under `torch.no_grad`, and on
         all ranks if they passed different batches or if the loss cannot be computed in parts.
-        Raises `PeerLostError` with the number of a rank that died. If one rank refuses its batch or
-        if the loss fails on it, this rank raises its error, and the others an error with the rank
-        and the cause; with `pp`, and with `dp` and ZeRO 0 or 1, also if a module fails. The next
-        step works.
+        Raises `PeerLostError` with the number of a rank that died.
+
+        If one rank fails, this rank raises its error, and all others raise an error with the rank
+        and the cause: a `ValueError` if it is one there, otherwise a `RuntimeError`. The next step
+        works, with unchanged weights:
+
+        - in all layouts, if a rank refuses its batch, or if the loss or a parameter's hook fails;
+        - without `tp`, `cp`, `ep`, and ZeRO 2 and 3, also if a module fails in its passes.
+
+        Any other error of one rank, such as that of a module in a layout whose passes have
+        collectives, of the optimizer, or a `KeyboardInterrupt`, ends the run: the groups of its
+        mesh fail on all ranks with the cause, and later calls of its methods raise it again. Then
+        close the mesh, build model and run again, and load a checkpoint. Torch's default group
+        still works, unless a rank died.
         """
+        self._end.require_usable()
         try:
             with self._context.autocast.enter_step():
                 return self._step(inputs, targets)
-        except Exception as last:
-            error = self._failure.take() or last  # a failed rank may fail again at its messages
-            found = lost_rank_error(error) or divided_use_error(error, self.mesh.layout)
-            if found is not None:
-                raise found from error
+        except BaseException as last:
+            own = self._failure.take()  # a failed rank may fail again at its messages
+            if self._agreement.has_raised(last):
+                raise
+            error = self._end.end(own or last, step=self.steps + 1)
             if error is not last:
-                raise error from last
+                raise error from last if error is own else own or last
             raise
         finally:
             self._context.autocast.leave_step()
@@ -194,7 +204,8 @@ class ParallelRun:
         with self._timeline.exchange("gradients", nbytes):
             for each in self.sets:
                 each.reduce()
-        self._checks.hooks.call(is_failed=self._error() is not None)
+        with self._failure.keeping():
+            self._checks.hooks.call(is_failed=self._error() is not None)
         with self._timeline.exchange("loss and norm", 0):
             total = self._finish(losses)
         with self._timeline.optimizer():
@@ -212,6 +223,7 @@ class ParallelRun:
         checkpoint in the folder stays readable until the new checkpoint is complete. Raises
         `PeerLostError` with the number of a rank that died.
         """
+        self._end.require_usable()
         self._checkpoints.save(Path(folder), self.steps)
 
     def load(self, folder: Path) -> None:
@@ -220,6 +232,7 @@ class ParallelRun:
         Raises `ValueError` on all ranks if the checkpoint is from another model or kind of
         optimizer, before anything changes, and `PeerLostError` with the number of a rank that died.
         """
+        self._end.require_usable()
         self.steps = self._checkpoints.load(Path(folder))
         self._checks.kept.note(self.optimizer)
 
@@ -293,6 +306,7 @@ class ParallelRun:
         )
 
     def _require_step(self, what: str) -> None:
+        self._end.require_usable()
         if not self.step_s:
             raise ValueError(f"{what}: expected a step before, but none was taken; call step first")
 
@@ -351,7 +365,7 @@ class ParallelRun:
         own = [self._own_loss(losses), squares, self._loss.weight * adds]
         agreed = self._agreement.counts()
         numbers = [*own, *agreed, *self._uses.counts()]
-        total, squares, weight, *counts = small_sum(numbers, dist.group.WORLD)
+        total, squares, weight, *counts = small_sum(numbers, self.mesh.all_ranks)
         self._agreement.require(counts[: len(agreed)])
         self._uses.skip_unused(counts[len(agreed) :], self.optimizer)
         self._checks.kept.note(self.optimizer)
@@ -366,8 +380,8 @@ class ParallelRun:
     def _error(self) -> Exception | None:
         """Returns this rank's error, which the exchange of the loss tells all ranks."""
         layout = self.mesh.layout
-        parts = layout.dp * layout.cp * layout.pp * self.microbatches
-        written = self._context.written.error(parts) if parts > 1 else None
+        parts = layout.dp * layout.cp * self.microbatches
+        written = self._context.written.error(parts=parts, stages=layout.pp)
         return self._checks.faults.error() or self._failure.error or self._loss.error or written
 
     def _adds_losses(self) -> bool:

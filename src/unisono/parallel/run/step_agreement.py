@@ -29,6 +29,13 @@ class StepAgreement:
         self._shapes: tuple[tuple[int, ...], ...] = ()
         self.error: Exception | None = None
         """An error of this rank, after which it still took part in the collectives of the step."""
+        self._agreed: Exception | None = None
+
+    def has_raised(self, error: BaseException) -> bool:
+        """Returns True if `require` has raised this error, so that all ranks have one. Forgets the
+        error: its traceback holds the memory of the step."""
+        agreed, self._agreed = self._agreed, None
+        return agreed is error
 
     def begin(self, batch: Sequence[torch.Tensor]) -> None:
         """Begins a step with the whole batch, inputs and targets, that the program gave to this
@@ -76,12 +83,14 @@ class StepAgreement:
             return
         found: list[Any] = [None] * self._ranks
         error, self.error = self.error, None  # its traceback holds the memory of the step
-        mine = None if error is None else (_line(error), type(error) is ValueError)
+        mine = None if error is None else (line_of(error), type(error) is ValueError)
         dist.all_gather_object(found, (mine, self._begun, self._fingerprint, self._shapes))
         reason = _disagreement(found)
         if reason is None and error is not None:
+            self._agreed = error
             raise error
-        raise (_first_error(found) if reason is None else ValueError(reason)) from error
+        self._agreed = _first_error(found) if reason is None else ValueError(reason)
+        raise self._agreed from error
 
 
 _Known = tuple[tuple[str, bool] | None, int, int, tuple[tuple[int, ...], ...]]
@@ -89,7 +98,8 @@ _Known = tuple[tuple[str, bool] | None, int, int, tuple[tuple[int, ...], ...]]
 the fingerprint and shapes of its batch."""
 
 
-def _line(error: Exception) -> str:
+def line_of(error: BaseException) -> str:
+    """Returns an error in one line; with its type, unless it is a refusal."""
     text = " ".join(str(error).split())
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 

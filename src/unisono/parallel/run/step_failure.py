@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import distributed as dist
 from torch import nn
 
 from unisono.errors import UnisonoError
 from unisono.parallel.divisible import Exchanging
+from unisono.parallel.run.error_causes import with_causes
 from unisono.planner import Layout
 
 
@@ -17,14 +19,14 @@ class StepFailure:
 
     A rank that has failed takes part in the messages of the step until its end, without computing.
     So no other rank waits for it, and the ranks stay at the same step. This is not possible if the
-    passes have collectives, without a pipeline: then the ranks exchange errors before the passes,
-    and a rank raises an error of its passes at once.
+    passes have collectives: then the ranks exchange errors before the passes, and a rank raises an
+    error of its passes at once, which ends the run (`RunEnd`).
     """
 
     def __init__(self, layout: Layout, stages: Sequence[tuple[int, nn.Module]]) -> None:
         exchanges = any(isinstance(stage, Exchanging) for _, stage in stages)
-        divides_samples = layout.dp == layout.devices and layout.ep == 1 and layout.zero < 2
-        self._is_shared = layout.pp > 1 or (divides_samples and not exchanges)
+        divides_samples = layout.dp * layout.pp == layout.devices
+        self._is_shared = divides_samples and layout.ep == 1 and layout.zero < 2 and not exchanges
         self._has_passes = False
         self.error: Exception | None = None
         self.is_found = False
@@ -44,11 +46,25 @@ class StepFailure:
 
         Raises the error at once if the rank cannot take part in the step any more.
         """
-        if (self._has_passes and not self._is_shared) or _is_from_communication(error):
+        if self._has_passes and not self._is_shared:
+            raise error
+        self.keep(error)
+
+    def keep(self, error: Exception) -> None:
+        """Keeps an error for the end of the step, in any layout. Raises errors of communication."""
+        if _is_from_communication(error):
             raise error
         if self.error is None and not self.is_found:
             self.error = error
         self.is_found = True
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keeps an error of the statements inside, whose collectives have ended."""
+        try:
+            yield
+        except Exception as error:
+            self.keep(error)
 
     def note_elsewhere(self) -> None:
         """Notes that another rank has failed."""
@@ -61,9 +77,4 @@ class StepFailure:
 
 
 def _is_from_communication(error: BaseException) -> bool:
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, UnisonoError | dist.DistError):
-            return True
-        found = found.__cause__ or found.__context__
-    return False
+    return any(isinstance(each, UnisonoError | dist.DistError) for each in with_causes(error))

@@ -69,17 +69,21 @@ class WrittenBuffers:
             if found is not None and vector is not None:
                 found.copy_(vector)
 
-    def error(self, parts: int) -> ValueError | None:
-        """Returns an error that names the first buffer written since `begin`; None without one.
+    def error(self, *, parts: int, stages: int) -> ValueError | None:
+        """Returns an error that names the first buffer written since `begin`; None without one, and
+        if a batch has one part and the model one stage.
 
         `parts`: the number of parts of a batch that are computed apart.
         """
+        if parts * stages == 1:
+            return None
+        division = f"batch into {parts} parts" if parts > 1 else f"model into {stages} stages"
         for (name, buffers, key), (before, version) in zip(self._slots, self._before, strict=False):
             now, its_version = _state(buffers.get(key))
             if now is not before or its_version != version:
                 return ValueError(
                     f"{name}: the forward pass writes this buffer, which would depend on the "
-                    f"division of the batch into {parts} parts; write it between steps, under "
+                    f"division of the {division}; write it between steps, under "
                     "torch.no_grad, or put the module in eval mode if it then keeps its buffers"
                 )
         return None
