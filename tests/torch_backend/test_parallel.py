@@ -34,9 +34,11 @@ from torch_backend.reference_training import (
     sgd,
     train,
 )
+from torch_backend.world_rank import STAND_IN
 
 pytestmark = pytest.mark.torch
 RANKS = 2
+BACKENDS = ("unisono", "gloo", STAND_IN)
 
 
 def test_parallel(outcome):

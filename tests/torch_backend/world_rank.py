@@ -13,8 +13,11 @@ import pytest
 import torch
 from torch import distributed as dist
 
-import unisono.torch_backend  # noqa: F401 - where the entry point is not installed
 from torch_backend.forked import load
+from unisono.torch_backend import stand_in_for
+
+STAND_IN = "stand-in for gloo"
+"""The checks ask torch for gloo, and unisono stands in for it."""
 
 _TIMEOUT = timedelta(seconds=30)
 
@@ -31,6 +34,9 @@ class World:
 
 def main(module_file: str, backend: str, rank: int, ranks: int, folder: Path) -> None:
     module = load(module_file)
+    if backend == STAND_IN:
+        stand_in_for("gloo")
+        backend = "gloo"
     prefixes = ("check_", "own_") if "unisono" in backend else ("check_",)
     checks = [name for name in vars(module) if name.startswith(prefixes)]
     world = World(rank=rank, size=ranks, backend=backend, folder=folder)

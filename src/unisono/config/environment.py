@@ -32,7 +32,7 @@ VARIABLES = frozenset((
     "UNISONO_TLS", "UNISONO_TLS_CERTIFICATE", "UNISONO_TLS_KEY", "UNISONO_TLS_CA",
     "UNISONO_PORTS", "UNISONO_PEER_TIMEOUT_S", "UNISONO_INTERFACE", "UNISONO_SOCKET_FAMILY",
     "UNISONO_RAILS", "UNISONO_HOST_ID", "UNISONO_STREAMS", "UNISONO_WIRE",
-    "UNISONO_TIMELINE_EVENTS", "UNISONO_TIMELINE_DIR",
+    "UNISONO_TIMELINE_EVENTS", "UNISONO_TIMELINE_DIR", "UNISONO_REPLACE",
 ))  # fmt: skip
 """All variables of unisono."""
 
@@ -169,6 +169,15 @@ def override(
         timeout_s=found.timeout_s if timeout_s is None else timeout_s,
         reproducible=found.reproducible if reproducible is None else reproducible,
     )
+
+
+def replaced_backend(environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the name of the torch backend that this one replaces; empty: none.
+
+    >>> replaced_backend({"UNISONO_REPLACE": "Gloo "})
+    'gloo'
+    """
+    return environ.get("UNISONO_REPLACE", "").strip().lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,15 +10,19 @@ this package registers the backend too, for environments that disable entry poin
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unisono.errors import UnsupportedError
+
 __all__ = [
     "BACKEND_NAME",
     "Options",
     "register",
+    "stand_in_for",
 ]
 
 BACKEND_NAME = "unisono"
@@ -48,6 +52,30 @@ def register() -> None:
     if BACKEND_NAME not in dist.Backend.backend_list:
         # torch would treat a plain string as a list of letters.
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=_devices())
+
+
+def stand_in_for(backend: str) -> None:
+    """Gives this backend to programs that ask torch for `backend`, which must be "gloo".
+
+    From then on the process groups of `init_process_group("gloo")`, `new_group(backend="gloo")` and
+    `cpu:gloo,cuda:nccl` use unisono for CPU tensors, and answer to the name gloo. All ranks must
+    call this before they make the group. `UNISONO_REPLACE=gloo` does the same without a change of
+    the program. A second call does nothing. Raises `ValueError` for another name, and
+    `UnsupportedError` if this version of torch makes its groups in another way.
+
+    >>> from torch import distributed as dist
+    >>> stand_in_for("nccl")
+    Traceback (most recent call last):
+    ValueError: expected 'gloo', the one backend that unisono can replace, not 'nccl'
+    """
+    _stand_in(backend, watch=False)
+
+
+def _stand_in(backend: str, *, watch: bool) -> None:
+    register()
+    from unisono.torch_backend.stand_in import stand_in
+
+    stand_in(backend, watch=watch)
 
 
 def _devices() -> list[str]:
@@ -216,10 +244,29 @@ def _autoload() -> None:
     """
     try:
         register()
+        _replace_as_told()
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise  # torch is not installed, so this is a direct import, which must fail
         logging.getLogger(__name__).warning("could not register with torch", exc_info=True)
+
+
+@functools.cache
+def _replace_as_told() -> None:
+    """Replaces the backend that `UNISONO_REPLACE` names; once, since torch may call the entry point
+    of a module that has just registered itself.
+    """
+    from unisono import config
+
+    named = config.replaced_backend()
+    if not named:
+        return
+    try:
+        _stand_in(named, watch=True)
+    except (ValueError, UnsupportedError) as error:
+        logging.getLogger(__name__).error(
+            "UNISONO_REPLACE replaces nothing, torch's own backends stay: %s", error
+        )
 
 
 _autoload()

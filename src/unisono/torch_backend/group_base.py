@@ -13,9 +13,9 @@ from unisono.errors import CommunicationError
 from unisono.torch_backend import flight_recorder
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.history import History
+from unisono.torch_backend.named_group import NamedGroup
 from unisono.torch_backend.pending_work import DONE, CombinedHandle, Completer, pending
 from unisono.torch_backend.private import (
-    ProcessGroupBase,
     WorkBase,
     attach_placeholder,
     hide_from_dynamo,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-class GroupBase(ProcessGroupBase):  # type: ignore[misc]
+class GroupBase(NamedGroup):
     """A process group with one communicator.
 
     Calls go to `_comm`: the communicator, or the object that replaces it while calls are traced or

@@ -114,6 +114,7 @@ class MixedGroup(ProcessGroup):
         ranks = [self.global_ranks[rank] for rank in new_ranks]
         group = group_over(comm, self.store, ranks, others)
         name_group(group, name, description)
+        self.derived(group)
         return group
 
     def shrink_group(

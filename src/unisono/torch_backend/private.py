@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from types import FrameType, FunctionType
 from typing import Any, Final
 
@@ -64,6 +65,10 @@ PRIVATE_NAMES: Final = (
     "torch.distributed.distributed_c10d._register_pg_in_world",
     "torch.distributed.distributed_c10d._update_default_pg",
     "torch.distributed.distributed_c10d._world.pg_map",
+    "torch.distributed.distributed_c10d._world.pg_backend_config",
+    "torch.distributed.distributed_c10d.BackendConfig",
+    "torch._C._distributed_c10d.ProcessGroupGloo._Options._timeout",
+    "torch._C._distributed_c10d.ProcessGroupGloo._Options.group_name",
     "torch._C._dynamo.eval_frame._FrameAction.SKIP",
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
@@ -235,6 +240,54 @@ def _call_under_way(function: Any) -> FrameType | None:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame
+
+
+def replace_function(name: str, replacement: Callable[[Any], Any]) -> None:
+    """Replaces a function of torch.distributed by `replacement(function)`, once.
+
+    Raises `AttributeError` if this torch has no such function.
+    """
+    original = getattr(dist.distributed_c10d, name)
+    if hasattr(original, _REPLACED):
+        return
+    changed = replacement(original)
+    setattr(changed, _REPLACED, True)
+    for module in (dist.distributed_c10d, dist):
+        if getattr(module, name, None) is original:
+            setattr(module, name, changed)
+
+
+_REPLACED: Final = "_replaced_by_unisono"
+
+
+def backends_by_device(backend: str) -> dict[str, str]:
+    """Returns torch's choice of a backend for each device, from the backend that a program names.
+    Raises torch's `ValueError` for a list of backends that torch cannot parse.
+    """
+    return dict(dist.distributed_c10d.BackendConfig(dist.Backend(backend)).get_device_backend_map())
+
+
+def rename_backend(group: Any, backend: str) -> None:
+    """Makes torch report `backend` as the name that the program asked for."""
+    world: Any = dist.distributed_c10d._world
+    _, store = world.pg_map[group]
+    world.pg_map[group] = (backend, store)
+    config = dist.distributed_c10d.BackendConfig(dist.Backend(backend))
+    world.pg_backend_config[group] = str(config)
+
+
+def gloo_class() -> Any:
+    """Returns torch's class of Gloo groups; None if torch was built without Gloo."""
+    return getattr(_c10d, "ProcessGroupGloo", None)
+
+
+def gloo_options(timeout: timedelta, name: str, global_ranks: list[int]) -> Any:
+    """Returns the options of a Gloo group with this timeout, name and ranks."""
+    options = gloo_class()._Options()
+    options._timeout = timeout
+    options.group_name = name
+    options.global_ranks_in_group = global_ranks
+    return options
 
 
 def make_group(backends: dict[str, str], **arguments: Any) -> Any:

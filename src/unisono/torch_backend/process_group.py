@@ -66,14 +66,6 @@ class ProcessGroup(Reductions, DataMovement):
         self._comm = recorder.comm
         return self._pending(CombinedHandle(recorder.issue()), [])
 
-    def name(self) -> str:
-        """Returns the backend's name."""
-        return "unisono"
-
-    _get_backend_name = name
-
-    getBackendName = name  # name of the property in torch's C++ class
-
     def get_group_store(self) -> Any:
         """Returns the store through which this group was made."""
         return self.store
@@ -113,6 +105,7 @@ class ProcessGroup(Reductions, DataMovement):
         if timeout is not None:
             group.set_timeout(timeout)
         name_group(group, name, group_desc or "split")
+        self.derived(group)
         return group
 
     def _name_of_split(self, ranks: list[int]) -> str:
@@ -133,6 +126,7 @@ class ProcessGroup(Reductions, DataMovement):
         store = prefixed(self.store, name)
         group = self._after(comm, store, [self.global_ranks[rank] for rank in members], name)
         name_group(group, name, "shrunk")
+        self.derived(group)
         return group
 
     def _after(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> ProcessGroup:
