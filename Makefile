@@ -11,7 +11,8 @@ FUZZ_S ?= 60
 CPP_BUILD := build/dev
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 bench soak clean help
+.PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 bench \
+  integrations soak clean help
 
 help:  ## list all targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -84,6 +85,9 @@ aarch64: $(READY)  ## run the C++ tests for aarch64 (Debian: g++-aarch64-linux-g
 
 bench: $(READY)  ## measure the tables of benchmarks/RESULTS.md on one host (about an hour)
 	$(BIN)/python benchmarks/sweep.py
+
+integrations: $(READY)  ## train with real frameworks over gloo and unisono (FRAMEWORKS=accelerate: only some)
+	$(BIN)/python benchmarks/integrations/run.py $(FRAMEWORKS)
 
 # Debian's python3 may lack ensurepip. Its pip can still install into an environment without pip.
 $(BIN)/python:

@@ -22,8 +22,6 @@ pytestmark = pytest.mark.torch
 NOT_OURS = {
     "record_comm": "a context manager: test_visible",
     "shrink_group": "for C++ backends: test_shrink has its equivalent",
-    "split_group": "for accelerators: test_groups has its equivalent",
-    "monitored_barrier": "for gloo: test_groups has its equivalent",
     "get_node_local_rank": "reads the launcher's environment",
     "is_torchelastic_launched": "reads the launcher's environment",
     "is_gloo_available": "about another backend",

@@ -216,7 +216,7 @@ def rank_of_a_mixed_job(rank, replaced, port, folder):
     try:
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3,
-            timeout=timedelta(seconds=60 if replaced else 8),
+            timeout=timedelta(seconds=60 if replaced else 4),
         )  # fmt: skip
     except Exception as error:
         answer = {"kind": type(error).__name__, "text": str(error)}

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from unisono.errors import CollectiveTimeoutError
+from unisono.torch_backend.barrier_text import barrier_text
 from unisono.torch_backend.coalesce import CoalescedCalls
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.data_movement import DataMovement
@@ -48,11 +50,17 @@ class ProcessGroup(Reductions, DataMovement):
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Waits until every rank has called `monitored_barrier`. The timeout error names the
-        missing ranks.
+        missing ranks, also in the words of Gloo, for which programs search.
         """
         self._begin()
-        with self._within(timeout):
-            self._comm.barrier()
+        if timeout is not None:  # for torch, zero is a time here and "not given" elsewhere
+            timeout = max(timeout, timedelta(milliseconds=1))
+        try:
+            with self._within(timeout):
+                self._comm.barrier()
+        except CollectiveTimeoutError as error:
+            text = barrier_text(str(error), self.communicator.rank, timeout, wait_all_ranks)
+            raise CollectiveTimeoutError(text) from error
 
     def _start_coalescing(self, device: torch.device) -> None:
         if isinstance(self._comm, CoalescedCalls):

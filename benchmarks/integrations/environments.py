@@ -1,0 +1,52 @@
+"""An environment for each framework, in an ignored folder, with Unisono from a wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from frameworks import TORCH, Framework
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "integrations"
+
+
+def make_wheel() -> Path:
+    """Builds this checkout's wheel with the development environment."""
+    wheels = FOLDER / "wheel"
+    for old in wheels.glob("*.whl"):
+        old.unlink()
+    _run(
+        [sys.executable, "-m", "pip", "wheel", str(ROOT), "--quiet", "--no-deps",
+         "--no-build-isolation", "-w", str(wheels), "-C", f"build-dir={FOLDER / 'core'}"]
+    )  # fmt: skip
+    return next(wheels.glob("*.whl"))
+
+
+def make_environment(framework: Framework, wheel: Path) -> Path:
+    """Returns the interpreter of a framework's environment, which a first call makes."""
+    folder = FOLDER / framework.folder
+    python = folder / "bin" / "python"
+    constraint = FOLDER / "constraints.txt"
+    constraint.write_text(TORCH + "\n")
+    if not python.exists():
+        # Debian's python3 may lack ensurepip; its pip can still install into the environment.
+        _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+        _run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "pip"])
+    install = [str(python), "-m", "pip", "install", "--quiet"]
+    _run([*install, "-c", str(constraint), TORCH, "numpy>=2", *framework.packages])
+    _run([*install, "--no-deps", "--force-reinstall", str(wheel)])
+    return python
+
+
+def version_of(python: Path, package: str) -> str:
+    """Returns the version of a package in an environment."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    return subprocess.run(
+        [str(python), "-c", code], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, timeout=1800)
