@@ -35,7 +35,8 @@ def make_environment(framework: Framework, wheel: Path) -> Path:
         _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
         _run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "pip"])
     install = [str(python), "-m", "pip", "install", "--quiet"]
-    _run([*install, "-c", str(constraint), TORCH, "numpy>=2", *framework.packages])
+    _run([*install, "-c", str(constraint), TORCH, "numpy>=2", *framework.packages, str(wheel)])
+    # pip keeps a wheel of the same version, which may be of an earlier state of the checkout
     _run([*install, "--no-deps", "--force-reinstall", str(wheel)])
     return python
 

@@ -23,7 +23,6 @@ from table import write_table
 
 RESULTS = ROOT / "benchmarks" / "results" / "integrations.json"
 RANKS = (2, 4)
-ROUNDS = 3
 VARIABLES = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 WARM_UP = 10
 """Steps at the start whose times are not counted."""
@@ -32,7 +31,8 @@ WARM_UP = 10
 def main() -> None:
     """Runs the frameworks that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*(one.folder for one in FRAMEWORKS), []])
+    parser.add_argument("names", nargs="*", choices=[[], *(one.folder for one in FRAMEWORKS)])
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -41,12 +41,12 @@ def main() -> None:
         for framework in FRAMEWORKS:
             if arguments.names and framework.folder not in arguments.names:
                 continue
-            results[framework.name] = measured(framework, wheel)
+            results[framework.name] = measured(framework, wheel, arguments.rounds)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_table(ROOT / "docs" / "frameworks.md", results, FRAMEWORKS)
 
 
-def measured(framework: Framework, wheel: Path) -> dict[str, Any]:
+def measured(framework: Framework, wheel: Path, rounds: int) -> dict[str, Any]:
     """Returns the losses and step times of a framework at each number of ranks."""
     python = make_environment(framework, wheel)
     found: dict[str, Any] = {
@@ -54,7 +54,7 @@ def measured(framework: Framework, wheel: Path) -> dict[str, Any]:
     }  # fmt: skip
     for ranks in RANKS:
         runs: dict[str, list[dict[str, Any]]] = {"torch": [], "unisono": []}
-        for _ in range(ROUNDS):  # in turn, so that other load of the machine meets both
+        for _ in range(rounds):  # in turn, so that other load of the machine meets both
             for served_by, one in runs.items():
                 one.append(trained(framework, python, ranks, served_by))
         found["ranks"][ranks] = {
